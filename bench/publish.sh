@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Measures every published figure on this machine and holds them against the goals.
+#   bench/publish.sh MACHINE       results go to bench/results/MACHINE
+# Takes about 15 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+[ $# -eq 1 ] || {
+  echo "usage: bench/publish.sh MACHINE" >&2
+  exit 2
+}
+out=bench/results/$1
+bench() { # file, arguments of fastcoll bench all_reduce...
+  local file=$out/$1
+  shift
+  echo "== $file"
+  fastcoll bench all_reduce "$@" --json "$file.json" --plot "$file.png"
+}
+
+mpis=openmpi,mpich,intelmpi
+bench python-float32 --sizes 8:256M:4 --vs "gloo,core,$mpis"
+bench python-bfloat16 --sizes 8:256M:4 --vs gloo --dtype bfloat16
+bench python-symmetric --sizes 512K:256M:4 --vs gloo --symmetric
+bench c-float32 --sizes 8:256M:4 --vs "$mpis" --level c
+bench c-symmetric --sizes 128K:256M:4 --vs "$mpis" --level c --symmetric
+bench python-4ranks --ranks 4 --sizes 8:32M:4 --vs gloo
+for verb in reduce_scatter all_gather broadcast barrier; do
+  echo "== $out/$verb"
+  fastcoll bench "$verb" --sizes 8:64M:8 --vs "gloo,$mpis" --json "$out/$verb.json"
+done
+fastcoll demo --json "$out/demo.json" --plot "$out/demo.png"
+fastcoll demo --params 25M --json "$out/demo-25M.json" --plot "$out/demo-25M.png"
+python bench/targets.py "$out"

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold the results in a folder against the goals: `python bench/targets.py bench/results/MACHINE`.
+
+Reads what bench/publish.sh wrote. Of each goal it shows the worst size: by medians, which decide,
+and by best windows, which say what an undisturbed machine would have shown.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fastcoll.measure.sizes import format_size, parse_size
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`peers` slower by `least` at every size from `begin` to `end` in `file`.
+
+    With several peers the fastest of them counts at each size.
+    """
+
+    what: str
+    file: str
+    peers: tuple[str, ...]
+    begin: str
+    end: str
+    least: float
+
+
+_MPIS = ("openmpi", "mpich", "intelmpi")
+GOALS = (
+    Goal("float32, Python", "python-float32", ("gloo",), "8", "512", 150),
+    Goal("float32, Python", "python-float32", ("gloo",), "2K", "2K", 100),
+    Goal("float32, Python", "python-float32", ("gloo",), "32K", "128K", 15),
+    Goal("float32, Python", "python-float32", ("gloo",), "512K", "512K", 6),
+    Goal("float32, Python", "python-float32", ("gloo",), "2M", "256M", 4),
+    Goal("bfloat16, Python", "python-bfloat16", ("gloo",), "2M", "256M", 5),
+    Goal("symmetric, Python", "python-symmetric", ("gloo",), "512K", "256M", 10),
+    Goal("C against C", "c-float32", ("openmpi",), "8", "256M", 1.0),
+    Goal("C against C", "c-float32", ("intelmpi",), "2K", "512K", 0.9),
+    Goal("C against C", "c-float32", ("intelmpi",), "8", "512", 1.0),
+    Goal("C against C", "c-float32", ("intelmpi",), "2M", "256M", 1.0),
+    Goal("symmetric, C, best MPI", "c-symmetric", _MPIS, "128K", "256M", 2.0),
+    Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8", "512", 100),
+    Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8M", "32M", 4),
+)
+MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0.15
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the table."""
+
+    what: str
+    goal: str
+    found: str
+    passed: bool | None
+
+
+def _load(folder: Path, name: str) -> Json | None:
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _ratio(row: Json, peers: tuple[str, ...], kind: str) -> float | None:
+    found = [row["ratios"][peer][kind] for peer in peers if peer in row["ratios"]]
+    return min(found) if found else None
+
+
+def judge(goal: Goal, document: Json | None) -> Verdict:
+    """Return how a goal stands."""
+    what = f"{goal.what}, {goal.begin}..{goal.end} against {' '.join(goal.peers)}"
+    text = f">= {goal.least:g}x"
+    sizes = range(parse_size(goal.begin), parse_size(goal.end) + 1)
+    rows = [row for row in (document or {}).get("rows", []) if row["size_bytes"] in sizes]
+    ratios = [(_ratio(row, goal.peers, "median"), row["size_bytes"]) for row in rows]
+    known = [(ratio, size) for ratio, size in ratios if ratio is not None]
+    if not known or len(known) < len(rows):
+        return Verdict(what, text, "not measured", None)
+    worst, size_bytes = min(known)
+    best = min(_ratio(row, goal.peers, "best") or 0.0 for row in rows)
+    found = f"{worst:.3g}x at {format_size(size_bytes)} (best windows {best:.3g}x)"
+    return Verdict(what, text, found, worst >= goal.least)
+
+
+def _core_verdicts(folder: Path) -> Iterator[Verdict]:
+    core, python = _load(folder, "c-float32"), _load(folder, "python-float32")
+    if core and core["one_way_flag_us"]:
+        call_us = core["rows"][0]["cells"][0]["best_us"]
+        flags = call_us / min(core["one_way_flag_us"])
+        found = f"{flags:.2f} ({call_us:.3f} us of {min(core['one_way_flag_us']):.3f} us)"
+        yield Verdict(
+            "8-byte core call, in one-way flags", f"<= {MOST_FLAGS}", found, flags <= MOST_FLAGS
+        )
+        mib = core["settings"]["region_bytes"] / 2**20
+        yield Verdict(
+            "staging memory per rank",
+            f"<= {MOST_REGION_MIB:g} MiB",
+            f"{mib:.2f} MiB",
+            mib <= MOST_REGION_MIB,
+        )
+    if python:
+        cells = {cell["library"]: cell for cell in python["rows"][0]["cells"]}
+        if "best_us" in cells.get("core", {}):
+            added_us = cells["fastcoll"]["best_us"] - cells["core"]["best_us"]
+            yield Verdict(
+                "Python's part of an 8-byte call",
+                f"<= {MOST_PYTHON_US} us",
+                f"{added_us:.3f} us",
+                added_us <= MOST_PYTHON_US,
+            )
+
+
+def verdicts(folder: Path) -> Iterator[Verdict]:
+    """Yield how every goal stands."""
+    for goal in GOALS:
+        yield judge(goal, _load(folder, goal.file))
+    yield from _core_verdicts(folder)
+    demo = _load(folder, "demo-25M")
+    if demo:
+        ratio = demo["communication_ratio"]
+        checks = all(check["passed"] for check in demo["checks"])
+        yield Verdict(
+            "demo --params 25M, communication against Gloo",
+            f">= {LEAST_DEMO_RATIO}x",
+            f"{ratio:.3g}x, checks {'passed' if checks else 'FAILED'}",
+            checks and ratio >= LEAST_DEMO_RATIO,
+        )
+
+
+def main() -> None:
+    """Print the table; the exit status says whether every goal is reached."""
+    folder = Path(sys.argv[1])
+    table = Table(title=f"goals, {folder}", title_justify="left")
+    for name in ("what", "goal", "found: worst size by medians", ""):
+        table.add_column(name, overflow="fold")
+    marks = {True: "[green]reached[/green]", False: "[red]missed[/red]", None: "not measured"}
+    found = list(verdicts(folder))
+    for verdict in found:
+        table.add_row(verdict.what, verdict.goal, verdict.found, marks[verdict.passed])
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    sys.exit(not all(verdict.passed for verdict in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// fastcoll._C: everything Python can reach. Integers for addresses and descriptors; no torch.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpu/reduce.h"
+#include "fast_calls.h"
+#include "memory/memfd.h"
+#include "process_group.h"
+#include "python_host.h"
+
+namespace py = pybind11;
+using namespace fastcoll;
+
+namespace {
+
+std::byte* to_ptr(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+template <class Enum>
+std::vector<std::string> names(int count, const char* (*name)(Enum)) {
+  std::vector<std::string> all;
+  for (int i = 0; i < count; ++i) all.emplace_back(name(Enum(i)));
+  return all;
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<Plan>(module, "Plan")
+      .def(py::init([](int verb, int dtype, int op, int algorithm, uint64_t numel, int root,
+                       uint32_t segment_bytes, bool fast_numerics, bool inline_) {
+             if (verb < 0 || verb >= kNumVerbs || dtype < 0 || dtype >= kNumDTypes || op < 0 ||
+                 op >= kNumOps || algorithm < 0 || algorithm >= kNumAlgorithms)
+               throw Failure(ErrorKind::usage, "Plan: a code out of range");
+             Plan plan;
+             plan.verb = Verb(verb);
+             plan.dtype = DType(dtype);
+             plan.op = Op(op);
+             plan.algorithm = Algorithm(algorithm);
+             plan.numel = numel;
+             plan.root = root;
+             plan.segment_bytes = segment_bytes;
+             plan.fast_numerics = fast_numerics;
+             plan.inlined = inline_;
+             if ((plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter) &&
+                 !op_has_meaning(plan.dtype, plan.op))
+               throw Failure(
+                   ErrorKind::unsupported,
+                   std::string(op_name(plan.op)) + " has no meaning for " + dtype_name(plan.dtype));
+             return make_plan(plan);
+           }),
+           py::arg("verb"), py::arg("dtype"), py::arg("op"), py::arg("algorithm"), py::arg("numel"),
+           py::arg("root"), py::arg("segment_bytes"), py::arg("fast_numerics"), py::arg("inline"))
+      .def_property_readonly("verb", [](const Plan& plan) { return int(plan.verb); })
+      .def_property_readonly("dtype", [](const Plan& plan) { return int(plan.dtype); })
+      .def_property_readonly("op", [](const Plan& plan) { return int(plan.op); })
+      .def_property_readonly("algorithm", [](const Plan& plan) { return int(plan.algorithm); })
+      .def_readonly("numel", &Plan::numel)
+      .def_readonly("root", &Plan::root)
+      .def_readonly("segment_bytes", &Plan::segment_bytes)
+      .def_readonly("fast_numerics", &Plan::fast_numerics)
+      .def_readonly("inline", &Plan::inlined)
+      .def("__repr__",
+           [](const Plan& plan) { return describe(plan) + " by " + describe_choice(plan); });
+}
+
+void bind_group(py::module_& module) {
+  // What takes the group's lock must not hold the GIL: the lock's holder may need it to get on.
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<ProcessGroup>(module, "Group")
+      .def(py::init([](int rank, int world_size, const std::string& name,
+                       std::vector<int> region_fds, std::vector<int> socket_fds,
+                       std::vector<int> pidfds, double timeout_s, std::vector<int> pids) {
+             if (pids.empty()) pids.assign(socket_fds.size(), 0);
+             return std::make_unique<ProcessGroup>(
+                 rank, world_size, name, GroupFds{region_fds, socket_fds, pidfds, pids}, timeout_s);
+           }),
+           py::arg("rank"), py::arg("world_size"), py::arg("name"), py::arg("region_fds"),
+           py::arg("socket_fds"), py::arg("pidfds"), py::arg("timeout_s"),
+           py::arg("pids") = std::vector<int>{})
+      .def_property_readonly("rank", &ProcessGroup::rank)
+      .def_property_readonly("world_size", &ProcessGroup::world_size)
+      .def_property_readonly("name", &ProcessGroup::name)
+      .def(
+          "run",
+          [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
+             double timeout_s) {
+            const Plan copy = plan;  // the object may change hands while the GIL is away
+            PythonHost host;
+            host.blocking();
+            group.run(copy, to_ptr(input), to_ptr(output), host, timeout_s);
+          },
+          py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("timeout_s"))
+      .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
+      .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
+      .def("arena_ptr",
+           [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })
+      .def("remove_arena", &ProcessGroup::remove_arena, without_gil)
+      .def("async_begin", &ProcessGroup::async_begin)
+      .def("async_end", &ProcessGroup::async_end)
+      .def("check", &ProcessGroup::check)
+      .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)
+      .def("close", &ProcessGroup::close, without_gil);
+
+  module.def(
+      "time_loop",
+      [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output, int iterations) {
+        const Plan copy = plan;
+        PythonHost host;
+        host.blocking();
+        return group.time_loop(copy, to_ptr(input), to_ptr(output), iterations, host);
+      },
+      py::arg("group"), py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"),
+      py::arg("iterations"));
+  module.def(
+      "time_one_way_flag",
+      [](ProcessGroup& group, int iterations) {
+        PythonHost host;
+        host.blocking();
+        return group.time_one_way_flag(iterations, host);
+      },
+      py::arg("group"), py::arg("iterations"));
+}
+
+void bind_machine(py::module_& module) {
+  module.def("region_bytes", [] { return kRegionBytes; });
+  module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
+  module.def("simd_levels", [] {
+    std::vector<std::string> levels;
+    for (int level = int(best_simd_level()); level >= 0; --level)
+      levels.emplace_back(simd_level_name(SimdLevel(level)));
+    return levels;
+  });
+  module.def("simd_level", [] { return simd_level_name(simd_level()); });
+  module.def("set_simd_level", [](const std::string& name) {
+    for (int level = int(best_simd_level()); level >= 0; --level)
+      if (name == simd_level_name(SimdLevel(level))) return set_simd_level(SimdLevel(level));
+    throw Failure(ErrorKind::usage, "SIMD level \"" + name + "\" is not one of this machine's");
+  });
+  module.attr("K_INLINE_MAX_BYTES") = kInlineMaxBytes;
+  module.attr("K_SLOT_BYTES") = kSlotBytes;
+  module.attr("K_NUM_SLOTS") = kNumSlots;
+  module.attr("K_MAX_WORLD") = kMaxWorld;
+  module.def("dtype_names", [] {
+    return names<DType>(kNumDTypes, [](DType dtype) { return dtype_name(dtype); });
+  });
+  module.def("op_names", [] { return names<Op>(kNumOps, [](Op op) { return op_name(op); }); });
+  module.def("verb_names",
+             [] { return names<Verb>(kNumVerbs, [](Verb verb) { return verb_name(verb); }); });
+  module.def("algorithm_names", [] {
+    return names<Algorithm>(kNumAlgorithms, [](Algorithm name) { return algorithm_name(name); });
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ core of fastcoll. Use the functions of the package instead.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Failure& failure) {
+      set_python_error(failure);
+    } catch (const Interrupted&) {  // its Python error is set already
+    }
+  });
+  bind_plan(module);
+  bind_group(module);
+  bind_machine(module);
+  bind_fast_calls(module);
+}

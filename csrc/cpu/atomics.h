@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// How shared words are read and written. Everything above is a template over one of these policies,
+// so that a test can run the very same code with a planted bug (tests/native/test_protocol.cpp).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace fastcoll {
+
+// The real thing: acquire and release on every shared word, no stand-alone fences (race detectors
+// can't see them). Also what ThreadSanitizer runs.
+struct StdAtomics {
+  static uint64_t load_acquire(const uint64_t& word) {
+    return ref(word).load(std::memory_order_acquire);
+  }
+  static uint64_t load_relaxed(const uint64_t& word) {
+    return ref(word).load(std::memory_order_relaxed);
+  }
+  static void store_release(uint64_t& word, uint64_t value) {
+    ref(word).store(value, std::memory_order_release);
+  }
+  static void store_relaxed(uint64_t& word, uint64_t value) {
+    ref(word).store(value, std::memory_order_relaxed);
+  }
+  // Publishing a slot, a progress word or `done`: everything written before is visible to whoever
+  // acquires it.
+  static void arrive(uint64_t& word, uint64_t value) { store_release(word, value); }
+
+  // A progress word: a fast peer may already be further, so >= on the circle, never ==.
+  static constexpr bool reached(uint64_t seen, uint64_t target) {
+    return int64_t(seen - target) >= 0;
+  }
+
+  // 0 -> value once and for all; returns the value that holds.
+  static uint64_t settle(uint64_t& word, uint64_t value) {
+    uint64_t seen = 0;
+    return ref(word).compare_exchange_strong(seen, value, std::memory_order_acq_rel) ? value : seen;
+  }
+
+  static uint32_t load_sleepers(const SleepLine& line) {
+    return ref(line.sleepers).load(std::memory_order_relaxed);
+  }
+  static void set_sleepers(SleepLine& line) {
+    ref(line.sleepers).store(1, std::memory_order_seq_cst);
+  }
+  static void clear_sleepers(SleepLine& line) {
+    ref(line.sleepers).exchange(0, std::memory_order_acq_rel);
+  }
+  static uint32_t load_wake(const SleepLine& line) {
+    return ref(line.wake).load(std::memory_order_acquire);
+  }
+  static void advance_wake(SleepLine& line) {
+    ref(line.wake).fetch_add(1, std::memory_order_release);
+  }
+
+  static constexpr bool kChecksDone = true;
+  static constexpr int kLines = kDepth;     // arrival lines in use
+  static constexpr int kSlots = kNumSlots;  // scratch slots in use
+
+ private:
+  template <class T>
+  static std::atomic_ref<T> ref(const T& word) {
+    return std::atomic_ref<T>(const_cast<T&>(word));
+  }
+};
+
+// Wrap of the 64-bit compare: the defence against "simplifying" it to a plain >=.
+static_assert(StdAtomics::reached(0, ~uint64_t{0}));
+static_assert(StdAtomics::reached(5, 5) && StdAtomics::reached(6, 5) && !StdAtomics::reached(4, 5));
+static_assert(!StdAtomics::reached(~uint64_t{0}, 0));
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // `yield` is a no-op on most cores; isb stalls about as PAUSE
+#endif
+}
+
+}  // namespace fastcoll

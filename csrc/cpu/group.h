@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's end of a group: its own pad to write, the peers' pads to read, and the state of the
+// protocol (kernels/README.md). The algorithms (one_shot.h, ...) are written with its verbs:
+// begin, arrive, wait_arrival, publish, wait_progress, claim, consume.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "cpu/atomics.h"
+#include "cpu/wait.h"
+#include "layout.h"
+#include "plan.h"
+
+namespace fastcoll {
+
+struct GroupOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::string name;
+  std::array<std::byte*, kMaxWorld> regions{};  // every rank's, mapped here; kRegionBytes each
+  std::array<PeerLink, kMaxWorld> links{};
+  double timeout_s = 30;
+  uint64_t first_call = 0;  // calls made before; tests start shortly before a wrap
+};
+
+// An empty message's address is null, which memcpy must not be given even for no bytes.
+inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
+  if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
+}
+
+// A shared word somebody waits for. exact: a slot, compared on == with the stamp; else >=.
+struct Awaited {
+  const uint64_t* word;
+  uint64_t target;
+  bool exact;
+};
+
+// An allocation of the symmetric heap, mapped from every rank; null bases once removed.
+struct Arena {
+  std::array<std::byte*, kMaxWorld> bases{};
+  size_t num_bytes = 0;
+};
+
+template <class P>
+class Group {
+ public:
+  explicit Group(GroupOptions options);
+
+  int rank() const { return options_.rank; }
+  int world_size() const { return options_.world_size; }
+  const GroupOptions& options() const { return options_; }
+  uint64_t call() const { return call_; }
+  std::vector<Arena>& arenas() { return arenas_; }
+
+  // ---- a call, from begin to end --------------------------------------------------------------
+  // Number the call, write its descriptor and make the arrival line writable. Throws the verdict
+  // of a broken group. num_segments: scratch segments the call takes, 1 if it stages nothing.
+  void begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s);
+  void end();
+  void abandon() { plan_ = nullptr; }  // after an exception: the group's verdict is set
+
+  // ---- arrival: one line per call -------------------------------------------------------------
+  void arrive(uint64_t input_location, uint64_t output_location);
+  void arrive_inlined(const void* message, size_t num_bytes);
+  const ArriveLine& wait_arrival(int peer);
+  // The inline message of a peer that arrived, copied to `message` (up to kInlineMaxBytes).
+  void read_inlined(int peer, void* message, size_t num_bytes);
+
+  // ---- progress inside a call -----------------------------------------------------------------
+  void publish_staged(uint64_t count) { signal(me_->staged, progress(count)); }
+  void publish_reduced(uint64_t count) { signal(me_->reduced, progress(count)); }
+  void wait_staged(int peer, uint64_t count) {
+    wait(peer, {&pad(peer).staged.value, progress(count), false});
+  }
+  void wait_reduced(int peer, uint64_t count) {
+    wait(peer, {&pad(peer).reduced.value, progress(count), false});
+  }
+
+  // ---- scratch: a ring of slots, one per segment, over all calls ------------------------------
+  // My slot for segment k of this call, once every rank has consumed what it held.
+  std::byte* claim_slot(uint64_t segment_idx) {
+    const uint64_t segment = first_segment_ + segment_idx;
+    require_done(segment + 1 - kNumSlots);
+    return slot_ptr(rank(), segment);
+  }
+  std::byte* slot(int peer, uint64_t segment_idx) {
+    return slot_ptr(peer, first_segment_ + segment_idx);
+  }
+  // I need nothing more of segments below `count` of this call, in anybody's memory.
+  void consume(uint64_t count) { signal(me_->done, first_segment_ + count); }
+  // Wait until every rank has consumed segments below `count` of this call.
+  void wait_consumed(uint64_t count) { require_done(first_segment_ + count); }
+
+  // ---- symmetric memory -----------------------------------------------------------------------
+  uint64_t locate(const void* ptr, size_t num_bytes) const;
+  std::byte* resolve(int peer, uint64_t location) const {
+    return arenas_[Location::arena_idx(location)].bases[peer] + Location::offset_bytes(location);
+  }
+
+  // ---- failure --------------------------------------------------------------------------------
+  void check() const;  // throws the verdict of a broken group
+  // Make this the group's verdict, unless it has one, and throw the one that holds.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0);
+  std::string call_name()
+      const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
+
+  Pad& pad(int peer) { return *peers_[peer].pad; }
+
+  // Private memory for one inlined message of each peer.
+  std::byte* inbox(int peer) { return inbox_.get() + size_t(peer) * kInlineMaxBytes; }
+
+  // Seconds one flag takes from rank 0 to rank 1: round trips on a word of the pads. Other ranks
+  // return 0 at once. Only on an idle group.
+  double time_one_way_flag(int iterations, Host& host);
+
+ private:
+  struct Peer {
+    Pad* pad = nullptr;
+    std::byte* scratch = nullptr;
+    uint32_t cpu = ~0u;       // where it ran when it last arrived
+    uint64_t known_done = 0;  // a lower bound of its `done`
+  };
+
+  // Spins before yielding: about 20 us, less than a sleep and a wake would cost.
+  static constexpr int kSpins = 2000;
+  static constexpr int kYields = 64;  // then sleep
+  static constexpr int kSpinsPerYield = 50;
+  static constexpr int64_t kPatrolUs = 1000;
+  static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
+  static constexpr int64_t kShortSleepUs = 2000;  // without it can: look again soon
+
+  // Progress words only grow, over all calls, and are as wide as time: a word that stays idle while
+  // 2^31 calls pass would look ahead if calls were counted in 32 bits. No call publishes more than
+  // 2n-1 steps (ring) for each of its segments.
+  uint64_t progress(uint64_t count) const { return first_segment_ * (2 * kMaxWorld) + count; }
+  uint64_t slot_value() const { return call_ << 32 | stamp_; }
+  ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
+  std::byte* slot_ptr(int peer, uint64_t segment) {
+    return peers_[peer].scratch + segment % P::kSlots * kSlotBytes;
+  }
+
+  void signal(Word& word, uint64_t value) { signal(word.value, value); }
+  void signal(uint64_t& word, uint64_t value) {
+    P::arrive(word, value);
+    if (P::load_sleepers(me_->sleep)) [[unlikely]]
+      wake();
+  }
+  void wake();
+
+  bool met(const Awaited& awaited) const {
+    const uint64_t seen = P::load_acquire(*awaited.word);
+    return awaited.exact ? seen == awaited.target : P::reached(seen, awaited.target);
+  }
+  void wait(int peer, Awaited awaited) {
+    if (met(awaited)) return;
+    if (peers_[peer].cpu != cpu_) {  // a peer that last ran on my CPU can't be running now
+      for (int i = 0; i < kSpins; ++i) {
+        cpu_pause();
+        if (met(awaited)) return;
+      }
+    }
+    wait_long(peer, awaited);
+  }
+  void wait_long(int peer, const Awaited& awaited);
+  void sleep(int peer, const Awaited& awaited);
+  void patrol(int peer, const Awaited& awaited, int64_t waited_us);
+
+  void require_done(uint64_t segment) {
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
+      if constexpr (P::kChecksDone) {
+        wait(peer, {&pad(peer).done.value, segment, false});
+        peers_[peer].known_done = segment;
+      }
+    }
+  }
+
+  void write_descriptor();
+  // What `peer` said it called as number `call`; false if it has not said it or the entry is gone.
+  bool read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp);
+  uint64_t last_entered_call(int peer);
+  void compare_descriptors(int peer);
+  [[noreturn]] void fail_timeout(int peer, int64_t waited_us);
+  [[noreturn]] void throw_verdict(uint64_t poison) const;
+
+  GroupOptions options_;
+  std::array<Peer, kMaxWorld> peers_{};
+  Pad* me_ = nullptr;
+  std::vector<Arena> arenas_;
+
+  uint64_t call_ = 0;           // number of the running, else of the last call
+  uint32_t stamp_ = 0;          // of that call
+  uint64_t first_segment_ = 0;  // its first segment, counted over all calls
+  uint64_t next_segment_ = 0;
+  std::array<uint64_t, kDepth> first_segments_{};  // of the last kDepth calls
+  uint32_t cpu_ = ~0u;
+  const Plan* plan_ = nullptr;  // set while a call runs
+  Host* host_ = nullptr;
+  double timeout_s_ = 0;
+  std::unique_ptr<std::byte[]> inbox_;
+};
+
+template <class P>
+Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
+  if (world_size() < 1 || world_size() > kMaxWorld || rank() < 0 || rank() >= world_size())
+    throw Failure(ErrorKind::usage, "rank " + std::to_string(rank()) + " of " +
+                                        std::to_string(world_size()) + " ranks (1 to " +
+                                        std::to_string(kMaxWorld) + " are possible)");
+  call_ = options_.first_call;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    peers_[peer].pad = reinterpret_cast<Pad*>(options_.regions[peer]);
+    peers_[peer].scratch = options_.regions[peer] + kScratchOffsetBytes;
+  }
+  me_ = peers_[rank()].pad;
+  cpu_ = current_cpu();
+  inbox_ = std::make_unique<std::byte[]>(size_t(world_size()) * kInlineMaxBytes);
+}
+
+template <class P>
+void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s) {
+  if (P::load_relaxed(me_->poison.value)) [[unlikely]]
+    check();
+  plan_ = &plan;
+  host_ = &host;
+  timeout_s_ = timeout_s < 0 ? options_.timeout_s : timeout_s;
+  ++call_;
+  // Mixing in the previous stamp shows, in the next call that waits, a difference nobody waited on.
+  stamp_ = uint32_t(mix64(uint64_t(stamp_) << 32 | plan.hash));
+  first_segment_ = next_segment_;
+  next_segment_ += num_segments;
+  first_segments_[call_ % kDepth] = first_segment_;
+  write_descriptor();
+  // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,
+  // that is, have consumed the segments before those of call - kDepth + 1.
+  require_done(first_segments_[(call_ + 1) % kDepth]);
+}
+
+template <class P>
+void Group<P>::end() {
+  consume(next_segment_ - first_segment_);
+  plan_ = nullptr;
+}
+
+template <class P>
+void Group<P>::arrive(uint64_t input_location, uint64_t output_location) {
+  ArriveLine& line = my_line();
+  line.cpu = cpu_ = current_cpu();
+  line.location = {input_location, output_location};
+  signal(line.slot, slot_value());
+}
+
+template <class P>
+void Group<P>::arrive_inlined(const void* message, size_t num_bytes) {
+  ArriveLine& line = my_line();
+  line.cpu = cpu_ = current_cpu();
+  const auto* bytes = static_cast<const std::byte*>(message);
+  copy_bytes(line.payload, bytes, std::min(num_bytes, sizeof line.payload));
+  signal(line.slot, slot_value());
+  InlineLine* next = me_->inlined[call_ % P::kLines];
+  for (size_t at = sizeof line.payload; at < num_bytes; at += sizeof next->payload, ++next) {
+    if (num_bytes - at >= sizeof next->payload)
+      std::memcpy(next->payload, bytes + at, sizeof next->payload);
+    else std::memcpy(next->payload, bytes + at, num_bytes - at);
+    signal(next->slot, slot_value());
+  }
+}
+
+template <class P>
+const ArriveLine& Group<P>::wait_arrival(int peer) {
+  const ArriveLine& line = pad(peer).arrive[call_ % P::kLines];
+  wait(peer, {&line.slot, slot_value(), true});
+  peers_[peer].cpu = line.cpu;
+  // It arrived here, so it is through with every earlier call.
+  if (int64_t(first_segment_ - peers_[peer].known_done) > 0)
+    peers_[peer].known_done = first_segment_;
+  return line;
+}
+
+template <class P>
+void Group<P>::read_inlined(int peer, void* message, size_t num_bytes) {
+  const ArriveLine& line = wait_arrival(peer);
+  auto* bytes = static_cast<std::byte*>(message);
+  copy_bytes(bytes, line.payload, std::min(num_bytes, sizeof line.payload));
+  const InlineLine* next = pad(peer).inlined[call_ % P::kLines];
+  for (size_t at = sizeof line.payload; at < num_bytes; at += sizeof next->payload, ++next) {
+    wait(peer, {&next->slot, slot_value(), true});
+    if (num_bytes - at >= sizeof next->payload)
+      std::memcpy(bytes + at, next->payload, sizeof next->payload);
+    else std::memcpy(bytes + at, next->payload, num_bytes - at);
+  }
+}
+
+template <class P>
+uint64_t Group<P>::locate(const void* ptr, size_t num_bytes) const {
+  const auto* bytes = static_cast<const std::byte*>(ptr);
+  for (size_t i = 0; i < arenas_.size(); ++i) {
+    const std::byte* base = arenas_[i].bases[rank()];
+    if (base && bytes >= base && bytes + num_bytes <= base + arenas_[i].num_bytes)
+      return Location::encode(int(i), uint64_t(bytes - base));
+  }
+  return Location::kStaged;
+}
+
+}  // namespace fastcoll
+
+#include "cpu/group_status.h"
+#include "cpu/group_wait.h"

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks say about themselves: descriptors of their calls, and the group's verdict.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+
+#include "cpu/group.h"
+
+namespace fastcoll {
+
+template <class P>
+void Group<P>::write_descriptor() {
+  Descriptor& entry = me_->ring[call_ % kRingEntries];
+  const PlanWords words = plan_words(*plan_);
+  P::store_relaxed(entry.sequence, 2 * call_ - 1);
+  P::store_release(entry.words[0], words.kinds);
+  P::store_release(entry.words[1], words.numel);
+  P::store_release(entry.words[2], words.root_and_segment);
+  P::store_release(entry.words[3], uint64_t(stamp_) << 32 | plan_->hash);
+  P::store_release(entry.words[4], next_segment_);
+  P::store_release(entry.sequence, 2 * call_);
+}
+
+template <class P>
+bool Group<P>::read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp) {
+  const Descriptor& entry = pad(peer).ring[call % kRingEntries];
+  if (P::load_acquire(entry.sequence) != 2 * call) return false;
+  PlanWords words;
+  words.kinds = P::load_acquire(entry.words[0]);
+  words.numel = P::load_acquire(entry.words[1]);
+  words.root_and_segment = P::load_acquire(entry.words[2]);
+  *stamp = uint32_t(P::load_acquire(entry.words[3]) >> 32);
+  *plan = plan_from_words(words);
+  return P::load_acquire(entry.sequence) == 2 * call;  // else it changed while being read
+}
+
+template <class P>
+uint64_t Group<P>::last_entered_call(int peer) {
+  uint64_t last = options_.first_call;
+  for (const Descriptor& entry : pad(peer).ring) {
+    const uint64_t sequence = P::load_acquire(entry.sequence);
+    if (sequence != 0 && sequence % 2 == 0) last = std::max(last, sequence / 2);
+  }
+  return last;
+}
+
+template <class P>
+void Group<P>::compare_descriptors(int peer) {
+  // A stamp holds all earlier ones: where the latest that both wrote agree, nothing differs. Else
+  // walk back to the first difference, which is the one to report.
+  uint64_t first = 0;
+  Plan mine, theirs;
+  const uint64_t oldest = call_ < kRingEntries ? 1 : call_ - kRingEntries + 1;
+  for (uint64_t call = call_; call >= oldest && call > options_.first_call; --call) {
+    Plan my_plan, their_plan;
+    uint32_t my_stamp, their_stamp;
+    if (!read_descriptor(rank(), call, &my_plan, &my_stamp) ||
+        !read_descriptor(peer, call, &their_plan, &their_stamp))
+      continue;
+    if (my_stamp == their_stamp) break;
+    first = call;
+    mine = my_plan;
+    theirs = their_plan;
+  }
+  if (first == 0) return;
+  fail(ErrorKind::desync,
+       call_name() + ": the ranks called different things as #" + std::to_string(first) +
+           ": rank " + std::to_string(rank()) + " called " + describe(mine) + " by " +
+           describe_choice(mine) + ", rank " + std::to_string(peer) + " called " +
+           describe(theirs) + " by " + describe_choice(theirs) +
+           ". Outputs of this call are undefined",
+       uint64_t{1} << rank() | uint64_t{1} << peer);
+}
+
+template <class P>
+std::string Group<P>::call_name() const {
+  const std::string place = " in group \"" + options_.name + "\" (rank " + std::to_string(rank()) +
+                            " of " + std::to_string(world_size()) + ")";
+  if (!plan_) return "between calls, after #" + std::to_string(call_) + place;
+  return describe(*plan_) + " #" + std::to_string(call_) + place;
+}
+
+template <class P>
+void Group<P>::check() const {
+  if (const uint64_t poison = P::load_acquire(me_->poison.value)) throw_verdict(poison);
+}
+
+template <class P>
+void Group<P>::throw_verdict(uint64_t poison) const {
+  const VerdictPage& verdict = peers_[poison - 1].pad->verdict;
+  throw Failure(ErrorKind(verdict.kind), std::string(verdict.text, verdict.length), verdict.ranks);
+}
+
+template <class P>
+void Group<P>::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
+  if (VerdictPage& verdict = me_->verdict; verdict.kind == 0) {  // written once, so never torn
+    verdict.length = uint32_t(std::min(text.size(), sizeof verdict.text));
+    std::memcpy(verdict.text, text.data(), verdict.length);
+    verdict.ranks = ranks;
+    verdict.kind = uint32_t(kind);
+  }
+  // Rank 0's word decides between ranks that fail at once; then everybody is told the winner.
+  uint64_t winner = P::settle(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
+  for (int peer = 0; peer < world_size(); ++peer) P::settle(peers_[peer].pad->poison.value, winner);
+  wake();
+  throw_verdict(winner);
+}
+
+}  // namespace fastcoll

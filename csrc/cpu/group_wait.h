@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slow side of waiting: yield, sleep, and every millisecond look for the reason (patrol).
+#pragma once
+
+#include <sched.h>
+
+#include "cpu/group.h"
+
+namespace fastcoll {
+
+template <class P>
+void Group<P>::wake() {
+  P::clear_sleepers(me_->sleep);
+  P::advance_wake(me_->sleep);
+  futex_wake_all(&me_->sleep.wake);
+}
+
+template <class P>
+void Group<P>::wait_long(int peer, const Awaited& awaited) {
+  host_->blocking();
+  const int64_t start_us = now_us();
+  int64_t next_patrol_us = start_us + kPatrolUs;
+  for (;;) {
+    for (int i = 0; i < kYields; ++i) {
+      sched_yield();
+      if (met(awaited)) return;
+      cpu_ = current_cpu();
+      if (peers_[peer].cpu == cpu_) continue;
+      for (int spin = 0; spin < kSpinsPerYield; ++spin) {
+        cpu_pause();
+        if (met(awaited)) return;
+      }
+    }
+    if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
+      patrol(peer, awaited, time_us - start_us);
+      next_patrol_us = time_us + kPatrolUs;
+    }
+    sleep(peer, awaited);
+    if (met(awaited)) return;
+  }
+}
+
+template <class P>
+void Group<P>::sleep(int peer, const Awaited& awaited) {
+  SleepLine& line = pad(peer).sleep;
+  const uint32_t seen = P::load_wake(line);
+  P::set_sleepers(line);
+  // The owner stores its word, then loads `sleepers`; we stored `sleepers` and now load the word.
+  // One of the two must see the other's store, which takes a full barrier on both sides: ours is
+  // paid here for both, so that the owner's fast path has none.
+  const bool sure = membarrier_everywhere();
+  if (met(awaited)) return;
+  futex_wait(&line.wake, seen, sure ? kSleepUs : kShortSleepUs);
+}
+
+template <class P>
+void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
+  if (P::load_relaxed(me_->poison.value)) check();
+  for (int other = 0; other < world_size(); ++other)
+    if (other != rank()) compare_descriptors(other);
+  if (host_->interrupted()) {
+    try {
+      fail(ErrorKind::peer_lost,
+           call_name() + ": rank " + std::to_string(rank()) +
+               " was interrupted (KeyboardInterrupt) and left the call",
+           uint64_t{1} << rank());
+    } catch (const Failure&) {  // the peers get it; here the host's own exception counts
+    }
+    throw Interrupted{};
+  }
+  if (peer_is_gone(options_.links[peer])) {
+    // It may have done its part first and exited: that is no loss.
+    if (met(awaited)) return;
+    const uint64_t last = last_entered_call(peer);
+    fail(ErrorKind::peer_lost,
+         call_name() + " lost rank " + std::to_string(peer) + ": its process (pid " +
+             std::to_string(options_.links[peer].pid) + ") ended or left the group after call #" +
+             std::to_string(last) + ". Use of this group is over: call fastcoll.destroy()",
+         uint64_t{1} << peer);
+  }
+  if (double(waited_us) >= timeout_s_ * 1e6) fail_timeout(peer, waited_us);
+}
+
+template <class P>
+double Group<P>::time_one_way_flag(int iterations, Host& host) {
+  if (rank() > 1 || world_size() < 2) return 0;
+  host_ = &host;
+  timeout_s_ = options_.timeout_s;
+  const int peer = 1 - rank();
+  const uint64_t first = me_->ping.value;
+  const int64_t start_us = now_us();
+  for (uint64_t i = 1; i <= uint64_t(iterations); ++i) {
+    if (rank() == 0) signal(me_->ping, first + i);
+    wait(peer, {&pad(peer).ping.value, first + i, false});
+    if (rank() == 1) signal(me_->ping, first + i);
+  }
+  return double(now_us() - start_us) * 1e-6 / (2.0 * iterations);
+}
+
+template <class P>
+void Group<P>::fail_timeout(int peer, int64_t waited_us) {
+  uint64_t missing = 0;
+  std::string who;
+  for (int other = 0; other < world_size(); ++other) {
+    const uint64_t last = last_entered_call(other);
+    if (other == rank() || int64_t(last - call_) >= 0) continue;
+    missing |= uint64_t{1} << other;
+    who += (who.empty() ? "rank " : ", rank ") + std::to_string(other);
+    Plan plan;
+    uint32_t stamp;
+    if (last == options_.first_call) who += " (never called anything";
+    else if (read_descriptor(other, last, &plan, &stamp))
+      who += " (last entered " + describe(plan) + " #" + std::to_string(last);
+    else who += " (last entered call #" + std::to_string(last);
+    if (process_is_stopped(options_.links[other].pid))
+      who += "; process " + std::to_string(options_.links[other].pid) + " is stopped";
+    who += ")";
+  }
+  if (missing == 0) {  // all came, one got stuck inside
+    missing = uint64_t{1} << peer;
+    who = "rank " + std::to_string(peer) + " (entered this call too, but did not finish its part";
+    if (process_is_stopped(options_.links[peer].pid))
+      who += "; process " + std::to_string(options_.links[peer].pid) + " is stopped";
+    who += ")";
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3g", double(waited_us) * 1e-6);
+  fail(ErrorKind::timeout,
+       call_name() + " waited " + seconds + " s for " + who +
+           ". Plan: " + (plan_ ? describe_choice(*plan_) : "none") +
+           ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S; "
+           "`fastcoll doctor` shows this machine",
+       missing);
+}
+
+}  // namespace fastcoll

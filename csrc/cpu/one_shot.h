@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// one_shot: every rank stages its whole input, and reads and reduces everybody's, in rank order.
+// One synchronisation. Per rank (n+3) S bytes move for a message of S bytes on n ranks.
+#pragma once
+
+#include "cpu/call.h"
+#include "cpu/two_shot.h"
+
+namespace fastcoll {
+
+// The message travels inside the flag lines: no location, no second line for small messages.
+template <class P>
+void one_shot_inlined(Call<P>& call) {
+  Group<P>& group = call.group;
+  const size_t num_bytes = call.input_numel() * call.elem_bytes();
+  const size_t own_start =
+      call.scatters() ? size_t(call.rank()) * call.plan.numel * call.elem_bytes() : 0;
+  group.arrive_inlined(call.input, num_bytes);
+
+  const void* srcs[kMaxWorld];
+  for (int peer = 0; peer < call.world_size(); ++peer) {
+    if (peer == call.rank()) {
+      srcs[peer] = call.input + own_start;
+    } else if (num_bytes <= ArriveLine::kPayloadBytes) {
+      // Read in place: the peer can't rewrite its line before this call is consumed.
+      srcs[peer] = group.wait_arrival(peer).payload + own_start;
+    } else {
+      std::byte* message = group.inbox(peer);
+      group.read_inlined(peer, message, num_bytes);
+      srcs[peer] = message + own_start;
+    }
+  }
+  void* dst = call.output;
+  call.reduce(&dst, 1, srcs, call.plan.numel);
+}
+
+inline size_t one_shot_segments(const Plan& plan) {
+  return std::max<size_t>(1, div_up(plan.numel * plan.elem_bytes(), plan.segment_bytes));
+}
+
+template <class P>
+void one_shot_staged(Call<P>& call) {
+  Group<P>& group = call.group;
+  const size_t elem = call.elem_bytes(), numel = call.plan.numel;
+  const size_t num_segments = one_shot_segments(call.plan);
+  const size_t stride =
+      round_up(div_up(numel, num_segments), kLineBytes / std::min(elem, kLineBytes));
+  const auto segment = [&](size_t k) {
+    const size_t start = std::min(k * stride, numel);
+    return Span{start, std::min(stride, numel - start)};
+  };
+  // 1. Stage segment k, so that peers may read it.
+  const auto stage = [&](size_t k) {
+    const Span span = segment(k);
+    copy_bytes(group.claim_slot(k), call.input + span.start * elem, span.numel * elem);
+    if (k == 0) group.arrive(Location::kStaged, Location::kStaged);
+    else group.publish_staged(k + 1);
+  };
+
+  stage(0);
+  for (int peer = 0; peer < call.world_size(); ++peer)
+    if (peer != call.rank()) group.wait_arrival(peer);
+  for (size_t k = 0; k < num_segments; ++k) {
+    if (k + 1 < num_segments) stage(k + 1);
+    // 2. Reduce segment k of all ranks.
+    const Span span = segment(k);
+    const void* srcs[kMaxWorld];
+    for (int peer = 0; peer < call.world_size(); ++peer) {
+      if (peer == call.rank()) {
+        srcs[peer] = call.input + span.start * elem;
+      } else {
+        if (k > 0) group.wait_staged(peer, k + 1);
+        srcs[peer] = group.slot(peer, k);
+      }
+    }
+    void* dst = call.output + span.start * elem;
+    call.reduce(&dst, 1, srcs, span.numel);
+    group.consume(k + 1);
+  }
+}
+
+// A reduce_scatter has only one shot: two_shot without its second.
+template <class P>
+size_t one_shot_segments(const Call<P>& call) {
+  if (call.plan.inlined) return 1;
+  return call.scatters() ? two_shot_segments(call) : one_shot_segments(call.plan);
+}
+
+template <class P>
+void one_shot(Call<P>& call) {
+  if (call.plan.inlined) return one_shot_inlined(call);
+  if (call.scatters()) return two_shot(call);
+  one_shot_staged(call);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each SIMD level's build of reduce_kernels.inc exports, and every header that it needs. The
+// headers must come in before the level's target pragma: an inline function of the standard
+// library compiled under it could be the copy that the linker keeps for the whole program, and then
+// crash a machine without AVX.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/convert.h"
+#include "cpu/reduce.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace fastcoll {
+
+struct Kernels {
+  ReduceFn reduce;  // nullptr: the operation has no meaning
+  PartialFns partial;
+};
+
+struct KernelTable {
+  Kernels entries[kNumDTypes][kNumOps];
+};
+
+namespace baseline {
+extern const KernelTable kTable;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
+#endif
+
+}  // namespace fastcoll

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/wait.h"
+
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdio>
+#include <cstring>
+
+namespace fastcoll {
+
+int64_t now_us() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t(time.tv_sec) * 1000000 + time.tv_nsec / 1000;
+}
+
+uint32_t current_cpu() {
+  const int cpu = sched_getcpu();  // rseq since glibc 2.35: about a nanosecond
+  return cpu < 0 ? ~0u : uint32_t(cpu);
+}
+
+bool peer_is_gone(const PeerLink& link) {
+  // poll() ignores negative descriptors. Data waiting in the socket is not a loss; a hang-up is.
+  pollfd fds[2] = {{link.socket, POLLRDHUP, 0}, {link.pidfd, POLLIN, 0}};
+  if (poll(fds, 2, 0) <= 0) return false;
+  return (fds[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0 || (fds[1].revents & POLLIN) != 0;
+}
+
+bool process_is_stopped(int pid) {
+  if (pid <= 0) return false;
+  char path[32], line[512];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  FILE* file = std::fopen(path, "re");
+  if (!file) return false;
+  const size_t length = std::fread(line, 1, sizeof line - 1, file);
+  std::fclose(file);
+  line[length] = 0;
+  const char* after_name = std::strrchr(line, ')');
+  return after_name && (after_name[1] == ' ') && (after_name[2] == 'T' || after_name[2] == 't');
+}
+
+bool register_membarrier() {
+  static const bool registered =
+      syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+  return registered;
+}
+
+bool membarrier_everywhere() {
+  return register_membarrier() &&
+         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+void futex_wait(uint32_t* word, uint32_t seen, int64_t limit_us) {
+  const timespec limit{limit_us / 1000000, (limit_us % 1000000) * 1000};
+  // Not FUTEX_PRIVATE: the word is shared between processes. Any return is a reason to look again.
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake_all(uint32_t* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What waiting needs from the operating system: time, the CPU one runs on, futex sleep and wake,
+// and whether a peer's process is still there.
+#pragma once
+
+#include <cstdint>
+
+namespace fastcoll {
+
+// The program around a group, as far as a waiting rank has to know it.
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual void blocking() {}                    // a wait gets long: let others run (the GIL)
+  virtual bool interrupted() { return false; }  // the program wants to stop (Ctrl-C)
+};
+
+// Kept for the life of a group, so that the kernel tells when a peer is gone. -1: not there.
+struct PeerLink {
+  int socket = -1;
+  int pidfd = -1;
+  int pid = 0;
+};
+
+int64_t now_us();
+uint32_t current_cpu();
+bool peer_is_gone(const PeerLink& link);
+bool process_is_stopped(int pid);  // as by SIGSTOP; false where it can't be known
+
+// The sleeper's store-load handshake: after this call every process that registered has executed a
+// full barrier. False where the kernel can't; sleeps must then be short.
+bool membarrier_everywhere();
+bool register_membarrier();
+
+void futex_wait(uint32_t* word, uint32_t seen, int64_t limit_us);
+void futex_wake_all(uint32_t* word);
+
+}  // namespace fastcoll

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codes of element types, operations, verbs and algorithms, and what each of them means. The
+// same codes stand in python/fastcoll/types.py; a test pins the two against each other. This file
+// knows no memory, no rank and no machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fastcoll {
+
+enum class DType : std::uint8_t {
+  float32 = 0,
+  float64 = 1,
+  float16 = 2,
+  bfloat16 = 3,
+  float8_e4m3fn = 4,
+  float8_e5m2 = 5,
+  int8 = 6,
+  uint8 = 7,
+  int16 = 8,
+  int32 = 9,
+  int64 = 10,
+  boolean = 11,
+  complex64 = 12,
+  complex128 = 13,
+  uint16 = 14,
+  uint32 = 15,
+  uint64 = 16,
+};
+inline constexpr int kNumDTypes = 17;
+
+// The order of torch.distributed.ReduceOp.RedOpType.
+enum class Op : std::uint8_t {
+  sum = 0,
+  avg = 1,
+  product = 2,
+  min = 3,
+  max = 4,
+  band = 5,
+  bor = 6,
+  bxor = 7,
+};
+inline constexpr int kNumOps = 8;
+
+enum class Verb : std::uint8_t {
+  all_reduce = 0,
+  reduce_scatter = 1,
+  all_gather = 2,
+  broadcast = 3,
+  barrier = 4,
+};
+inline constexpr int kNumVerbs = 5;
+
+enum class Algorithm : std::uint8_t {
+  one_shot = 0,
+  two_shot = 1,
+  ring = 2,
+  chain = 3,
+  direct = 4,
+};
+inline constexpr int kNumAlgorithms = 5;
+
+// What an operation may be applied to.
+enum class Kind : std::uint8_t { floating, integer, boolean, complex };
+
+namespace detail {
+
+struct DTypeInfo {
+  const char* name;
+  std::uint8_t num_bytes;
+  std::uint8_t accumulator_bytes;
+  Kind kind;
+};
+
+inline constexpr DTypeInfo kDTypes[kNumDTypes] = {
+    {"float32", 4, 4, Kind::floating},       {"float64", 8, 8, Kind::floating},
+    {"float16", 2, 4, Kind::floating},       {"bfloat16", 2, 4, Kind::floating},
+    {"float8_e4m3fn", 1, 4, Kind::floating}, {"float8_e5m2", 1, 4, Kind::floating},
+    {"int8", 1, 1, Kind::integer},           {"uint8", 1, 1, Kind::integer},
+    {"int16", 2, 2, Kind::integer},          {"int32", 4, 4, Kind::integer},
+    {"int64", 8, 8, Kind::integer},          {"bool", 1, 1, Kind::boolean},
+    {"complex64", 8, 8, Kind::complex},      {"complex128", 16, 16, Kind::complex},
+    {"uint16", 2, 2, Kind::integer},         {"uint32", 4, 4, Kind::integer},
+    {"uint64", 8, 8, Kind::integer},
+};
+
+inline constexpr const char* kOpNames[kNumOps] = {"SUM", "AVG",  "PRODUCT", "MIN",
+                                                  "MAX", "BAND", "BOR",     "BXOR"};
+inline constexpr const char* kVerbNames[kNumVerbs] = {"all_reduce", "reduce_scatter", "all_gather",
+                                                      "broadcast", "barrier"};
+inline constexpr const char* kAlgorithmNames[kNumAlgorithms] = {"one_shot", "two_shot", "ring",
+                                                                "chain", "direct"};
+
+}  // namespace detail
+
+constexpr const char* dtype_name(DType dtype) {
+  return detail::kDTypes[static_cast<int>(dtype)].name;
+}
+
+constexpr const char* op_name(Op op) { return detail::kOpNames[static_cast<int>(op)]; }
+
+constexpr const char* verb_name(Verb verb) { return detail::kVerbNames[static_cast<int>(verb)]; }
+
+constexpr const char* algorithm_name(Algorithm algorithm) {
+  return detail::kAlgorithmNames[static_cast<int>(algorithm)];
+}
+
+/// Bytes of one element.
+constexpr std::size_t dtype_size(DType dtype) {
+  return detail::kDTypes[static_cast<int>(dtype)].num_bytes;
+}
+
+/// Bytes of one element's accumulator: fp16, bf16 and fp8 accumulate in fp32, all others in
+/// their own type.
+constexpr std::size_t accumulator_size(DType dtype) {
+  return detail::kDTypes[static_cast<int>(dtype)].accumulator_bytes;
+}
+
+constexpr Kind dtype_kind(DType dtype) { return detail::kDTypes[static_cast<int>(dtype)].kind; }
+
+/// False where the pair has no meaning: AVG outside floats and complex, bitwise on floats, an
+/// order (MIN, MAX) or PRODUCT on complex numbers.
+constexpr bool op_has_meaning(DType dtype, Op op) {
+  const bool bitwise = op == Op::band || op == Op::bor || op == Op::bxor;
+  switch (dtype_kind(dtype)) {
+    case Kind::floating:
+      return !bitwise;
+    case Kind::complex:
+      return op == Op::sum || op == Op::avg;
+    case Kind::integer:
+    case Kind::boolean:
+      return op != Op::avg;
+  }
+  return false;
+}
+
+}  // namespace fastcoll

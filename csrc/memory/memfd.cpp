@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+
+namespace fastcoll {
+
+int memfd_create_sealed(const std::string& name, size_t num_bytes) {
+  const int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw_system("memfd_create of " + std::to_string(num_bytes) + " bytes");
+  if (ftruncate(fd, off_t(num_bytes)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    close(fd);
+    errno = error;
+    throw_system("sizing and sealing a memfd of " + std::to_string(num_bytes) + " bytes");
+  }
+  return fd;
+}
+
+std::byte* memfd_open(int fd, size_t num_bytes) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) throw_system("fstat of a region's descriptor");
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (size_t(status.st_size) != num_bytes || seals < 0 || !(seals & F_SEAL_SHRINK))
+    throw Failure(ErrorKind::driver, "a peer's region has " + std::to_string(status.st_size) +
+                                         " bytes where " + std::to_string(num_bytes) +
+                                         " were expected, or is not sealed: do all ranks run the "
+                                         "same version of fastcoll?");
+  void* ptr = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (ptr == MAP_FAILED)
+    throw_system("mapping " + std::to_string(num_bytes) + " bytes of shared memory");
+  madvise(ptr, num_bytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(ptr);
+}
+
+void memfd_close(std::byte* ptr, size_t num_bytes) {
+  if (ptr) munmap(ptr, num_bytes);
+}
+
+}  // namespace fastcoll

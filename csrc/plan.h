@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: everything about one call that must be equal on all ranks. Chosen in Python (selection/),
+// carried out here; csrc never chooses.
+#pragma once
+
+#include <string>
+
+#include "check.h"
+#include "dtypes.h"
+#include "layout.h"
+
+namespace fastcoll {
+
+struct Plan {
+  Verb verb = Verb::barrier;
+  DType dtype = DType::uint8;
+  Op op = Op::sum;
+  Algorithm algorithm = Algorithm::direct;
+  bool fast_numerics = false;
+  bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
+  uint64_t numel = 0;    // see Plan in _C.pyi for what it counts, by verb
+  int32_t root = 0;
+  uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
+  uint32_t hash = 0;           // of all the above
+
+  size_t elem_bytes() const { return dtype_size(dtype); }
+  bool operator==(const Plan&) const = default;
+};
+
+// The words of a Descriptor that say what is called; the fifth holds stamp and plan hash.
+struct PlanWords {
+  uint64_t kinds;
+  uint64_t numel;
+  uint64_t root_and_segment;
+};
+
+inline PlanWords plan_words(const Plan& plan) {
+  return {uint64_t(plan.verb) | uint64_t(plan.dtype) << 8 | uint64_t(plan.op) << 16 |
+              uint64_t(plan.algorithm) << 24 | uint64_t(plan.fast_numerics) << 32 |
+              uint64_t(plan.inlined) << 40,
+          plan.numel, uint64_t(uint32_t(plan.root)) | uint64_t(plan.segment_bytes) << 32};
+}
+
+inline Plan plan_from_words(const PlanWords& words) {
+  Plan plan;
+  plan.verb = Verb(words.kinds & 0xff);
+  plan.dtype = DType(words.kinds >> 8 & 0xff);
+  plan.op = Op(words.kinds >> 16 & 0xff);
+  plan.algorithm = Algorithm(words.kinds >> 24 & 0xff);
+  plan.fast_numerics = (words.kinds >> 32 & 0xff) != 0;
+  plan.inlined = (words.kinds >> 40 & 0xff) != 0;
+  plan.numel = words.numel;
+  plan.root = int32_t(words.root_and_segment & 0xffffffff);
+  plan.segment_bytes = uint32_t(words.root_and_segment >> 32);
+  return plan;
+}
+
+// splitmix64's finaliser: every input bit reaches every output bit.
+constexpr uint64_t mix64(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// Least segment: a line of every rank's elements and of their accumulators (ring, fp8: 1 + 4 bytes
+// an element) fits.
+inline constexpr size_t kLeastSegmentBytes = size_t{32} << 10;
+static_assert(kLeastSegmentBytes >= kMaxWorld * kLineBytes * 5);
+
+inline Plan make_plan(Plan plan) {
+  if (plan.segment_bytes > kSlotBytes || plan.segment_bytes % (kMaxWorld * kLineBytes) != 0 ||
+      plan.segment_bytes < kLeastSegmentBytes)
+    throw Failure(ErrorKind::usage, "segment_bytes must be a multiple of " +
+                                        std::to_string(kMaxWorld * kLineBytes) + " from " +
+                                        std::to_string(kLeastSegmentBytes) + " to " +
+                                        std::to_string(kSlotBytes));
+  if (plan.root < 0 || plan.root >= kMaxWorld)
+    throw Failure(ErrorKind::usage, "root " + std::to_string(plan.root) + " is no rank");
+  const PlanWords words = plan_words(plan);
+  plan.hash = uint32_t(mix64(mix64(mix64(words.kinds) + words.numel) + words.root_and_segment));
+  return plan;
+}
+
+// "all_reduce(SUM, float32, numel=1000)".
+inline std::string describe(const Plan& plan) {
+  std::string text = verb_name(plan.verb);
+  if (plan.verb == Verb::barrier) return text + "()";
+  text += "(";
+  if (plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter)
+    text += std::string(op_name(plan.op)) + ", ";
+  text += std::string(dtype_name(plan.dtype)) + ", numel=" + std::to_string(plan.numel);
+  if (plan.verb == Verb::broadcast) text += ", src=" + std::to_string(plan.root);
+  return text + ")";
+}
+
+// "one_shot inlined, numerics same_bits".
+inline std::string describe_choice(const Plan& plan) {
+  std::string text = algorithm_name(plan.algorithm);
+  text += plan.inlined ? " inlined"
+                       : " in segments of " + std::to_string(plan.segment_bytes) + " bytes";
+  return text + ", numerics=" + (plan.fast_numerics ? "fast" : "same_bits");
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "process_group.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "cpu/run.h"
+#include "memory/memfd.h"
+
+namespace fastcoll {
+
+namespace {
+
+// Every living group of this process, for the handler that runs in a forked child. The mutex is
+// held across fork() so that the child sees a whole list.
+std::mutex groups_mutex;
+std::vector<ProcessGroup*> groups;
+
+}  // namespace
+
+// A forked child (a DataLoader worker) must not keep its parent's sockets open: peers would not see
+// the parent die. It can't use the group either, as it is no rank.
+void ProcessGroup::forget_in_child() {
+  for (ProcessGroup* group : groups) {
+    group->forked_.store(true, std::memory_order_relaxed);
+    group->close_fds();
+  }
+  groups.clear();
+  groups_mutex.unlock();
+}
+
+ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
+                           double timeout_s)
+    : rank_(rank), world_size_(world_size), name_(name) {
+  static const int once = pthread_atfork([] { groups_mutex.lock(); }, [] { groups_mutex.unlock(); },
+                                         &ProcessGroup::forget_in_child);
+  (void)once;
+  register_membarrier();
+  for (const std::vector<int>* list : {&fds.sockets, &fds.pidfds})
+    std::copy_if(list->begin(), list->end(), std::back_inserter(fds_),
+                 [](int fd) { return fd >= 0; });
+
+  GroupOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.name = name;
+  options.timeout_s = timeout_s;
+  std::string problem;
+  const size_t world = size_t(std::max(world_size, 0));
+  if (world > kMaxWorld || fds.regions.size() != world || fds.sockets.size() != world ||
+      fds.pidfds.size() != world || fds.pids.size() != world)
+    problem = "a group of " + std::to_string(world_size) + " ranks (1 to " +
+              std::to_string(kMaxWorld) + " are possible) needs as many descriptors of each kind";
+  try {
+    if (!problem.empty()) throw Failure(ErrorKind::usage, problem);
+    for (size_t peer = 0; peer < world; ++peer) {
+      regions_[peer] = memfd_open(fds.regions[peer], kRegionBytes);
+      options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
+    }
+    options.regions = regions_;
+    group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
+  } catch (...) {
+    for (std::byte* region : regions_) memfd_close(region, kRegionBytes);
+    for (int fd : fds.regions) ::close(fd);
+    close_fds();
+    throw;
+  }
+  for (int fd : fds.regions) ::close(fd);  // the mappings keep the memory
+  const std::lock_guard guard(groups_mutex);
+  groups.push_back(this);
+}
+
+ProcessGroup::~ProcessGroup() {
+  close();
+  // In a forked child these addresses belong to nobody, or to something else by now.
+  if (forked_.load(std::memory_order_relaxed) || !group_) return;
+  for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
+}
+
+std::unique_lock<std::mutex> ProcessGroup::lock(Host& host) {
+  // A forked child may have inherited the lock from a thread it has not.
+  if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
+    require_usable();
+  std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+  if (!guard.owns_lock()) [[unlikely]] {
+    host.blocking();  // the holder may need the GIL to get on
+    guard.lock();
+  }
+  return guard;
+}
+
+void ProcessGroup::require_usable() const {
+  if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Failure(ErrorKind::usage,
+                  "group \"" + name_ +
+                      "\" belongs to the parent of this forked process, which is no rank "
+                      "of it: make a group of its own with fastcoll.init()");
+  if (closed_.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Failure(ErrorKind::usage, "group \"" + name_ + "\" was destroyed");
+}
+
+void ProcessGroup::run(const Plan& plan, const void* input, void* output, Host& host,
+                       double timeout_s) {
+  const auto guard = lock(host);
+  require_usable();
+  fastcoll::run(*group_, plan, input, output, host, timeout_s);
+}
+
+double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
+                               Host& host) {
+  const auto guard = lock(host);
+  require_usable();
+  const int64_t start_us = now_us();
+  for (int i = 0; i < iterations; ++i) fastcoll::run(*group_, plan, input, output, host);
+  return double(now_us() - start_us) * 1e-6;
+}
+
+double ProcessGroup::time_one_way_flag(int iterations, Host& host) {
+  const auto guard = lock(host);
+  require_usable();
+  return group_->time_one_way_flag(iterations, host);
+}
+
+int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
+  Host host;
+  const auto guard = lock(host);
+  Arena arena;
+  arena.num_bytes = num_bytes;
+  try {
+    require_usable();
+    if (fds.size() != size_t(world_size_))
+      throw Failure(ErrorKind::usage, "an arena needs a descriptor of every rank");
+    for (size_t peer = 0; peer < fds.size(); ++peer)
+      arena.bases[peer] = memfd_open(fds[peer], num_bytes);
+  } catch (...) {
+    for (std::byte* base : arena.bases) memfd_close(base, num_bytes);
+    for (int fd : fds) ::close(fd);
+    throw;
+  }
+  for (int fd : fds) ::close(fd);
+  group_->arenas().push_back(arena);
+  return int(group_->arenas().size()) - 1;
+}
+
+std::byte* ProcessGroup::arena_ptr(int arena_idx) {
+  if (arena_idx < 0 || size_t(arena_idx) >= group_->arenas().size())
+    throw Failure(ErrorKind::usage, "no arena " + std::to_string(arena_idx));
+  return group_->arenas()[size_t(arena_idx)].bases[rank_];
+}
+
+void ProcessGroup::remove_arena(int arena_idx) {
+  Host host;
+  const auto guard = lock(host);
+  arena_ptr(arena_idx);
+  Arena& arena = group_->arenas()[size_t(arena_idx)];
+  if (!forked_.load(std::memory_order_relaxed))
+    for (std::byte* base : arena.bases) memfd_close(base, arena.num_bytes);
+  arena = Arena{};
+}
+
+void ProcessGroup::check() {
+  require_usable();
+  group_->check();
+}
+
+void ProcessGroup::poison(const std::string& message) {
+  Host host;
+  const auto guard = lock(host);
+  require_usable();
+  try {
+    group_->fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
+  } catch (const Failure&) {  // the verdict is for the calls to come
+  }
+}
+
+void ProcessGroup::close() {
+  if (forked_.load(std::memory_order_relaxed)) return;
+  {
+    const std::lock_guard guard(mutex_);
+    if (closed_.exchange(true)) return;
+    for (std::byte*& region : regions_) {
+      memfd_close(region, kRegionBytes);
+      region = nullptr;
+    }
+    for (Arena& arena : group_->arenas()) {  // own arenas: tensors may still live in them
+      for (int peer = 0; peer < world_size_; ++peer) {
+        if (peer == rank_) continue;
+        memfd_close(arena.bases[size_t(peer)], arena.num_bytes);
+        arena.bases[size_t(peer)] = nullptr;
+      }
+    }
+  }
+  const std::lock_guard guard(groups_mutex);
+  std::erase(groups, this);
+  close_fds();
+}
+
+void ProcessGroup::close_fds() {
+  for (int fd : fds_) ::close(fd);
+  fds_.clear();
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group as a process holds it: the protocol's Group, plus what it owns (mappings, descriptors),
+// the lock that orders the calls of several threads, and its plans. No Python here.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cpu/group.h"
+
+namespace fastcoll {
+
+// Descriptors of every rank, by rank; ownership passes to the group. -1: not there.
+struct GroupFds {
+  std::vector<int> regions;
+  std::vector<int> sockets;
+  std::vector<int> pidfds;
+  std::vector<int> pids;
+};
+
+class ProcessGroup {
+ public:
+  ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
+               double timeout_s);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const std::string& name() const { return name_; }
+
+  // Carry out a plan. Calls of several threads run one after another.
+  void run(const Plan& plan, const void* input, void* output, Host& host, double timeout_s);
+  // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
+  double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
+  double time_one_way_flag(int iterations, Host& host);
+
+  // Plans of the fast path, by what the call says; a small direct-mapped table.
+  const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root) const {
+    const Plan& plan = plans_[plan_index(verb, dtype, op, numel, root)];
+    return plan.hash != 0 && plan.verb == verb && plan.dtype == dtype && plan.op == op &&
+                   plan.numel == numel && plan.root == root
+               ? &plan
+               : nullptr;
+  }
+  void cache_plan(const Plan& plan) {
+    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root)] = plan;
+  }
+
+  int add_arena(const std::vector<int>& fds, size_t num_bytes);
+  std::byte* arena_ptr(int arena_idx);
+  void remove_arena(int arena_idx);
+
+  // While asynchronous calls are queued a synchronous one has to go behind them.
+  void async_begin() { queued_.fetch_add(1, std::memory_order_relaxed); }
+  void async_end() { queued_.fetch_sub(1, std::memory_order_release); }
+  bool idle() const { return queued_.load(std::memory_order_acquire) == 0; }
+
+  void check();                             // throws the verdict of a broken or closed group
+  void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
+  void close();                             // idempotent; own arenas live on until destruction
+
+ private:
+  static constexpr size_t kPlans = 256;
+  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root) {
+    const uint64_t kinds =
+        uint64_t(verb) | uint64_t(dtype) << 8 | uint64_t(op) << 16 | uint64_t(root) << 24;
+    return mix64(numel * 0x9e3779b97f4a7c15ULL + kinds) % kPlans;
+  }
+  static void forget_in_child();
+  std::unique_lock<std::mutex> lock(Host& host);
+  void require_usable() const;
+  void close_fds();
+
+  const int rank_, world_size_;
+  const std::string name_;
+  std::array<std::byte*, kMaxWorld> regions_{};
+  std::vector<int> fds_;  // kept open for the life of the group
+  std::unique_ptr<Group<StdAtomics>> group_;
+  std::mutex mutex_;
+  std::atomic<int> queued_{0};
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> forked_{false};
+  std::array<Plan, kPlans> plans_{};
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python interpreter as a waiting rank sees it (GIL, Ctrl-C), and C++ failures as Python
+// errors.
+#pragma once
+
+#include <Python.h>
+
+#include "check.h"
+#include "cpu/wait.h"
+
+namespace fastcoll {
+
+// Holds the GIL at first; gives it up when a wait gets long, takes it back at the end.
+class PythonHost final : public Host {
+ public:
+  PythonHost() = default;
+  PythonHost(const PythonHost&) = delete;
+  PythonHost& operator=(const PythonHost&) = delete;
+  ~PythonHost() override { take_gil(); }
+
+  void blocking() override {
+    if (!thread_) thread_ = PyEval_SaveThread();
+  }
+  bool interrupted() override;
+
+ private:
+  void take_gil() {
+    if (thread_) PyEval_RestoreThread(thread_);
+    thread_ = nullptr;
+  }
+  PyThreadState* thread_ = nullptr;
+  int64_t next_look_us_ = 0;
+};
+
+// Sets the Python error of this failure. Needs the GIL.
+void set_python_error(const Failure& failure);
+
+}  // namespace fastcoll

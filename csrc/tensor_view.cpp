@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensor_view.h"
+
+namespace fastcoll {
+
+namespace {
+
+// DLPack's binary interface, version 1: as far as it is used here. https://dmlc.github.io/dlpack
+struct DLDevice {
+  int32_t device_type;
+  int32_t device_id;
+};
+struct DLDataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DLPackVersion {
+  uint32_t major;
+  uint32_t minor;
+};
+struct DLPackExchangeApi {
+  DLPackVersion version;
+  DLPackExchangeApi* prev_api;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object_no_sync;
+  void* managed_tensor_to_py_object_no_sync;
+  int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
+  void* current_work_stream;
+};
+constexpr int32_t kDLCPU = 1;
+
+struct KnownType {
+  PyTypeObject* type;
+  const DLPackExchangeApi* api;
+};
+KnownType known_types[4];
+size_t num_known_types = 0;
+
+const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
+  for (size_t i = 0; i < num_known_types; ++i)
+    if (known_types[i].type == type) return known_types[i].api;
+  return nullptr;
+}
+
+// The imaginary part of a conjugated complex number is a float whose sign is only marked. DLPack
+// does not show the mark; among contiguous tensors only those of one element can have it.
+bool is_negated(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer != Py_False;
+}
+
+std::optional<DType> dtype_of(const DLDataType& type) {
+  if (type.lanes != 1) return std::nullopt;
+  switch (type.code << 8 | type.bits) {
+    case 0 << 8 | 8:
+      return DType::int8;
+    case 0 << 8 | 16:
+      return DType::int16;
+    case 0 << 8 | 32:
+      return DType::int32;
+    case 0 << 8 | 64:
+      return DType::int64;
+    case 1 << 8 | 8:
+      return DType::uint8;
+    case 1 << 8 | 16:
+      return DType::uint16;
+    case 1 << 8 | 32:
+      return DType::uint32;
+    case 1 << 8 | 64:
+      return DType::uint64;
+    case 2 << 8 | 16:
+      return DType::float16;
+    case 2 << 8 | 32:
+      return DType::float32;
+    case 2 << 8 | 64:
+      return DType::float64;
+    case 4 << 8 | 16:
+      return DType::bfloat16;
+    case 6 << 8 | 8:
+      return DType::boolean;
+    case 10 << 8 | 8:
+      return DType::float8_e4m3fn;
+    case 12 << 8 | 8:
+      return DType::float8_e5m2;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void add_tensor_type(PyTypeObject* type) {
+  PyObject* capsule =
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+  if (capsule && num_known_types < sizeof known_types / sizeof *known_types) {
+    const auto* api =
+        static_cast<const DLPackExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    while (api && api->version.major != 1) api = api->prev_api;
+    if (api) {
+      Py_INCREF(type);
+      known_types[num_known_types++] = {type, api};
+    }
+  }
+  Py_XDECREF(capsule);
+  PyErr_Clear();  // without the table every call takes the Python path
+}
+
+std::optional<TensorView> view_tensor(PyObject* object) {
+  const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
+  if (!api) return std::nullopt;
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const std::optional<DType> dtype = dtype_of(tensor.dtype);
+  if (!dtype || tensor.device.device_type != kDLCPU) return std::nullopt;
+  int64_t numel = 1;
+  for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel) return std::nullopt;
+    numel *= tensor.shape[i];
+  }
+  if (numel == 1 && is_negated(object)) return std::nullopt;
+  if (!tensor.data && numel != 0) return std::nullopt;
+  return TensorView{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, uint64_t(numel),
+                    *dtype, tensor.ndim, tensor.shape};
+}
+
+}  // namespace fastcoll

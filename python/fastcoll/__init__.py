@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastcoll: collective communication between the processes of one machine.
+
+Call `init()` (or start with torchrun), then `all_reduce(tensor)` and its fellows in place of
+torch.distributed's.
+"""
+
+from fastcoll.api import (
+    all_gather_into_tensor,
+    all_reduce,
+    barrier,
+    broadcast,
+    empty,
+    from_tensor,
+    reduce_scatter_tensor,
+    zeros,
+)
+from fastcoll.bootstrap.identity import library_version
+from fastcoll.communicator import Communicator
+from fastcoll.errors import (
+    CollectiveTimeout,
+    DesyncError,
+    DriverError,
+    FastcollError,
+    PeerLostError,
+    UnsupportedError,
+    UsageError,
+)
+from fastcoll.groups import destroy, init, new_group
+from fastcoll.types import ReduceOp
+from fastcoll.work import Work
+
+__version__ = library_version()
+
+__all__ = [
+    "CollectiveTimeout",
+    "Communicator",
+    "DesyncError",
+    "DriverError",
+    "FastcollError",
+    "PeerLostError",
+    "ReduceOp",
+    "UnsupportedError",
+    "UsageError",
+    "Work",
+    "__version__",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "destroy",
+    "empty",
+    "from_tensor",
+    "init",
+    "new_group",
+    "reduce_scatter_tensor",
+    "zeros",
+]

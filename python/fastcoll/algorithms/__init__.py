@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithms: one module each, named like its file in csrc/cpu.
+
+Every module has `name`, `admits(request)` (None, or the reason why not), `estimate_us(request)`
+and `plan(request)`; they are pure functions of the request. This file lists them.
+"""
+
+from fastcoll.algorithms import chain, direct, one_shot, ring, two_shot
+
+ALL = (one_shot, two_shot, ring, chain, direct)
+
+__all__ = ["ALL", "chain", "direct", "one_shot", "ring", "two_shot"]

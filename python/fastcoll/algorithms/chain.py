@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""chain: partial results travel from rank 0 to rank n - 1, the result travels back.
+
+A ring's links with the bits of rank order; 2 (n - 1) steps over the whole message.
+"""
+
+from fastcoll.algorithms import shared
+from fastcoll.plan import Plan
+from fastcoll.types import Algorithm, Request
+
+name = "chain"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if chain can run the request, else the reason."""
+    return shared.not_a_reduction(request)
+
+
+def estimate_us(request: Request) -> float:
+    """Return the modelled time of one call."""
+    steps = max(1, 2 * (request.world_size - 1))
+    # Pipelined: every rank moves the whole message there and back, once.
+    moving_us = 2 * request.staged_bytes * (shared.COPY_US_PER_BYTE + shared.PEER_US_PER_BYTE)
+    return steps * shared.sync_us(request) + moving_us * shared.share(request)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.chain)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""direct: readers copy from where the owner's data lies; for all verbs that only move data."""
+
+from fastcoll.algorithms import shared
+from fastcoll.plan import Plan
+from fastcoll.types import Algorithm, Request
+
+name = "direct"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if direct can run the request, else the reason."""
+    if request.verb in shared.REDUCTIONS:
+        return f"direct only moves data; {request.verb.name} reduces"
+    return None
+
+
+def estimate_us(request: Request) -> float:
+    """Return the modelled time of one call."""
+    size = request.staged_bytes
+    moving_us = size * (
+        shared.COPY_US_PER_BYTE + (request.world_size - 1) * shared.PEER_US_PER_BYTE
+    )
+    return shared.sync_us(request) + moving_us * shared.share(request)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.direct, inline=shared.fits_inline(request))

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""one_shot: every rank reads everybody's input and reduces all of it, in rank order.
+
+One synchronisation; (n + 3) S bytes per rank. For small messages; the smallest travel in the
+flag lines.
+"""
+
+from fastcoll.algorithms import shared, two_shot
+from fastcoll.plan import Plan
+from fastcoll.types import Algorithm, Request, Verb
+
+name = "one_shot"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if one_shot can run the request, else the reason."""
+    return shared.not_a_reduction(request)
+
+
+def estimate_us(request: Request) -> float:
+    """Return the modelled time of one call."""
+    if request.verb is Verb.reduce_scatter:
+        # It has but one shot: csrc runs it as two_shot without its second.
+        return two_shot.estimate_us(request)
+    size = request.staged_bytes
+    read_bytes = size * (request.world_size - 1)
+    moving_us = size * shared.COPY_US_PER_BYTE + read_bytes * shared.PEER_US_PER_BYTE
+    return shared.sync_us(request) + moving_us * shared.share(request)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.one_shot, inline=shared.fits_inline(request))

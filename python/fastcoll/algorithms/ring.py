@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ring: partial results travel from neighbour to neighbour, each chunk starting at another rank.
+
+2 (n - 1) steps. The order of a sum depends on the chunk, hence on the size: only where the order
+can't matter, or where the user does not mind.
+"""
+
+from fastcoll.algorithms import shared
+from fastcoll.plan import Plan
+from fastcoll.types import Algorithm, Request, Verb, order_matters
+
+name = "ring"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if ring can run the request, else the reason."""
+    if reason := shared.not_a_reduction(request):
+        return reason
+    if request.numerics != "fast" and order_matters(request.dtype, request.op):
+        return (
+            f"ring changes the order of a {request.dtype.name} {request.op.name}, which "
+            'numerics="same_bits" forbids; use chain for a ring in rank order, or numerics="fast"'
+        )
+    return None
+
+
+def estimate_us(request: Request) -> float:
+    """Return the modelled time of one call."""
+    steps = request.world_size - 1
+    if request.verb is Verb.all_reduce:
+        steps *= 2
+    step_bytes = request.staged_bytes / request.world_size
+    # A step reads the neighbour's partial result and writes the next one.
+    step_us = step_bytes * (2 * shared.COPY_US_PER_BYTE + shared.PEER_US_PER_BYTE)
+    return max(1, steps) * (shared.sync_us(request) + step_us * shared.share(request))
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.ring)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""two_shot: rank r reduces chunk r in rank order, then everybody takes the reduced chunks.
+
+Two synchronisations, pipelined by segments; (5 - 2/n) S bytes per rank. For large messages.
+"""
+
+from fastcoll.algorithms import shared
+from fastcoll.plan import Plan
+from fastcoll.types import Algorithm, Request, Verb
+
+name = "two_shot"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if two_shot can run the request, else the reason."""
+    return shared.not_a_reduction(request)
+
+
+def estimate_us(request: Request) -> float:
+    """Return the modelled time of one call."""
+    others = request.staged_bytes * (request.world_size - 1) / request.world_size
+    shots = 1 if request.verb is Verb.reduce_scatter else 2
+    moving_us = others * (shared.COPY_US_PER_BYTE + shots * shared.PEER_US_PER_BYTE)
+    return shots * shared.sync_us(request) + moving_us * shared.share(request)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.two_shot)

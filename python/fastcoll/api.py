@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the module.
+
+The verbs are C functions, so that a call whose plan is known needs no Python; what they can't
+do themselves they pass on to the Python functions here, whose names start with an underscore.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from fastcoll import _C
+from fastcoll.calls import Call
+from fastcoll.communicator import Communicator
+from fastcoll.errors import UsageError
+from fastcoll.groups import communicator_of
+from fastcoll.memory.array import Array
+from fastcoll.types import REDUCE_OPS, ReduceOp, Verb
+from fastcoll.work import Work
+
+GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
+
+
+# ---- symmetric tensors ---------------------------------------------------------------------------
+
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: GroupLike = None
+) -> torch.Tensor:
+    """Make a symmetric tensor: one that the ranks reduce in place, without a copy. Collective.
+
+    Every rank must call this in the same order and for the same number of bytes. The memory comes
+    back once the tensor is gone on every rank. It stays readable after the group is closed.
+
+    Args:
+        size: The shape, as integers or as one sequence.
+        dtype: None takes torch's default.
+        group: The group that shares the memory: a Communicator or a torch process group; None is
+            the default group.
+
+    Raises:
+        DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
+    """
+    comm = communicator_of(group)
+    if comm is None:
+        raise UsageError("empty(): this rank is not in the group")
+    return comm.empty(*size, dtype=dtype)
+
+
+def zeros(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: GroupLike = None
+) -> torch.Tensor:
+    """Make a symmetric tensor of zeros; see `empty`. Collective."""
+    return empty(*size, dtype=dtype, group=group).zero_()
+
+
+def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
+    """Make a symmetric copy of a tensor or a NumPy array; see `empty`. Collective."""
+    source = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
+    return empty(source.shape, dtype=source.dtype, group=group).copy_(source)
+
+
+# ---- verbs: what the C functions of the same names pass on ---------------------------------------
+
+
+def _issue(group: GroupLike, call: Call) -> Work | None:
+    comm = communicator_of(group)
+    if comm is None:
+        warnings.warn(f"{call.verb.name}: this rank is not in the group", stacklevel=3)
+        return None
+    return comm.issue(call)
+
+
+def _all_reduce(
+    tensor: Array,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; every rank gets the result. Collective.
+
+    Args:
+        tensor: CPU tensor or NumPy array, of the same number of elements and dtype on every rank;
+            overwritten with the result unless `out` is given.
+        op: What to reduce with.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once and reduce in the background.
+        out: Where the result goes, of the shape and dtype of `tensor`.
+        algorithm: "auto", "one_shot", "two_shot", "ring" or "chain".
+        numerics: "same_bits" or "fast"; None takes the group's.
+        timeout_s: Limit of this call; None takes the group's.
+
+    Returns:
+        A Work if `async_op`, else None.
+
+    Raises:
+        UsageError: The arguments do not fit together; nothing was sent.
+        UnsupportedError: No such operation on this dtype, or no such memory; nothing was sent.
+        DesyncError: The ranks made different calls.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died.
+    """
+    return _issue(
+        group,
+        Call(
+            verb=Verb.all_reduce,
+            input=tensor,
+            output=tensor if out is None else out,
+            op=op,
+            async_op=async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; rank r gets the r-th part of the result. Collective.
+
+    Args:
+        output: Where this rank's part goes.
+        input: What to reduce: `world_size` times as many elements as `output`.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot", "two_shot", "ring" or "chain".
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    return _issue(
+        group,
+        Call(
+            verb=Verb.reduce_scatter,
+            input=input,
+            output=output,
+            op=op,
+            async_op=async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Put the tensors of all ranks one after another, in rank order, on every rank. Collective.
+
+    Args:
+        output_tensor: Where the result goes: `world_size` times the elements of the input.
+        input_tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    return _issue(
+        group,
+        Call(
+            verb=Verb.all_gather,
+            input=input_tensor,
+            output=output_tensor,
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _broadcast(
+    tensor: Array,
+    src: int,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Copy one rank's tensor to all others. Collective.
+
+    Args:
+        tensor: What to send on rank `src`, where to put it on the others.
+        src: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    if isinstance(group, ProcessGroup):
+        try:
+            src = dist.get_group_rank(group, src)
+        except ValueError as error:
+            raise UsageError(f"src={src}: {error}") from None
+    return _issue(
+        group,
+        Call(
+            verb=Verb.broadcast,
+            input=tensor,
+            output=tensor,
+            root=src,
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _barrier(
+    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None
+) -> Work | None:
+    """Wait until every rank has come here. Collective.
+
+    Args:
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    return _issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=timeout_s))
+
+
+_C.set_reduce_ops(REDUCE_OPS)
+_C.set_tensor_types((torch.Tensor, torch.nn.Parameter))
+_C.set_fallback("all_reduce", _all_reduce)
+_C.set_fallback("reduce_scatter_tensor", _reduce_scatter_tensor)
+_C.set_fallback("all_gather_into_tensor", _all_gather_into_tensor)
+_C.set_fallback("broadcast", _broadcast)
+_C.set_fallback("barrier", _barrier)
+
+all_reduce = _C.all_reduce
+reduce_scatter_tensor = _C.reduce_scatter_tensor
+all_gather_into_tensor = _C.all_gather_into_tensor
+broadcast = _C.broadcast
+barrier = _C.barrier

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everybody's small facts to everybody, before there is a group.
+
+Decides how the introductions travel: a torch store, a torch process group of any backend, or a
+fastcoll group that exists already. As JSON, never as a pickle: a store listens on the network.
+Must not know what is said.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.errors import CollectiveTimeout, UsageError
+
+Facts = dict[str, Any]
+
+_GAVE_UP = "gave up"
+
+
+class Exchange(Protocol):
+    """A way to tell all other ranks something."""
+
+    rank: int
+    world_size: int
+
+    def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
+        """Give `facts` and return everybody's, by rank. Collective."""
+
+
+class StoreExchange:
+    """Through a torch.distributed store that all ranks can reach."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is outside a world of {world_size}")
+        self.rank = rank
+        self.world_size = world_size
+        self._store = PrefixStore(f"fastcoll/{world_size}", store)
+
+    def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
+        """Give `facts` and return everybody's, by rank. Collective."""
+        # The n-th exchange of one rank on this store meets the n-th of the others, whatever else
+        # each process did before: groups can be made again and again on one store.
+        count = self._store.add(f"count/{self.rank}", 1)
+        prefix = f"hello/{count}"
+        self._store.set(f"{prefix}/{self.rank}", json.dumps(facts))
+        keys = [f"{prefix}/{peer}" for peer in range(self.world_size)]
+        try:
+            return self._collect(keys, deadline)
+        except BaseException:
+            # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
+            # still wait shall not take this one for missing.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{prefix}/{self.rank}", _GAVE_UP)
+                self._store.add(f"count/{self.rank}", -1)
+            raise
+
+    def _collect(self, keys: list[str], deadline: Deadline) -> list[Facts]:
+        # Asked again and again, as a store's own wait hears no Ctrl-C.
+        pause_s = 0.001
+        while True:
+            if self._has(keys):
+                texts = [self._store.get(key).decode() for key in keys]
+                if _GAVE_UP not in texts:
+                    return [json.loads(text) for text in texts]
+            if deadline.left_s() <= 0:
+                self._give_up(keys, deadline)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+
+    def _has(self, keys: list[str]) -> bool:
+        try:
+            return bool(self._store.check(keys))
+        except RuntimeError as error:
+            raise CollectiveTimeout(
+                f"init (rank {self.rank}): the store failed: {error}"
+            ) from error
+
+    def _give_up(self, keys: list[str], deadline: Deadline) -> NoReturn:
+        ranks = [peer for peer, key in enumerate(keys) if not self._has([key])]
+        if not ranks:
+            texts = [self._store.get(key).decode() for key in keys]
+            ranks = [peer for peer, text in enumerate(texts) if text == _GAVE_UP]
+        raise CollectiveTimeout(
+            f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
+            f"ranks {ranks}, which did not come to the store",
+            ranks,
+        )
+
+
+class GroupExchange:
+    """Through a torch process group; an NCCL group needs the current CUDA device set."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank = group.rank()
+        self.world_size = group.size()
+        self._group = group
+
+    def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
+        """Give `facts` and return everybody's, by rank. Collective."""
+        del deadline  # the process group has its own limit
+        texts: list[str] = [""] * self.world_size
+        dist.all_gather_object(texts, json.dumps(facts), group=self._group)
+        return [json.loads(text) for text in texts]
+
+
+class BytesExchange:
+    """Through anything that gathers bytes, such as a fastcoll group."""
+
+    def __init__(
+        self, rank: int, world_size: int, gather_bytes: Callable[[bytes], list[bytes]]
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._gather_bytes = gather_bytes
+
+    def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
+        """Give `facts` and return everybody's, by rank. Collective."""
+        del deadline  # the group has its own limit
+        return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]

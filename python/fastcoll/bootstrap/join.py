@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an exchange to connected ranks: introduce, compare, connect.
+
+Decides the order of the steps; the same for the first group and for a part of one. Must not know
+what a group does with its connections.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.exchange import Exchange
+from fastcoll.bootstrap.identity import introduce, meet, shared_cpus
+from fastcoll.bootstrap.mesh import Mesh
+from fastcoll.bootstrap.rendezvous import Listener
+from fastcoll.errors import DesyncError, UsageError
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The connected ranks of a group to be.
+
+    Attributes:
+        num_cpus: CPUs that the ranks have between them.
+    """
+
+    mesh: Mesh
+    num_cpus: int
+
+
+def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
+    """Return the ranks of a group's part in ascending order; None means all of them.
+
+    Raises:
+        UsageError: There are none, or not all are ranks of the group, or one stands twice.
+    """
+    members = sorted(range(world_size) if ranks is None else map(int, ranks))
+    if not members or not set(members) <= set(range(world_size)):
+        raise UsageError(f"ranks {members} are not ranks of a group of {world_size}")
+    if len(set(members)) < len(members):
+        raise UsageError(f"ranks {members} name a rank twice")
+    return members
+
+
+def join(
+    exchange: Exchange, numerics: str, deadline: Deadline, members: Sequence[int] = ()
+) -> Peers | None:
+    """Connect some ranks of an exchange. Collective over all its ranks.
+
+    Args:
+        exchange: How the ranks reach each other so far.
+        numerics: What the group's arithmetic promises; must be equal on all ranks.
+        deadline: When to give up.
+        members: The ranks to connect, in their new order; none means all.
+
+    Returns:
+        The connected ranks, or None where this rank is not one of them.
+
+    Raises:
+        UsageError: Versions, users or numerics differ between the ranks.
+        UnsupportedError: The ranks are on several nodes.
+        DesyncError: The ranks gave different `members`.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died on the way.
+    """
+    listener = Listener()
+    try:
+        hello = introduce(listener.address, listener.token, numerics, members)
+        hellos = meet(exchange.gather(hello.to_dict(), deadline))
+        if any(other.ranks != hello.ranks for other in hellos):
+            sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
+            raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
+        ranks = list(members) or list(range(exchange.world_size))
+        if exchange.rank not in ranks:
+            return None
+        hellos = [hellos[rank] for rank in ranks]
+        mesh = listener.connect(ranks.index(exchange.rank), hellos, deadline)
+        return Peers(mesh, shared_cpus(hellos))
+    finally:
+        listener.close()

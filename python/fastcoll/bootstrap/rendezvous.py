@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connect the ranks of one node by sockets, so that they can pass each other file descriptors.
+
+Decides who connects to whom and who is let in: sockets are abstract (no file stays behind), a
+peer has to be of the same user and to know the random token. The sockets stay open for the life
+of the group: the kernel closes them when a peer dies. Must not know what the descriptors are.
+"""
+
+import hmac
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.identity import Hello
+from fastcoll.bootstrap.mesh import Mesh, peer_credentials
+from fastcoll.errors import CollectiveTimeout, PeerLostError
+
+_TOKEN_BYTES = 16
+_GREETING = struct.Struct(f"=I{_TOKEN_BYTES}s")
+_SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+_RETRY_S = 0.002
+
+
+class Listener:
+    """This rank's door: a socket under a random name, and the token that opens it."""
+
+    def __init__(self, backlog: int = 128) -> None:
+        self.address = f"fastcoll-{secrets.token_hex(16)}"
+        self.token = secrets.token_hex(_TOKEN_BYTES)
+        self._socket = socket.socket(*_SOCKET)
+        self._socket.bind("\0" + self.address)
+        self._socket.listen(backlog)
+
+    def close(self) -> None:
+        """Close the door; connections that exist stay."""
+        self._socket.close()
+
+    def connect(self, rank: int, hellos: Sequence[Hello], deadline: Deadline) -> Mesh:
+        """Connect to all lower ranks and let all higher ranks in. Collective.
+
+        Raises:
+            CollectiveTimeout: A peer did not come in time.
+            PeerLostError: A peer died on the way.
+        """
+        sockets: dict[int, socket.socket] = {}
+        try:
+            for peer in range(rank):
+                sockets[peer] = _call(rank, peer, hellos[peer], deadline)
+            self._let_in(rank, hellos, sockets, deadline)
+            for peer in range(rank):
+                _read_reply(sockets[peer], peer, self.token, deadline)
+        except BaseException:
+            for connection in sockets.values():
+                connection.close()
+            raise
+        return Mesh(rank, len(hellos), sockets)
+
+    def _let_in(
+        self,
+        rank: int,
+        hellos: Sequence[Hello],
+        sockets: dict[int, socket.socket],
+        deadline: Deadline,
+    ) -> None:
+        """Accept until every higher rank is in; strangers are turned away without delay."""
+        missing = set(range(rank + 1, len(hellos)))
+        pending: dict[int, socket.socket] = {}
+        try:
+            while missing:
+                poll = select.poll()
+                for fd in (self._socket.fileno(), *pending):
+                    poll.register(fd, select.POLLIN)
+                if deadline.passed():
+                    raise CollectiveTimeout(
+                        f"init (rank {rank}) waited {deadline.limit_s:g} s for ranks "
+                        f"{sorted(missing)} to connect",
+                        sorted(missing),
+                    )
+                for fd, _ in poll.poll(deadline.left_s() * 1000 + 1):
+                    if fd == self._socket.fileno():
+                        connection, _ = self._socket.accept()
+                        connection.setblocking(False)
+                        pending[connection.fileno()] = connection
+                        continue
+                    connection = pending.pop(fd)
+                    peer = self._greeted(connection, hellos)
+                    if peer in missing:
+                        missing.remove(peer)
+                        sockets[peer] = connection
+                        _greet(connection, rank, peer, hellos[peer].token)
+                    else:
+                        connection.close()
+        finally:
+            for connection in pending.values():
+                connection.close()
+
+    def _greeted(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:
+        """Return the rank that a connection proves to be, or -1."""
+        try:
+            message = connection.recv(_GREETING.size + 1)
+        except OSError:
+            return -1
+        if len(message) != _GREETING.size:
+            return -1
+        peer, token = _GREETING.unpack(message)
+        known = hmac.compare_digest(token, bytes.fromhex(self.token))
+        _, uid = peer_credentials(connection)
+        return int(peer) if known and peer < len(hellos) and uid == hellos[peer].uid else -1
+
+
+def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.socket:
+    """Connect to a lower rank and present its token."""
+    connection = socket.socket(*_SOCKET)
+    try:
+        while True:
+            try:
+                connection.setblocking(False)
+                connection.connect("\0" + hello.address)
+                break
+            except BlockingIOError:  # its backlog is full for the moment
+                if deadline.passed():
+                    raise _late(rank, peer, deadline) from None
+                time.sleep(_RETRY_S)
+        _, uid = peer_credentials(connection)
+        if uid != hello.uid:
+            raise PeerLostError(
+                f"rank {peer}'s socket belongs to uid {uid}, not {hello.uid}", [peer]
+            )
+    except OSError as error:
+        connection.close()
+        raise _gone(rank, peer, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    _greet(connection, rank, peer, hello.token)
+    return connection
+
+
+def _greet(connection: socket.socket, rank: int, peer: int, token: str) -> None:
+    """Show a peer that I know its token."""
+    try:
+        connection.send(_GREETING.pack(rank, bytes.fromhex(token)))
+    except OSError as error:
+        connection.close()
+        raise _gone(rank, peer, error) from error
+
+
+def _gone(rank: int, peer: int, error: OSError) -> PeerLostError:
+    return PeerLostError(f"init (rank {rank}): rank {peer} is gone: {error}", [peer])
+
+
+def _read_reply(connection: socket.socket, peer: int, token: str, deadline: Deadline) -> None:
+    """Wait for a lower rank's proof that it knows my token."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if not poll.poll(deadline.left_s() * 1000):
+        raise CollectiveTimeout(
+            f"init waited {deadline.limit_s:g} s for rank {peer} to answer", [peer]
+        )
+    try:
+        message = connection.recv(_GREETING.size + 1)
+    except OSError:
+        message = b""
+    expected = _GREETING.pack(peer, bytes.fromhex(token))
+    if not hmac.compare_digest(message, expected):
+        raise PeerLostError(f"init: rank {peer} hung up", [peer])
+
+
+def _late(rank: int, peer: int, deadline: Deadline) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        f"init (rank {rank}) waited {deadline.limit_s:g} s to connect to rank {peer}", [peer]
+    )

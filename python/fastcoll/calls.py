@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks for, and whether it makes sense on this rank.
+
+Decides the checks of arguments, all of them before anything is published, so that a wrong call
+leaves the group usable. Must not know plans, queues or the C++ core.
+"""
+
+import operator
+from dataclasses import dataclass
+
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.memory.array import Array, ArrayView, check_output, check_overlap, dense_copy, view
+from fastcoll.types import REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
+
+_OPS = tuple(zip(REDUCE_OPS, Op, strict=True))
+_NAMES = {
+    Verb.all_reduce: ("tensor", "out"),
+    Verb.reduce_scatter: ("input", "output"),
+    Verb.all_gather: ("input_tensor", "output_tensor"),
+    Verb.broadcast: ("tensor", "tensor"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A verb with its arguments, as the user gave them; None means the default."""
+
+    verb: Verb
+    input: Array | None = None
+    output: Array | None = None
+    op: object = ReduceOp.SUM
+    root: int = 0
+    async_op: bool = False
+    algorithm: str = "auto"
+    numerics: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The checked arguments of a call.
+
+    Attributes:
+        input: What this rank gives; None where it only gets (broadcast).
+        output: What this rank gets; None where it only gives.
+    """
+
+    dtype: DType
+    op: Op
+    numel: int
+    root: int
+    input: ArrayView | None
+    output: ArrayView | None
+
+    def dense(self) -> tuple[ArrayView | None, ArrayView | None]:
+        """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
+        source, target = self.input, self.output
+        if source is not None and not source.dense:
+            source = dense_copy(source, fill=True)
+        if target is not None and not target.dense:
+            target = source if target is self.input else dense_copy(target, fill=False)
+        return source or target, target or source
+
+    def outputs(self) -> list[Array]:
+        """Return the arrays that hold the result once the call is complete."""
+        result = self.output or self.input
+        return [] if result is None else [result.source]
+
+
+def check(call: Call, rank: int, world_size: int) -> Operands:
+    """Check the arguments of a call.
+
+    Raises:
+        UsageError: They do not fit together.
+        UnsupportedError: Their memory, dtype or operation can't be had.
+    """
+    if call.verb is Verb.barrier:
+        return Operands(DType.uint8, Op.SUM, 0, 0, None, None)
+    input_name, output_name = _NAMES[call.verb]
+    source = view(call.input, input_name)
+    if call.verb is Verb.broadcast:
+        return _broadcast(source, call.root, rank, world_size)
+    target = source if call.output is call.input else view(call.output, output_name)
+    check_output(target, output_name)
+    if target.dtype is not source.dtype:
+        raise UsageError(
+            f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
+            "they need one dtype"
+        )
+    numel, own_chunk = _fit(call.verb, source, target, rank, world_size)
+    if not own_chunk:
+        check_overlap(source, target, f"{input_name} and {output_name}")
+    op = Op.SUM if call.verb is Verb.all_gather else _reduction(call.op, source.dtype)
+    return Operands(source.dtype, op, numel, 0, source, target)
+
+
+def _fit(
+    verb: Verb, source: ArrayView, target: ArrayView, rank: int, world_size: int
+) -> tuple[int, bool]:
+    """Check the sizes; return the message's numel, and whether a part is its place in the whole.
+
+    That a part is this rank's chunk of the whole is the usual way to work in place.
+    """
+    if verb is Verb.all_reduce:
+        if target.shape != source.shape:
+            raise UsageError(f"out has shape {target.shape}, but tensor has {source.shape}")
+        return source.numel, False
+    gathers = verb is Verb.all_gather
+    part, whole = (source, target) if gathers else (target, source)
+    if whole.numel != part.numel * world_size:
+        raise UsageError(
+            f"{'output_tensor' if gathers else 'input'} of shape {whole.shape} has {whole.numel} "
+            f"elements; a group of {world_size} ranks needs {part.numel * world_size}"
+        )
+    own_chunk = part.dense and whole.dense and part.ptr == whole.ptr + rank * part.num_bytes
+    return part.numel, own_chunk
+
+
+def _broadcast(tensor: ArrayView, src: object, rank: int, world_size: int) -> Operands:
+    try:
+        root = operator.index(src)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"src must be a rank, not {src!r}") from None
+    if not 0 <= root < world_size:
+        raise UsageError(f"src={root} is not a rank of a group of {world_size}")
+    if rank == root:
+        return Operands(tensor.dtype, Op.SUM, tensor.numel, root, tensor, None)
+    check_output(tensor, "tensor")
+    return Operands(tensor.dtype, Op.SUM, tensor.numel, root, None, tensor)
+
+
+def _reduction(op: object, dtype: DType) -> Op:
+    if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
+        raise UsageError(f"op must be a fastcoll.ReduceOp, not {op!r}")
+    # By ==, as torch's objects and their kinds are equal but do not hash alike.
+    known = next((ours for torchs, ours in _OPS if op == torchs), None)
+    if known is None:
+        name = getattr(op, "op", op)
+        raise UnsupportedError(
+            f"{name} is not supported; the operations are {', '.join(o.name for o in Op)}"
+        )
+    if known not in supported_ops(dtype):
+        hint = "use SUM and divide" if known is Op.AVG else "it has no meaning there"
+        names = ", ".join(o.name for o in supported_ops(dtype))
+        raise UnsupportedError(
+            f"{known.name} is not supported for {dtype.name}: {hint}. {dtype.name} has {names}"
+        )
+    return known

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `fastcoll COMMAND`, one file per command.
+
+Decides names and help of the commands; what they do is in fastcoll.measure and in the commands'
+own files.
+"""
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from fastcoll.cli.bench import bench
+from fastcoll.cli.demo import demo
+from fastcoll.cli.doctor import doctor
+
+app = typer.Typer(
+    help="Collectives between the processes of one machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+for command in (demo, bench, doctor):
+    app.command()(command)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + signum)
+
+
+def main() -> None:
+    """Run the command line."""
+    # Like Ctrl-C: the rank processes that a command started end with it.
+    signal.signal(signal.SIGTERM, _end)
+    app(prog_name="fastcoll")

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll bench VERB`: fastcoll beside other libraries, in one run.
+
+Decides options and tables. How anything is measured is fastcoll.measure's matter.
+"""
+
+import subprocess
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fastcoll import env
+from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.measure import mpi
+from fastcoll.measure.busbw import VERBS
+from fastcoll.measure.pool import NotMeasured
+from fastcoll.measure.results import write
+from fastcoll.measure.session import PEERS, BenchSettings, make_pool, run_bench
+from fastcoll.measure.sizes import format_size, parse_sizes
+from fastcoll.measure.timer import Budget
+from fastcoll.types import DType, Op
+
+Json = dict[str, Any]
+Verb = StrEnum("Verb", list(VERBS))  # type: ignore[misc]
+
+
+class Level(StrEnum):
+    """Where the calls are made from."""
+
+    python = "python"
+    c = "c"
+
+
+def _choice(text: str, choices: tuple[str, ...], option: str) -> str:
+    if text.lower() not in choices:
+        raise typer.BadParameter(
+            f"{text!r} is not one of {', '.join(choices)}", param_hint=f"--{option}"
+        )
+    return text.lower()
+
+
+def bench(
+    verb: Annotated[Verb, typer.Argument(help="What to measure.")],
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
+    sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:256M:4",
+    dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
+    op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
+    vs: Annotated[str, typer.Option(help=f"Peers: any of {','.join(PEERS)}.")] = "gloo",
+    symmetric: Annotated[
+        bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
+    ] = False,
+    algorithm: Annotated[str, typer.Option(help="fastcoll's algorithm.")] = "auto",
+    numerics: Annotated[str | None, typer.Option(help="same_bits or fast.")] = None,
+    level: Annotated[
+        Level, typer.Option(help="Called from Python, or in compiled loops (C against C).")
+    ] = Level.python,
+    pin: Annotated[
+        bool, typer.Option(help="Keep ranks on a core each (not Gloo's, see bench/README.md).")
+    ] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns each library takes per size.")] = 4,
+    window_us: Annotated[float, typer.Option(help="Length of one timing window.")] = 3000.0,
+    mpi_dir: Annotated[
+        Path | None, typer.Option(help="Folder with one MPI per subfolder (bench/README.md).")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the result, with all windows.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result (PNG).")] = None,
+) -> None:
+    """Time a verb with fastcoll and with other libraries, taking turns in one run.
+
+    Every result is checked against an exact reference before anything is timed. Starts its own
+    ranks, or, under torchrun, one on each of its processes.
+    """
+    peers = tuple(_choice(name.strip(), PEERS, "vs") for name in vs.split(",") if name.strip())
+    try:
+        sizes_bytes = tuple(parse_sizes(sizes))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    launch = env.launch()
+    settings = BenchSettings(
+        verb=verb.value,
+        dtype=_choice(dtype, tuple(DType.__members__), "dtype"),
+        op=_choice(op, tuple(name.lower() for name in Op.__members__), "op"),
+        world_size=launch.world_size if launch else ranks,
+        sizes_bytes=sizes_bytes,
+        peers=tuple(dict.fromkeys(peers)),
+        level=level.value,
+        symmetric=symmetric,
+        algorithm=algorithm,
+        numerics=numerics,
+        pin=pin,
+        mpi_dir=mpi_dir or mpi.default_mpi_dir(),
+        budget=Budget(window_us=window_us, num_rounds=rounds),
+    )
+    with tempfile.TemporaryDirectory(prefix="fc") as folder:
+        if launch is None:
+            _measure(settings, Path(folder), list(range(ranks)), (json_path, plot))
+            return
+        shared = _agree_on_folder(folder)
+        if launch.rank == 0:
+            _measure(settings, shared, [0], (json_path, plot))
+        else:
+            _help_out(settings, shared, launch.rank)
+
+
+def _agree_on_folder(folder: str) -> Path:
+    """Return rank 0's folder on every process of torchrun; all must be on one machine."""
+    dist.init_process_group("gloo")
+    told: list[Any] = [folder]
+    dist.broadcast_object_list(told, src=0)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, Path(told[0]).is_dir())
+    dist.destroy_process_group()
+    if not all(found):
+        complain("fastcoll bench measures one machine; torchrun's processes are on several")
+        raise typer.Exit(2)
+    return Path(told[0])
+
+
+def _help_out(settings: BenchSettings, folder: Path, rank: int) -> None:
+    """Start this torchrun process's rank of each library and wait for their end."""
+    started = []
+    for library in ("fastcoll", *settings.peers):
+        if library in mpi.FLAVOURS:
+            continue
+        try:
+            pool = make_pool(settings, library, folder, [rank])
+        except NotMeasured:
+            continue
+        started += [subprocess.Popen(command) for command in pool.commands]
+    for process in started:
+        process.wait()
+
+
+def _measure(
+    settings: BenchSettings,
+    folder: Path,
+    own_ranks: list[int],
+    files: tuple[Path | None, Path | None],
+) -> None:
+    num_libraries = 1 + len(settings.peers)
+    num_turns = num_libraries * (1 + len(settings.sizes_bytes) * (1 + settings.budget.num_rounds))
+    with quiet_progress("starting", num_turns) as progress:
+
+        def on_turn(library: str, size_bytes: int) -> None:
+            text = f"{library}, {format_size(size_bytes)}" if size_bytes else f"start {library}"
+            progress.update(progress.task_ids[0], description=text, advance=1)
+            progress.refresh()
+
+        try:
+            document = run_bench(settings, folder, own_ranks, on_turn)
+        except NotMeasured as error:
+            complain(f"fastcoll cannot be measured: {error}")
+            raise typer.Exit(1) from None
+    console = make_console()
+    print_document(document, console)
+    json_path, plot_path = files
+    if json_path is not None:
+        write(document, json_path)
+        console.print(f"result: {json_path}")
+    if plot_path is not None:
+        from fastcoll.measure.plot import plot_bench
+
+        plot_bench(document, plot_path)
+        console.print(f"picture: {plot_path}")
+    if any(row["cells"][0]["status"] != "measured" for row in document["rows"]):
+        raise typer.Exit(1)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _ratio(ratios: Json, library: str) -> str:
+    if library not in ratios:
+        return "-"
+    return f"{_number(ratios[library]['median'])}x ({_number(ratios[library]['best'])}x)"
+
+
+def print_document(document: Json, console: Console) -> None:
+    """Print fastcoll's table in nccl-tests' columns, the peers' times, and what is missing."""
+    settings, rows = document["settings"], document["rows"]
+    measured = [lib["name"] for lib in document["libraries"] if lib["status"] == "measured"]
+    peers = measured[1:]
+    machine = document["machine"]
+    console.print(
+        f"[bold]{settings['verb']}[/bold], {settings['world_size']} ranks on "
+        f"{machine['num_usable_cpus']} cores of {machine['cpu_model']}; {settings['level']} level"
+        f"{', symmetric tensors' if settings['symmetric'] else ''}; times in us: median over "
+        "windows of the slowest rank; ratios: of medians (of best windows)",
+        highlight=False,
+    )
+    console.print(_own_table(rows, peers))
+    if peers:
+        console.print(_peer_table(rows, measured))
+    for text in _remarks(document):
+        console.print(text, highlight=False)
+
+
+def _own_table(rows: list[Json], peers: list[str]) -> Table:
+    table = Table(title="fastcoll", title_justify="left")
+    names = "size count type op time_us best min max skew algbw_gbps busbw_gbps #wrong"
+    for name in names.split():
+        table.add_column(name, justify="right")
+    for peer in peers:
+        table.add_column(f"{peer} / fastcoll", justify="right", style="green")
+    for row in rows:
+        cell = row["cells"][0]
+        head = [format_size(row["size_bytes"]), str(row["count"]), row["type"], row["op"]]
+        if cell["status"] != "measured":
+            table.add_row(*head, "not measured")
+            continue
+        keys = ("time_us", "best_us", "min_rank_us", "max_rank_us", "skew_us")
+        numbers = [_number(cell[key]) for key in (*keys, "algbw_gbps", "busbw_gbps")]
+        wrong = "-" if cell["num_wrong"] is None else str(cell["num_wrong"])
+        table.add_row(*head, *numbers, wrong, *(_ratio(row["ratios"], peer) for peer in peers))
+    return table
+
+
+def _peer_table(rows: list[Json], names: list[str]) -> Table:
+    table = Table(title="all libraries: median us (best us)", title_justify="left")
+    table.add_column("size", justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = []
+        for cell in row["cells"]:
+            if cell["status"] == "measured":
+                cells.append(f"{_number(cell['time_us'])} ({_number(cell['best_us'])})")
+            else:
+                cells.append("not measured")
+        table.add_row(format_size(row["size_bytes"]), *cells)
+    return table
+
+
+def _remarks(document: Json) -> list[str]:
+    """Return what the tables leave open: reasons, the one-way flag, the load."""
+    remarks = [
+        f"{library['name']}: not measured: {library['reason']}"
+        for library in document["libraries"]
+        if library["status"] != "measured"
+    ]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in document["rows"]:
+        for cell in row["cells"]:
+            if cell["status"] != "measured":
+                key = (cell["library"], cell["reason"])
+                reasons.setdefault(key, []).append(format_size(row["size_bytes"]))
+    for (name, reason), where in reasons.items():
+        remarks.append(f"{name}: not measured at {', '.join(where)}: {reason}")
+    flags, first = document["one_way_flag_us"], document["rows"][0]["cells"][0]
+    if flags:
+        text = f"one one-way flag between ranks 0 and 1: {min(flags):.3f} us (best window)"
+        if document["rows"][0]["size_bytes"] <= 8 and first["status"] == "measured":
+            whose = "core call" if document["settings"]["level"] == "c" else "call from Python"
+            text += f"; the smallest {whose} takes {first['best_us'] / min(flags):.2f} flags"
+        remarks.append(text)
+    else:
+        remarks.append("one-way flag: not measured")
+    staging_mib = document["settings"]["region_bytes"] / 2**20
+    remarks.append(f"fastcoll's shared memory: {staging_mib:.2f} MiB per rank")
+    remarks.append(f"load average at the start: {document['load_average']}")
+    return remarks

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll demo`: data-parallel training, its gradients averaged by fastcoll and by Gloo.
+
+Decides options and what is shown. The training itself is fastcoll.measure's matter.
+"""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.measure.demo import PHASES, make_config, run_demo
+from fastcoll.measure.pool import NotMeasured
+from fastcoll.measure.results import write
+from fastcoll.measure.sizes import parse_count
+from fastcoll.measure.training import num_gradients
+
+Json = dict[str, Any]
+_DEFAULT_STEPS, _LARGE_STEPS, _LARGE_PARAMS = 200, 30, 5_000_000
+
+
+def demo(
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="Processes that train together.")] = 2,
+    params: Annotated[
+        str, typer.Option(help="Parameters of the network; 25M makes 100 MB of gradients.")
+    ] = "100K",
+    steps: Annotated[
+        int | None, typer.Option(min=10, help="Steps per training; fewer for large networks.")
+    ] = None,
+    symmetric: Annotated[
+        bool, typer.Option("--symmetric", help="fastcoll's gradients come from fastcoll.empty().")
+    ] = False,
+    plot: Annotated[Path, typer.Option(help="Where the picture goes (PNG).")] = Path(
+        "fastcoll-demo.png"
+    ),
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the result with all steps.")
+    ] = None,
+) -> None:
+    """Train a network on handwritten digits on several ranks, and check that it went right.
+
+    Three trainings with the same seeds: gradients averaged by fastcoll, by Gloo, and on one process
+    with the whole batch. Ends with an error if a check fails.
+    """
+    for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
+        if importlib.util.find_spec(module) is None:
+            complain(f"the demo needs {package}: pip install 'fastcoll\\[demo]'")
+            raise typer.Exit(2)
+    try:
+        num_params = parse_count(params)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from None
+    num_steps = steps or (_LARGE_STEPS if num_params > _LARGE_PARAMS else _DEFAULT_STEPS)
+    console = make_console()
+    with tempfile.TemporaryDirectory(prefix="fc") as folder:
+        config = make_config(Path(folder), ranks, num_params, num_steps, symmetric)
+        console.print(
+            f"Handwritten digits, {num_gradients(config.training):,} parameters "
+            f"({4e-6 * num_gradients(config.training):.3g} MB of gradients), {ranks} ranks, "
+            f"{num_steps} steps of {config.training.batch_size} digits",
+            highlight=False,
+        )
+        with quiet_progress("starting the ranks", len(PHASES) * num_steps) as progress:
+
+            def on_step(phase: str, step: int, loss: float) -> None:
+                done = PHASES.index(phase) * num_steps + step + 1
+                text = f"{phase}: loss {loss:.4f}"
+                progress.update(progress.task_ids[0], description=text, completed=done)
+                progress.refresh()
+
+            try:
+                document = run_demo(config, on_step)
+            except NotMeasured as error:
+                complain(f"the demo stopped: {error}")
+                raise typer.Exit(1) from None
+    _print_document(document, console)
+    _save(document, plot, json_path, console)
+    if not all(check["passed"] for check in document["checks"]):
+        raise typer.Exit(1)
+
+
+def _save(document: Json, plot: Path, json_path: Path | None, console: Console) -> None:
+    from fastcoll.measure.plot import plot_demo
+
+    plot_demo(document, plot)
+    console.print(f"picture: {plot}", highlight=False)
+    if json_path is not None:
+        write(document, json_path)
+        console.print(f"result: {json_path}", highlight=False)
+
+
+def _milliseconds(phase: Json, key: str) -> str:
+    return f"{phase[key] / 1e3:.3g}" if key in phase else "-"
+
+
+def _print_document(document: Json, console: Console) -> None:
+    table = Table(title="median per step, slowest rank", title_justify="left")
+    table.add_column("gradients averaged by")
+    names = ("communication ms", "waiting ms", "compute ms", "first loss", "last loss", "accuracy")
+    for name in names:
+        table.add_column(name, justify="right")
+    for phase in document["phases"]:
+        table.add_row(
+            phase["name"],
+            _milliseconds(phase, "communication_median_us"),
+            _milliseconds(phase, "waiting_median_us"),
+            _milliseconds(phase, "compute_median_us"),
+            f"{phase['losses'][0]:.4f}",
+            f"{phase['losses'][-1]:.4f}",
+            f"{phase['accuracy']:.1%}",
+        )
+    console.print(table)
+    ratio = document["communication_ratio"]
+    console.print(
+        f"communication takes [bold]{ratio:.3g}x[/bold] less time with fastcoll than with Gloo"
+        + ("; both trainings end in the same bits" if document["same_bits_as_gloo"] else ""),
+        highlight=False,
+    )
+    for check in document["checks"]:
+        mark = "[green]passed[/green]" if check["passed"] else "[red]FAILED[/red]"
+        console.print(f"{mark}  {check['what']} ({check['found']})", highlight=False)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll doctor`: what was found on this machine, and every setting.
+
+Decides what is worth knowing. Never raises: a probe that fails is a finding.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fastcoll.cli.console import make_console
+
+_MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "no": "[red]no[/red]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `state` is "ok", "note" (works, slower or not used) or "no"."""
+
+    section: str
+    name: str
+    value: str
+    state: str = "ok"
+    help: str = ""
+
+
+Findings = Iterable[Finding]
+
+
+def _versions() -> Findings:
+    from fastcoll.measure.machine import read_commit, read_versions
+
+    names = ("fastcoll", "torch", "numpy", "mpi4py", "scikit-learn", "matplotlib")
+    found = read_versions(names)
+    for name in ("python", *names):
+        value = found.get(name)
+        yield Finding("versions", name, value or "not installed", "ok" if value else "note")
+    commit = read_commit(Path(__file__).parent)
+    if commit:
+        yield Finding("versions", "commit", commit.hash[:12] + (" + changes" * commit.dirty))
+
+
+def _cpu() -> Findings:
+    from fastcoll.measure.machine import read_machine
+
+    machine = read_machine()
+    yield Finding("machine", "CPU", machine.cpu_model)
+    usable = f"{machine.num_usable_cpus} of {machine.num_cpus}"
+    affinity = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    yield Finding("machine", "cores usable", f"{usable} (CPUs {affinity})")
+    yield Finding("machine", "NUMA nodes", str(machine.num_numa_nodes))
+    yield Finding("machine", "caches", ", ".join(f"{k} {v}" for k, v in machine.caches.items()))
+    yield Finding("machine", "memory", f"{machine.memory_gib} GiB")
+    virtual = " (virtual machine)" if machine.virtualised else ""
+    yield Finding("machine", "kernel", f"{machine.kernel}{virtual}, {machine.libc}")
+    yield Finding(
+        "machine",
+        "transparent huge pages",
+        f"{machine.transparent_huge_pages}; shared memory: {machine.shmem_huge_pages}",
+    )
+
+
+def _simd() -> Findings:
+    from fastcoll import _C
+
+    levels = ", ".join(_C.simd_levels())
+    yield Finding("fastcoll", "SIMD level", f"{_C.simd_level()} (available: {levels})")
+    staging = f"{_C.region_bytes() / 2**20:.2f} MiB per rank and group, whatever the message"
+    yield Finding("fastcoll", "shared memory", staging)
+
+
+def _shm() -> Findings:
+    status = os.statvfs("/dev/shm")
+    size_bytes = status.f_blocks * status.f_frsize
+    text = f"{size_bytes / 2**20:.0f} MiB; fastcoll does not use it"
+    yield Finding("processes", "/dev/shm", text)
+
+
+def _sealed_memory() -> Findings:
+    from fastcoll.cli.probes import sealed_memory
+
+    os.close(sealed_memory())
+    yield Finding("processes", "memfd, sealed", "works")
+
+
+def _peer() -> Findings:
+    from fastcoll.cli.probes import try_peer
+
+    found = try_peer()
+    yield Finding(
+        "processes",
+        "memory passed to a peer",
+        "works" if found.shares_memory else "the peer's writes did not arrive",
+        "ok" if found.shares_memory else "no",
+    )
+    sibling = "works" if found.reads_us else f"refused: {found.reads_error}"
+    parent = "works" if found.read_by_us else "refused"
+    yield Finding(
+        "processes",
+        "process_vm_readv",
+        f"between ranks: {sibling}; of a child: {parent}",
+        "ok" if found.reads_us else "note",
+    )
+
+
+def _membarrier() -> Findings:
+    from fastcoll.cli.probes import membarrier
+
+    works = membarrier()
+    text = "works" if works else "refused; sleepers use short limits instead"
+    yield Finding("processes", "membarrier", text, "ok" if works else "note")
+
+
+def _pidfd() -> Findings:
+    from fastcoll.cli.probes import pidfd
+
+    pidfd()
+    yield Finding("processes", "pidfd", "works")
+
+
+def _gpu_driver() -> str:
+    """Return what is known of NVIDIA GPUs without torch."""
+    if importlib.util.find_spec("pynvml") is not None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            return f"no driver (NVML: {error})"
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(idx))
+            for idx in range(pynvml.nvmlDeviceGetCount())
+        ]
+        return f"{len(names)}: {', '.join(map(str, names))}"
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        asked = [program, "--query-gpu=name", "--format=csv,noheader"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+        return " ".join(done.stdout.split("\n")).strip() or f"nvidia-smi: {done.stderr.strip()}"
+    devices = [path.name for path in Path("/dev").glob("nvidia[0-9]*")]
+    return f"devices {', '.join(devices)}, no nvidia-smi" if devices else "none (no /dev/nvidia*)"
+
+
+def _gpu() -> Findings:
+    import torch
+
+    yield Finding("GPU", "NVIDIA devices", _gpu_driver())
+    built_for = torch.version.cuda or torch.version.hip
+    if torch.cuda.is_available():
+        text = f"torch sees {torch.cuda.device_count()}"
+    elif built_for is None:
+        text = "not used: this torch is built without CUDA"
+    else:
+        text = f"not used: torch is built for {built_for} but finds no device"
+    yield Finding("GPU", "torch", text, "ok" if torch.cuda.is_available() else "note")
+    yield Finding("GPU", "fastcoll", "tensors on CPUs only, so far", "note")
+
+
+def _mpi() -> Findings:
+    from fastcoll.measure.mpi import FLAVOURS, default_mpi_dir, find_mpi
+
+    for name, flavour in FLAVOURS.items():
+        install = find_mpi(name, default_mpi_dir())
+        text = f"found in {install.prefix}" if install else "not found (only for fastcoll bench)"
+        yield Finding("peers", flavour.title, text, "ok" if install else "note")
+    import torch.distributed as dist
+
+    yield Finding("peers", "Gloo", "in torch" if dist.is_gloo_available() else "not in this torch")
+
+
+def _settings() -> Findings:
+    from fastcoll import env
+
+    for variable in env.VARIABLES:
+        try:
+            value, state = str(variable.get()), "ok"
+        except Exception as error:
+            value, state = str(error), "no"
+        origin = "set" if variable.is_set() else "default"
+        text = f"{value or 'empty'} ({origin}; default {variable.default or 'empty'})"
+        yield Finding("settings", variable.name, text, state, variable.help)
+
+
+_PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
+    ("versions", "versions", _versions),
+    ("machine", "CPU", _cpu),
+    ("fastcoll", "SIMD level", _simd),
+    ("processes", "memfd, sealed", _sealed_memory),
+    ("processes", "memory passed to a peer", _peer),
+    ("processes", "membarrier", _membarrier),
+    ("processes", "pidfd", _pidfd),
+    ("processes", "/dev/shm", _shm),
+    ("GPU", "GPU", _gpu),
+    ("peers", "MPI", _mpi),
+    ("settings", "settings", _settings),
+)
+
+
+def examine() -> Iterator[Finding]:
+    """Yield all findings; a probe that fails yields why."""
+    for section, name, probe in _PROBES:
+        try:
+            yield from probe()
+        except Exception as error:
+            yield Finding(section, name, f"{type(error).__name__}: {error}", "no")
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what was found on this machine, and every FASTCOLL_ variable."""
+    console = make_console()
+    findings = list(examine())
+    if as_json:
+        entries = [asdict(finding) for finding in findings]
+        typer.echo(json.dumps({"platform": platform.platform(), "findings": entries}, indent=1))
+        return
+    table = Table(title=f"fastcoll doctor, {platform.platform()}", title_justify="left")
+    table.add_column("")
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    table.add_column("state")
+    section = ""
+    for finding in findings:
+        if finding.section != section:
+            table.add_section()
+        text = f"{finding.value}\n[dim]{finding.help}[/dim]" if finding.help else finding.value
+        title = finding.section if finding.section != section else ""
+        table.add_row(title, finding.name, text, _MARKS[finding.state])
+        section = finding.section
+    console.print(table)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One group of ranks: from a user's call to a plan that runs.
+
+Decides which plan a call gets and whether it runs at once or in the queue. The only module that
+sees both selection and algorithms. Must not know torchrun, default groups or torch's process
+groups.
+"""
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from types import TracebackType
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+import torch
+from torch.distributed import Store
+
+from fastcoll import _C, algorithms, env
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
+from fastcoll.bootstrap.join import Peers, checked_members, join
+from fastcoll.calls import Call, Operands, check
+from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.memory.array import copy_back
+from fastcoll.memory.heap import SymmetricHeap
+from fastcoll.memory.region import create_arena, create_region
+from fastcoll.memory.symmetric import tensor_on
+from fastcoll.reliability.limits import call_limit_s
+from fastcoll.reliability.settings import Settings, checked_numerics, resolve
+from fastcoll.selection import select
+from fastcoll.types import FROM_TORCH, Request, Verb
+from fastcoll.verbs import VerbMethods
+from fastcoll.work import CallQueue, Work
+
+_MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
+_REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter)
+
+_living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
+
+
+def connect(exchange: Exchange, name: str, settings: Settings) -> "Communicator":
+    """Make a group of all ranks of `exchange`. Collective.
+
+    Raises:
+        UnsupportedError: There are too many ranks, or they are on several nodes.
+        UsageError: Versions, users or numerics differ between the ranks.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died on the way.
+    """
+    if exchange.world_size > _C.K_MAX_WORLD:
+        raise UnsupportedError(
+            f"a group has at most {_C.K_MAX_WORLD} ranks, not {exchange.world_size}"
+        )
+    if level := env.SIMD.get():
+        if level not in _C.simd_levels():
+            levels = ", ".join(_C.simd_levels())
+            raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
+        _C.set_simd_level(level)
+    deadline = Deadline(settings.timeout_s)
+    peers = join(exchange, settings.numerics, deadline)
+    if peers is None:
+        raise UsageError(f"rank {exchange.rank} is not in its own group")
+    return Communicator(name, settings, peers, deadline)
+
+
+class Communicator(VerbMethods):
+    """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
+
+    The verbs take the arguments of the functions of the same name, without `group`. A
+    communicator is a context manager: leaving it closes it.
+    """
+
+    def __init__(self, name: str, settings: Settings, peers: Peers, deadline: Deadline) -> None:
+        mesh = peers.mesh
+        try:
+            region_fds = mesh.exchange_fds(create_region(), 0, deadline)
+        except BaseException:
+            mesh.close()
+            raise
+        super().__init__(
+            mesh.rank,
+            mesh.world_size,
+            name,
+            region_fds,
+            mesh.socket_fds,
+            mesh.open_pidfds(),
+            settings.timeout_s,
+            mesh.pids,
+        )
+        self.on_close: Callable[[], None] | None = None
+        self._settings = settings
+        self._mesh = mesh
+        self._num_cpus = peers.num_cpus
+        self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
+        self._plans: dict[Request, _C.Plan] = {}
+        self._queue = CallQueue(self)
+        self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
+        self._num_exchanges = 0
+        self._num_groups = 0
+        self._closed = False
+        _living.add(self)
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def issue(self, call: Call) -> Work | None:
+        """Check, plan and start a call; every call that is not on the C++ fast path comes here."""
+        operands = check(call, self.rank, self.world_size)
+        limit_s = call_limit_s(call.timeout_s)
+        run = partial(self._carry_out, self._plan(call, operands), operands, limit_s)
+        if call.async_op:
+            return self._queue.submit(run, operands.outputs())
+        if self._queue.idle():
+            run()
+        else:
+            self._queue.submit(run, []).wait()
+        return None
+
+    def _plan(self, call: Call, operands: Operands) -> _C.Plan:
+        numerics = self._settings.numerics
+        if call.numerics is not None:
+            numerics = checked_numerics(call.numerics)
+        request = Request(
+            verb=call.verb,
+            dtype=operands.dtype,
+            op=operands.op,
+            numel=operands.numel,
+            root=operands.root,
+            world_size=self.world_size,
+            algorithm=call.algorithm,
+            numerics=numerics if call.verb in _REDUCTIONS else "same_bits",
+            num_cpus=self._num_cpus,
+        )
+        plan = self._plans.get(request)
+        if plan is None:
+            choice = select(request, algorithms.ALL)
+            if self._log_plans:
+                sys.stderr.write(f'fastcoll: "{self.name}" {choice.plan.describe()}\n')
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[request] = _C.Plan(*choice.plan.args())
+        if call.algorithm == "auto" and numerics == self._settings.numerics:
+            self.cache_plan(plan)
+        return plan
+
+    def _carry_out(self, plan: _C.Plan, operands: Operands, limit_s: float) -> None:
+        source, target = operands.dense()
+        input_ptr, output_ptr = (0 if a is None else a.ptr for a in (source, target))
+        self.run(plan, input_ptr, output_ptr, limit_s)
+        if operands.output is not None and target is not None and target is not operands.output:
+            copy_back(operands.output, target)
+
+    # ---- symmetric tensors -----------------------------------------------------------------------
+
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `fastcoll.empty`."""
+        extents: Sequence[Any] = size
+        if len(size) == 1 and not isinstance(size[0], SupportsIndex):
+            extents = size[0]
+        shape = [int(extent) for extent in extents]
+        dtype = dtype or torch.get_default_dtype()
+        if dtype not in FROM_TORCH:
+            raise UnsupportedError(f"symmetric tensors of {dtype} are not supported")
+        if any(size < 0 for size in shape):
+            raise UsageError(f"shape {tuple(shape)} has a negative size")
+        block = self._heap.allocate(prod(shape) * dtype.itemsize)
+        return tensor_on(block, shape, dtype, self, self._heap.release)
+
+    def gather_words(self, words: list[int]) -> list[list[int]]:
+        """Gather integers from all ranks. Collective; part of the heap's interface."""
+        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=np.array(words, np.int64), output=rows))
+        result: list[list[int]] = rows.tolist()
+        return result
+
+    def add_shared_arena(self, num_bytes: int) -> int:
+        """Add an arena and return its address. Collective; part of the heap's interface."""
+        self._num_exchanges += 1
+        deadline = Deadline(self._settings.timeout_s)
+        try:
+            fd = create_arena(num_bytes)
+            fds = self._mesh.exchange_fds(fd, self._num_exchanges, deadline)
+            arena_idx = self.add_arena(fds, num_bytes)
+        except BaseException as error:
+            # The others may have got theirs: the heaps are not in step any more.
+            self.poison(f"the symmetric heap could not grow: {error}")
+            raise
+        return self.arena_ptr(arena_idx)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_store(
+        cls,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        timeout_s: float | None = None,
+        numerics: str | None = None,
+    ) -> "Communicator":
+        """Make a group beside the default one, as `fastcoll.init` would. Collective."""
+        exchange = StoreExchange(store, rank, world_size)
+        return connect(exchange, "world", resolve(timeout_s, numerics))
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        numerics: str | None = None,
+    ) -> "Communicator | None":
+        """Make a group of some ranks of this one. Collective over all ranks of this group.
+
+        Args:
+            ranks: Ranks of this group, the same on every rank; they are numbered anew in
+                ascending order. None takes all.
+            timeout_s: Limit of its waits; None takes this group's.
+            numerics: None takes this group's.
+
+        Returns:
+            The new group, or None on ranks that are not in it.
+
+        Raises:
+            UsageError: `ranks` are not ranks of this group.
+            DesyncError: The ranks gave different `ranks`.
+        """
+        members = checked_members(ranks, self.world_size)
+        settings = self._settings.but(timeout_s, numerics)
+        deadline = Deadline(settings.timeout_s)
+        self._num_groups += 1
+        exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes)
+        peers = join(exchange, settings.numerics, deadline, members)
+        if peers is None:
+            return None
+        return Communicator(f"{self.name}/{self._num_groups}", settings, peers, deadline)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Gather a string of bytes from every rank; they may differ in length. Collective."""
+        lengths = [row[0] for row in self.gather_words([len(data)])]
+        padded = np.zeros(max(lengths), dtype=np.uint8)
+        padded[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        rows = np.empty((self.world_size, len(padded)), dtype=np.uint8)
+        self.issue(Call(verb=Verb.all_gather, input=padded, output=rows))
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the group; calls that were queued are completed first.
+
+        Not collective, but peers that still wait for this rank raise PeerLostError. Symmetric
+        tensors stay readable here.
+        """
+        if self._closed:
+            return
+        self._queue.join()
+        self._closed = True
+        _living.discard(self)
+        super().close()
+        if self.on_close is not None:
+            self.on_close()
+
+    destroy = close
+
+    def forget_queue(self) -> None:
+        """Start with an empty queue; for a forked child, which may only close the group."""
+        self._queue = CallQueue(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f'<fastcoll.Communicator "{self.name}" rank {self.rank} of {self.world_size}{state}>'
+
+
+def close_all() -> None:
+    """Close every group of this process; what is broken already does not matter."""
+    for group in list(_living):
+        try:
+            group.close()
+        except FastcollError as error:
+            sys.stderr.write(f"fastcoll: closing {group!r}: {error}\n")
+
+
+def _forget_queues() -> None:
+    """Drop what a forked child inherited of its parent's queues, whose threads it has not."""
+    for group in list(_living):
+        group.forget_queue()
+
+
+os.register_at_fork(after_in_child=_forget_queues)

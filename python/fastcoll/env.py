@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable that fastcoll reads, with its default and its help.
+
+Decides how a setting is spelled and parsed. The only module that touches os.environ; values
+are read when a group is made, never cached. Knows nothing of groups.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastcoll.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One FASTCOLL_* variable."""
+
+    name: str
+    default: T
+    help: str
+    parse: Callable[[str], T]
+
+    def get(self) -> T:
+        """Return the value in force.
+
+        Raises:
+            UsageError: The text in the environment does not parse.
+        """
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise UsageError(f"{self.name}={text!r}: {error} ({self.help})") from None
+
+    def is_set(self) -> bool:
+        """Return whether the environment sets it."""
+        return bool(os.environ.get(self.name, "").strip())
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("must be a positive number of seconds")
+    return value
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"must be one of {', '.join(values)}")
+        return text
+
+    return parse
+
+
+TIMEOUT_S = Variable(
+    "FASTCOLL_TIMEOUT_S", 30.0, "limit of every wait, in seconds, unless a call says more", _seconds
+)
+NUMERICS = Variable(
+    "FASTCOLL_NUMERICS",
+    "same_bits",
+    "same_bits: float reductions depend on inputs and rank order only; fast: any order",
+    _one_of("same_bits", "fast"),
+)
+LOG = Variable(
+    "FASTCOLL_LOG",
+    "",
+    "plan: rank 0 prints the chosen algorithm once per shape on stderr",
+    _one_of("plan"),
+)
+SIMD = Variable(
+    "FASTCOLL_SIMD",
+    "",
+    "instruction set of the reductions; default: the best one this CPU has",
+    str,
+)
+
+VARIABLES: tuple[Variable[float] | Variable[str], ...] = (TIMEOUT_S, NUMERICS, LOG, SIMD)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun, or who imitates it, tells a rank."""
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+
+
+def launch() -> Launch | None:
+    """Return the launcher's variables, or None when this process was not launched as a rank.
+
+    Raises:
+        UsageError: Some of the variables are there but do not make sense.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if any(name not in os.environ for name in names):
+        return None
+    try:
+        result = Launch(
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            master_addr=os.environ["MASTER_ADDR"],
+            master_port=int(os.environ["MASTER_PORT"]),
+            restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+    except ValueError as error:
+        raise UsageError(f"the launcher's environment is broken: {error}") from None
+    if not 0 <= result.rank < result.world_size:
+        raise UsageError(f"RANK={result.rank} is outside WORLD_SIZE={result.world_size}")
+    return result

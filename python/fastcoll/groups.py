@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose group a call means, and how that group comes to be.
+
+Decides the default group, its making from torchrun's environment, and which communicator stands
+for a torch process group. Must not know what the groups are used for.
+"""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Store
+from torch.distributed.rendezvous import rendezvous
+
+from fastcoll import _C, env
+from fastcoll.bootstrap.exchange import GroupExchange, StoreExchange
+from fastcoll.communicator import Communicator, close_all, connect
+from fastcoll.errors import CollectiveTimeout, UsageError
+from fastcoll.reliability.settings import resolve
+from fastcoll.work import close_pool
+
+_MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
+_NOT_INITIALISED = (
+    "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
+    "it who its peers are: call fastcoll.init(store=..., rank=..., world_size=...), or "
+    "torch.distributed.init_process_group() first, or start the program with torchrun"
+)
+
+
+class _State:
+    """What the module-level functions remember."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.default: Communicator | None = None
+        self.subgroups: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, Communicator] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Kept: the server of torch's store lives as long as its object.
+        self.stores: dict[env.Launch, Store] = {}
+
+
+_state = _State()
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+def init(
+    group: ProcessGroup | Communicator | None = None,
+    *,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout_s: float | None = None,
+    numerics: str | None = None,
+) -> Communicator:
+    """Make the default group. Collective: every rank must call this.
+
+    Args:
+        group: A torch process group of any backend whose ranks form the group, or a communicator
+            that exists. None takes torch's default group if there is one, else torchrun's
+            environment.
+        store: A torch.distributed store that all ranks can reach; with `rank` and `world_size`,
+            in place of `group`.
+        rank: This process's rank in the world of `store`.
+        world_size: Number of ranks.
+        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s.
+        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits".
+
+    Returns:
+        The group, which is a context manager: leaving it closes it.
+
+    Raises:
+        UsageError: There is a default group already, or nothing tells who the ranks are.
+        UnsupportedError: The ranks are on several nodes.
+        CollectiveTimeout: A rank did not come.
+    """
+    with _state.lock:
+        if _state.default is not None:
+            raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
+        if isinstance(group, Communicator):
+            comm = group
+        elif store is not None or rank is not None or world_size is not None:
+            if group is not None or store is None or rank is None or world_size is None:
+                raise UsageError("init() takes a group, or store, rank and world_size together")
+            comm = Communicator.from_store(
+                store, rank, world_size, timeout_s=timeout_s, numerics=numerics
+            )
+        elif isinstance(group, ProcessGroup):
+            comm = _of_process_group(group, timeout_s, numerics)
+        elif group is not None:
+            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+        else:
+            comm = _from_surroundings(timeout_s, numerics)
+        _state.default = comm
+        comm.on_close = _forget_default
+        _C.set_default_group(comm)
+        return comm
+
+
+def _from_surroundings(timeout_s: float | None, numerics: str | None) -> Communicator:
+    if dist.is_initialized() and dist.group.WORLD is not None:
+        return _of_process_group(dist.group.WORLD, timeout_s, numerics)
+    launch = env.launch()
+    if launch is None:
+        raise UsageError(_NOT_INITIALISED)
+    settings = resolve(timeout_s, numerics)
+    store = _launcher_store(launch, settings.timeout_s)
+    return connect(StoreExchange(store, launch.rank, launch.world_size), "world", settings)
+
+
+def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
+    """Return the launcher's store; torch knows whether an agent or rank 0 serves it."""
+    if launch in _state.stores:
+        return _state.stores[launch]
+    try:
+        store: Store
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except RuntimeError as error:
+        raise CollectiveTimeout(
+            f"init (rank {launch.rank} of {launch.world_size}): the store at "
+            f"{launch.master_addr}:{launch.master_port} failed: {error}"
+        ) from error
+    _state.stores[launch] = store
+    return store
+
+
+def _of_process_group(
+    group: ProcessGroup, timeout_s: float | None = None, numerics: str | None = None
+) -> Communicator:
+    """Return the communicator that stands for a torch process group; made at its first use."""
+    with _state.lock:
+        comm = _state.by_process_group.get(group)
+        if comm is None or comm.closed:
+            settings = resolve(timeout_s, numerics)
+            comm = connect(GroupExchange(group), group.group_name, settings)
+            _state.by_process_group[group] = comm
+        return comm
+
+
+def _forget_default() -> None:
+    with _state.lock:
+        _state.default = None
+        _C.set_default_group(None)
+
+
+def default_group() -> Communicator:
+    with _state.lock:
+        return _state.default or init()
+
+
+def communicator_of(group: object) -> Communicator | None:
+    """Return the communicator that `group=` means, or None if this rank is not in it."""
+    if group is None:
+        return default_group()
+    if isinstance(group, Communicator):
+        return group
+    if isinstance(group, ProcessGroup):
+        return _of_process_group(group)
+    if group == _MEMBER_OF_NOTHING:
+        return None
+    raise UsageError(
+        f"group must be a Communicator or a torch process group, not {type(group).__name__}"
+    )
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    *,
+    timeout_s: float | None = None,
+    numerics: str | None = None,
+) -> Communicator | int:
+    """Make a group of some ranks of the default group. Collective over the default group.
+
+    Args:
+        ranks: Ranks of the default group, the same on every rank; they are numbered anew in
+            ascending order. None takes all.
+        timeout_s: Limit of its waits; None takes the default group's.
+        numerics: None takes the default group's.
+
+    Returns:
+        The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
+        which the verbs do nothing.
+    """
+    comm = default_group().new_group(ranks, timeout_s=timeout_s, numerics=numerics)
+    if comm is None:
+        return int(_MEMBER_OF_NOTHING)
+    _state.subgroups.add(comm)
+    return comm
+
+
+def destroy() -> None:
+    """Close the default group, its subgroups and what stands for torch process groups.
+
+    Calls that were queued are completed first. Without a default group this does nothing.
+    """
+    with _state.lock:
+        groups = [*_state.subgroups, *_state.by_process_group.values()]
+        _state.subgroups.clear()
+        _state.by_process_group.clear()
+        if _state.default is not None:
+            groups.append(_state.default)
+        for group in groups:
+            group.close()
+        close_pool()
+
+
+atexit.register(close_all)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: each library's own call for each verb.
+
+Decides which function of a library stands for a verb, in the form that costs least. Knows nothing
+of the process that measures, of windows, or of other libraries.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fastcoll
+from fastcoll import _C
+from fastcoll.calls import Call, check
+from fastcoll.measure.library import Bound, Library, WorkerConfig
+from fastcoll.measure.pattern import Cell
+from fastcoll.types import Verb
+
+
+class Fastcoll(Library):
+    """fastcoll, called directly from Python."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        store = dist.FileStore(config.store_path, config.world_size)
+        numerics = config.numerics
+        self.comm = fastcoll.init(
+            store=store, rank=self.rank, world_size=self.world_size, numerics=numerics
+        )
+
+    def version(self) -> str:
+        return fastcoll.__version__
+
+    def barrier(self) -> None:
+        fastcoll.barrier()
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        if self.config.symmetric:
+            return fastcoll.empty(numel, dtype=dtype)
+        return super().allocate(numel, dtype)
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        op = _torch_op(cell.op)
+        chosen: dict[str, Any] = {}
+        if self.config.algorithm != "auto":
+            chosen = {"algorithm": self.config.algorithm}
+        match cell.verb:
+            case "all_reduce":
+                fn: Callable[..., Any] = fastcoll.all_reduce
+                args: tuple[Any, ...] = (output, op)
+            case "reduce_scatter":
+                fn, args = fastcoll.reduce_scatter_tensor, (output, source, op)
+            case "all_gather":
+                return fastcoll.all_gather_into_tensor, (output, source)
+            case "broadcast":
+                return fastcoll.broadcast, (output, cell.root)
+            case _:
+                return fastcoll.barrier, ()
+        return (partial(fn, **chosen) if chosen else fn), args
+
+    def one_way_flag(self, iterations: int) -> float:
+        return _C.time_one_way_flag(self.comm, iterations)
+
+    def close(self) -> None:
+        fastcoll.destroy()
+
+
+class FastcollCore(Fastcoll):
+    """fastcoll's C++ core in a compiled loop: no Python between the calls."""
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        call = Call(
+            verb=Verb[cell.verb],
+            input=source,
+            output=output,
+            op=_torch_op(cell.op),
+            root=cell.root,
+            algorithm=self.config.algorithm,
+        )
+        plan = self.comm._plan(call, check(call, self.rank, self.world_size))
+        return _C.time_loop, (self.comm, plan, source.data_ptr(), output.data_ptr())
+
+    def loop(self, iterations: int) -> float:
+        time_loop, args = self._call
+        return float(time_loop(*args, iterations))
+
+
+class Gloo(Library):
+    """torch.distributed over Gloo."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        store = dist.FileStore(config.store_path, config.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+
+    def version(self) -> str:
+        return f"torch {torch.__version__}"
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        op = _torch_op(cell.op)
+        match cell.verb:
+            case "all_reduce":
+                return dist.all_reduce, (output, op)
+            case "reduce_scatter":
+                return dist.reduce_scatter_tensor, (output, source, op)
+            case "all_gather":
+                return dist.all_gather_into_tensor, (output, source)
+            case "broadcast":
+                return dist.broadcast, (output, cell.root)
+            case _:
+                return dist.barrier, ()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Mpi(Library):
+    """Any MPI, through mpi4py; the wheel in use is decided by who launched the process."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        if config.mpi4py_folder is not None:
+            sys.path.append(config.mpi4py_folder)
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm = MPI.COMM_WORLD
+        if (self.comm.rank, self.comm.size) != (self.rank, self.world_size):
+            raise RuntimeError(
+                f"launched as rank {self.rank} of {self.world_size}, but MPI says rank "
+                f"{self.comm.rank} of {self.comm.size}"
+            )
+
+    def version(self) -> str:
+        text = self.mpi.Get_library_version().splitlines()[0]
+        return " ".join(text.split(",")[0].replace("\t", " ").split())
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def close(self) -> None:
+        # mpi4py finalizes at exit.
+        pass
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        if cell.verb == "barrier":
+            return self.comm.Barrier, ()
+        op = {
+            "product": self.mpi.PROD,
+            "sum": self.mpi.SUM,
+            "min": self.mpi.MIN,
+            "max": self.mpi.MAX,
+            "band": self.mpi.BAND,
+            "bor": self.mpi.BOR,
+            "bxor": self.mpi.BXOR,
+        }.get(cell.op)
+        if op is None:
+            raise NotImplementedError(f"MPI has no {cell.op}")
+        if cell.dtype.startswith(("bfloat", "float8", "float16")):
+            raise NotImplementedError(f"MPI has no {cell.dtype}")
+        # A ready-made (memory, type) pair: mpi4py's quickest form, it asks the array for nothing.
+        out, src = ([t.numpy(), self._datatype(cell.dtype)] for t in (output, source))
+        match cell.verb:
+            case "all_reduce":
+                return self.comm.Allreduce, (self.mpi.IN_PLACE, out, op)
+            case "reduce_scatter":
+                return self.comm.Reduce_scatter_block, (src, out, op)
+            case "all_gather":
+                return self.comm.Allgather, (src, out)
+            case _:
+                return self.comm.Bcast, (out, cell.root)
+
+    def _datatype(self, dtype: str) -> Any:
+        names = {"float32": "FLOAT", "float64": "DOUBLE", "bool": "C_BOOL"}
+        names |= {"complex64": "C_FLOAT_COMPLEX", "complex128": "C_DOUBLE_COMPLEX"}
+        return getattr(self.mpi, names.get(dtype, dtype.upper() + "_T"))
+
+
+def _torch_op(op: str) -> Any:
+    return getattr(dist.ReduceOp, op.upper())
+
+
+LIBRARIES: dict[str, type[Library]] = {
+    "fastcoll": Fastcoll,
+    "fastcoll_core": FastcollCore,
+    "gloo": Gloo,
+    "mpi": Mpi,
+}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measured library has to offer, and what all of them share: buffers, check, loop.
+
+Decides how buffers are made, filled and checked, for every library alike. Knows no library, no
+window and nothing of the process that measures.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastcoll.measure.pattern import Cell, count_wrong, fill_input, neutral
+from fastcoll.measure.timer import time_calls
+
+_POISON = 77
+# A function and the arguments that make it one call of what is measured.
+Bound = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a rank process is told at its start.
+
+    Attributes:
+        library: Key of `libraries.LIBRARIES`.
+        store_path: File for the rendezvous of fastcoll and Gloo (unused by MPI).
+        cpus: The CPU that each rank stays on, or None to leave it to the scheduler.
+        mpi4py_folder: Where the MPI's own mpi4py is, searched after this environment's folders.
+    """
+
+    library: str
+    world_size: int
+    socket_path: str
+    store_path: str
+    cpus: tuple[int, ...] | None
+    symmetric: bool = False
+    algorithm: str = "auto"
+    numerics: str | None = None
+    mpi4py_folder: str | None = None
+    rank: int = -1
+
+
+class Library(ABC):
+    """One rank's end of one library."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.rank = config.rank
+        self.world_size = config.world_size
+        self._input = self._output = torch.empty(0)
+        self._call: Bound = (self.barrier, ())
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return the library's version."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Line up all ranks."""
+
+    @abstractmethod
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        """Return the function and arguments that run `cell` (all_reduce: source is output)."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of one dimension in the memory this library is measured on."""
+        return torch.empty(numel, dtype=dtype)
+
+    def prepare(self, cell: Cell) -> int | None:
+        """Allocate for `cell`, run it once and return the number of wrong elements.
+
+        Returns:
+            None for a barrier, which has no result.
+        """
+        if cell.verb == "barrier":
+            self._call = self.bind(cell, self._output, self._input)
+            self.loop(1)
+            return None
+        gathers = cell.verb == "all_gather"
+        scatters = cell.verb == "reduce_scatter"
+        out_numel = cell.total_numel if gathers else cell.numel
+        in_numel = cell.total_numel if scatters else cell.numel
+        self._output = self.allocate(out_numel, cell.torch_dtype)
+        separate = gathers or scatters
+        self._input = self.allocate(in_numel, cell.torch_dtype) if separate else self._output
+        self._output.fill_(1 if cell.dtype == "bool" else _POISON)
+        if cell.verb != "broadcast" or self.rank == cell.root:
+            fill_input(self._input, cell, self.rank)
+        self._call = self.bind(cell, self._output, self._input)
+        self.barrier()
+        self.loop(1)
+        num_wrong = count_wrong(self._output, cell, self.rank)
+        self._input.fill_(neutral(cell.op))
+        self._output.fill_(neutral(cell.op))
+        self.barrier()
+        return num_wrong
+
+    def loop(self, iterations: int) -> float:
+        """Return the seconds of `iterations` back-to-back calls of what was prepared."""
+        fn, args = self._call
+        return time_calls(fn, args, iterations)
+
+    def one_way_flag(self, iterations: int) -> float:
+        """Return the seconds of one flag from rank 0 to rank 1, where the library can tell."""
+        raise NotImplementedError(f"{self.config.library} has no flag to time")
+
+    def release(self) -> None:
+        """Free what `prepare` allocated."""
+        self._call = (self.barrier, ())
+        self._input = self._output = torch.empty(0)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group."""

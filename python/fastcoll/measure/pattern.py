@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test data whose reductions are exact, and the check of a result against it.
+
+Decides the numbers that each rank puts in and what must come out; mpi_loop.c holds the same
+formula. Independent of fastcoll: a reference that shared its code would share its mistakes.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+# Prime, so that no chunk or segment (powers of two) put in the wrong place looks right.
+PERIOD = 65521
+_BLOCK_NUMEL = 16 * PERIOD
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One call to measure.
+
+    `numel` counts the message as fastcoll does: the tensor of all_reduce and broadcast, the output
+    of reduce_scatter, the input of all_gather, 0 for barrier.
+    """
+
+    verb: str
+    dtype: str
+    op: str
+    numel: int
+    world_size: int
+    root: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Return the element type."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def total_numel(self) -> int:
+        """Return the elements of the larger side."""
+        widened = self.verb in ("reduce_scatter", "all_gather")
+        return self.numel * (self.world_size if widened else 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the larger side: the size column of nccl-tests."""
+        return self.total_numel * self.torch_dtype.itemsize
+
+
+def make_cell(verb: str, dtype: str, op: str, size_bytes: int, world_size: int) -> Cell:
+    """Return the cell whose larger side has `size_bytes`, at least one element per rank."""
+    if verb == "barrier":
+        return Cell(verb, dtype, op, 0, world_size)
+    parts = world_size if verb in ("reduce_scatter", "all_gather") else 1
+    itemsize = Cell(verb, dtype, op, 0, 1).torch_dtype.itemsize
+    return Cell(verb, dtype, op, max(1, size_bytes // (parts * itemsize)), world_size)
+
+
+@cache
+def _values(op: str, rank: int) -> NDArray[np.int64]:
+    """One period of rank's input: 0..4, or 1..2 for products; sums of 64 ranks stay exact."""
+    idx = np.arange(PERIOD, dtype=np.uint32) + np.uint32(12289 * rank)
+    mixed = ((idx * np.uint32(2654435761)) >> np.uint32(7)).astype(np.int64)
+    return 1 + mixed % 2 if op == "product" else mixed % 5
+
+
+def _reduced(cell: Cell) -> torch.Tensor:
+    """One period of the reduction over all ranks, rounded once to the cell's dtype."""
+    ranks = range(cell.world_size)
+    dtype = cell.torch_dtype
+    inputs = [torch.from_numpy(_values(cell.op, rank)).to(dtype) for rank in ranks]
+    is_float = dtype.is_floating_point or dtype.is_complex
+    wide = (torch.complex128 if dtype.is_complex else torch.float64) if is_float else torch.int64
+    stacked = torch.stack([values.to(wide) for values in inputs]).numpy()
+    ufunc = {
+        "sum": np.add,
+        "avg": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    }[cell.op]
+    result = torch.from_numpy(ufunc.reduce(stacked, axis=0))
+    if cell.op == "avg":
+        result = result / cell.world_size
+    return result.to(torch.bool) if dtype is torch.bool else result.to(dtype)
+
+
+def _tiled(period: torch.Tensor) -> torch.Tensor:
+    return period.repeat(_BLOCK_NUMEL // PERIOD + 1)
+
+
+def fill_input(tensor: torch.Tensor, cell: Cell, rank: int) -> None:
+    """Write rank's input of `cell` into `tensor` (one dimension)."""
+    tile = _tiled(torch.from_numpy(_values(cell.op, rank)).to(cell.torch_dtype))
+    for begin in range(0, tensor.numel(), _BLOCK_NUMEL):
+        part = tensor[begin : begin + _BLOCK_NUMEL]
+        part.copy_(tile[: part.numel()])
+
+
+def _count_unequal(tensor: torch.Tensor, period: torch.Tensor, first_idx: int) -> int:
+    """Count elements that differ from `period` read from index `first_idx` on."""
+    tile = _tiled(period)
+    comparable = tensor.dtype if tensor.dtype.itemsize > 1 else torch.float32
+    num_wrong = 0
+    for begin in range(0, tensor.numel(), _BLOCK_NUMEL):
+        part = tensor[begin : begin + _BLOCK_NUMEL].to(comparable)
+        offset = (first_idx + begin) % PERIOD
+        want = tile[offset : offset + part.numel()].to(comparable)
+        num_wrong += int((part != want).sum())
+    return num_wrong
+
+
+def count_wrong(output: torch.Tensor, cell: Cell, rank: int) -> int:
+    """Return how many elements of rank's `output` (one dimension) are not what must come out."""
+    dtype = cell.torch_dtype
+    if cell.verb == "all_reduce":
+        return _count_unequal(output, _reduced(cell), 0)
+    if cell.verb == "reduce_scatter":
+        return _count_unequal(output, _reduced(cell), rank * cell.numel)
+    if cell.verb == "broadcast":
+        root = torch.from_numpy(_values(cell.op, cell.root)).to(dtype)
+        return _count_unequal(output, root, 0)
+    parts = output.view(cell.world_size, cell.numel).unbind()
+    given = [torch.from_numpy(_values(cell.op, r)).to(dtype) for r in range(cell.world_size)]
+    return sum(_count_unequal(part, want, 0) for part, want in zip(parts, given, strict=True))
+
+
+def neutral(op: str) -> int:
+    """Return a number that in-place reductions over and over leave as it is."""
+    return 1 if op in ("product", "band") else 0

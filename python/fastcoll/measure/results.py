@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Result files: what a measurement leaves behind, checked against result.schema.json.
+
+Decides the form of the files under bench/results. Knows nothing of how anything was measured.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from fastcoll.measure.busbw import algbw_gbps, busbw_gbps
+from fastcoll.measure.machine import (
+    load_average,
+    now,
+    read_commit,
+    read_machine,
+    read_versions,
+)
+from fastcoll.measure.pattern import Cell
+from fastcoll.measure.rounds import Outcome
+
+# Result files are committed, and somebody's folders are nobody else's matter.
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:/[^/\s\"',:=]+)*/([^/\s\"',:=]+)")
+SCHEMA_NAME = "fastcoll-result-1"
+_SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LibraryRecord:
+    """One library of a run: what it was and how its ranks were started."""
+
+    name: str
+    status: str
+    reason: str | None
+    version: str | None
+    command: list[str] | None
+    cpus: list[int] | None
+
+
+@dataclass
+class BenchRecord:
+    """A whole `fastcoll bench` run."""
+
+    settings: Json
+    libraries: list[LibraryRecord]
+    rows: list[Json] = field(default_factory=list)
+    one_way_flag_us: list[float] | None = None
+
+
+def shorten(argument: str) -> str:
+    """Return a command's argument with the last part only of every absolute path in it."""
+    return _ABSOLUTE_PATH.sub(r"\1", argument)
+
+
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """Return the command that runs now (or `argv`), as one could type it again."""
+    words = list(sys.argv if argv is None else argv)
+    program = Path(words[0]).name
+    first = "fastcoll" if program in ("__main__.py", "fastcoll", "__init__.py") else program
+    return " ".join([first, *(shorten(word) for word in words[1:])])
+
+
+def provenance() -> Json:
+    """Return what every result file says about where it comes from."""
+    commit = read_commit(Path(__file__).parent, Path.cwd())
+    return {
+        "schema": SCHEMA_NAME,
+        "command": command_line(),
+        "date": now(),
+        "commit": asdict(commit) if commit else None,
+        "machine": asdict(read_machine()),
+        "versions": read_versions(),
+        "load_average": load_average(),
+    }
+
+
+def cell_record(cell: Cell, outcome: Outcome) -> Json:
+    """Return one library's entry in one row."""
+    summary = outcome.summary
+    record: Json = {
+        "library": outcome.library,
+        "status": "not measured" if summary is None else "measured",
+        "reason": outcome.reason,
+        "num_wrong": outcome.num_wrong,
+    }
+    if summary is not None:
+        record |= {key: _rounded(value) for key, value in asdict(summary).items()}
+        record |= {
+            "algbw_gbps": _rounded(algbw_gbps(cell.size_bytes, summary.time_us)),
+            "busbw_gbps": _rounded(
+                busbw_gbps(cell.verb, cell.size_bytes, summary.time_us, cell.world_size)
+            ),
+            "iterations": outcome.iterations,
+            "idle_cpu_s": _rounded(outcome.idle_cpu_s),
+            "windows_us": [[_rounded(value) for value in window] for window in outcome.windows_us],
+        }
+    return record
+
+
+def row_record(cell: Cell, outcomes: Sequence[Outcome]) -> Json:
+    """Return one row: one size, all libraries, and how many times slower each peer is."""
+    first = outcomes[0].summary
+    ratios = {}
+    for outcome in outcomes[1:]:
+        peer = outcome.summary
+        if first is not None and peer is not None:
+            ratios[outcome.library] = {
+                "median": _rounded(peer.time_us / first.time_us),
+                "best": _rounded(peer.best_us / first.best_us),
+            }
+    return {
+        "size_bytes": cell.size_bytes,
+        "count": cell.total_numel,
+        "type": cell.dtype,
+        "op": cell.op,
+        "ratios": ratios,
+        "cells": [cell_record(cell, outcome) for outcome in outcomes],
+    }
+
+
+def bench_document(record: BenchRecord, origin: Json) -> Json:
+    """Return the result file of a bench run."""
+    return {"kind": "bench", **origin, **asdict(record)}
+
+
+@cache
+def _schema() -> Json:
+    schema: Json = json.loads(_SCHEMA_PATH.read_text())
+    return schema
+
+
+def validate(document: Json) -> None:
+    """Check a document against the schema.
+
+    Raises:
+        jsonschema.ValidationError: it does not fit.
+    """
+    # Through JSON and back, so that what is checked is what a reader of the file will see.
+    jsonschema.validate(json.loads(json.dumps(document)), _schema())
+
+
+def write(document: Json, path: Path) -> None:
+    """Check a document and write it, making the folder.
+
+    Raises:
+        jsonschema.ValidationError: it does not fit the schema; nothing is written.
+    """
+    validate(document)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_dump(document))
+
+
+def _dump(document: Json) -> str:
+    """Write one line per entry, and per element of long lists: readable, and fit for git."""
+    entries = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(json.dumps(element) for element in value) + "\n ]"
+        else:
+            text = json.dumps(value)
+        entries.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `fastcoll bench`: which libraries take part, and the document it ends in.
+
+Decides how each library is launched and pinned. Knows nothing of tables, options or pictures.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastcoll import _C
+from fastcoll.measure import mpi
+from fastcoll.measure.library import WorkerConfig
+from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.pool import (
+    NotMeasured,
+    Pool,
+    available_cpus,
+    mpi_commands,
+    own_commands,
+)
+from fastcoll.measure.results import (
+    BenchRecord,
+    LibraryRecord,
+    bench_document,
+    provenance,
+    row_record,
+    shorten,
+)
+from fastcoll.measure.rounds import measure_cell, one_way_flag_us
+from fastcoll.measure.timer import Budget
+
+CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
+PEERS = ("gloo", CORE, *mpi.FLAVOURS)
+_FLAG_ITERATIONS = 10_000
+_FLAG_WINDOWS = 5
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What one run measures."""
+
+    verb: str
+    dtype: str
+    op: str
+    world_size: int
+    sizes_bytes: tuple[int, ...]
+    peers: tuple[str, ...]
+    level: str = "python"
+    symmetric: bool = False
+    algorithm: str = "auto"
+    numerics: str | None = None
+    pin: bool = True
+    mpi_dir: Path = field(default_factory=mpi.default_mpi_dir)
+    budget: Budget = field(default_factory=Budget)
+
+    def document(self) -> Json:
+        """Return the settings for the result file."""
+        told = {key: value for key, value in asdict(self).items() if key != "mpi_dir"}
+        return told | {"region_bytes": _C.region_bytes()}
+
+
+def worker_config(settings: BenchSettings, library: str, folder: Path) -> WorkerConfig:
+    """Return what the ranks of `library` ("fastcoll", "gloo" or an MPI) are told.
+
+    Each rank stays on its own core where there are enough. Gloo's ranks are left to the scheduler:
+    its second thread would share the core, which makes it up to 1.5 times slower.
+    """
+    cpus = available_cpus()
+    pinned = settings.pin and library != "gloo" and settings.world_size <= len(cpus)
+    is_own = library in ("fastcoll", CORE)
+    in_loop = library == CORE or settings.level == "c"
+    own_key = "fastcoll_core" if in_loop else "fastcoll"
+    return WorkerConfig(
+        library=own_key if is_own else "gloo" if library == "gloo" else "mpi",
+        world_size=settings.world_size,
+        socket_path=str(folder / f"{library}.sock"),
+        store_path=str(folder / f"{library}.store"),
+        cpus=cpus[: settings.world_size] if pinned else None,
+        symmetric=settings.symmetric and is_own,
+        algorithm=settings.algorithm if is_own else "auto",
+        numerics=settings.numerics if is_own else None,
+    )
+
+
+def make_pool(settings: BenchSettings, library: str, folder: Path, ranks: list[int]) -> Pool:
+    """Return the pool of `library`, not started; `ranks` are those that this process starts.
+
+    Raises:
+        NotMeasured: the library is not here, or has no loop at this level.
+    """
+    config = worker_config(settings, library, folder)
+    if library not in mpi.FLAVOURS:
+        if library == "gloo" and settings.level == "c":
+            raise NotMeasured("Gloo has no compiled loop here; use --level python")
+        commands = own_commands(config, ranks)
+    else:
+        commands = _mpi_commands(settings, library, config, folder)
+    return Pool(library, settings.world_size, config.socket_path, commands)
+
+
+def _mpi_commands(
+    settings: BenchSettings, name: str, config: WorkerConfig, folder: Path
+) -> list[list[str]]:
+    install = mpi.find_mpi(name, settings.mpi_dir)
+    if install is None:
+        raise NotMeasured("not installed; see bench/README.md")
+    if settings.level != "c":
+        if not mpi.has_mpi4py(install):
+            raise NotMeasured("mpi4py is not installed with it; see bench/README.md")
+        beside = replace(config, mpi4py_folder=str(install.site_packages))
+        return mpi_commands(install, beside, None)
+    try:
+        return mpi_commands(install, config, mpi.build_loop(install, folder))
+    except RuntimeError as error:
+        raise NotMeasured(str(error)) from None
+
+
+@contextmanager
+def _all_closed(pools: list[Pool]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+def run_bench(
+    settings: BenchSettings,
+    folder: Path,
+    own_ranks: list[int],
+    on_turn: Callable[[str, int], None],
+) -> Json:
+    """Measure and return the result document.
+
+    Args:
+        folder: An empty folder for sockets; its path must be short.
+        own_ranks: Ranks of fastcoll and Gloo that this process starts; someone else (torchrun)
+            starts the others.
+        on_turn: Called with a library and a size before each turn.
+
+    Raises:
+        NotMeasured: fastcoll itself cannot be started.
+    """
+    origin = provenance()
+    pools: list[Pool] = []
+    record = BenchRecord(settings.document(), [])
+    with _all_closed(pools):
+        for library in ("fastcoll", *settings.peers):
+            on_turn(library, 0)
+            pool, reason = None, None
+            try:
+                pool = make_pool(settings, library, folder, own_ranks)
+                pool.start()
+                pools.append(pool)
+            except NotMeasured as error:
+                if library == "fastcoll":
+                    raise
+                reason = str(error)
+            record.libraries.append(_library_record(settings, library, pool, reason, folder))
+        flags = _flags(settings, pools[0])
+        for size_bytes in _sizes(settings):
+            cell = make_cell(
+                settings.verb, settings.dtype, settings.op, size_bytes, settings.world_size
+            )
+            turn = partial(_tell, on_turn, cell.size_bytes)
+            outcomes = measure_cell(pools, cell, settings.budget, turn)
+            record.rows.append(row_record(cell, outcomes))
+        # Before and after: on a shared machine both ends of a run may differ.
+        record.one_way_flag_us = (flags + _flags(settings, pools[0])) or None
+    return bench_document(record, origin)
+
+
+def _tell(on_turn: Callable[[str, int], None], size_bytes: int, library: str) -> None:
+    on_turn(library, size_bytes)
+
+
+def _flags(settings: BenchSettings, own: Pool) -> list[float]:
+    if settings.world_size < 2:
+        return []
+    return one_way_flag_us(own, _FLAG_ITERATIONS, _FLAG_WINDOWS)
+
+
+def _sizes(settings: BenchSettings) -> tuple[int, ...]:
+    return (0,) if settings.verb == "barrier" else settings.sizes_bytes
+
+
+def _library_record(
+    settings: BenchSettings, library: str, pool: Pool | None, reason: str | None, folder: Path
+) -> LibraryRecord:
+    cpus = worker_config(settings, library, folder).cpus
+    return LibraryRecord(
+        name=library,
+        status="not measured" if reason else "measured",
+        reason=reason,
+        version=pool.version if pool else None,
+        command=[shorten(word) for word in pool.commands[0]] if pool else None,
+        cpus=list(cpus) if cpus else None,
+    )

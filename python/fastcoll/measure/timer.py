@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How time is taken and summed up: windows of back-to-back calls, the slowest rank of each.
+
+Decides how many calls make a window and how many windows are taken. Knows no library.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to look.
+
+    Attributes:
+        window_us: Length of one window; long against the clock and the barrier before it, short
+            against the disturbances of a shared machine.
+        min_windows, max_windows: Windows per round; slow calls get few, fast ones many.
+        num_rounds: Times each library has its turn.
+    """
+
+    window_us: float = 3000.0
+    min_windows: int = 3
+    max_windows: int = 21
+    num_rounds: int = 4
+
+    def iterations(self, call_us: float) -> int:
+        """Return how many calls of `call_us` fill one window (at least one)."""
+        return max(1, min(1_000_000, round(self.window_us / max(call_us, 1e-3))))
+
+    def windows(self, call_us: float) -> int:
+        """Return how many windows a round takes: as many as 64 ms hold, within the limits."""
+        window_us = call_us * self.iterations(call_us)
+        return max(self.min_windows, min(self.max_windows, int(64_000 / max(window_us, 1e-3))))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One library at one size, in microseconds per call.
+
+    `time_us` is the median over the windows of the slowest rank, `best_us` the least such window.
+    `min_rank_us` and `max_rank_us` are the medians of the fastest and the slowest rank, `skew_us`
+    the median of their difference.
+    """
+
+    time_us: float
+    best_us: float
+    p10_us: float
+    p90_us: float
+    worst_us: float
+    min_rank_us: float
+    max_rank_us: float
+    skew_us: float
+    num_windows: int
+
+
+def time_calls(fn: Callable[..., Any], args: tuple[Any, ...], iterations: int) -> float:
+    """Return the seconds that `iterations` back-to-back calls of `fn(*args)` take."""
+    begin = perf_counter()
+    for _ in repeat(None, iterations):
+        fn(*args)
+    return perf_counter() - begin
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the sorted values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def summarise(windows_us: Sequence[Sequence[float]]) -> Summary:
+    """Sum up `windows_us[window][rank]`, the time of one call on each rank in each window."""
+    slowest = [max(window) for window in windows_us]
+    fastest = [min(window) for window in windows_us]
+    return Summary(
+        time_us=statistics.median(slowest),
+        best_us=min(slowest),
+        p10_us=percentile(slowest, 0.1),
+        p90_us=percentile(slowest, 0.9),
+        worst_us=max(slowest),
+        min_rank_us=statistics.median(fastest),
+        max_rank_us=statistics.median(slowest),
+        skew_us=statistics.median(s - f for s, f in zip(slowest, fastest, strict=True)),
+        num_windows=len(slowest),
+    )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a call: users' arrays, shared regions, the symmetric heap."""

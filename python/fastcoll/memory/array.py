@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What memory a user's array occupies, and the dense copies that stand in for strided ones.
+
+Decides which tensors and arrays are taken and how overlap is judged. Must not know verbs or
+ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.types import FROM_TORCH, ITEMSIZE, DType
+
+Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
+
+_FROM_NUMPY = {dtype.name: dtype for dtype in DType}
+_SHARING_WORK = 100_000  # steps to search for an overlap of strided arrays before assuming one
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """One array argument.
+
+    Attributes:
+        source: The user's array.
+        dense: The elements lie one after another, in C order, as they mean.
+        strides_bytes: Bytes between neighbours, by dimension.
+    """
+
+    source: Array
+    dtype: DType
+    ptr: int
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    numel: int
+    dense: bool
+    writable: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements."""
+        return self.numel * ITEMSIZE[self.dtype]
+
+
+def view(array: object, name: str) -> ArrayView:
+    """Look at a user's array.
+
+    Args:
+        array: A CPU tensor or a NumPy array.
+        name: The argument's name, for error texts.
+
+    Raises:
+        UsageError: It is neither.
+        UnsupportedError: It lies where fastcoll can't reach, or its dtype is unknown.
+    """
+    if isinstance(array, torch.Tensor):
+        return _view_tensor(array, name)
+    if isinstance(array, np.ndarray):
+        return _view_numpy(array, name)
+    raise UsageError(f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}")
+
+
+def _view_tensor(tensor: torch.Tensor, name: str) -> ArrayView:
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"{name} is on {tensor.device}; fastcoll works on CPU tensors: pass {name}.cpu()"
+        )
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
+    if _has_no_memory(tensor):
+        raise UnsupportedError(
+            f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
+            "tensor inside (to_local() of a DTensor)"
+        )
+    dtype = FROM_TORCH.get(tensor.dtype)
+    if dtype is None:
+        raise _unknown_dtype(name, tensor.dtype)
+    itemsize = tensor.element_size()
+    return ArrayView(
+        source=tensor,
+        dtype=dtype,
+        ptr=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides_bytes=tuple(stride * itemsize for stride in tensor.stride()),
+        numel=tensor.numel(),
+        dense=tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg(),
+        writable=True,
+    )
+
+
+def _has_no_memory(tensor: object) -> bool:
+    return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+
+
+def _view_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
+    # By name, so that the bfloat16 and float8 of ml_dtypes are taken too.
+    dtype = _FROM_NUMPY.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise _unknown_dtype(name, array.dtype)
+    return ArrayView(
+        source=array,
+        dtype=dtype,
+        ptr=array.ctypes.data,
+        shape=array.shape,
+        strides_bytes=array.strides,
+        numel=array.size,
+        dense=array.flags.c_contiguous,
+        writable=array.flags.writeable,
+    )
+
+
+def _unknown_dtype(name: str, dtype: object) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} has dtype {dtype}; supported are {', '.join(d.name for d in DType)}"
+    )
+
+
+def check_output(output: ArrayView, name: str) -> None:
+    """Check that every element of an output can be written.
+
+    Raises:
+        UsageError: It is read-only, or several of its elements share memory.
+    """
+    if not output.writable:
+        raise UsageError(f"{name} is read-only")
+    if any(
+        stride == 0 and size > 1
+        for size, stride in zip(output.shape, output.strides_bytes, strict=True)
+    ):
+        raise UsageError(f"{name} is expanded: its elements share memory; pass {name}.clone()")
+
+
+def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
+    """Check that two arrays do not overlap in part; the very same elements are fine.
+
+    Raises:
+        UsageError: They overlap in part.
+    """
+    same = (first.ptr, first.shape, first.strides_bytes)
+    if same == (second.ptr, second.shape, second.strides_bytes) or not _overlap(first, second):
+        return
+    if first.dense and second.dense and (first.ptr, first.numel) == (second.ptr, second.numel):
+        return
+    raise UsageError(f"{what} overlap in part; pass separate memory, or the same for both")
+
+
+def _overlap(first: ArrayView, second: ArrayView) -> bool:
+    if first.numel == 0 or second.numel == 0:
+        return False
+    if first.dense and second.dense:
+        return (
+            first.ptr < second.ptr + second.num_bytes and second.ptr < first.ptr + first.num_bytes
+        )
+    try:
+        return np.shares_memory(_bounds(first), _bounds(second), max_work=_SHARING_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Interface:
+    """NumPy's view of memory that is looked at, never touched."""
+
+    def __init__(self, array: ArrayView) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.ptr, True),
+            "typestr": f"|V{ITEMSIZE[array.dtype]}",
+            "shape": array.shape,
+            "strides": array.strides_bytes,
+        }
+
+
+def _bounds(array: ArrayView) -> np.ndarray[Any, Any]:
+    return np.asarray(_Interface(array))
+
+
+def dense_copy(array: ArrayView, *, fill: bool) -> ArrayView:
+    """Return a dense array of the same shape: with the elements, or for results to come."""
+    source = array.source
+    copy: Array
+    if isinstance(source, torch.Tensor):
+        copy = torch.empty(source.shape, dtype=source.dtype)
+        if fill:
+            copy.copy_(source.detach())
+    else:
+        copy = np.empty(source.shape, dtype=source.dtype)
+        if fill:
+            copy[...] = source
+    return view(copy, "copy")
+
+
+def copy_back(array: ArrayView, dense: ArrayView) -> None:
+    """Write the elements of a dense copy where the user wants them."""
+    target, result = array.source, dense.source
+    if isinstance(target, torch.Tensor) and isinstance(result, torch.Tensor):
+        target.detach().copy_(result)
+    elif isinstance(target, np.ndarray):
+        target[...] = result

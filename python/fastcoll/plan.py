@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of one call: what the C++ core needs to run it, equal on every rank.
+
+Decides the fields and how a plan is shown. Knows nothing of how a plan is chosen or run.
+"""
+
+from dataclasses import dataclass
+
+from fastcoll.types import Algorithm, DType, Op, Verb
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One call, fully decided; the fields are those of `_C.Plan`, in its order.
+
+    Attributes:
+        numel: Elements of the message (see `fastcoll.types.Request`).
+        segment_bytes: Staged bytes of one segment.
+        fast_numerics: The order of a float reduction is free.
+        inline: Data and flag travel in one cache line; for the smallest messages.
+    """
+
+    verb: Verb
+    dtype: DType
+    op: Op
+    algorithm: Algorithm
+    numel: int
+    root: int
+    segment_bytes: int
+    fast_numerics: bool
+    inline: bool
+
+    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool]:
+        """Return the positional arguments of `_C.Plan`."""
+        return (
+            int(self.verb),
+            int(self.dtype),
+            int(self.op),
+            int(self.algorithm),
+            self.numel,
+            self.root,
+            self.segment_bytes,
+            self.fast_numerics,
+            self.inline,
+        )
+
+    def describe(self) -> str:
+        """Return the plan as one line of text."""
+        words = [self.verb.name, f"{self.numel} x {self.dtype.name}"]
+        if self.verb in (Verb.all_reduce, Verb.reduce_scatter):
+            words.append(self.op.name)
+        if self.verb is Verb.broadcast:
+            words.append(f"root {self.root}")
+        words.append(f"-> {self.algorithm.name}")
+        words.append("inline" if self.inline else f"segments of {self.segment_bytes} bytes")
+        if self.fast_numerics:
+            words.append("fast numerics")
+        return " ".join(words)

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to a plan; a pure function of what all ranks know to be equal."""
+
+from fastcoll.selection.select import Candidate, Choice, select
+
+__all__ = ["Candidate", "Choice", "select"]

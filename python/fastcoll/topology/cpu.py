@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process can see of the CPUs: how many, which NUMA nodes, which caches.
+
+Reads the scheduler and sysfs and never raises: what can't be read is left out. Knows nothing of
+ranks.
+"""
+
+import math
+import os
+from pathlib import Path
+
+_NODES = Path("/sys/devices/system/node")
+_CPUS = Path("/sys/devices/system/cpu")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def cpu_quota() -> int:
+    """Return how many CPUs this process's cgroup may keep busy; all of them without a quota."""
+    quota, _, period = _read(_QUOTA).partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return max(1, math.ceil(int(quota) / int(period)))
+    return os.cpu_count() or 1
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may keep busy: its affinity, cut by a cgroup quota."""
+    return min(len(os.sched_getaffinity(0)), cpu_quota())
+
+
+def numa_nodes() -> dict[int, str]:
+    """Return the CPU list of each NUMA node, as the kernel writes it ("0-3,8-11")."""
+    return {
+        int(path.name[4:]): _read(path / "cpulist")
+        for path in sorted(_NODES.glob("node[0-9]*"))
+        if path.name[4:].isdigit()
+    }
+
+
+def cache_sizes() -> dict[str, str]:
+    """Return the caches of one usable CPU: {"L1 Data": "32K", "L2 Unified": "2048K", ...}."""
+    cpu = min(os.sched_getaffinity(0))
+    sizes = {}
+    for path in sorted(_CPUS.glob(f"cpu{cpu}/cache/index[0-9]*")):
+        level, kind, size = (_read(path / name) for name in ("level", "type", "size"))
+        if level and size:
+            sizes[f"L{level} {kind}"] = size
+    return sizes
+
+
+def model_name() -> str:
+    """Return the CPU's name, or an empty string."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Processor"):
+            return value.strip()
+    return ""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codes that Python and C++ share, and what a call asks for.
+
+Decides the numbers of dtypes, operations, verbs and algorithms (csrc/dtypes.h holds the same
+numbers; a test pins them) and which operation means something for which dtype. Knows nothing
+of groups, memory or processes.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import torch
+from torch.distributed import ReduceOp
+
+Numerics = Literal["same_bits", "fast"]
+
+
+class DType(IntEnum):
+    """Element types."""
+
+    float32 = 0
+    float64 = 1
+    float16 = 2
+    bfloat16 = 3
+    float8_e4m3fn = 4
+    float8_e5m2 = 5
+    int8 = 6
+    uint8 = 7
+    int16 = 8
+    int32 = 9
+    int64 = 10
+    bool = 11
+    complex64 = 12
+    complex128 = 13
+    uint16 = 14
+    uint32 = 15
+    uint64 = 16
+
+
+class Op(IntEnum):
+    """Reductions, in the order of torch's RedOpType."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+
+class Verb(IntEnum):
+    """What a call does."""
+
+    all_reduce = 0
+    reduce_scatter = 1
+    all_gather = 2
+    broadcast = 3
+    barrier = 4
+
+
+class Algorithm(IntEnum):
+    """How a call does it."""
+
+    one_shot = 0
+    two_shot = 1
+    ring = 2
+    chain = 3
+    direct = 4
+
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}
+FROM_TORCH: dict[torch.dtype, DType] = {value: key for key, value in TORCH_DTYPES.items()}
+ITEMSIZE: dict[DType, int] = {key: value.itemsize for key, value in TORCH_DTYPES.items()}
+# torch's members in the order of Op: what users pass as op=.
+REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)
+
+FLOAT_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith(("float", "bfloat")))
+COMPLEX_DTYPES = frozenset((DType.complex64, DType.complex128))
+INTEGER_DTYPES = frozenset(DType) - FLOAT_DTYPES - COMPLEX_DTYPES - {DType.bool}
+
+
+def supported_ops(dtype: DType) -> tuple[Op, ...]:
+    """Return the reductions that have a meaning for `dtype`."""
+    if dtype in FLOAT_DTYPES:
+        return (Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX)
+    if dtype in COMPLEX_DTYPES:
+        return (Op.SUM, Op.AVG)
+    return tuple(op for op in Op if op is not Op.AVG)
+
+
+def order_matters(dtype: DType, op: Op) -> bool:
+    """Return whether the order of the ranks can change the bits of the result."""
+    if op in (Op.MIN, Op.MAX):
+        return False
+    return dtype in FLOAT_DTYPES or dtype in COMPLEX_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call as every rank of the group sees it: only fields that are equal on all ranks.
+
+    Attributes:
+        numel: Elements of the message: the tensor of all_reduce and broadcast, the output of
+            reduce_scatter, the input of all_gather, 0 for barrier.
+        root: Group rank that sends in a broadcast, else 0.
+        algorithm: "auto" or the name of an Algorithm.
+        num_cpus: CPUs that the ranks have between them, agreed when the group was made.
+    """
+
+    verb: Verb
+    dtype: DType
+    op: Op
+    numel: int
+    root: int
+    world_size: int
+    algorithm: str
+    numerics: Numerics
+    num_cpus: int
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that one rank publishes for its peers to read."""
+        parts = self.world_size if self.verb is Verb.reduce_scatter else 1
+        return parts * self.numel * ITEMSIZE[self.dtype]
+
+
+__all__ = [
+    "COMPLEX_DTYPES",
+    "FLOAT_DTYPES",
+    "FROM_TORCH",
+    "INTEGER_DTYPES",
+    "ITEMSIZE",
+    "REDUCE_OPS",
+    "TORCH_DTYPES",
+    "Algorithm",
+    "DType",
+    "Numerics",
+    "Op",
+    "ReduceOp",
+    "Request",
+    "Verb",
+    "order_matters",
+    "supported_ops",
+]

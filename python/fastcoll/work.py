@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous calls: the handle a user gets, and the queue behind it.
+
+Decides in which thread a queued call runs: first in, first out within a group, at most one
+thread per group with queued calls, from one pool for the process. Must not know what a call does.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.memory.array import Array
+
+
+class _Pool:
+    """The process's worker threads, started when there is work for them.
+
+    Never all busy: a group that waited for a thread would keep its peers waiting for it.
+    """
+
+    _MAX_THREADS = 4096
+
+    def __init__(self) -> None:
+        self.forget()
+        # A forked child has none of the threads.
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, task: Callable[..., object], *args: object) -> None:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._MAX_THREADS, "fastcoll")
+            self._executor.submit(task, *args)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown(wait=False)
+            self._executor = None
+
+
+_pool = _Pool()
+
+
+def close_pool() -> None:
+    """Let the worker threads end when their work is done; new work starts new ones."""
+    _pool.close()
+
+
+class Work:
+    """A call that was started with `async_op=True`."""
+
+    def __init__(self, run: Callable[[], None], outputs: list[Array]) -> None:
+        self._run: Callable[[], None] | None = run
+        self._outputs = outputs
+        self._error: Exception | None = None
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait until the call is complete.
+
+        Args:
+            timeout: Seconds to wait here; None or 0 wait as long as the call itself may take.
+
+        Returns:
+            True.
+
+        Raises:
+            FastcollError: What the call raised.
+            CollectiveTimeout: `timeout` ran out; the call goes on.
+        """
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        if not self._done.wait(timeout or None):
+            raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the call is over, well or not."""
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Return whether the call is over and went well."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Return what the call raised; None while it runs or if it went well."""
+        return self._error if self._done.is_set() else None
+
+    def result(self) -> list[Array]:
+        """Wait, then return the outputs."""
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self._done.is_set():
+                    self._complete(self._future)
+            return self._future
+
+    def _execute(self) -> None:
+        """Run the call; the outcome waits for `_finish`."""
+        try:
+            if self._run is not None:
+                self._run()
+        except Exception as error:
+            self._error = error
+        self._run = None  # lets go of the inputs
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._done.set()
+            future = self._future
+        if future is not None:
+            # Not in this thread: a callback may start further calls of the group and wait.
+            _pool.submit(self._complete, future)
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        if self._error is None:
+            future.set_result(self._outputs)
+        else:
+            future.set_exception(self._error)
+
+
+class _Owner(Protocol):
+    """The group whose calls are queued; it is told while there are any."""
+
+    def async_begin(self) -> None: ...
+
+    def async_end(self) -> None: ...
+
+
+class CallQueue:
+    """The calls of one group that wait for their turn."""
+
+    def __init__(self, owner: _Owner) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._waiting: deque[Work] = deque()
+        self._num_pending = 0  # waiting or running
+        self._has_thread = False
+
+    def idle(self) -> bool:
+        """Return whether a call may run at once, ahead of nothing."""
+        return self._num_pending == 0
+
+    def submit(self, run: Callable[[], None], outputs: list[Array]) -> Work:
+        """Queue a call."""
+        work = Work(run, outputs)
+        with self._lock:
+            if not self._has_thread:
+                try:
+                    _pool.submit(self._drain)
+                except RuntimeError as error:
+                    raise FastcollError(f"no thread for an asynchronous call: {error}") from error
+                self._has_thread = True
+            self._owner.async_begin()
+            self._num_pending += 1
+            self._waiting.append(work)
+        return work
+
+    def join(self) -> None:
+        """Wait until everything that was queued is over, well or not."""
+        with self._lock:
+            last = self._waiting[-1] if self._waiting else None
+        if last is not None:
+            last._done.wait()
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._has_thread = False
+                    return
+                work = self._waiting[0]
+            work._execute()
+            with self._lock:
+                self._waiting.popleft()
+                self._num_pending -= 1
+                self._owner.async_end()
+            # Only now: who waited for it finds the group idle and calls without a detour.
+            work._finish()

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by test.sh and demo.sh: enters the virtual environment, made at first use, and installs
+# the checkout into it with the tested versions. FASTCOLL_VENV names another place than .venv.
+
+install_checkout() { # extras
+  local venv=${FASTCOLL_VENV:-$PWD/.venv} python=${PYTHON:-python3}
+  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "fastcoll needs Python 3.11 or newer; name one with PYTHON=..." >&2
+    return 1
+  fi
+  if ! command -v "${CXX:-g++}" >/dev/null; then
+    echo "fastcoll needs a C++20 compiler (g++ or clang++); name one with CXX=..." >&2
+    return 1
+  fi
+  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  PATH="$venv/bin:$PATH"
+  # A module deleted from the checkout would be installed again from an earlier build.
+  [ ! -d build ] || find build -name '*.py' -delete
+  echo "Installing fastcoll[$1] into $venv"
+  python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[$1]"
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs the checkout into a virtual environment and runs the tests.
+#   scripts/test.sh          the quick suite
+#   scripts/test.sh --rest   what the quick suite leaves out: slow tests, native C++ programs
+#   scripts/test.sh --all    both
+# Further arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/setup_venv.sh
+
+select=(-m "not slow and not native")
+case ${1:-} in
+  --all) select=(); shift ;;
+  --rest) select=(-m "slow or native"); shift ;;
+esac
+
+install_checkout test
+exec python -m pytest -q "${select[@]}" "$@"

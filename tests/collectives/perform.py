@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective calls made: by the ranks of a pool, against the oracle's results.
+
+Decides the memory that arguments lie in (guard bytes around it, outputs poisoned before the call)
+and what besides the result is checked: inputs stay as they were, nothing outside an output is
+written. Must not know how the library runs a call.
+"""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from calls import Call, Place, difference, expected, words_in
+
+import oracle
+from harness import Pool, Rank
+
+_GUARD_BYTES = 64
+_POISON = 0xA5
+_ARENA_BYTES = 320 << 20  # address space; pages come when they are touched
+_arenas: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
+
+
+def check(pool: Pool, calls: Iterable[Call], batch: int = 200) -> int:
+    """Run calls on every rank of a pool, compare all outputs; the number of calls.
+
+    The oracle works while the ranks do.
+    """
+    todo = list(calls)
+    for first in range(0, len(todo), batch):
+        part = todo[first : first + batch]
+        pool.start(perform_all, part)
+        wants = [expected(call, pool.world_size) for call in part]
+        problems = compare(part, wants, pool.finish())
+        assert not problems, f"{len(problems)} wrong results:\n" + "\n".join(problems[:12])
+    return len(todo)
+
+
+Result = tuple[np.ndarray, str]  # the bits of the output; what else is wrong, or nothing
+
+
+def compare(
+    calls: Sequence[Call], wants: Sequence[Sequence[np.ndarray]], results: Sequence[list[Result]]
+) -> list[str]:
+    """What is wrong with the results that the ranks returned."""
+    problems = []
+    for rank, rows in enumerate(results):
+        for call, want, (words, problem) in zip(calls, wants, rows, strict=True):
+            found = problem or difference(call, len(results), rank, want[rank], words)
+            problems += [found] if found else []
+    return problems
+
+
+def perform_all(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+    """Make calls one after another on the rank's default group."""
+    results = []
+    for number, call in enumerate(calls):
+        try:
+            results.append(Started(rank.comm, call).result())
+        except BaseException as error:
+            error.add_note(f"in call {number} of {len(calls)}: {call}")
+            raise
+    return results
+
+
+def arena_of(comm: Any) -> torch.Tensor:
+    """This group's symmetric memory for tests; collective at first use."""
+    if comm not in _arenas:
+        _arenas[comm] = comm.empty((_ARENA_BYTES,), dtype=torch.uint8)
+    return _arenas[comm]
+
+
+class Memory:
+    """An argument's memory: a tensor or array in the middle of poisoned bytes."""
+
+    def __init__(self, dtype: str, numel: int, place: Place, arena: torch.Tensor | None) -> None:
+        """Lay `numel` elements at a place; `arena` is what a symmetric place is cut from."""
+        arena = arena if place.kind == "symmetric" else None
+        self._size = oracle.itemsize(dtype)
+        self._word = oracle.word_of(dtype)
+        torch_dtype = getattr(torch, dtype)
+        step = 2 if place.kind == "strided" else 1
+        unit = 1 if place.kind in ("private", "numpy") else self._size
+        start = _GUARD_BYTES + place.offset * unit
+        stop = start + numel * step * self._size
+        if arena is None:
+            self._bytes = np.empty(stop + _GUARD_BYTES, np.uint8)
+        else:
+            assert stop + _GUARD_BYTES <= arena.numel(), "the tests' arena is too small"
+            self._bytes = arena.numpy()[: stop + _GUARD_BYTES]
+        self._bytes[:] = _POISON
+        self._before, inner, self._after = np.split(self._bytes, [start, stop])
+        cells = inner.reshape(numel, step * self._size)
+        self._cells, self._gaps = cells[:, : self._size], cells[:, self._size :]
+        if arena is not None:
+            whole: Any = arena[start:stop].view(torch_dtype)
+        elif place.kind == "numpy":
+            whole = inner.view(np.dtype(dtype))
+        elif numel == 0:
+            whole = torch.empty(0, dtype=torch_dtype)
+        else:
+            count = numel * step
+            whole = torch.frombuffer(self._bytes, dtype=torch_dtype, count=count, offset=start)
+        self.array = whole[::step]
+
+    def words(self) -> np.ndarray:
+        """The bits of the elements, in an array of its own."""
+        return self._cells.flatten().view(self._word)
+
+    def fill(self, words: np.ndarray, first: int = 0) -> None:
+        """Put words in, from an element on."""
+        rows = words.view(np.uint8).reshape(-1, self._size)
+        self._cells[first : first + len(rows)] = rows
+
+    def untouched_around(self) -> bool:
+        """Whether everything around the elements still holds the poison."""
+        return all((part == _POISON).all() for part in (self._before, self._gaps, self._after))
+
+
+class Started:
+    """A call that was made on this rank, and may still be under way.
+
+    Attributes:
+        work: What the library returned: None unless `async_op`.
+    """
+
+    def __init__(self, comm: Any, call: Call, async_op: bool = False) -> None:
+        self._call, self._rank = call, comm.rank
+        rank, world, place = comm.rank, comm.world_size, call.place(comm.rank)
+        halves: tuple[torch.Tensor | None, ...] = (None, None)
+        if any("symmetric" in some.kinds for some in call.places):
+            halves = arena_of(comm).chunk(2)  # collective: also where this rank needs none
+        num_in, num_out = call.numels(world)
+        shared = place.in_place or call.verb == "broadcast"
+        there = place if shared else place.output or place
+        num_out_here = max(num_in, num_out) if shared else num_out
+        self._output = Memory(call.dtype, num_out_here, there, halves[0])
+        self._input = self._output if shared else Memory(call.dtype, num_in, place, halves[1])
+        # In place, the smaller argument is this rank's chunk of the larger one.
+        self._first = rank * call.numel if shared and num_in != num_out else 0
+        self._given = words_in(call, rank, world)
+        gives = call.verb != "broadcast" or rank == call.root
+        if gives:
+            self._input.fill(self._given, self._first if num_in < num_out else 0)
+        part = slice(self._first, self._first + call.numel)
+        ins, outs = self._input.array, self._output.array
+        if shared:
+            ins = ins[part] if num_in < num_out else ins
+            outs = outs[part] if num_out < num_in else outs
+        self.work = make(comm, call, ins, outs, async_op)
+
+    def result(self) -> Result:
+        """Wait if it is asynchronous; the bits of the output, and what else is wrong."""
+        if self.work is not None:
+            self.work.wait()
+        words = self._output.words()
+        scattered_in_place = self._input is self._output and self._call.verb == "reduce_scatter"
+        kept = words if scattered_in_place else self._input.words()
+        problem = ""
+        if not (self._output.untouched_around() and self._input.untouched_around()):
+            problem = "wrote outside its output"
+        if scattered_in_place:
+            lanes = oracle.lanes(self._call.dtype)
+            first, last = self._first * lanes, (self._first + self._call.numel) * lanes
+            words = words[first:last].copy()
+            kept[first:last] = self._given[first:last]
+        if (scattered_in_place or self._input is not self._output) and not np.array_equal(
+            kept, self._given
+        ):
+            problem = "changed its input"
+        return words, problem and f"{self._call} on rank {self._rank} {problem}"
+
+
+def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
+    """Hand a call with these arguments to the library."""
+    import fastcoll
+
+    # Defaults are left out: what is given takes a slower way through the library.
+    given = {"algorithm": call.algorithm != "auto", "numerics": call.numerics is not None}
+    options: dict[str, Any] = {
+        name: getattr(call, name) for name, wanted in given.items() if wanted
+    }
+    if async_op:
+        options["async_op"] = True
+    op = getattr(fastcoll.ReduceOp, call.op)
+    if call.verb == "all_reduce":
+        if ins is not outs:
+            options["out"] = outs
+        return fastcoll.all_reduce(ins, op, comm, **options)
+    if call.verb == "reduce_scatter":
+        return fastcoll.reduce_scatter_tensor(outs, ins, op, comm, **options)
+    if call.verb == "all_gather":
+        return fastcoll.all_gather_into_tensor(outs, ins, comm, **options)
+    return fastcoll.broadcast(ins, call.root, comm, **options)

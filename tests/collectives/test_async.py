@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls with async_op=True: the handle, the order, what they share with calls that wait."""
+
+import gc
+import random
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import Call, Place, expected
+from perform import Result, Started, compare
+
+import oracle
+from harness import Pools, Rank, attempt
+
+
+def handle(rank: Rank) -> dict[str, Any]:
+    import fastcoll
+
+    tensor = torch.full((3,), float(rank.rank))
+    work = fastcoll.all_reduce(tensor, async_op=True)
+    facts = {"is a Work": isinstance(work, fastcoll.Work), "wait": work.wait()}
+    facts["after wait"] = work.is_completed()
+    facts["value"] = tensor.tolist()
+    facts["again"] = work.wait()
+    second = torch.ones(2)
+    future = fastcoll.all_reduce(second, async_op=True).get_future()
+    values = future.wait()
+    facts["future"] = [value.tolist() for value in values]
+    facts["same tensor"] = values[0] is second
+    facts["then"] = (
+        fastcoll.all_reduce(torch.ones(1), async_op=True)
+        .get_future()
+        .then(lambda done: done.value()[0].item() + 1)
+        .wait()
+    )
+    facts["none when not asynchronous"] = fastcoll.all_reduce(torch.ones(1)) is None
+    facts["barrier"] = fastcoll.barrier(async_op=True).wait()
+    return facts
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_handle(pools: Pools, world: int) -> None:
+    total = world * (world - 1) / 2
+    for facts in pools(world).run(handle):
+        assert facts == {
+            "is a Work": True,
+            "wait": True,
+            "after wait": True,
+            "value": [total] * 3,
+            "again": True,
+            "future": [[float(world)] * 2],
+            "same tensor": True,
+            "then": world + 1.0,
+            "none when not asynchronous": True,
+            "barrier": True,
+        }
+
+
+def late_peer(rank: Rank) -> list[Any]:
+    """Rank 0 asks before rank 1 has come: not complete, and it does not wait."""
+    import fastcoll
+
+    if rank.rank == 1:
+        time.sleep(0.5)
+    start = time.monotonic()
+    tensor = torch.ones(1)
+    work = fastcoll.all_reduce(tensor, async_op=True)
+    took_s = time.monotonic() - start
+    early = work.is_completed()
+    end = time.monotonic() + 10
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.001)
+    return [took_s < 0.4, early, work.is_completed(), tensor.item()]
+
+
+def test_the_call_does_not_wait_for_the_peers(pools: Pools) -> None:
+    first, second = pools(2).run(late_peer)
+    assert first == [True, False, True, 2.0]
+    assert second[2:] == [True, 2.0]
+
+
+def asynchronous_calls(world: int, count: int, seed: int) -> list[Call]:
+    rng = random.Random(seed)
+    calls = []
+    for number in range(count):
+        verb = rng.choice(["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+        dtype = rng.choice(oracle.DTYPES)
+        kind = rng.choice(["private", "strided"])
+        place = Place(kind, rng.randrange(4), kind == "private" and rng.random() < 0.5)
+        numel = rng.choice([1, 9, 700, 40_001])
+        root = rng.randrange(world) if verb == "broadcast" else 0
+        calls.append(Call(verb, dtype, numel, root=root, places=(place,), seed=number))
+    return calls
+
+
+def all_at_once(rank: Rank, calls: list[Call], mixing: str) -> list[Result]:
+    """Start all calls, then look at the results from the last to the first."""
+    own = random.Random(rank.rank)
+
+    def asynchronous(number: int) -> bool:
+        if mixing == "some of them wait, the same on each rank":
+            return number % 3 != 0
+        return mixing == "none waits" or own.random() < 0.5
+
+    started = [
+        Started(rank.comm, call, async_op=asynchronous(number)) for number, call in enumerate(calls)
+    ]
+    return [one.result() for one in started[::-1]][::-1]
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    ["none waits", "some of them wait, the same on each rank", "other ones wait on each rank"],
+)
+def test_calls_run_in_the_order_they_were_made(pools: Pools, mixing: str) -> None:
+    calls = asynchronous_calls(3, 60, 1)
+    wants = [expected(call, 3) for call in calls]
+    assert not compare(calls, wants, pools(3).run(all_at_once, calls, mixing))
+
+
+def one_after_the_other(rank: Rank, rounds: int) -> list[float]:
+    """Calls that depend on each other through one tensor: the order shows in the value."""
+    import fastcoll
+
+    tensor = torch.ones(1, dtype=torch.float64)
+    value = 1.0
+    for number in range(rounds):
+        fastcoll.all_reduce(tensor, async_op=True)
+        fastcoll.broadcast(tensor, number % rank.world_size, async_op=True)
+        fastcoll.all_reduce(tensor, fastcoll.ReduceOp.MAX)
+        value *= rank.world_size
+        tensor.fill_(min(tensor.item(), value) + rank.rank)
+        fastcoll.broadcast(tensor, 0)
+    return [tensor.item(), value]
+
+
+def test_a_waiting_call_comes_after_those_before_it(pools: Pools) -> None:
+    for got, want in pools(2).run(one_after_the_other, 40):
+        assert got == want
+
+
+def let_go(rank: Rank) -> list[float]:
+    """Nobody keeps the arguments: neither tensors nor handles."""
+    import fastcoll
+
+    outputs = []
+    for number in range(20):
+        out = torch.empty(50_000)
+        fastcoll.all_reduce(torch.full((50_000,), float(number)), out=out, async_op=True)
+        fastcoll.all_reduce(torch.full((50_000,), 7.0), async_op=True)
+        outputs.append(out)
+        if number % 7 == 0:
+            gc.collect()
+    fastcoll.barrier()
+    return [out.mean().item() for out in outputs]
+
+
+def test_arguments_are_kept_alive(pools: Pools) -> None:
+    assert pools(2).run(let_go) == [[2.0 * number for number in range(20)]] * 2
+
+
+def many_groups(rank: Rank, count: int) -> list[float]:
+    """Pending calls on many groups at once, waited for in another order."""
+    groups = [rank.comm.new_group() for _ in range(count)]
+    tensors = [torch.full((1000,), float(number)) for number in range(count)]
+    works = [
+        group.all_reduce(tensor, async_op=True)
+        for group, tensor in zip(groups, tensors, strict=True)
+    ]
+    for work in works[::-1]:
+        work.wait()
+    for group in groups:
+        group.close()
+    return [tensor[0].item() for tensor in tensors]
+
+
+def test_many_groups_at_once(pools: Pools) -> None:
+    assert pools(2).run(many_groups, 12) == [[2.0 * number for number in range(12)]] * 2
+
+
+def close_with_pending(rank: Rank) -> float:
+    """Closing a group completes what was queued."""
+    group = rank.comm.new_group()
+    tensor = torch.full((100_000,), 1.0)
+    works = [group.all_reduce(tensor, async_op=True) for _ in range(5)]
+    group.close()
+    assert all(work.is_completed() for work in works)
+    return tensor.mean().item()
+
+
+def test_closing_completes_what_was_queued(pools: Pools) -> None:
+    assert pools(2).run(close_with_pending) == [32.0, 32.0]
+
+
+def fail(rank: Rank) -> dict[str, Any]:
+    import fastcoll
+
+    facts: dict[str, Any] = {}
+    try:
+        fastcoll.all_reduce(torch.ones(3), out=torch.ones(2), async_op=True)
+    except fastcoll.UsageError as error:
+        facts["at once"] = "shape" in str(error)
+    group = fastcoll.new_group(timeout_s=0.5)
+    if rank.rank == 0:
+        work = group.all_reduce(torch.ones(3), async_op=True)
+        try:
+            work.wait()
+        except fastcoll.CollectiveTimeout as error:
+            facts["later"] = error.ranks
+        facts["completed"] = work.is_completed()
+        try:
+            work.get_future().wait()
+        except Exception as error:
+            facts["future"] = "CollectiveTimeout" in repr(error) or "all_reduce" in str(error)
+    else:
+        time.sleep(1)
+    group.close()
+    good = np.ones(2)
+    fastcoll.all_reduce(good)
+    facts["default group"] = good.tolist()
+    return facts
+
+
+def test_errors_come_at_once_or_from_wait(pools: Pools) -> None:
+    first, second = pools(2).run(fail)
+    assert first == {
+        "at once": True,
+        "later": (1,),
+        "completed": True,
+        "future": True,
+        "default group": [2.0, 2.0],
+    }
+    assert second == {"at once": True, "default group": [2.0, 2.0]}
+
+
+def from_a_callback(rank: Rank) -> list[float]:
+    """What is called when a call is done may call again, and wait."""
+    import fastcoll
+
+    def again(done: torch.futures.Future) -> float:
+        tensor = done.value()[0]
+        fastcoll.all_reduce(tensor)
+        fastcoll.all_reduce(tensor, async_op=True).wait()
+        return tensor.item()
+
+    first = fastcoll.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+    return [first.wait(), first.wait()]
+
+
+def test_a_callback_may_call(pools: Pools) -> None:
+    assert pools(2).run(from_a_callback) == [[8.0, 8.0]] * 2
+
+
+def limits(rank: Rank) -> list[Any]:
+    """The limit of a queued call starts when it runs; Work.wait has one of its own."""
+    import fastcoll
+
+    tensors = [torch.ones(3) for _ in range(4)]
+    if rank.rank == 0:
+        works = [fastcoll.all_reduce(one, async_op=True, timeout_s=0.7) for one in tensors]
+        early = [attempt(works[0].wait, 0.05), attempt(works[0].wait, timedelta(seconds=0.05))]
+        late = [attempt(work.wait) for work in works]
+        kinds = [one.kind for one in (*early, *late)]
+    else:
+        kinds = []
+        for one in tensors:
+            time.sleep(0.4)
+            fastcoll.all_reduce(one)
+    return [kinds, [one[0].item() for one in tensors]]
+
+
+def test_limits(pools: Pools) -> None:
+    first, second = pools(2).run(limits)
+    assert first == [["CollectiveTimeout"] * 2 + [""] * 4, [2.0] * 4]
+    assert second == [[], [2.0] * 4]

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups beside the default one: subgroups, torch's process groups, their ends in any order."""
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from calls import Call, Place, expected
+from perform import Result, Started, compare
+
+from harness import Attempt, Pools, Rank, attempt
+
+
+def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:
+    """Make groups and sum the default ranks of their members in each; None where not a member."""
+    import fastcoll
+
+    results: list[Any] = []
+    for ranks in groups:
+        group = fastcoll.new_group(ranks)
+        tensor = torch.full((5,), float(rank.rank))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fastcoll.all_reduce(tensor, group=group)
+        if rank.rank in ranks:
+            assert isinstance(group, fastcoll.Communicator)
+            assert (group.rank, group.world_size) == (sorted(ranks).index(rank.rank), len(ranks))
+            results.append(tensor[0].item())
+            group.close()
+        else:
+            assert group == dist.GroupMember.NON_GROUP_MEMBER
+            assert tensor.tolist() == [rank.rank] * 5
+            assert "not in the group" in str(caught[0].message)
+            results.append(None)
+    return results
+
+
+def test_subgroups(pools: Pools) -> None:
+    groups = [[0, 1], [1, 2, 3], [0, 2], [3], [0, 1, 2, 3], [3, 1]]
+    results = pools(4).run(sums, groups)
+    for rank, row in enumerate(results):
+        assert row == [float(sum(ranks)) if rank in ranks else None for ranks in groups]
+
+
+def close_in_any_order(rank: Rank, count: int) -> list[float]:
+    """Groups over the same ranks, closed in another order on each rank, used in between."""
+    groups = [rank.comm.new_group() for _ in range(count)]
+    values = []
+    for round_number in range(2):
+        for number, group in enumerate(groups):
+            tensor = torch.full((300,), float(number + round_number))
+            group.all_reduce(tensor)
+            values.append(tensor[7].item())
+    order = list(range(count))
+    random.Random(rank.rank).shuffle(order)
+    for number in order:
+        groups[number].close()
+        groups[number].close()  # closing twice does nothing
+    return values
+
+
+def test_groups_are_closed_in_any_order(pools: Pools) -> None:
+    wanted = [3.0 * (number + late) for late in range(2) for number in range(9)]
+    assert pools(3).run(close_in_any_order, 9) == [wanted] * 3
+
+
+def nested(rank: Rank) -> list[float]:
+    """A group made from a group, which it outlives."""
+    outer = rank.comm.new_group([1, 2, 3])
+    if outer is None:
+        return []
+    inner = outer.new_group([0, 2])
+    outer.close()
+    if inner is None:
+        return []
+    tensor = torch.tensor([float(rank.rank)])
+    inner.all_reduce(tensor)
+    inner.broadcast(tensor, 1)
+    inner.close()
+    return tensor.tolist()
+
+
+def test_a_group_outlives_the_one_it_was_made_from(pools: Pools) -> None:
+    assert pools(4).run(nested) == [[], [4.0], [], [4.0]]
+
+
+def misuse(rank: Rank) -> dict[str, Attempt]:
+    """Every one of these is a mistake that this rank can see by itself, or that all ranks see."""
+    import fastcoll
+
+    differing = [0, 1] if rank.rank else [0, 2]
+    group = rank.comm.new_group()
+    group.close()
+    tensor = torch.ones(2)
+    attempts = {
+        "no such rank": attempt(fastcoll.new_group, [0, 7]),
+        "empty": attempt(fastcoll.new_group, []),
+        "twice": attempt(fastcoll.new_group, [1, 1]),
+        "differing": attempt(fastcoll.new_group, differing),
+        "no group": attempt(fastcoll.all_reduce, torch.ones(1), group="world"),
+        "no root": attempt(fastcoll.broadcast, torch.ones(1), 3),
+        "negative root": attempt(fastcoll.broadcast, torch.ones(1), -1),
+        "closed": attempt(fastcoll.all_reduce, tensor, group=group),
+        "closed method": attempt(group.barrier),
+    }
+    assert tensor.tolist() == [1.0, 1.0]
+    fastcoll.all_reduce(tensor)
+    assert tensor.tolist() == [3.0, 3.0]
+    return attempts
+
+
+def test_mistakes_are_named_and_do_no_harm(pools: Pools) -> None:
+    words = {
+        "no such rank": "7",
+        "empty": "ranks",
+        "twice": "twice",
+        "differing": "new_group",
+        "no group": "process group",
+        "no root": "3",
+        "negative root": "-1",
+        "closed": "destroyed",
+        "closed method": "destroyed",
+    }
+    for attempts in pools(3).run(misuse):
+        for name, word in words.items():
+            one = attempts[name]
+            assert one.kind == ("DesyncError" if name == "differing" else "UsageError"), one
+            assert word in one.text
+
+
+def methods(rank: Rank) -> bool:
+    """The verbs as methods take torch's arguments without the group."""
+    comm, world = rank.comm, rank.world_size
+    part, whole = torch.full((2,), float(rank.rank)), torch.empty(2 * world)
+    comm.all_gather_into_tensor(whole, part)
+    gathered = whole.tolist() == [float(peer) for peer in range(world) for _ in range(2)]
+    comm.reduce_scatter_tensor(part, whole, dist.ReduceOp.MAX)
+    comm.barrier()
+    maximum = part.clone()
+    comm.all_reduce(maximum, op=dist.ReduceOp.PRODUCT, algorithm="chain")
+    comm.broadcast(part, src=world - 1)
+    return gathered and part.tolist() == [world - 1.0] * 2 and maximum.tolist() == [0.0] * 2
+
+
+def test_verbs_are_methods_too(pools: Pools) -> None:
+    assert pools(3).run(methods) == [True] * 3
+
+
+def fast_group(rank: Rank) -> list[Any]:
+    """A group's numerics holds where a call does not say otherwise."""
+    fast = rank.comm.new_group(numerics="fast", timeout_s=10)
+    tensor = torch.ones(9)
+    fast.all_reduce(tensor, algorithm="ring")
+    exact = attempt(fast.all_reduce, tensor, algorithm="ring", numerics="same_bits")
+    fast.all_reduce(tensor, numerics="same_bits")
+    fast.all_reduce(tensor)
+    inner = fast.new_group()
+    inner.all_reduce(tensor, algorithm="ring")
+    usual = attempt(rank.comm.all_reduce, tensor, algorithm="ring")
+    inner.close()
+    fast.close()
+    return [tensor[8].item(), exact.kind, usual.kind]
+
+
+def test_numerics_of_a_group(pools: Pools) -> None:
+    wanted = [81.0, "UnsupportedError", "UnsupportedError"]
+    assert pools(3).run(fast_group) == [wanted] * 3
+
+
+def torch_groups(rank: Rank, calls: list[Call], key: str) -> list[Any]:
+    """The same calls with group=<process group of torch>; also with a part of the ranks."""
+    import fastcoll
+
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(key, rank.store),
+        rank=rank.rank,
+        world_size=rank.world_size,
+    )
+    try:
+        results: list[Any] = []
+        whole = dist.group.WORLD
+        for number in range(3):
+            tensor = torch.full((4,), float(rank.rank + number))
+            fastcoll.all_reduce(tensor, group=whole)
+            results.append(tensor[0].item())
+        part = dist.new_group([1, 2])
+        if rank.rank in (1, 2):
+            tensor = torch.full((4,), float(rank.rank))
+            fastcoll.broadcast(tensor, src=2, group=part)  # torch's meaning: the global rank
+            results.append(tensor[0].item())
+            try:
+                fastcoll.broadcast(tensor, src=0, group=part)
+            except fastcoll.UsageError as error:
+                results.append("src=0" in str(error))
+        other = dist.new_group()
+        fastcoll.all_reduce(tensor, dist.ReduceOp.MAX, other)
+        results.append(tensor[0].item())
+        fastcoll.barrier(other)
+        # One after the other: the default group's own calls, and gloo's.
+        dist.all_reduce(tensor, group=other)
+        results += [Started(rank.comm, call).result() for call in calls]
+    finally:
+        dist.destroy_process_group()
+    return results
+
+
+def test_process_groups_of_torch(pools: Pools) -> None:
+    calls = [Call("all_reduce", "float32", 50, places=(Place(),), seed=3)]
+    results = pools(3).run(torch_groups, calls, "torch groups")
+    for rank, row in enumerate(results):
+        assert row[:3] == [3.0, 6.0, 9.0]
+        assert row[3:-2] == ([2.0, True] if rank in (1, 2) else [])
+        assert row[-2] == 9.0
+    rows: list[list[Result]] = [row[-1:] for row in results]
+    assert not compare(calls, [expected(calls[0], 3)], rows)
+
+
+@pytest.mark.slow
+def test_many_torch_groups_one_after_another(pools: Pools) -> None:
+    for number in range(5):
+        assert len(pools(2).run(one_torch_group, f"torch {number}")) == 2
+
+
+def one_torch_group(rank: Rank, key: str) -> float:
+    import fastcoll
+
+    store = dist.PrefixStore(key, rank.store)
+    dist.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world_size)
+    tensor = torch.ones(3)
+    fastcoll.all_reduce(tensor, group=dist.group.WORLD)
+    dist.destroy_process_group()
+    assert tensor.tolist() == [float(rank.world_size)] * 3
+    return tensor[0].item()

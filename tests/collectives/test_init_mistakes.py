@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes about the default group: each is named, and says what to call instead."""
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_init import BARE, launched, total
+
+from harness import Attempt, Rank, attempt
+
+
+def not_initialised(rank: Rank) -> list[str]:
+    import fastcoll
+
+    tensor = torch.ones(4)
+    calls: dict[str, Any] = {
+        "init": lambda: fastcoll.init(),
+        "all_reduce": lambda: fastcoll.all_reduce(tensor),
+        "reduce_scatter": lambda: fastcoll.reduce_scatter_tensor(tensor[:1], tensor),
+        "all_gather": lambda: fastcoll.all_gather_into_tensor(tensor, tensor[:1]),
+        "broadcast": lambda: fastcoll.broadcast(tensor, 0),
+        "barrier": lambda: fastcoll.barrier(),
+        "empty": lambda: fastcoll.empty(3),
+        "new_group": lambda: fastcoll.new_group([0]),
+        "asynchronous": lambda: fastcoll.all_reduce(tensor, async_op=True),
+    }
+    wrong = []
+    for name, call in calls.items():
+        try:
+            call()
+            wrong.append(f"{name} was accepted")
+        except fastcoll.UsageError as error:
+            if "fastcoll.init" not in str(error) or "torchrun" not in str(error):
+                wrong.append(f"{name}: {error}")
+    fastcoll.destroy()  # of nothing does nothing
+    assert tensor.tolist() == [1.0] * 4
+    return wrong
+
+
+def bad_arguments(rank: Rank) -> list[str]:
+    import fastcoll
+
+    store = rank.store
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"store": store}, "world_size"),
+        ({"store": store, "rank": 0}, "world_size"),
+        ({"rank": 0, "world_size": 1}, "store"),
+        ({"store": store, "rank": 1, "world_size": 1}, "rank"),
+        ({"store": store, "rank": -1, "world_size": 1}, "rank"),
+        ({"store": store, "rank": 0, "world_size": 0}, "world"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": 0}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": -3.0}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "numerics": "exact"}, "numerics"),
+        ({"group": "gloo"}, "group"),
+    ]
+    wrong = []
+    for options, word in cases:
+        try:
+            fastcoll.init(**options)
+            wrong.append(f"{options} was accepted")
+            fastcoll.destroy()
+        except fastcoll.UsageError as error:
+            if word not in str(error):
+                wrong.append(f"{options}: {error}")
+    too_many = {"store": store, "rank": 0, "world_size": 65}
+    try:
+        fastcoll.init(**too_many)
+        wrong.append("65 ranks were accepted")
+    except fastcoll.UnsupportedError as error:
+        if "64" not in str(error):
+            wrong.append(str(error))
+    return wrong
+
+
+def twice(rank: Rank) -> list[Any]:
+    import fastcoll
+
+    facts: list[Any] = []
+    options = {"rank": 0, "world_size": 1}
+    comm = fastcoll.init(store=dist.PrefixStore("a", rank.store), **options)
+    try:
+        fastcoll.init(store=dist.PrefixStore("b", rank.store), **options)
+    except fastcoll.UsageError as error:
+        facts.append("destroy" in str(error))
+    facts.append(total(rank))
+    fastcoll.destroy()
+    fastcoll.destroy()
+    facts.append(comm.closed)
+    with fastcoll.init(store=dist.PrefixStore("c", rank.store), **options):
+        facts.append(total(rank))
+        fastcoll.destroy()
+    return facts
+
+
+def test_mistakes_on_one_rank(fresh_pool: Any) -> None:
+    pool = fresh_pool(1, BARE)
+    assert pool.run(not_initialised) == [[]]
+    assert pool.run(bad_arguments) == [[]]
+    assert pool.run(twice) == [[True, 1.0, True, 1.0]]
+    assert pool.run(twice_differs) == [[True, True]]
+
+
+def twice_differs(rank: Rank) -> list[bool]:
+    """A broken environment is reported as such, not guessed around."""
+    import fastcoll
+
+    facts = []
+    for changes, word in (({"RANK": "x"}, "environment"), ({"RANK": "5"}, "RANK=5")):
+        launched(rank, 1)
+        os.environ.update(changes)
+        try:
+            fastcoll.all_reduce(torch.ones(1))
+        except fastcoll.UsageError as error:
+            facts.append(word in str(error))
+    return facts
+
+
+def bad_setting(rank: Rank, name: str, value: str) -> Attempt:
+    import fastcoll
+
+    os.environ[name] = value
+    return attempt(fastcoll.init, store=rank.store, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("name", ["FASTCOLL_SIMD", "FASTCOLL_NUMERICS", "FASTCOLL_LOG"])
+def test_a_senseless_variable_is_named(fresh_pool: Any, name: str) -> None:
+    [one] = fresh_pool(1, BARE).run(bad_setting, name, "nonsense")
+    assert one.kind == "UsageError", one
+    assert name in one.text
+    assert "nonsense" in one.text
+
+
+def disagreeing(rank: Rank) -> str:
+    import fastcoll
+
+    numerics = "fast" if rank.rank == 1 else "same_bits"
+    options = {"rank": rank.rank, "world_size": rank.world_size, "numerics": numerics}
+    try:
+        fastcoll.init(store=rank.store, **options)
+    except fastcoll.UsageError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_numerics_must_agree(fresh_pool: Any) -> None:
+    for text in fresh_pool(3, BARE).run(disagreeing):
+        assert "fast" in text
+        assert "same_bits" in text
+
+
+CLONE_NEWNET, CLONE_NEWIPC = 0x40000000, 0x08000000
+
+
+def from_elsewhere(rank: Rank, namespace: int) -> Attempt | str:
+    """Rank 1 goes where rank 0 can't be reached, as in another container."""
+    import fastcoll
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if rank.rank == 1 and libc.unshare(namespace) != 0:
+        os._exit(0)
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 5}
+    return attempt(fastcoll.init, store=rank.store, **options)
+
+
+@pytest.mark.parametrize("namespace", [CLONE_NEWNET, CLONE_NEWIPC])
+def test_ranks_of_two_nodes_are_refused(fresh_pool: Any, namespace: int) -> None:
+    first, second = fresh_pool(2, BARE).outcomes(from_elsewhere, namespace)
+    if second.exit_code == 0:
+        pytest.skip("this process may not make namespaces")
+    for outcome in (first, second):
+        assert outcome.value.kind == "UnsupportedError", outcome
+        assert "node" in outcome.value.text
+        assert outcome.value.seconds < 3

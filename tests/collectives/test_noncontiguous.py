@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors whose elements do not lie one after another: the result goes by position, not by memory.
+
+Decides the layouts: permuted, stepped, expanded, of no dimension; another one on each rank, and for
+input and output. What lies between the elements must stay as it was.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import Call, expected, words_in
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from perform import make
+
+import oracle
+from harness import Pools, Rank
+
+GAP = 77
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tensor of a shape lies in memory: which dimension is outermost, and its steps."""
+
+    order: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def lay(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """All the memory, and the float32 tensor of `shape` in it."""
+        whole = torch.full([shape[dim] * self.steps[dim] for dim in self.order], float(GAP))
+        cut = whole[tuple(slice(None, None, self.steps[dim]) for dim in self.order)]
+        return whole, cut.permute([self.order.index(dim) for dim in range(len(shape))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call whose arguments have these layouts on each rank."""
+
+    call: Call
+    shape: tuple[int, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...] | None  # None: in place
+
+
+def put(tensor: torch.Tensor, words: np.ndarray) -> None:
+    tensor.copy_(torch.from_numpy(words.view(np.float32).copy()).view(tensor.shape))
+
+
+def get(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.clone(memory_format=torch.contiguous_format).numpy().view(np.uint32).reshape(-1)
+
+
+def untouched(whole: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether the memory around the tensor's elements holds what it held; ends the tensor."""
+    tensor.fill_(GAP)
+    return bool((whole == GAP).all())
+
+
+def perform_case(rank: Rank, case: Case) -> tuple[np.ndarray, str]:
+    whole, ins = case.inputs[rank.rank].lay(case.shape)
+    words = words_in(case.call, rank.rank, rank.world_size)
+    if case.call.verb != "broadcast" or rank.rank == case.call.root:
+        put(ins, words)
+    outs_whole, outs = whole, ins
+    if case.outputs is not None:
+        outs_whole, outs = case.outputs[rank.rank].lay(case.shape)
+    make(rank.comm, case.call, ins, outs)
+    result = get(outs)
+    problem = ""
+    if outs is not ins and not np.array_equal(get(ins), words):
+        problem = "the input changed"
+    if not (untouched(outs_whole, outs) and (outs is ins or untouched(whole, ins))):
+        problem = "something between the elements was written"
+    return result, problem
+
+
+WORLD = 3
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    dims = draw(st.integers(0, 4))
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=dims, max_size=dims)))
+    layout = st.builds(
+        Layout,
+        st.permutations(range(dims)).map(tuple),
+        st.tuples(*[st.integers(1, 3)] * dims),
+    )
+    everyone = st.tuples(*[layout] * WORLD)
+    call = Call(
+        draw(st.sampled_from(["all_reduce", "broadcast"])),
+        "float32",
+        math.prod(shape),
+        draw(st.sampled_from(["SUM", "MAX"])),
+        draw(st.sampled_from(["auto", "one_shot", "two_shot", "chain"])),
+        root=draw(st.integers(0, WORLD - 1)),
+        seed=draw(st.integers(0, 1000)),
+    )
+    in_place = call.verb == "broadcast" or draw(st.booleans())
+    if call.verb == "broadcast":
+        call = dataclasses.replace(call, algorithm="auto")
+    return Case(call, shape, draw(everyone), None if in_place else draw(everyone))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(cases())
+def test_another_layout_on_each_rank(pools: Pools, case: Case) -> None:
+    wants = expected(case.call, WORLD)
+    for rank, (words, problem) in enumerate(pools(WORLD).run(perform_case, case)):
+        assert not problem
+        assert np.array_equal(words, wants[rank])
+
+
+def run_shapes(rank: Rank, kind: str) -> list[Any]:
+    """Layouts that need more than steps and an order; the result as nested lists."""
+    import fastcoll
+
+    mine = torch.arange(24.0).reshape(2, 3, 2, 2) + rank.rank
+    if kind == "channels_last":
+        tensor = mine.contiguous(memory_format=torch.channels_last)
+        fastcoll.all_reduce(tensor, group=rank.comm)
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+        return tensor.tolist()
+    if kind == "expanded input":
+        out = torch.empty(4, 5)
+        fastcoll.all_reduce(torch.full((1, 5), float(rank.rank)).expand(4, 5), out=out)
+        return out.tolist()
+    if kind == "no dimension":
+        tensor = torch.tensor(float(rank.rank))
+        fastcoll.all_reduce(tensor)
+        return [tensor.item()]
+    if kind == "conjugate":
+        out = torch.empty(2, dtype=torch.complex64)
+        fastcoll.all_reduce(torch.tensor([1 + 2j, 3j]).conj(), out=out)
+        return out.tolist()
+    base = torch.zeros(3, 8)
+    base[:, 2] = torch.arange(3.0) + rank.rank
+    fastcoll.all_reduce(base[:, 2])
+    return base.tolist()
+
+
+def test_layouts_with_a_name(pools: Pools) -> None:
+    def summed(kind: str) -> Any:
+        results = pools(2).run(run_shapes, kind)
+        assert results[0] == results[1]
+        return results[0]
+
+    doubled = 2 * torch.arange(24.0).reshape(2, 3, 2, 2) + 1
+    assert summed("channels_last") == doubled.tolist()
+    assert summed("expanded input") == [[1.0] * 5] * 4
+    assert summed("no dimension") == [1.0]
+    assert summed("conjugate") == [2 - 4j, -6j]
+    column = [[0.0] * 2 + [2.0 * row + 1] + [0.0] * 5 for row in range(3)]
+    assert summed("a column") == column
+
+
+def strided_parts(rank: Rank, dtype: str) -> list[list[int]]:
+    """reduce_scatter from, and all_gather into, transposed matrices."""
+    import fastcoll
+
+    world, kind = rank.world_size, getattr(torch, dtype)
+    source = (torch.arange(12 * world).reshape(2 * world, 6) % 7 + rank.rank).to(kind)
+    part = torch.zeros(6, 2, dtype=kind)
+    fastcoll.reduce_scatter_tensor(part.t(), source.t().contiguous().t(), group=rank.comm)
+    gathered = torch.zeros(6, 2 * world, dtype=kind)
+    fastcoll.all_gather_into_tensor(gathered.t(), part.t(), group=rank.comm)
+    whole = torch.zeros(2 * world, 6, dtype=kind)
+    fastcoll.all_reduce(source, group=rank.comm, out=whole)
+    return [gathered.t().double().flatten().tolist(), whole.double().flatten().tolist()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16", "float64", "uint8"])
+def test_scattering_and_gathering_transposed_matrices(pools: Pools, dtype: str) -> None:
+    assert dtype in oracle.DTYPES
+    for gathered, whole in pools(3).run(strided_parts, dtype):
+        assert gathered == whole

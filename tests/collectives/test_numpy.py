@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays as arguments: of every dtype NumPy has, of any layout, mixed with tensors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import NUMPY_DTYPES, Call, Place
+from perform import check
+
+import oracle
+from harness import Pools, Rank
+
+
+def test_every_dtype_and_verb(pools: Pools) -> None:
+    spots = (Place("numpy", 1, in_place=True), Place("numpy"), Place("private", 2))
+    calls = [
+        Call(verb, dtype, 37, "SUM", root=1, places=spots, seed=number)
+        for number, dtype in enumerate(NUMPY_DTYPES)
+        for verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+    ]
+    assert len(NUMPY_DTYPES) == len(oracle.DTYPES) - 3
+    assert check(pools(3), calls) == len(calls)
+
+
+def reduce_layouts(rank: Rank) -> dict[str, Any]:
+    import fastcoll
+
+    mine = np.arange(12, dtype=np.float64).reshape(3, 4) + rank.rank
+    results: dict[str, Any] = {}
+    backwards = mine.copy()
+    fastcoll.all_reduce(backwards[::-1, ::-1])
+    results["backwards"] = backwards.tolist()
+    fortran = np.asfortranarray(mine)
+    fastcoll.all_reduce(fortran, fastcoll.ReduceOp.SUM, rank.comm)
+    assert fortran.flags.f_contiguous
+    results["fortran"] = fortran.tolist()
+    broadcast = np.broadcast_to(np.float64(rank.rank), (2, 3))
+    out = np.empty((2, 3))
+    fastcoll.all_reduce(broadcast, out=out)
+    results["broadcast"] = out.tolist()
+    single = np.array(rank.rank, np.int32)
+    fastcoll.all_reduce(single)
+    results["no dimension"] = int(single)
+    fixed = mine.copy()
+    fixed.setflags(write=False)
+    out = np.empty((3, 4))
+    fastcoll.all_reduce(fixed, out=out)
+    results["read-only input"] = out.tolist()
+    tensor = torch.empty(3, 4, dtype=torch.float64)
+    fastcoll.all_reduce(mine, out=tensor)
+    results["array in, tensor out"] = tensor.tolist()
+    return results
+
+
+def test_layouts(pools: Pools) -> None:
+    total = (2 * np.arange(12.0).reshape(3, 4) + 1).tolist()
+    for results in pools(2).run(reduce_layouts):
+        assert results == {
+            "backwards": total,
+            "fortran": total,
+            "broadcast": [[1.0] * 3] * 2,
+            "no dimension": 1,
+            "read-only input": total,
+            "array in, tensor out": total,
+        }
+
+
+def refuse(rank: Rank) -> list[str]:
+    import fastcoll
+
+    fixed = np.zeros(3)
+    fixed.setflags(write=False)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (fixed, fastcoll.UsageError, "read-only"),
+        (np.zeros(3, ">f4"), fastcoll.UnsupportedError, "dtype"),
+        (np.zeros(3, "f4,i4"), fastcoll.UnsupportedError, "dtype"),
+        (np.array(["a"]), fastcoll.UnsupportedError, "dtype"),
+        (np.array([None]), fastcoll.UnsupportedError, "dtype"),
+        (np.zeros(3, "datetime64[s]"), fastcoll.UnsupportedError, "dtype"),
+        ([1.0, 2.0], fastcoll.UsageError, "NumPy array"),
+        (1.0, fastcoll.UsageError, "NumPy array"),
+        (None, fastcoll.UsageError, "NumPy array"),
+        (np.float32(1), fastcoll.UsageError, "NumPy array"),
+    ]
+    wrong = []
+    for array, kind, words in cases:
+        try:
+            fastcoll.all_reduce(array)
+            wrong.append(f"{array!r} was accepted")
+        except fastcoll.FastcollError as error:
+            if type(error) is not kind or words not in str(error):
+                wrong.append(f"{array!r}: {error!r}")
+    good = np.ones(3)
+    fastcoll.all_reduce(good)
+    assert good.tolist() == [float(rank.world_size)] * 3
+    assert (fixed == 0).all()
+    return wrong
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_is_no_usable_array_is_refused(pools: Pools, world: int) -> None:
+    assert pools(world).run(refuse) == [[]] * world

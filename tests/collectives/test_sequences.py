@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences of calls: what goes wrong between two calls, not in one.
+
+Decides the sequences: random ones with a pause of its own on each rank, long ones without any
+pause, with more ranks than CPUs.
+"""
+
+import random
+import time
+
+import pytest
+import torch
+from calls import MOVES, REDUCTIONS, Call, Place, expected, mixed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from perform import Result, Started, check, compare
+
+import oracle
+from harness import Pool, Pools, Rank
+
+PAUSES_S = (0.0, 0.0, 0.0, 0.0002, 0.002)
+
+
+@st.composite
+def one_place(draw: st.DrawFn) -> Place:
+    kinds = st.sampled_from(["private", "symmetric", "strided"])
+    kind, offsets = draw(kinds), st.integers(0, 17)
+    in_place = kind != "strided" and draw(st.booleans())
+    output = None if in_place else Place(draw(kinds), draw(offsets))
+    return Place(kind, draw(offsets), in_place, output)
+
+
+@st.composite
+def one_call(draw: st.DrawFn, world: int) -> Call:
+    verb = draw(st.sampled_from([*REDUCTIONS, *MOVES]))
+    dtype = draw(st.sampled_from(oracle.DTYPES))
+    op = draw(st.sampled_from(oracle.ops_of(dtype))) if verb in REDUCTIONS else "SUM"
+    algorithm = "auto"
+    if verb in REDUCTIONS:
+        ways = ["auto", "one_shot", "two_shot", "chain"]
+        ways += [] if oracle.order_matters(dtype, op) else ["ring"]
+        algorithm = draw(st.sampled_from(ways))
+    sizes = st.one_of(st.integers(0, 20), st.integers(0, 3000), st.integers(30_000, 120_000))
+    places = draw(st.lists(one_place(), min_size=1, max_size=world))
+    root = draw(st.integers(0, world - 1)) if verb == "broadcast" else 0
+    seed = draw(st.integers(0, 9999))
+    return Call(verb, dtype, draw(sizes), op, algorithm, None, root, tuple(places), seed)
+
+
+def with_pauses(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
+    own = random.Random(seed * 64 + rank.rank)
+    results = []
+    for call in calls:
+        time.sleep(own.choice(PAUSES_S))
+        results.append(Started(rank.comm, call).result())
+    return results
+
+
+def check_with_pauses(pool: Pool, calls: list[Call], seed: int) -> None:
+    wants = [expected(call, pool.world_size) for call in calls]
+    assert not compare(calls, wants, pool.run(with_pauses, calls, seed))
+
+
+def sequences(world: int) -> st.SearchStrategy[list[Call]]:
+    return st.lists(one_call(world), min_size=2, max_size=6)
+
+
+def fuzz(pools: Pools, world: int, examples: int, fixed: bool) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=fixed,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(sequences(world), st.integers(0, 1000))
+    def run(calls: list[Call], seed: int) -> None:
+        check_with_pauses(pools(world), calls, seed)
+
+    run()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_random_sequences(pools: Pools, world: int) -> None:
+    fuzz(pools, world, 60, fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
+def test_many_random_sequences(pools: Pools, world: int) -> None:
+    fuzz(pools, world, 600, fixed=False)
+
+
+def test_10000_mixed_calls(pools: Pools) -> None:
+    assert check(pools(3), mixed(3, 10_000, 1), batch=2500) == 10_000
+
+
+def without_pause(rank: Rank, rounds: int, seed: int) -> str:
+    """Calls on the library's shortest way, back to back; what was wrong first."""
+    import fastcoll
+
+    world, me = rank.world_size, rank.rank
+    plan = random.Random(seed)
+    one, few = torch.zeros(1), torch.zeros(700)
+    whole, part = torch.zeros(world * 3), torch.zeros(3)
+    ranks = torch.arange(float(world)).repeat_interleave(3)
+    total = world * (world - 1) / 2
+    for number in range(rounds):
+        verb, root = plan.randrange(6), plan.randrange(world)
+        if verb == 0:
+            one.fill_(number + me)
+            fastcoll.all_reduce(one)
+            right = one.item() == world * number + total
+        elif verb == 1:
+            few.fill_(number + me)
+            fastcoll.all_reduce(few)
+            right = few[0].item() == few[-1].item() == world * number + total
+        elif verb == 2:
+            part.fill_(number + me)
+            fastcoll.all_gather_into_tensor(whole, part)
+            right = bool((whole == ranks + number).all())
+        elif verb == 3:
+            whole.copy_(ranks + number)
+            fastcoll.reduce_scatter_tensor(part, whole)
+            right = part[0].item() == part[-1].item() == world * (number + me)
+        elif verb == 4:
+            one.fill_(number if me == root else -1)
+            fastcoll.broadcast(one, root)
+            right = one.item() == number
+        else:
+            fastcoll.barrier()
+            right = True
+        if not right:
+            return f"call {number}, verb {verb}: {one} {few[:1]} {part} {whole}"
+    return ""
+
+
+@pytest.mark.parametrize(("world", "rounds"), [(2, 30_000), (4, 8000), (8, 2000)])
+def test_no_pause_between_calls(pools: Pools, world: int, rounds: int) -> None:
+    start = time.monotonic()
+    assert pools(world).run(without_pause, rounds, world) == [""] * world
+    # Spinning without yielding takes 44 ms a call with 8 ranks on 2 CPUs.
+    assert time.monotonic() - start < 40
+
+
+def run_of_broadcasts(rank: Rank, rounds: int) -> str:
+    """Only broadcasts from one root: nobody waits for the readers but by the rule of reuse."""
+    import fastcoll
+
+    tensors = [torch.zeros(numel) for numel in (1, 300, 9000)]
+    own = random.Random(rank.rank)
+    for number in range(rounds):
+        tensor = tensors[number % 3]
+        tensor.fill_(number if rank.rank == 0 else -1)
+        if rank.rank and own.random() < 0.01:
+            time.sleep(0.001)
+        fastcoll.broadcast(tensor, 0)
+        if not bool((tensor == number).all()):
+            return f"broadcast {number}: {tensor}"
+    return ""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_root_that_never_waits(pools: Pools, world: int) -> None:
+    assert pools(world).run(run_of_broadcasts, 3000) == [""] * world

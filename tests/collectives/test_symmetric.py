@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric tensors: made, mixed with private ones, freed in any order, and their memory reused."""
+
+import gc
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import Call, Place
+from perform import check
+
+import oracle
+from harness import Pools, Rank
+
+MEBIBYTE = 1 << 20
+
+
+def make_all_kinds(rank: Rank) -> list[Any]:
+    import fastcoll
+
+    facts: list[Any] = []
+    for name in oracle.DTYPES:
+        dtype = getattr(torch, name)
+        tensor = fastcoll.empty((3, 5), dtype=dtype)
+        zero = fastcoll.zeros(2, 7, dtype=dtype)
+        facts += [tensor.shape == (3, 5), tensor.dtype == dtype, zero.shape == (2, 7)]
+        facts += [tensor.is_contiguous(), not zero.view(torch.uint8).any().item()]
+    copied = fastcoll.from_tensor(torch.arange(6.0).reshape(2, 3).t())
+    facts += [copied.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]]
+    array = fastcoll.from_tensor(np.arange(4, dtype=np.int16))
+    facts += [array.dtype == torch.int16, array.tolist() == [0, 1, 2, 3]]
+    facts += [fastcoll.empty(0).numel() == 0, fastcoll.empty(()).shape == ()]
+    facts += [fastcoll.empty(4).dtype == torch.get_default_dtype()]
+    return facts
+
+
+def test_they_are_tensors_like_others(pools: Pools) -> None:
+    for facts in pools(2).run(make_all_kinds):
+        assert len(facts) > 60
+        assert all(facts)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["auto", "one_shot", "two_shot", "ring", "chain"])
+def test_any_mix_of_places(pools: Pools, world: int, algorithm: str) -> None:
+    """Each rank passes another kind of memory at another offset."""
+    rng = random.Random(world)
+    kinds = ["symmetric", "private", "strided", "symmetric"]
+    calls = []
+    for verb in ("all_reduce", "reduce_scatter"):
+        for dtype, numel in (
+            ("float32", 5),
+            ("float32", 700),
+            ("bfloat16", 9001),
+            ("int64", 30_000),
+        ):
+            numerics = None
+            if algorithm == "ring" and oracle.order_matters(dtype, "SUM"):
+                numerics = "fast"
+            for seed in range(4):
+                spots = tuple(
+                    Place(
+                        kind,
+                        rng.randrange(9),
+                        kind != "strided" and rng.random() < 0.5,
+                        Place(rng.choice(kinds), rng.randrange(9)),
+                    )
+                    for kind in rng.sample(kinds, world)
+                )
+                calls.append(Call(verb, dtype, numel, "SUM", algorithm, numerics, 0, spots, seed))
+    check(pools(world), calls)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_moves_of_any_mix_of_places(pools: Pools, world: int) -> None:
+    rng = random.Random(world)
+    calls = [
+        Call(
+            verb,
+            "float32",
+            numel,
+            root=rng.randrange(world),
+            places=tuple(
+                Place(rng.choice(["symmetric", "private"]), rng.randrange(9), rng.random() < 0.5)
+                for _ in range(world)
+            ),
+            seed=seed,
+        )
+        for verb in ("all_gather", "broadcast")
+        for numel in (1, 33, 5000, 70_001)
+        for seed in range(5)
+    ]
+    check(pools(world), calls)
+
+
+def churn(rank: Rank, seed: int, rounds: int) -> int:
+    """Make and drop tensors; each rank drops in an order of its own. The most arenas mapped."""
+    import fastcoll
+
+    plan = random.Random(seed)  # what all ranks do alike
+    own = random.Random(seed + 1 + rank.rank)
+    held: list[torch.Tensor] = []
+    for number in range(rounds):
+        numel = plan.choice([0, 1, 100, 5000, MEBIBYTE // 2, MEBIBYTE])
+        tensor = fastcoll.empty(numel, dtype=torch.float32)
+        tensor.fill_(number + rank.rank)
+        held.append(tensor)
+        fastcoll.all_reduce(tensor)
+        total = rank.world_size * number + rank.world_size * (rank.world_size - 1) // 2
+        assert bool((tensor == total).all()), f"tensor {number}"
+        tensor.fill_(number)
+        while len(held) > own.randrange(1, 8):
+            held.pop(own.randrange(len(held)))
+        for kept in held:  # nobody else's tensor came to lie on it
+            assert kept.numel() == 0 or bool((kept == kept[0]).all())
+    del held, tensor
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("memfd:")
+
+
+def test_blocks_are_freed_in_any_order_and_come_back(pools: Pools) -> None:
+    """1 MiB tensors, hundreds of them: more than the library ever maps."""
+    pools(3).run(churn, 1, 20)
+    before = pools(3).run(churn, 2, 60)
+    after = pools(3).run(churn, 3, 150)
+    assert after == before
+
+
+def hold_back(rank: Rank) -> tuple[bool, bool]:
+    """Rank 0 keeps a view of a block that all the others have let go."""
+    import fastcoll
+
+    tensor = fastcoll.zeros(1000)
+    address = tensor.data_ptr()
+    view = tensor[500:] if rank.rank == 0 else None
+    if view is not None:
+        view.fill_(5)
+    del tensor
+    gc.collect()
+    others = [fastcoll.empty(1000) for _ in range(20)]
+    for other in others:
+        other.fill_(-1)
+        fastcoll.all_reduce(other)
+    kept = view is None or bool((view == 5).all())
+    reused_early = any(other.data_ptr() == address for other in others)
+    del view, others, other
+    gc.collect()
+    later = [fastcoll.empty(1000) for _ in range(22)]
+    return kept and not reused_early, any(other.data_ptr() == address for other in later)
+
+
+def test_a_block_is_not_reused_before_every_rank_let_it_go(pools: Pools) -> None:
+    for kept, reused_later in pools(3).run(hold_back):
+        assert kept
+        assert reused_later
+
+
+def disagree(rank: Rank) -> str:
+    import fastcoll
+
+    try:
+        fastcoll.empty(100 + rank.rank)
+    except fastcoll.DesyncError as error:
+        tensor = fastcoll.zeros(3)
+        tensor += 1
+        fastcoll.all_reduce(tensor)
+        assert tensor.tolist() == [rank.world_size] * 3
+        return str(error)
+    return "accepted"
+
+
+def test_different_sizes_are_refused_and_the_group_lives(pools: Pools) -> None:
+    for text in pools(2).run(disagree):
+        assert "400" in text
+        assert "404" in text
+
+
+def use_elsewhere(rank: Rank) -> list[float]:
+    """A symmetric tensor of one group in the calls of another, and after its own group's end."""
+    import fastcoll
+
+    group = fastcoll.new_group()
+    small = fastcoll.new_group([0, 1])
+    tensor = fastcoll.empty(70_000, group=group).fill_(1)
+    fastcoll.all_reduce(tensor, group=group)
+    fastcoll.all_reduce(tensor, group=rank.comm)
+    if rank.rank < 2:
+        fastcoll.all_reduce(tensor, group=small)
+        small.close()
+    group.close()
+    last = torch.unique(tensor).tolist()
+    fastcoll.all_reduce(tensor, group=rank.comm)
+    return [*last, *torch.unique(tensor).tolist()]
+
+
+def test_they_outlive_their_group_and_serve_others(pools: Pools) -> None:
+    assert pools(3).run(use_elsewhere) == [[18.0, 45.0], [18.0, 45.0], [9.0, 45.0]]
+
+
+def large_one(rank: Rank) -> list[float]:
+    import fastcoll
+
+    tensor = fastcoll.empty(20 * MEBIBYTE)  # 80 MiB
+    tensor[::4096] = 1
+    tensor[-1] = 2
+    fastcoll.all_reduce(tensor[-70_001:])
+    assert tensor[0] == 1
+    return tensor[-1:].tolist()
+
+
+def test_one_larger_than_an_arena(pools: Pools) -> None:
+    assert pools(2).run(large_one) == [[4.0], [4.0]]

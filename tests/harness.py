@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks for the tests: processes that stay alive and run functions the tests send them.
+
+Decides how ranks are started, given work, watched against a deadline and ended; every process is
+a child of this session, is ended by its own handle and is reaped. Must not know what the functions
+do, and imports the library in the ranks only.
+
+A function for the ranks is module-level and takes a `Rank` first. `Pool.run` wants every rank to
+return; `Pool.outcomes` is for tests in which ranks raise or die.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 60.0
+# Inside the deadline: a rank that waits for ever is the library's to report first.
+TIMEOUT_S = 20.0
+# Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
+# 2 s of a fresh interpreter.
+PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "harness", "fastcoll"]
+
+_context = multiprocessing.get_context("forkserver")
+_pool_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How the ranks of a pool come up.
+
+    Attributes:
+        init: Call fastcoll.init; otherwise `Rank.comm` is None.
+        timeout_s: What init is given; None leaves it to the environment.
+        env: Variables to set in the ranks, before the library is used.
+    """
+
+    init: bool = True
+    timeout_s: float | None = TIMEOUT_S
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Rank:
+    """What a function sees of the rank it runs on."""
+
+    rank: int
+    world_size: int
+    store: Any = None
+    comm: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one rank's part: a value, an error, or the end of the process."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    exit_code: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.exit_code is None
+
+    def describe(self) -> str:
+        if self.exit_code is not None:
+            return f"rank {self.rank} ended with exit code {self.exit_code}\n{self.trace}"
+        return f"rank {self.rank}: {self.trace or f'returned {self.value!r}'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What a call did that may fail: the error's class, text and `ranks`, and how long it took."""
+
+    kind: str
+    text: str
+    seconds: float
+    ranks: tuple[int, ...] = ()
+
+
+def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> Attempt:
+    """Call something on a rank; an error is reported, not raised. `kind` is "" without one."""
+    start = time.monotonic()
+    try:
+        function(*args, **options)
+    except BaseException as error:
+        took_s = time.monotonic() - start
+        ranks = tuple(getattr(error, "ranks", ()))
+        return Attempt(type(error).__name__, str(error), took_s, ranks)
+    return Attempt("", "", time.monotonic() - start)
+
+
+class RankFailure(AssertionError):
+    """A rank failed, crashed or hung; the text says which, and where it was."""
+
+
+class RemoteError(Exception):
+    """An error that could not be sent as it is; the text has its type and message."""
+
+
+@functools.cache
+def _store_server() -> Any:
+    """The session's store; it outlives every rank, so no rank's death takes it along."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    except Exception:
+        pass
+    return RemoteError(f"{type(error).__name__}: {error}")
+
+
+def _rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setup) -> None:
+    # Whatever a rank says belongs to its log: it is shown when the rank fails.
+    with open(log, "a") as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
+    faulthandler.enable(2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(setup.env)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    port, prefix = store
+    me.store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
+
+    def come_up(me: Rank) -> None:
+        if setup.init:
+            import fastcoll
+
+            limit = {} if setup.timeout_s is None else {"timeout_s": setup.timeout_s}
+            who = {"rank": me.rank, "world_size": me.world_size}
+            me.comm = fastcoll.init(store=me.store, **who, **limit)
+
+    function, args = come_up, ()
+    while function is not None:
+        try:
+            outcome = Outcome(me.rank, function(me, *args))
+        except BaseException as error:
+            outcome = Outcome(me.rank, error=_sendable(error), trace=traceback.format_exc())
+        conn.send(outcome)
+        try:
+            function, *args = conn.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+
+
+class Pool:
+    """One group of rank processes; usable until something goes wrong or it is closed."""
+
+    def __init__(self, world_size: int, setup: Setup | None = None) -> None:
+        self.world_size = world_size
+        self._directory = tempfile.TemporaryDirectory(prefix="fastcoll-tests-")
+        self._logs = [Path(self._directory.name, f"rank{rank}.log") for rank in range(world_size)]
+        store = (_store_server().port, f"pool{next(_pool_numbers)}")
+        _context.set_forkserver_preload(PRELOAD)
+        self._conns: list[Any] = []
+        self.processes: list[Any] = []
+        self.is_open = True
+        for rank, log in enumerate(self._logs):
+            ours, theirs = _context.Pipe()
+            args = (theirs, Rank(rank, world_size), str(log), store, setup or Setup())
+            # Not daemonic: a rank may have children of its own.
+            process = _context.Process(target=_rank_main, args=args)
+            process.start()
+            theirs.close()
+            self._conns.append(ours)
+            self.processes.append(process)
+        self.finish()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        """Send the ranks work; `finish` or `outcomes` collects what comes of it."""
+        for conn in self._conns:
+            # A rank that died meanwhile is reported when the outcomes are collected.
+            with contextlib.suppress(BrokenPipeError):
+                conn.send((function, *args))
+
+    def run(self, function: Callable[..., Any], *args: Any, deadline_s: float = DEADLINE_S) -> Any:
+        """Run on every rank and return the values in rank order; any failure ends the pool."""
+        self.start(function, *args)
+        return self.finish(deadline_s)
+
+    def finish(self, deadline_s: float = DEADLINE_S) -> list[Any]:
+        """Collect what `start` started; any failure ends the pool."""
+        outcomes = self.collect(deadline_s)
+        failed = [outcome.describe() for outcome in outcomes if not outcome.ok]
+        if failed:
+            self.close()
+            raise RankFailure("\n".join([f"{len(failed)} ranks failed", *failed[:4]]))
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, deadline_s: float = DEADLINE_S
+    ) -> list[Outcome]:
+        """Run on every rank and return what became of each, for tests of failures."""
+        self.start(function, *args)
+        return self.collect(deadline_s)
+
+    def collect(
+        self, deadline_s: float = DEADLINE_S, ranks: Collection[int] | None = None
+    ) -> list[Outcome]:
+        """Wait for the outcomes of some ranks (default: all); a hang ends the pool."""
+        missing = set(range(self.world_size)) if ranks is None else set(ranks)
+        found: dict[int, Outcome] = {}
+        end = time.monotonic() + deadline_s
+        while missing:
+            conns = {self._conns[rank]: rank for rank in missing}
+            ready = multiprocessing.connection.wait(list(conns), max(0.0, end - time.monotonic()))
+            if not ready:
+                self._hang(sorted(missing), found, deadline_s)
+            for conn in ready:
+                rank = conns[conn]
+                found[rank] = self._receive(rank)
+                missing.discard(rank)
+        return [found[rank] for rank in sorted(found)]
+
+    def _receive(self, rank: int) -> Outcome:
+        try:
+            return self._conns[rank].recv()
+        except (EOFError, ConnectionResetError):
+            process = self.processes[rank]
+            process.join(10)
+            log = self._logs[rank].read_text(errors="replace")[-4000:]
+            return Outcome(rank, exit_code=process.exitcode, trace=log)
+
+    def _hang(self, missing: Sequence[int], found: dict[int, Outcome], deadline_s: float) -> None:
+        for rank in missing:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGCONT)
+                os.kill(self.pids[rank], signal.SIGUSR1)
+        time.sleep(0.5)
+        stacks = [
+            f"rank {rank} hangs at\n{self._logs[rank].read_text()[-4000:]}" for rank in missing
+        ]
+        self.close(grace_s=0.2)
+        rest = [found[rank].describe() for rank in sorted(found)]
+        raise RankFailure("\n".join([f"no answer after {deadline_s:g} s", *stacks, *rest]))
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """End the ranks: ask, after a while kill; always reap."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for conn in self._conns:
+            with contextlib.suppress(OSError):
+                conn.send((None,))
+            conn.close()
+        end = time.monotonic() + grace_s
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.kill()
+                process.join(10)
+        self._directory.cleanup()
+
+
+class Pools:
+    """The session's pools, one for each world size, started on demand and rebuilt when broken."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, Pool] = {}
+
+    def __call__(self, world_size: int) -> Pool:
+        pool = self._pools.get(world_size)
+        if pool is None or not pool.is_open:
+            pool = self._pools[world_size] = Pool(world_size)
+        return pool
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the stand-alone C++ programs of this folder and runs them under sanitizers and qemu.
+
+Decides what is compiled how and which run must pass or be caught. What a program checks stands
+in its own source; it exits 0 and means "all well", anything else with a reason on its output.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILE_LIMIT_S = 300
+RUN_LIMIT_S = 240
+
+# program -> the sources it links besides its own; a pattern that matches nothing is an error
+PROGRAMS = {
+    "test_reduce": ("csrc/cpu/reduce*.cpp",),
+    "test_protocol": ("csrc/cpu/*.cpp",),
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a program is compiled, and the command that runs the result."""
+
+    flags: tuple[str, ...]
+    compiler: str = "g++"
+    runner: tuple[str, ...] = ()
+
+
+# -Werror not under sanitizers: they make the compiler warn of loops that it can't vectorise then.
+BUILDS = {
+    "plain": Build(("-O3", "-Werror")),
+    # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
+    "thread": Build(
+        ("-O1", "-g", "-fsanitize=thread"),
+        runner=("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1"),
+    ),
+    "address": Build(
+        ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    ),
+    "aarch64": Build(("-O3", "-Werror", "-static"), "aarch64-linux-gnu-g++", ("qemu-aarch64",)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. `caught_by`: the output with which the planted bug must be caught; "" must pass."""
+
+    program: str
+    build: str
+    args: tuple[str, ...] = ()
+    caught_by: str = ""
+
+
+# test_protocol's arguments: variant, seeds, limit of a wait in seconds, number of the first call
+CASES = [
+    Case("test_reduce", "plain"),
+    Case("test_reduce", "address"),
+    Case("test_reduce", "aarch64"),
+    Case("test_protocol", "plain", ("correct", "200")),
+    Case("test_protocol", "plain", ("correct", "20", "60", "0xffffffe0")),  # the epoch wraps
+    Case("test_protocol", "thread", ("correct", "20")),
+    Case("test_protocol", "address", ("correct", "20")),
+    Case("test_protocol", "aarch64", ("correct", "10")),
+    # Negative controls: a check that lets its planted bug pass is no check.
+    Case("test_protocol", "thread", ("relaxed_arrive",), "ThreadSanitizer: data race"),
+    Case("test_protocol", "thread", ("relaxed_wait",), "ThreadSanitizer: data race"),
+    Case("test_protocol", "plain", ("equality_wait", "200", "2"), "FAILED"),
+    Case("test_protocol", "plain", ("single_buffer", "200", "2"), "FAILED|WRONG"),
+    Case("test_protocol", "plain", ("unchecked_done", "200", "2"), "FAILED|WRONG"),
+]
+
+
+def need(*tools: str) -> None:
+    """Skips where a tool is missing, but not in CI: there a missing tool is a failure."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"missing: {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"not run: {', '.join(missing)} not installed")
+
+
+def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+
+
+class Compiler:
+    """Compiles each source and links each program once per build."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: set[Path] = set()
+
+    def program(self, name: str, build_name: str) -> Path:
+        build = BUILDS[build_name]
+        sources = [ROOT / f"tests/native/{name}.cpp"]
+        for pattern in PROGRAMS[name]:
+            matches = sorted(ROOT.glob(pattern))
+            assert matches, f"no source matches {pattern}"
+            sources += matches
+        flags = ["-std=c++20", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
+        command = [build.compiler, *flags, *build.flags]
+        folder = self.folder / build_name
+        folder.mkdir(exist_ok=True)
+        includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = [
+                pool.submit(
+                    self.make,
+                    [*command, *includes, "-c", str(source)],
+                    folder / f"{source.stem}.o",
+                )
+                for source in sources
+            ]
+            objects = [str(job.result()) for job in jobs]
+        return self.make([*command, *objects], folder / name)
+
+    def make(self, command: list[str], target: Path) -> Path:
+        if target not in self.done:
+            result = run([*command, "-o", str(target)], COMPILE_LIMIT_S)
+            assert result.returncode == 0, result.stdout
+            self.done.add(target)
+        return target
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tmp_path_factory.mktemp("native"))
+
+
+@pytest.mark.native
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join((case.program, case.build, *case.args))
+)
+def test_native(case: Case, compiler: Compiler) -> None:
+    build = BUILDS[case.build]
+    need(build.compiler, *build.runner[:1])
+    binary = compiler.program(case.program, case.build)
+    done = run([*build.runner, str(binary), *case.args], RUN_LIMIT_S)
+    if case.caught_by:
+        assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
+        assert re.search(case.caught_by, done.stdout), done.stdout[-4000:]
+    else:
+        assert done.returncode == 0, done.stdout[-4000:]

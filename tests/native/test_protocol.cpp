@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// The protocol under stress: ranks as threads on ONE shared mapping (ThreadSanitizer shadows
+// virtual addresses: with a mapping per rank it would see no race), random sequences of verbs,
+// algorithms, sizes and placements, and random pauses at every shared word.
+//
+//   test_protocol VARIANT [num_seeds [timeout_s [first_call]]]
+//
+// `correct` must pass. The other variants have one planted bug each and must not: they show that
+// this test can see such a bug.
+#include <sched.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/run.h"
+
+using namespace fastcoll;
+
+namespace {
+
+thread_local std::minstd_rand pause_random;
+
+template <class Base>
+struct Perturbed : Base {
+  static void pause() {
+    const auto dice = pause_random() % 256;
+    if (dice < 8) sched_yield();
+    else if (dice == 8)
+      std::this_thread::sleep_for(std::chrono::microseconds(pause_random() % 200));
+  }
+  static void arrive(uint64_t& word, uint64_t value) {
+    pause();
+    Base::arrive(word, value);
+    pause();
+  }
+  static uint64_t load_acquire(const uint64_t& word) {
+    const uint64_t value = Base::load_acquire(word);
+    pause();
+    return value;
+  }
+};
+
+// The planted bugs.
+struct RelaxedArrive : StdAtomics {
+  static void arrive(uint64_t& word, uint64_t value) { store_relaxed(word, value); }
+};
+struct RelaxedWait : StdAtomics {
+  static uint64_t load_acquire(const uint64_t& word) { return load_relaxed(word); }
+};
+struct EqualityWait : StdAtomics {
+  static constexpr bool reached(uint64_t seen, uint64_t target) { return seen == target; }
+};
+struct SingleBuffer : StdAtomics {
+  static constexpr int kLines = 1;
+  static constexpr int kSlots = 1;
+};
+struct UncheckedDone : StdAtomics {
+  static constexpr bool kChecksDone = false;
+};
+
+constexpr size_t kArenaBytes = size_t{8} << 20;  // two halves, each for 7 x 100,000 elements
+constexpr int kCallsPerSeed = 40;
+
+// Memory of all ranks, shared by the threads.
+struct Machine {
+  explicit Machine(int world_size) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      regions.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, kRegionBytes)));
+      std::memset(regions.back(), 0, kRegionBytes);
+      arenas.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, kArenaBytes)));
+      std::memset(arenas.back(), 0, kArenaBytes);
+    }
+  }
+  ~Machine() {
+    for (std::byte* ptr : regions) std::free(ptr);
+    for (std::byte* ptr : arenas) std::free(ptr);
+  }
+  std::vector<std::byte*> regions, arenas;
+};
+
+struct Step {
+  Plan plan;
+  uint64_t salt;
+};
+
+Step draw_step(std::mt19937_64& random, int world_size) {
+  const auto pick = [&](uint64_t n) { return random() % n; };
+  Plan plan;
+  // Verbs in which some rank does not wait are the ones after which reuse goes wrong.
+  plan.verb = pick(3) == 0 ? Verb::broadcast : Verb(pick(kNumVerbs));
+  plan.dtype = DType::int32;
+  plan.op = Op::sum;
+  plan.segment_bytes = uint32_t(32 << 10);
+  plan.root = plan.verb == Verb::broadcast ? int(pick(uint64_t(world_size))) : 0;
+  constexpr uint64_t kMost[] = {4, 100, 2000, 20000, 100000};
+  plan.numel = plan.verb == Verb::barrier ? 0 : pick(kMost[pick(5)]);
+  const bool reduces = plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter;
+  if (plan.verb == Verb::reduce_scatter) plan.numel /= uint64_t(world_size);
+  const size_t staged_bytes =
+      plan.numel * 4 * (plan.verb == Verb::reduce_scatter ? size_t(world_size) : 1);
+  plan.algorithm = reduces ? Algorithm(pick(4)) : Algorithm::direct;
+  plan.inlined = staged_bytes <= kInlineMaxBytes && pick(3) != 0 &&
+                 (!reduces || plan.algorithm == Algorithm::one_shot);
+  if (plan.verb == Verb::barrier) plan.inlined = true;
+  return {make_plan(plan), random()};
+}
+
+int32_t value_of(uint64_t salt, int rank, size_t i) {
+  return int32_t(mix64(salt + uint64_t(rank) * 1000003 + i));
+}
+
+// One rank's input and output for a step, private or in its arena, apart or in place.
+struct Buffers {
+  std::vector<int32_t> private_input, private_output;
+  int32_t* input;
+  int32_t* output;
+};
+
+void place(Buffers& buffers, const Step& step, int world_size, int rank, std::byte* arena,
+           std::minstd_rand& random) {
+  const size_t world = size_t(world_size);
+  size_t in = step.plan.numel, out = step.plan.numel;
+  if (step.plan.verb == Verb::reduce_scatter) in *= world;
+  if (step.plan.verb == Verb::all_gather) out *= world;
+  buffers.private_input.assign(in + 1, 0);
+  buffers.private_output.assign(out + 1, -1);
+  const size_t half = kArenaBytes / 2 / sizeof(int32_t);
+  auto* shared = reinterpret_cast<int32_t*>(arena);
+  buffers.input = random() % 2 ? buffers.private_input.data() : shared + random() % 16;
+  buffers.output = random() % 2 ? buffers.private_output.data() : shared + half + random() % 16;
+  const bool in_place =
+      step.plan.verb == Verb::broadcast || (step.plan.verb == Verb::all_reduce && random() % 2);
+  if (in_place) buffers.output = buffers.input;
+  for (size_t i = 0; i < in; ++i) buffers.input[i] = value_of(step.salt, rank, i);
+  if (!in_place) std::fill_n(buffers.output, out, -1);
+}
+
+void verify(const Step& step, int world_size, int rank, const int32_t* output) {
+  const Plan& plan = step.plan;
+  const size_t outputs =
+      plan.verb == Verb::all_gather ? plan.numel * size_t(world_size) : plan.numel;
+  for (size_t i = 0; i < outputs; ++i) {
+    uint32_t expected = 0;
+    switch (plan.verb) {
+      case Verb::all_gather:
+        expected = uint32_t(value_of(step.salt, int(i / plan.numel), i % plan.numel));
+        break;
+      case Verb::broadcast:
+        expected = uint32_t(value_of(step.salt, plan.root, i));
+        break;
+      default: {
+        const size_t at = i + (plan.verb == Verb::reduce_scatter ? size_t(rank) * plan.numel : 0);
+        for (int peer = 0; peer < world_size; ++peer)
+          expected += uint32_t(value_of(step.salt, peer, at));
+      }
+    }
+    if (uint32_t(output[i]) != expected) {
+      std::fprintf(stderr, "WRONG: rank %d of %d, %s by %s: element %zu is %d, expected %d\n", rank,
+                   world_size, describe(plan).c_str(), describe_choice(plan).c_str(), i, output[i],
+                   int(expected));
+      std::exit(1);
+    }
+  }
+}
+
+template <class P>
+void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step>& steps,
+              uint64_t seed, double timeout_s, uint64_t first_call) {
+  std::minstd_rand random(uint32_t(mix64(seed * 64 + uint64_t(rank))));
+  pause_random.seed(random());
+  GroupOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.name = "threads";
+  options.timeout_s = timeout_s;
+  options.first_call = first_call;
+  for (int peer = 0; peer < world_size; ++peer)
+    options.regions[size_t(peer)] = machine.regions[size_t(peer)];
+  Group<Perturbed<P>> group(options);
+  Arena arena;
+  arena.num_bytes = kArenaBytes;
+  for (int peer = 0; peer < world_size; ++peer)
+    arena.bases[size_t(peer)] = machine.arenas[size_t(peer)];
+  group.arenas().push_back(arena);
+
+  Host host;
+  Buffers buffers;
+  try {
+    for (const Step& step : steps) {
+      place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
+      if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      run(group, step.plan, buffers.input, buffers.output, host);
+      verify(step, world_size, rank, buffers.output);
+    }
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "FAILED: rank %d: %s\n", rank, failure.what());
+    std::exit(1);
+  }
+}
+
+template <class P>
+int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    std::mt19937_64 random(seed);
+    constexpr int kWorlds[] = {2, 3, 4, 7};
+    const int world_size = kWorlds[random() % 4];
+    std::vector<Step> steps;
+    for (int i = 0; i < kCallsPerSeed; ++i) steps.push_back(draw_step(random, world_size));
+    Machine machine(world_size);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < world_size; ++rank)
+      ranks.emplace_back([&, rank] {
+        run_rank<P>(machine, world_size, rank, steps, seed, timeout_s, first_call);
+      });
+    for (std::thread& rank : ranks) rank.join();
+  }
+  std::printf("ok: %d calls on each of %d seeds\n", kCallsPerSeed, int(num_seeds));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string variant = argc > 1 ? argv[1] : "correct";
+  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
+  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
+  const uint64_t first_call = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
+  if (variant == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first_call);
+  if (variant == "relaxed_arrive") return run_all<RelaxedArrive>(num_seeds, timeout_s, first_call);
+  if (variant == "relaxed_wait") return run_all<RelaxedWait>(num_seeds, timeout_s, first_call);
+  if (variant == "equality_wait") return run_all<EqualityWait>(num_seeds, timeout_s, first_call);
+  if (variant == "single_buffer") return run_all<SingleBuffer>(num_seeds, timeout_s, first_call);
+  if (variant == "unchecked_done") return run_all<UncheckedDone>(num_seeds, timeout_s, first_call);
+  std::fprintf(stderr, "unknown variant %s\n", variant.c_str());
+  return 2;
+}

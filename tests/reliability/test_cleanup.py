@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing stays behind: files, descriptors, mappings, threads, children, memory.
+
+Decides what is listed before and after: in the ranks, and on the machine as far as it is ours.
+"""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Pool, Rank, Setup, attempt
+
+BARE = Setup(init=False)
+
+
+def belongings() -> dict[str, Any]:
+    """What this process holds, by kind."""
+    gc.collect()
+    fds = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            fds.append(str(entry.readlink()).split(":")[0])
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "descriptors": sorted(fds),
+        "mappings of memfd": maps.count("memfd:"),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "children": len(psutil.Process().children()),
+    }
+
+
+def machine() -> set[str]:
+    """Shared memory with a name, as this library, Python or torch would give it.
+
+    Sockets and memfd need no look: the kernel ends them with the process that holds them.
+    """
+    ours = ("fastcoll", "psm_", "torch_")
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)}
+
+
+def come_up(rank: Rank, key: str, timeout_s: float = 20) -> Any:
+    import fastcoll
+
+    store = dist.PrefixStore(key, rank.store)
+    return fastcoll.init(
+        store=store, rank=rank.rank, world_size=rank.world_size, timeout_s=timeout_s
+    )
+
+
+def use(comm: Any) -> None:
+    """A bit of everything."""
+    import fastcoll
+
+    for numel in (1, 5000, 300_000):
+        comm.all_reduce(torch.ones(numel))
+    comm.broadcast(torch.ones(5), 0)
+    symmetric = fastcoll.zeros(1000, group=comm)
+    comm.all_reduce(symmetric)
+    group = comm.new_group()
+    group.all_reduce(torch.ones(7), async_op=True).wait()
+    group.close()
+
+
+def cycles(rank: Rank, count: int) -> list[dict[str, Any]]:
+    """What this rank holds before the first group and after each."""
+    import fastcoll
+
+    found = []
+    for number in range(count):
+        comm = come_up(rank, f"cycle {number}")
+        use(comm)
+        del comm
+        fastcoll.destroy()
+        end = time.monotonic() + 5  # worker threads take a moment to end
+        while belongings()["threads"] > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        found.append(belongings())
+    return found
+
+
+def look(rank: Rank) -> dict[str, Any]:
+    """Before anything; torch makes some things of its own at first use."""
+    torch.ones(10).add_(1)
+    return belongings()
+
+
+def test_destroy_leaves_nothing(fresh_pool: Callable[..., Pool]) -> None:
+    before = machine()
+    pool = fresh_pool(3, BARE)
+    start = pool.run(look)
+    for first, later in zip(start, pool.run(cycles, 4), strict=True):
+        assert later[0]["mappings of memfd"] == first["mappings of memfd"] == 0
+        assert later[0]["children"] == first["children"] == 0
+        assert later[0]["threads"] == first["threads"]
+        assert later[0]["descriptors"] == first["descriptors"]
+        assert later[1:] == later[:1] * 3
+    assert machine() <= before
+
+
+def many_groups(rank: Rank, count: int) -> list[int]:
+    """Open descriptors, and mappings, after every tenth of many subgroups."""
+    held = []
+    # Who closes a descriptor twice closes somebody else's: these must stay open.
+    pipes = [os.pipe() for _ in range(5)]
+    for number in range(count):
+        if number % 4 == 0:
+            pipes.append(os.pipe())
+            for end in pipes.pop(0):
+                os.close(end)
+        group = rank.comm.new_group()
+        group.all_reduce(torch.ones(3))
+        if number % 3 == 0:
+            group.all_reduce(group.empty((100,)).fill_(1))
+        group.close()
+        del group  # closed, it kept its symmetric memory readable
+        if number % 10 == 9:
+            now = belongings()
+            held += [len(now["descriptors"]), now["mappings of memfd"]]
+    for read_end, write_end in pipes:
+        os.write(write_end, b"x")
+        assert os.read(read_end, 1) == b"x"
+        os.close(read_end)
+        os.close(write_end)
+    return held
+
+
+def test_200_groups_hold_as_much_as_one(fresh_pool: Callable[..., Pool]) -> None:
+    for held in fresh_pool(2).run(many_groups, 200):
+        assert len(held) == 40
+        assert set(held[2::2]) == {held[0]}
+        assert set(held[3::2]) == {held[1]}
+
+
+def dropped_groups(rank: Rank, count: int) -> list[int]:
+    """Groups that nobody closes, only forgets; some with pending calls or symmetric tensors."""
+    held = []
+    for number in range(count):
+        group = rank.comm.new_group()
+        tensor = group.empty((100,)).fill_(1)
+        work = group.all_reduce(tensor, async_op=True)
+        if number % 2:
+            work.wait()
+        rank.comm.barrier()
+        del group, tensor, work
+        rank.comm.barrier()
+        if number % 10 == 9:
+            time.sleep(0.1)
+            held.append(len(belongings()["descriptors"]))
+    return held
+
+
+def test_forgotten_groups_are_given_back(fresh_pool: Callable[..., Pool]) -> None:
+    for held in fresh_pool(2).run(dropped_groups, 40):
+        assert len(set(held)) == 1
+
+
+def staging(rank: Rank) -> list[int]:
+    """Bytes of memory shared with each rank, after large private calls of every kind."""
+    group = rank.comm.new_group()
+    tensor = torch.ones(4 << 20)
+    for algorithm in ("auto", "one_shot", "two_shot", "chain"):
+        group.all_reduce(tensor, algorithm=algorithm)
+    group.broadcast(tensor, 0)
+    sizes = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:" in line:
+            first, last = (int(text, 16) for text in line.split()[0].split("-"))
+            sizes.append(last - first)
+    group.close()
+    return sizes
+
+
+def test_staging_memory_is_at_most_4_mib_a_rank(fresh_pool: Callable[..., Pool]) -> None:
+    for sizes in fresh_pool(3).run(staging):
+        assert len(sizes) >= 3
+        assert sum(sizes) <= 2 * 3 * (4 << 20)  # two groups of three ranks
+
+
+def after_an_error(rank: Rank, kind: str) -> dict[str, Any]:
+    """Break the group, destroy it, look."""
+    import fastcoll
+
+    comm = come_up(rank, "breaks", 0.7)
+    use(comm)
+    if kind == "PeerLostError" and rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "CollectiveTimeout" and rank.rank == 1:
+        time.sleep(1.2)
+    numel = 3 + (kind == "DesyncError" and rank.rank == 1)
+    one = attempt(comm.all_reduce, torch.ones(numel))
+    assert one.kind == kind, one
+    del comm
+    fastcoll.destroy()
+    time.sleep(0.1)
+    return belongings()
+
+
+@pytest.mark.parametrize("kind", ["DesyncError", "CollectiveTimeout", "PeerLostError"])
+def test_destroy_after_an_error_leaves_nothing(fresh_pool: Callable[..., Pool], kind: str) -> None:
+    before = machine()
+    pool = fresh_pool(3, BARE)
+    start = pool.run(look)
+    for outcome in pool.outcomes(after_an_error, kind):
+        if kind == "PeerLostError" and outcome.rank == 1:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        assert outcome.ok, outcome.describe()
+        held = {**outcome.value, "threads": 0}
+        assert held == {**start[outcome.rank], "threads": 0}
+    assert machine() <= before
+
+
+def test_killed_ranks_leave_nothing(fresh_pool: Callable[..., Pool]) -> None:
+    """All at once, in the middle of calls: nobody is left to clean up."""
+    before = machine()
+    shared_before = psutil.virtual_memory().shared
+    pool = fresh_pool(3)
+    pool.start(reduce_for_ever)
+    time.sleep(0.4)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    for outcome in pool.collect():
+        assert outcome.exit_code == -signal.SIGKILL
+    assert machine() <= before
+    # 3 ranks held 3 x 64 MiB of touched symmetric memory.
+    assert psutil.virtual_memory().shared - shared_before < 96 << 20
+
+
+def reduce_for_ever(rank: Rank) -> None:
+    tensor = rank.comm.empty((16 << 20,)).fill_(0)
+    while True:
+        rank.comm.all_reduce(tensor[: 1 << 20])
+
+
+PROGRAM = """
+import sys, time, threading
+import torch, torch.distributed as dist, fastcoll
+rank, path, way = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+comm = fastcoll.init(store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout_s=20)
+tensor = fastcoll.zeros(100_000)
+fastcoll.all_reduce(tensor)
+work = fastcoll.all_reduce(tensor, async_op=True)
+if way == "pending":
+    for _ in range(50):
+        fastcoll.all_reduce(torch.ones(100_000), async_op=True)
+elif way == "raise":
+    work.wait()
+    raise SystemExit("on purpose")
+elif way == "destroy":
+    fastcoll.destroy()
+elif way == "subgroup":
+    other = fastcoll.new_group()
+    other.all_reduce(tensor)
+"""
+
+
+WAYS = ["fall off", "raise", "destroy", "subgroup"]
+
+
+@pytest.mark.parametrize(
+    "way", ["pending", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS)]
+)
+def test_programs_end_in_silence(tmp_path: Path, way: str) -> None:
+    """However a program ends, it ends soon, without a word and without a trace."""
+    before = machine()
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", PROGRAM]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), way],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert said == (["on purpose\n"] * 2 if way == "raise" else [""] * 2)
+    assert [rank.returncode for rank in ranks] == [1 if way == "raise" else 0] * 2
+    assert machine() <= before

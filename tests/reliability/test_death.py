@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer that dies: known within a second, by name; a peer that only left is no loss."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Attempt, Outcome, Pool, Pools, Rank, Setup, attempt
+
+SOON_S = 2.0  # a second is promised; the rest is for a busy machine
+
+WAITS = {
+    "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
+    "large all_reduce": lambda comm: comm.all_reduce(torch.ones(500_000)),
+    "chain": lambda comm: comm.all_reduce(torch.ones(50_000), algorithm="chain"),
+    "reduce_scatter": lambda comm: comm.reduce_scatter_tensor(
+        torch.ones(4), torch.ones(4 * comm.world_size)
+    ),
+    "all_gather": lambda comm: comm.all_gather_into_tensor(
+        torch.ones(4 * comm.world_size), torch.ones(4)
+    ),
+    "broadcast": lambda comm: comm.broadcast(torch.ones(3), 2),
+    "barrier": lambda comm: comm.barrier(),
+    "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
+    "empty": lambda comm: comm.empty((4,)),
+}
+
+
+def wait_for_rank_2(rank: Rank, way: str) -> tuple[float, list[Attempt]]:
+    """All but rank 2 wait; when the first of them knew, and what every call says afterwards."""
+    if rank.rank == 2:
+        time.sleep(60)
+    attempts = [attempt(WAITS[way], rank.comm)]
+    knew = time.monotonic()
+    attempts += [attempt(rank.comm.barrier), attempt(rank.comm.all_reduce, torch.ones(2))]
+    return knew, attempts
+
+
+def kill(pool: Pool, rank: int, after_s: float) -> float:
+    time.sleep(after_s)
+    os.kill(pool.pids[rank], signal.SIGKILL)
+    return time.monotonic()
+
+
+def assert_lost(outcomes: list[Outcome], dead: int, killed: float) -> None:
+    for outcome in outcomes:
+        if outcome.rank == dead:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        assert outcome.ok, outcome.describe()
+        knew, attempts = outcome.value
+        assert knew - killed < SOON_S
+        for one in attempts:
+            assert one.kind == "PeerLostError", one
+            assert one.ranks == (dead,)
+            assert f"rank {dead}" in one.text
+            assert "destroy" in one.text
+        assert all(one.seconds < 0.5 for one in attempts[1:])
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_a_killed_peer(fresh_pool: Callable[..., Pool], way: str) -> None:
+    pool = fresh_pool(3)
+    pool.start(wait_for_rank_2, way)
+    killed = kill(pool, 2, 0.3)
+    assert_lost(pool.collect(), 2, killed)
+
+
+def reduce_until_error(rank: Rank, numel: int, algorithm: str) -> tuple[float, list[Attempt]]:
+    tensor = torch.ones(numel, dtype=torch.int32)
+    if algorithm == "symmetric":
+        tensor, algorithm = rank.comm.empty(numel, dtype=torch.int32).fill_(1), "auto"
+    while True:
+        one = attempt(rank.comm.all_reduce, tensor, algorithm=algorithm)
+        if one.kind:
+            return time.monotonic(), [one, attempt(rank.comm.barrier)]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["auto", "symmetric", "one_shot", "two_shot", "ring", "chain"]
+)
+@pytest.mark.parametrize(("world", "dead"), [(2, 0), (4, 1)])
+def test_killed_in_the_middle(
+    fresh_pool: Callable[..., Pool], algorithm: str, world: int, dead: int
+) -> None:
+    pool = fresh_pool(world)
+    pool.start(reduce_until_error, 700_000, algorithm)
+    killed = kill(pool, dead, 0.25)
+    assert_lost(pool.collect(), dead, killed)
+
+
+def test_killed_between_small_calls(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(3)
+    pool.start(reduce_until_error, 2, "auto")
+    killed = kill(pool, 1, 0.25)
+    assert_lost(pool.collect(), 1, killed)
+
+
+def fork_then_wait(rank: Rank) -> tuple[float, list[Attempt]] | None:
+    """Rank 2 leaves a child behind that holds copies of all its sockets."""
+    if rank.rank == 2:
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+        rank.comm.barrier()
+        time.sleep(60)
+    rank.comm.barrier()
+    one = attempt(rank.comm.all_reduce, torch.ones(3))
+    return time.monotonic(), [one, attempt(rank.comm.barrier)]
+
+
+def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(3)
+    pool.start(fork_then_wait)
+    killed = kill(pool, 2, 0.5)
+    assert_lost(pool.collect(ranks=(0, 1)), 2, killed)
+
+
+def leave(rank: Rank, way: str) -> list[float]:
+    """Rank 1 does its part and goes; rank 0 comes to the same call only afterwards."""
+    tensor = torch.full((3,), float(rank.rank + 5))
+    if rank.rank == 1:
+        rank.comm.broadcast(tensor, 1)
+        if way == "close":
+            rank.comm.close()
+            return []
+        os._exit(7)
+    time.sleep(0.7)
+    rank.comm.broadcast(tensor, 1)
+    lost = attempt(rank.comm.barrier)
+    assert lost.kind == "PeerLostError", lost
+    assert lost.ranks == (1,)
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("way", ["exit", "close"])
+def test_a_peer_that_did_its_part_is_no_loss(fresh_pool: Callable[..., Pool], way: str) -> None:
+    first, second = fresh_pool(2).outcomes(leave, way)
+    assert first.ok, first.describe()
+    assert first.value == [6.0] * 3
+    assert second.exit_code == (7 if way == "exit" else None)
+
+
+def part_quickly(rank: Rank, numel: int, algorithm: str, rounds: int) -> list[str]:
+    """Close the group right after the call: some are still copying what others leave behind."""
+    errors = []
+    for _ in range(rounds):
+        group = rank.comm.new_group()
+        tensor = torch.full((numel,), float(rank.rank))
+        one = attempt(group.all_reduce, tensor, algorithm=algorithm)
+        group.close()
+        right = bool((tensor == rank.world_size * (rank.world_size - 1) / 2).all())
+        errors += [one.text] if one.kind else ([] if right else ["wrong sum"])
+    return errors
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "chain"])
+def test_leaving_right_after_a_call_is_no_loss(pools: Pools, algorithm: str) -> None:
+    for numel in (1, 5000, 300_000):
+        assert pools(3).run(part_quickly, numel, algorithm, 12) == [[]] * 3
+
+
+def part_after(rank: Rank, way: str, rounds: int) -> list[str]:
+    """Close the group right after a call, whatever it was."""
+    errors = []
+    for _ in range(rounds):
+        group = rank.comm.new_group()
+        one = attempt(WAITS[way], group)
+        group.close()
+        errors += [one.text] if one.kind else []
+    return errors
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_leaving_after_any_call_is_no_loss(pools: Pools, way: str) -> None:
+    assert pools(4).run(part_after, way, 10) == [[]] * 4
+
+
+def bring_up(rank: Rank) -> tuple[float, list[Attempt]]:
+    import fastcoll
+
+    if rank.rank == 2:
+        time.sleep(60)
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 2.0}
+    one = attempt(fastcoll.init, store=rank.store, **options)
+    return time.monotonic(), [one]
+
+
+def test_death_before_init_ends_at_the_limit(fresh_pool: Callable[..., Pool]) -> None:
+    """Nobody knows yet who the dead rank was: the limit of init bounds the wait."""
+    pool = fresh_pool(3, Setup(init=False))
+    pool.start(bring_up)
+    kill(pool, 2, 0.2)
+    for outcome in pool.collect(ranks=(0, 1)):
+        _, [one] = outcome.value
+        assert one.kind in ("CollectiveTimeout", "PeerLostError")
+        assert one.ranks == (2,)
+        assert one.seconds <= 1.2 * 2.0 + 0.5
+
+
+def be_killed_in_init(rank: Rank, after_s: float) -> Attempt:
+    import fastcoll
+
+    if rank.rank == 1:
+        timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.start()
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 1.0}
+    one = attempt(fastcoll.init, store=rank.store, **options)
+    if not one.kind:
+        one = attempt(fastcoll.barrier)
+        time.sleep(0.2 if rank.rank == 1 else 0)
+        one = attempt(fastcoll.barrier) if not one.kind else one
+    return one
+
+
+@pytest.mark.parametrize("after_ms", [0, 2, 5, 10, 20])
+def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: float) -> None:
+    pool = fresh_pool(3, Setup(init=False))
+    first, second, third = pool.outcomes(be_killed_in_init, after_ms / 1000)
+    assert second.exit_code == -signal.SIGKILL
+    for outcome in (first, third):
+        one = outcome.value
+        assert one.kind in ("CollectiveTimeout", "PeerLostError"), one
+        assert one.ranks == (1,), one
+        assert one.seconds <= 1.2 * 1.0 + 0.5
+
+
+def survive(rank: Rank) -> Any:
+    """After the loss: destroy, and a new group of those who are left."""
+    import fastcoll
+
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    lost = attempt(rank.comm.all_reduce, torch.ones(2))
+    fastcoll.destroy()
+    store = torch.distributed.PrefixStore("again", rank.store)
+    fastcoll.init(store=store, rank=rank.rank // 2, world_size=2, timeout_s=10)
+    tensor = torch.ones(2)
+    fastcoll.all_reduce(tensor)
+    return lost.kind, tensor.tolist()
+
+
+def test_the_survivors_make_a_new_group(fresh_pool: Callable[..., Pool]) -> None:
+    first, second, third = fresh_pool(3).outcomes(survive)
+    assert second.exit_code == -signal.SIGKILL
+    assert first.value == third.value == ("PeerLostError", [2.0, 2.0])

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forked child of a rank: it can't use the group, does it no harm, and may make its own."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness import Attempt, Pool, Pools, Rank, Setup, attempt
+
+
+def in_child(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in a forked child and return what it returned."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write_end, pickle.dumps(function(*args)))
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert data, "the child had nothing to say"
+    return pickle.loads(data)
+
+
+def sum_of(comm: Any, value: float) -> float:
+    tensor = torch.tensor([value])
+    comm.all_reduce(tensor)
+    return tensor.item()
+
+
+def try_everything(comm: Any) -> list[Attempt]:
+    import fastcoll
+
+    tensor = torch.ones(3)
+    return [
+        attempt(fastcoll.all_reduce, tensor),
+        attempt(comm.all_reduce, torch.ones(50_000)),
+        attempt(comm.broadcast, tensor, 0),
+        attempt(comm.barrier),
+        attempt(comm.reduce_scatter_tensor, tensor[:1], torch.ones(comm.world_size)),
+        attempt(lambda: comm.all_reduce(tensor, async_op=True).wait(5)),
+        attempt(comm.empty, (3,)),
+        attempt(comm.new_group),
+    ]
+
+
+def fork_and_try(rank: Rank) -> tuple[list[Attempt], float]:
+    sum_of(rank.comm, 1.0)
+    attempts = in_child(try_everything, rank.comm)
+    return attempts, sum_of(rank.comm, 1.0)
+
+
+def test_a_child_cannot_use_the_group(pools: Pools) -> None:
+    for attempts, total in pools(2).run(fork_and_try):
+        assert total == 2.0
+        for number, one in enumerate(attempts):
+            assert one.kind == "UsageError", (number, one)
+            assert "fork" in one.text
+            assert one.seconds < 1
+
+
+def fork_with_pending_calls(rank: Rank) -> tuple[list[str], list[float]]:
+    """Asynchronous calls are under way while a child comes and goes."""
+    tensors = [torch.full((30_000,), float(number)) for number in range(10)]
+    works = [rank.comm.all_reduce(tensor, async_op=True) for tensor in tensors]
+    kinds = [one.kind for one in in_child(try_everything, rank.comm)]
+    for work in works:
+        work.wait()
+    return kinds, [tensor[3].item() for tensor in tensors]
+
+
+def test_pending_calls_survive_a_fork(pools: Pools) -> None:
+    for kinds, values in pools(2).run(fork_with_pending_calls):
+        assert kinds == ["UsageError"] * 8
+        assert values == [2.0 * number for number in range(10)]
+
+
+def close_all() -> str:
+    """What a child does that ends like a program: destroys what it thinks is its own."""
+    import fastcoll
+
+    fastcoll.destroy()
+    return "closed"
+
+
+def own_group(path: str) -> float:
+    """A group of the child's own, after letting go of its parent's."""
+    import fastcoll
+
+    fastcoll.destroy()
+    store = dist.HashStore()
+    with fastcoll.init(store=store, rank=0, world_size=1) as comm:
+        return sum_of(comm, 3.0)
+
+
+def fork_and_close(rank: Rank) -> list[Any]:
+    before = sum_of(rank.comm, 1.0)
+    closed = in_child(close_all)
+    between = sum_of(rank.comm, 2.0)
+    own = in_child(own_group, "")
+    return [before, closed, between, own, sum_of(rank.comm, 3.0)]
+
+
+def test_a_childs_destroy_is_its_own(pools: Pools) -> None:
+    assert pools(2).run(fork_and_close) == [[2.0, "closed", 4.0, 3.0, 6.0]] * 2
+
+
+LIST = """
+import os
+for name in os.listdir("/proc/self/fd"):
+    if os.path.exists(f"/proc/self/fd/{name}"):
+        print(os.readlink(f"/proc/self/fd/{name}").split(":")[0])
+"""
+
+
+def inherited() -> list[str]:
+    """What a program that is started with every inheritable descriptor finds open, by kind."""
+    command = [sys.executable, "-c", LIST]
+    done = subprocess.run(command, close_fds=False, capture_output=True, text=True, check=True)
+    return sorted(done.stdout.split())
+
+
+def execute(rank: Rank) -> tuple[list[str], list[str]]:
+    import fastcoll
+
+    before = inherited()
+    comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
+    comm.all_reduce(comm.empty(5).fill_(1))
+    return before, inherited()
+
+
+def test_an_executed_program_inherits_nothing(fresh_pool: Callable[..., Pool]) -> None:
+    for before, after in fresh_pool(2, Setup(init=False)).run(execute):
+        assert after == before
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def load(rank: Rank) -> list[float]:
+    """Worker processes of a DataLoader live and die while calls go on."""
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
+    totals = []
+    for batch in loader:
+        mean = batch.mean()
+        rank.comm.all_reduce(mean)
+        totals.append(mean.item())
+    return [*totals, sum_of(rank.comm, 1.0)]
+
+
+def test_workers_of_a_data_loader(pools: Pools) -> None:
+    wanted = [2 * (4.0 * number + 1.5) for number in range(6)] + [2.0]
+    pool = pools(2)
+    assert pool.run(load) == [wanted] * 2

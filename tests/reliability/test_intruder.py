@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stranger at the door: who connects to a rank's socket without the token gets nowhere.
+
+Needs no knowledge of the library: the socket is found as the kernel lists it.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import Pool, Rank, Setup
+
+
+def addresses(pid: int) -> list[tuple[str, int]]:
+    """Abstract Unix sockets that a process listens on, with their types."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(entry)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, kind, _, inode, *path = line.split()
+        listens = int(flags, 16) & 0x10000
+        if inode in inodes and listens and path and path[0].startswith("@"):
+            found.append(("\0" + path[0][1:], int(kind, 16)))
+    return found
+
+
+def intrude(address: tuple[str, int], message: bytes) -> socket.socket:
+    """Connect, say something, and stay."""
+    stranger = socket.socket(socket.AF_UNIX, address[1])
+    stranger.settimeout(2)
+    stranger.connect(address[0])
+    if message:
+        stranger.sendall(message)
+    return stranger
+
+
+def come_up(rank: Rank) -> list[float]:
+    import fastcoll
+
+    if rank.rank == 1:
+        time.sleep(1.0)
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 6}
+    comm = fastcoll.init(store=rank.store, **options)
+    tensor = torch.tensor([rank.rank + 1.0])
+    comm.all_reduce(tensor)
+    return tensor.tolist()
+
+
+MESSAGES = {
+    "nothing": b"",
+    "one byte": b"x",
+    "zeros": bytes(24),
+    "noise": bytes(range(256)) * 4,
+    "a rank and no token": (1).to_bytes(8, "little") + bytes(16),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_stranger_is_ignored(fresh_pool: Callable[..., Pool], kind: str) -> None:
+    pool = fresh_pool(2, Setup(init=False))
+    pool.start(come_up)
+    strangers: list[socket.socket] = []
+    end = time.monotonic() + 0.9
+    while not strangers and time.monotonic() < end:
+        doors = addresses(pool.pids[0])
+        strangers = [intrude(door, MESSAGES[kind]) for door in doors for _ in range(3)]
+    try:
+        assert strangers, "rank 0 has no door"
+        assert pool.finish() == [[3.0], [3.0]]
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_stranger_that_hangs_up(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2, Setup(init=False))
+    pool.start(come_up)
+    time.sleep(0.3)
+    doors = addresses(pool.pids[0])
+    assert doors
+    for door in doors:
+        for message in MESSAGES.values():
+            intrude(door, message).close()
+    assert pool.finish() == [[3.0], [3.0]]

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that does not come: every wait ends at its limit, and says who is missing."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Attempt, Pool, Pools, Rank, Setup, attempt
+
+LIMIT_S = 0.3
+WAYS = {
+    "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
+    "large all_reduce": lambda comm: comm.all_reduce(torch.ones(500_000)),
+    "one_shot": lambda comm: comm.all_reduce(torch.ones(50_000), algorithm="one_shot"),
+    "two_shot": lambda comm: comm.all_reduce(torch.ones(5), algorithm="two_shot"),
+    "chain": lambda comm: comm.all_reduce(torch.ones(50_000), algorithm="chain"),
+    "ring": lambda comm: comm.all_reduce(torch.ones(50_000, dtype=torch.int32), algorithm="ring"),
+    "reduce_scatter": lambda comm: comm.reduce_scatter_tensor(
+        torch.ones(4), torch.ones(4 * comm.world_size)
+    ),
+    "all_gather": lambda comm: comm.all_gather_into_tensor(
+        torch.ones(4 * comm.world_size), torch.ones(4)
+    ),
+    "broadcast": lambda comm: comm.broadcast(torch.ones(3), 1),
+    "barrier": lambda comm: comm.barrier(),
+    "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
+    "empty": lambda comm: comm.empty((4,)),
+    "new_group": lambda comm: comm.new_group(),
+}
+
+
+def assert_in_time(one: Attempt, limit_s: float) -> None:
+    assert one.kind == "CollectiveTimeout", one
+    assert 0.9 * limit_s <= one.seconds <= 1.2 * limit_s + 0.5
+
+
+def rank_1_stays_away(rank: Rank, way: str) -> list[Attempt]:
+    group = rank.comm.new_group(timeout_s=LIMIT_S)
+    group.barrier()
+    if rank.rank == 1:
+        time.sleep(2 * LIMIT_S + 0.5)
+    attempts = [attempt(WAYS[way], group), attempt(group.barrier)]
+    group.close()
+    return attempts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_does_not_come(pools: Pools, way: str) -> None:
+    rows = pools(3).run(rank_1_stays_away, way)
+    for rank in (0, 2):
+        first, second = rows[rank]
+        assert_in_time(first, LIMIT_S)
+        assert first.ranks == (1,)
+        assert "rank 1" in first.text
+        assert 'group "world/' in first.text
+        assert "FASTCOLL_TIMEOUT_S" in first.text
+        verb = way.split()[-1]
+        if verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):
+            assert f"{verb}(" in first.text
+        assert second.kind == "CollectiveTimeout"
+        assert second.seconds < 0.3
+    # The late rank hears the same, at once.
+    assert rows[1][1].kind == "CollectiveTimeout"
+    assert len({row[1].text for row in rows}) == 1
+    assert rows[1][0].seconds < 0.3
+
+
+def several_stay_away(rank: Rank) -> Attempt | None:
+    group = rank.comm.new_group(timeout_s=LIMIT_S)
+    result = None
+    if rank.rank in (0, 2):
+        result = attempt(group.all_reduce, torch.ones(3))
+    else:
+        time.sleep(2 * LIMIT_S)
+    group.close()
+    return result
+
+
+def test_all_who_are_missing_are_named(pools: Pools) -> None:
+    rows = pools(4).run(several_stay_away)
+    for rank in (0, 2):
+        assert_in_time(rows[rank], LIMIT_S)
+        assert rows[rank].ranks == (1, 3)
+        assert "rank 1" in rows[rank].text
+        assert "rank 3" in rows[rank].text
+
+
+def limits(rank: Rank) -> list[Attempt]:
+    """A limit of the call's own, below and above the group's."""
+    group = rank.comm.new_group(timeout_s=5)
+    other = rank.comm.new_group(timeout_s=0.2)
+    attempts = []
+    if rank.rank == 0:
+        attempts.append(attempt(group.all_reduce, torch.ones(2), timeout_s=0.4))
+    rank.comm.barrier()
+    if rank.rank == 1:
+        time.sleep(0.6)
+    attempts.append(attempt(other.all_reduce, torch.ones(2), timeout_s=10))
+    rank.comm.barrier()
+    group.close()
+    other.close()
+    return attempts
+
+
+def test_a_call_has_a_limit_of_its_own(pools: Pools) -> None:
+    first, second = pools(2).run(limits)
+    assert_in_time(first[0], 0.4)
+    assert first[1].kind == second[0].kind == ""
+    assert first[1].seconds > 0.3
+
+
+def default_limit(rank: Rank) -> Attempt | None:
+    if rank.rank == 1:
+        time.sleep(1.6)
+        return None
+    return attempt(rank.comm.all_reduce, torch.ones(2))
+
+
+def test_the_environment_has_a_limit(fresh_pool: Any) -> None:
+    setup = Setup(timeout_s=None, env={"FASTCOLL_TIMEOUT_S": "0.7"})
+    first, _ = fresh_pool(2, setup).run(default_limit)
+    assert_in_time(first, 0.7)
+
+
+def bad_environment(rank: Rank, text: str) -> Attempt:
+    import fastcoll
+
+    os.environ["FASTCOLL_TIMEOUT_S"] = text
+    return attempt(fastcoll.init, store=rank.store, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_senseless_environment_is_named(fresh_pool: Any, text: str) -> None:
+    [one] = fresh_pool(1, Setup(init=False)).run(bad_environment, text)
+    assert one.kind == "UsageError"
+    assert "FASTCOLL_TIMEOUT_S" in one.text
+    assert text in one.text
+
+
+def bring_up(rank: Rank, limit_s: float) -> Attempt | None:
+    import fastcoll
+
+    if rank.rank == 1:
+        return None
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": limit_s}
+    return attempt(fastcoll.init, store=dist.PrefixStore("up", rank.store), **options)
+
+
+def test_a_rank_that_does_not_come_to_init(fresh_pool: Any) -> None:
+    rows = fresh_pool(3, Setup(init=False)).run(bring_up, 1.0)
+    for rank in (0, 2):
+        assert_in_time(rows[rank], 1.0)
+        assert rows[rank].ranks == (1,)
+        assert "init" in rows[rank].text
+        assert "[1]" in rows[rank].text
+
+
+def a_reader_that_stays_away(rank: Rank) -> Attempt | None:
+    """A root waits for nobody in a broadcast, but may not run ahead for ever."""
+    group = rank.comm.new_group(timeout_s=LIMIT_S)
+    result = None
+    if rank.rank == 0:
+        tensor = torch.ones(2)
+        for _ in range(1000):
+            result = attempt(group.broadcast, tensor, 0)
+            if result.kind:
+                break
+    else:
+        time.sleep(2 * LIMIT_S)
+    group.close()
+    return result
+
+
+def test_a_reader_that_does_not_come(pools: Pools) -> None:
+    first, _ = pools(2).run(a_reader_that_stays_away)
+    assert_in_time(first, LIMIT_S)
+    assert first.ranks == (1,)
+
+
+def reduce_for_ever(rank: Rank, numel: int) -> tuple[Attempt, list[float], list[float]]:
+    """Until an error; what a survivor's fresh memory holds then, and a while later."""
+    group = rank.comm.new_group(timeout_s=1.0)
+    tensor = torch.zeros(numel)
+    while True:
+        one = attempt(group.all_reduce, tensor)
+        if one.kind:
+            break
+    tensor.fill_(3)
+    memory = torch.full((numel,), 4.0)
+    early = [*torch.unique(tensor).tolist(), *torch.unique(memory).tolist()]
+    if rank.rank != 1:
+        time.sleep(1.0)  # rank 1 goes on meanwhile
+    late = [*torch.unique(tensor).tolist(), *torch.unique(memory).tolist()]
+    group.close()
+    return one, early, late
+
+
+@pytest.mark.parametrize("numel", [4, 400_000])
+def test_a_stopped_rank(pools: Pools, numel: int) -> None:
+    """The others time out; when it wakes up it gets their verdict and writes nothing of theirs."""
+    pool: Pool = pools(3)
+    pool.start(reduce_for_ever, numel)
+    time.sleep(0.3)
+    os.kill(pool.pids[1], signal.SIGSTOP)
+    time.sleep(1.9)
+    os.kill(pool.pids[1], signal.SIGCONT)
+    rows = pool.finish()
+    for one, early, late in rows:
+        assert one.kind == "CollectiveTimeout"
+        assert one.ranks == (1,)
+        assert early == late == [3.0, 4.0]
+    for rank in (0, 2):
+        assert rows[rank][0].seconds <= 1.2 * 1.0 + 0.5
+    assert len({one.text for one, _, _ in rows}) == 1

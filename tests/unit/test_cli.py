@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it refuses, and small runs of each command."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fastcoll import env
+from fastcoll.cli import app
+from fastcoll.measure.results import validate
+
+runner = CliRunner()
+
+
+def findings() -> dict[str, Any]:
+    result = runner.invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 0, result.output
+    return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+
+
+def test_help_names_every_command() -> None:
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in ("demo", "bench", "doctor"))
+
+
+def test_doctor_tries_what_fastcoll_needs_and_lists_every_setting() -> None:
+    found = findings()
+    assert found["memfd, sealed"]["state"] == "ok"
+    assert found["memory passed to a peer"]["value"] == "works"
+    assert {variable.name for variable in env.VARIABLES} <= set(found)
+    assert {"SIMD level", "membarrier", "/dev/shm", "NVIDIA devices", "Gloo"} <= set(found)
+
+
+def test_doctor_shows_a_setting_that_does_not_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.TIMEOUT_S.name, "soon")
+    finding = findings()[env.TIMEOUT_S.name]
+    assert finding["state"] == "no"
+    assert "soon" in finding["value"]
+
+
+def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise OSError("no such thing here")
+
+    # The package's own name `doctor` is the command.
+    doctor_module = importlib.import_module("fastcoll.cli.doctor")
+    probes = tuple((section, name, broken) for section, name, _ in doctor_module._PROBES)
+    monkeypatch.setattr(doctor_module, "_PROBES", probes)
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 0
+    assert result.output.count("no such thing here") == len(probes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["bench", "all_reduce", "--vs", "nccl"], "nccl"),
+        (["bench", "all_reduce", "--sizes", "8:4:2"], "--sizes"),
+        (["bench", "all_reduce", "--dtype", "float31"], "float31"),
+        (["bench", "all_reduce", "--op", "mean"], "mean"),
+        (["bench", "all_to_all"], "all_to_all"),
+        (["demo", "--params", "many"], "many"),
+        (["demo", "--ranks", "1"], "ranks"),
+    ],
+)
+def test_bad_options_are_named(arguments: list[str], text: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+@pytest.mark.parametrize("level", ["python", "c"])
+def test_a_small_bench_runs_and_its_file_fits(level: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    options = f"--sizes 8,3000 --rounds 1 --window-us 200 --level {level} --json {path}"
+    missing = f"--vs gloo,openmpi --mpi-dir {tmp_path}"
+    result = runner.invoke(app, ["bench", "all_reduce", *options.split(), *missing.split()])
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text())
+    validate(document)
+    assert [row["size_bytes"] for row in document["rows"]] == [8, 3000]
+    assert all(row["cells"][0]["num_wrong"] == 0 for row in document["rows"])
+    assert document["one_way_flag_us"]
+    gloo, openmpi = document["libraries"][1:]
+    assert openmpi["status"] == "not measured"
+    assert gloo["status"] == ("measured" if level == "python" else "not measured")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["reduce_scatter", "all_gather", "broadcast", "barrier"])
+def test_every_verb_is_measured(verb: str) -> None:
+    options = ["--sizes", "1K", "--rounds", "1", "--window-us", "200", "--vs", "", "--symmetric"]
+    result = runner.invoke(app, ["bench", verb, *options])
+    assert result.exit_code == 0, result.output
+    assert verb in result.output
+
+
+def test_a_small_demo_trains_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    plot, path = tmp_path / "demo.png", tmp_path / "demo.json"
+    options = f"--params 20K --steps 40 --plot {plot} --json {path}"
+    result = runner.invoke(app, ["demo", *options.split()])
+    assert result.exit_code == 0, result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    document = json.loads(path.read_text())
+    validate(document)
+    assert all(check["passed"] for check in document["checks"])
+    assert document["same_bits_as_gloo"]

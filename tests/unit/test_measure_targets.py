@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The goals of bench/targets.py: the worst size decides, and a gap is not a pass."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def targets() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "targets.py"
+    spec = importlib.util.spec_from_file_location("bench_targets", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def document(ratios: dict[int, dict[str, float]]) -> dict[str, Any]:
+    return {
+        "rows": [
+            {
+                "size_bytes": size_bytes,
+                "ratios": {peer: {"median": r, "best": r} for peer, r in row.items()},
+            }
+            for size_bytes, row in ratios.items()
+        ]
+    }
+
+
+def test_the_worst_size_in_range_decides(targets: ModuleType) -> None:
+    goal = targets.Goal("x", "file", ("gloo",), "8", "128", 4)
+    good = document({8: {"gloo": 5.0}, 64: {"gloo": 4.0}, 256: {"gloo": 1.0}})
+    assert targets.judge(goal, good).passed
+    bad = document({8: {"gloo": 5.0}, 64: {"gloo": 3.9}})
+    verdict = targets.judge(goal, bad)
+    assert verdict.passed is False
+    assert "64 B" in verdict.found
+
+
+def test_the_fastest_of_several_peers_counts(targets: ModuleType) -> None:
+    goal = targets.Goal("x", "file", ("openmpi", "mpich"), "8", "8", 2)
+    assert not targets.judge(goal, document({8: {"openmpi": 3.0, "mpich": 1.5}})).passed
+    assert targets.judge(goal, document({8: {"openmpi": 3.0}})).passed
+
+
+def test_what_was_not_measured_is_no_pass(targets: ModuleType) -> None:
+    goal = targets.Goal("x", "file", ("gloo",), "8", "128", 4)
+    assert targets.judge(goal, None).passed is None
+    assert targets.judge(goal, document({})).passed is None
+    assert targets.judge(goal, document({8: {"gloo": 9.0}, 64: {}})).passed is None

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows works as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_ten_lines_run(tmp_path: Path) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len([line for line in program.splitlines() if not line.startswith("#")]) == 10
+    (tmp_path / "hello.py").write_text(program)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", "log"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, "hello.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "".join(done.stdout.split()) == "3.03.0"  # the ranks' lines may mix
+
+
+def test_the_two_commands_exist() -> None:
+    commands = re.findall(r"```bash\n(.*?)\n```", README, re.S)
+    assert commands == ["scripts/demo.sh", "scripts/test.sh"]
+    for command in commands:
+        assert (ROOT / command).stat().st_mode & 0o111
+
+
+def test_links_lead_somewhere() -> None:
+    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text()
+        for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+            assert (ROOT / target).exists(), f"{document} -> {target}"
+
+
+def test_the_files_that_architecture_names_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = re.findall(r"`((?:python|csrc|kernels|tests|bench|scripts)/[\w./-]*)`", text)
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of an algorithm: a pure function of what all ranks know to be equal."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcoll import _C, algorithms
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.selection import select
+from fastcoll.types import Algorithm, DType, Op, Request, Verb, order_matters, supported_ops
+
+REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter)
+
+
+@st.composite
+def requests(draw: st.DrawFn, algorithm: str = "auto") -> Request:
+    verb = draw(st.sampled_from(Verb))
+    dtype = draw(st.sampled_from(DType))
+    world = draw(st.integers(1, 64))
+    reduces = verb in REDUCTIONS
+    return Request(
+        verb=verb,
+        dtype=dtype,
+        op=draw(st.sampled_from(supported_ops(dtype))) if reduces else Op.SUM,
+        numel=0 if verb is Verb.barrier else draw(st.integers(0, 1 << 40)),
+        root=draw(st.integers(0, world - 1)) if verb is Verb.broadcast else 0,
+        world_size=world,
+        algorithm=algorithm,
+        numerics=draw(st.sampled_from(["same_bits", "fast"])) if reduces else "same_bits",
+        num_cpus=draw(st.integers(1, 256)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests())
+def test_every_request_has_one_plan_and_it_is_sound(request: Request) -> None:
+    plan = select(request, algorithms.ALL).plan
+    assert select(dataclasses.replace(request), algorithms.ALL).plan == plan
+    again = _C.Plan(*plan.args())  # the core accepts it
+    assert (again.verb, again.dtype, again.op) == (request.verb, request.dtype, request.op)
+    assert (again.numel, again.root) == (request.numel, request.root)
+    assert (again.algorithm == Algorithm.direct) == (request.verb not in REDUCTIONS)
+    if again.inline:
+        assert request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+    if request.numerics == "same_bits" and request.verb in REDUCTIONS:
+        ring = again.algorithm == Algorithm.ring
+        assert not (ring and order_matters(request.dtype, request.op))
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests(), st.permutations(algorithms.ALL))
+def test_the_order_of_the_candidates_does_not_matter(request: Request, order: list) -> None:
+    costs = [one.estimate_us(request) for one in order if one.admits(request) is None]
+    chosen = select(request, order).plan
+    if len(set(costs)) == len(costs):
+        assert chosen == select(request, algorithms.ALL).plan
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests(), st.sampled_from(["one_shot", "two_shot", "ring", "chain"]))
+def test_what_is_asked_for_is_taken_or_refused(request: Request, name: str) -> None:
+    asked = dataclasses.replace(request, algorithm=name)
+    allowed = request.verb in REDUCTIONS and not (
+        name == "ring"
+        and request.numerics == "same_bits"
+        and order_matters(request.dtype, request.op)
+    )
+    if allowed:
+        assert Algorithm(select(asked, algorithms.ALL).plan.algorithm).name == name
+    else:
+        with pytest.raises(UnsupportedError, match=name):
+            select(asked, algorithms.ALL)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 5, 0, 2, "magic", "same_bits", 2)
+    with pytest.raises(UsageError, match=r"magic.*one_shot.*two_shot.*ring.*chain"):
+        select(request, algorithms.ALL)
+
+
+def test_the_reasons_name_every_candidate() -> None:
+    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 5, 0, 2, "auto", "same_bits", 2)
+    reasons = select(request, algorithms.ALL).reasons
+    assert set(reasons) == {algorithm.name for algorithm in algorithms.ALL}
+    assert "chain" in reasons["ring"]
+    assert "us" in reasons["one_shot"]
