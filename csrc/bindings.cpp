@@ -139,6 +139,7 @@ void bind_machine(py::module_& module) {
   module.attr("K_SLOT_BYTES") = kSlotBytes;
   module.attr("K_NUM_SLOTS") = kNumSlots;
   module.attr("K_MAX_WORLD") = kMaxWorld;
+  module.attr("K_FAREWELL") = kFarewell;
   module.def("dtype_names", [] {
     return names<DType>(kNumDTypes, [](DType dtype) { return dtype_name(dtype); });
   });

@@ -225,6 +225,14 @@ class Pool:
         self, deadline_s: float = DEADLINE_S, ranks: Collection[int] | None = None
     ) -> list[Outcome]:
         """Wait for the outcomes of some ranks (default: all); a hang ends the pool."""
+        try:
+            return self._collect(deadline_s, ranks)
+        except BaseException:
+            # Left open, it would answer the next test with what this one asked.
+            self.close(grace_s=0.2)
+            raise
+
+    def _collect(self, deadline_s: float, ranks: Collection[int] | None) -> list[Outcome]:
         missing = set(range(self.world_size)) if ranks is None else set(ranks)
         found: dict[int, Outcome] = {}
         end = time.monotonic() + deadline_s
@@ -257,7 +265,6 @@ class Pool:
         stacks = [
             f"rank {rank} hangs at\n{self._logs[rank].read_text()[-4000:]}" for rank in missing
         ]
-        self.close(grace_s=0.2)
         rest = [found[rank].describe() for rank in sorted(found)]
         raise RankFailure("\n".join([f"no answer after {deadline_s:g} s", *stacks, *rest]))
 

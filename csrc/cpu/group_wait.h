@@ -71,6 +71,12 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   if (peer_is_gone(options_.links[peer])) {
     // It may have done its part first and exited: that is no loss.
     if (met(awaited)) return;
+    Farewell farewell;
+    if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
+      fail(ErrorKind(farewell.kind),
+           call_name() + " lost rank " + std::to_string(peer) +
+               ", which could not finish init: " + text + ". Call fastcoll.destroy()",
+           farewell.ranks);
     const uint64_t last = last_entered_call(peer);
     fail(ErrorKind::peer_lost,
          call_name() + " lost rank " + std::to_string(peer) + ": its process (pid " +

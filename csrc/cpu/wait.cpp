@@ -5,10 +5,12 @@
 #include <linux/membarrier.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -31,6 +33,20 @@ bool peer_is_gone(const PeerLink& link) {
   pollfd fds[2] = {{link.socket, POLLRDHUP, 0}, {link.pidfd, POLLIN, 0}};
   if (poll(fds, 2, 0) <= 0) return false;
   return (fds[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0 || (fds[1].revents & POLLIN) != 0;
+}
+
+bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) {
+  char message[2048];
+  for (;;) {
+    const ssize_t length = recv(link.socket, message, sizeof message, MSG_DONTWAIT);
+    if (length < 0 && errno == ECONNRESET) continue;  // said once, before what lies in the queue
+    if (length <= 0) return false;
+    if (size_t(length) < sizeof *farewell) continue;
+    std::memcpy(farewell, message, sizeof *farewell);
+    if (farewell->tag != kFarewell) continue;
+    text->assign(message + sizeof *farewell, size_t(length) - sizeof *farewell);
+    return true;
+  }
 }
 
 bool process_is_stopped(int pid) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace fastcoll {
 
@@ -25,6 +26,17 @@ struct PeerLink {
 int64_t now_us();
 uint32_t current_cpu();
 bool peer_is_gone(const PeerLink& link);
+
+// What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to
+// blame. A rank that died leaves nothing.
+inline constexpr uint64_t kFarewell = 0x6c6c657765726166ULL;  // "farewell"
+struct Farewell {
+  uint64_t tag;
+  uint64_t kind;  // ErrorKind
+  uint64_t ranks;
+};
+bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text);
+
 bool process_is_stopped(int pid);  // as by SIGSTOP; false where it can't be known
 
 // The sleeper's store-load handshake: after this call every process that registered has executed a

@@ -12,6 +12,7 @@ K_INLINE_MAX_BYTES: int
 K_SLOT_BYTES: int
 K_NUM_SLOTS: int
 K_MAX_WORLD: int
+K_FAREWELL: int
 
 class Plan:
     @property

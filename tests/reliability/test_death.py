@@ -231,6 +231,64 @@ def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: 
         assert one.seconds <= 1.2 * 1.0 + 0.5
 
 
+def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
+    """One rank finds that rank 1 is lost, at some step of init; another one comes late."""
+    import fastcoll
+    from fastcoll.bootstrap import mesh, rendezvous
+
+    if rank.rank == quitter:
+        where, name = {
+            "greet": (rendezvous, "_greet"),
+            "reply": (rendezvous, "_read_reply"),
+            "send": (mesh.Mesh, "_send"),
+            "receive": (mesh.Mesh, "_ready"),
+        }[step]
+        function = getattr(where, name)
+
+        def give_up(*_: Any) -> None:
+            setattr(where, name, function)
+            time.sleep(0.2)
+            raise fastcoll.PeerLostError("rank 1 hung up", [1])
+
+        setattr(where, name, give_up)
+    call = rendezvous._call
+
+    def call_late(*args: Any) -> Any:
+        time.sleep(0.5)
+        return call(*args)
+
+    if rank.rank == slow:
+        rendezvous._call = call_late
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 5.0}
+    one = attempt(fastcoll.init, store=rank.store, **options)
+    return one if one.kind else attempt(fastcoll.barrier)
+
+
+@pytest.mark.parametrize(
+    ("quitter", "step", "slow"),
+    [
+        (0, "greet", 2),
+        (0, "greet", -1),
+        (2, "greet", -1),
+        (2, "reply", -1),
+        (0, "send", -1),
+        (0, "receive", -1),
+        (2, "receive", -1),
+    ],
+)
+def test_who_gives_up_in_init_says_why(
+    fresh_pool: Callable[..., Pool], quitter: int, step: str, slow: int
+) -> None:
+    """A rank that leaves because of another one is not taken for the culprit."""
+    pool = fresh_pool(3, Setup(init=False))
+    for outcome in pool.outcomes(give_up_on_rank_1, quitter, step, slow):
+        assert outcome.ok, outcome.describe()
+        if outcome.rank != 1:
+            assert outcome.value.kind == "PeerLostError", outcome.value
+            assert outcome.value.ranks == (1,), outcome.value
+            assert outcome.value.seconds < 3
+
+
 def survive(rank: Rank) -> Any:
     """After the loss: destroy, and a new group of those who are left."""
     import fastcoll

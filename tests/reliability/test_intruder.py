@@ -20,7 +20,10 @@ def addresses(pid: int) -> list[tuple[str, int]]:
     """Abstract Unix sockets that a process listens on, with their types."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(entry)
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:  # closed meanwhile
+            continue
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     found = []

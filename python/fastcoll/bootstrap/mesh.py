@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
+from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
+from fastcoll.errors import CollectiveTimeout, DesyncError
 
 _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
@@ -58,6 +59,8 @@ class Mesh:
     def exchange_fds(self, fd: int, tag: int, deadline: Deadline) -> list[int]:
         """Give every rank a copy of `fd` and return everybody's, by rank. Collective.
 
+        A rank that fails tells all others why; they raise the same.
+
         Args:
             fd: A descriptor; it stands in the result as it is, or is closed on an error.
             tag: What the exchange is for; must be equal on all ranks.
@@ -78,7 +81,8 @@ class Mesh:
                 for peer in self._ready(missing, deadline):
                     fds[peer] = self._receive(peer, tag)
                     missing.remove(peer)
-        except BaseException:
+        except BaseException as error:
+            say_farewell((self.socket_fds[peer] for peer in self._peers()), self.rank, error)
             for received in fds:
                 if received >= 0:
                     os.close(received)
@@ -95,7 +99,7 @@ class Mesh:
         try:
             yield connection
         except OSError as error:
-            raise PeerLostError(f"rank {peer} hung up: {error}", [peer]) from error
+            raise why_gone(fd, peer) from error
         finally:
             connection.detach()
 
@@ -120,13 +124,15 @@ class Mesh:
     def _receive(self, peer: int, tag: int) -> int:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         with self._borrowed(peer) as connection:
-            message, received, _, _ = socket.recv_fds(connection, _TAG.size, 4, flags)
+            message, received, _, _ = socket.recv_fds(connection, MOST_BYTES, 4, flags)
         if message == _TAG.pack(tag) and len(received) == 1:
             return received[0]
         for fd in received:
             os.close(fd)
         if not message:
-            raise PeerLostError(f"rank {peer} hung up", [peer])
+            raise why_gone(self.socket_fds[peer], peer)
+        if reason := farewell_in(message):
+            raise reason
         raise DesyncError(
             f"rank {peer} sent a descriptor for exchange {message.hex()}, rank {self.rank} is at "
             f"{_TAG.pack(tag).hex()}"

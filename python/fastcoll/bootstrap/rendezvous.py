@@ -6,23 +6,27 @@ peer has to be of the same user and to know the random token. The sockets stay o
 of the group: the kernel closes them when a peer dies. Must not know what the descriptors are.
 """
 
+import contextlib
 import hmac
 import secrets
 import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
 from fastcoll.bootstrap.identity import Hello
 from fastcoll.bootstrap.mesh import Mesh, peer_credentials
-from fastcoll.errors import CollectiveTimeout, PeerLostError
+from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 
 _TOKEN_BYTES = 16
 _GREETING = struct.Struct(f"=I{_TOKEN_BYTES}s")
 _SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 _RETRY_S = 0.002
+# How long a rank that fails goes on answering those who are on their way to its door.
+_LINGER_S = 1.0
 
 
 class Listener:
@@ -42,6 +46,8 @@ class Listener:
     def connect(self, rank: int, hellos: Sequence[Hello], deadline: Deadline) -> Mesh:
         """Connect to all lower ranks and let all higher ranks in. Collective.
 
+        A rank that fails tells all others why; they raise the same.
+
         Raises:
             CollectiveTimeout: A peer did not come in time.
             PeerLostError: A peer died on the way.
@@ -50,29 +56,40 @@ class Listener:
         try:
             for peer in range(rank):
                 sockets[peer] = _call(rank, peer, hellos[peer], deadline)
-            self._let_in(rank, hellos, sockets, deadline)
+            higher = range(rank + 1, len(hellos))
+            for peer, connection in self._arrivals(rank, hellos, higher, sockets, deadline):
+                sockets[peer] = connection
+                _greet(connection, rank, peer, hellos[peer].token)
             for peer in range(rank):
                 _read_reply(sockets[peer], peer, self.token, deadline)
-        except BaseException:
+        except BaseException as error:
+            self._turn_away(rank, hellos, sockets, deadline, error)
+            say_farewell((one.fileno() for one in sockets.values()), rank, error)
             for connection in sockets.values():
                 connection.close()
             raise
         return Mesh(rank, len(hellos), sockets)
 
-    def _let_in(
+    def _arrivals(
         self,
         rank: int,
         hellos: Sequence[Hello],
-        sockets: dict[int, socket.socket],
+        expected: Iterable[int],
+        connected: Mapping[int, socket.socket],
         deadline: Deadline,
-    ) -> None:
-        """Accept until every higher rank is in; strangers are turned away without delay."""
-        missing = set(range(rank + 1, len(hellos)))
+    ) -> Iterator[tuple[int, socket.socket]]:
+        """Accept until all expected are in; strangers are turned away without delay.
+
+        Who is connected already is watched meanwhile, as one of them may give up.
+        """
+        missing = set(expected)
         pending: dict[int, socket.socket] = {}
+        talking: set[int] = set()  # those that are past this step and wait for us in the next
         try:
             while missing:
+                watched = {one.fileno(): peer for peer, one in connected.items()}
                 poll = select.poll()
-                for fd in (self._socket.fileno(), *pending):
+                for fd in {self._socket.fileno(), *pending, *watched} - talking:
                     poll.register(fd, select.POLLIN)
                 if deadline.passed():
                     raise CollectiveTimeout(
@@ -85,18 +102,38 @@ class Listener:
                         connection, _ = self._socket.accept()
                         connection.setblocking(False)
                         pending[connection.fileno()] = connection
-                        continue
-                    connection = pending.pop(fd)
-                    peer = self._greeted(connection, hellos)
-                    if peer in missing:
-                        missing.remove(peer)
-                        sockets[peer] = connection
-                        _greet(connection, rank, peer, hellos[peer].token)
+                    elif fd in watched:
+                        _require_living(connected[watched[fd]], watched[fd])
+                        talking.add(fd)
                     else:
-                        connection.close()
+                        connection = pending.pop(fd)
+                        peer = self._greeted(connection, hellos)
+                        if peer in missing:
+                            missing.remove(peer)
+                            yield peer, connection
+                        else:
+                            connection.close()
         finally:
             for connection in pending.values():
                 connection.close()
+
+    def _turn_away(
+        self,
+        rank: int,
+        hellos: Sequence[Hello],
+        sockets: dict[int, socket.socket],
+        deadline: Deadline,
+        error: BaseException,
+    ) -> None:
+        """Meet the ranks that are not at fault once more, so that all can be told why."""
+        missing = set(range(len(hellos))) - {rank, *sockets, *getattr(error, "ranks", ())}
+        linger = Deadline(min(_LINGER_S, deadline.left_s()))
+        for peer in (one for one in missing if one < rank):
+            with contextlib.suppress(FastcollError):
+                sockets[peer] = _call(rank, peer, hellos[peer], linger)
+        higher = [peer for peer in missing if peer > rank]
+        with contextlib.suppress(CollectiveTimeout):
+            sockets.update(self._arrivals(rank, hellos, higher, {}, linger))
 
     def _greeted(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:
         """Return the rank that a connection proves to be, or -1."""
@@ -130,13 +167,13 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
             raise PeerLostError(
                 f"rank {peer}'s socket belongs to uid {uid}, not {hello.uid}", [peer]
             )
+        _greet(connection, rank, peer, hello.token)
     except OSError as error:
         connection.close()
-        raise _gone(rank, peer, error) from error
+        raise PeerLostError(f"init (rank {rank}): rank {peer} is gone: {error}", [peer]) from error
     except BaseException:
         connection.close()
         raise
-    _greet(connection, rank, peer, hello.token)
     return connection
 
 
@@ -145,12 +182,17 @@ def _greet(connection: socket.socket, rank: int, peer: int, token: str) -> None:
     try:
         connection.send(_GREETING.pack(rank, bytes.fromhex(token)))
     except OSError as error:
-        connection.close()
-        raise _gone(rank, peer, error) from error
+        raise why_gone(connection.fileno(), peer) from error
 
 
-def _gone(rank: int, peer: int, error: OSError) -> PeerLostError:
-    return PeerLostError(f"init (rank {rank}): rank {peer} is gone: {error}", [peer])
+def _require_living(connection: socket.socket, peer: int) -> None:
+    """Raise what a peer gave up for, or its loss, if that is what there is to read."""
+    try:
+        message = connection.recv(MOST_BYTES, socket.MSG_PEEK)
+    except OSError:
+        message = b""
+    if not message or farewell_in(message):
+        raise why_gone(connection.fileno(), peer)
 
 
 def _read_reply(connection: socket.socket, peer: int, token: str, deadline: Deadline) -> None:
@@ -161,13 +203,10 @@ def _read_reply(connection: socket.socket, peer: int, token: str, deadline: Dead
         raise CollectiveTimeout(
             f"init waited {deadline.limit_s:g} s for rank {peer} to answer", [peer]
         )
-    try:
-        message = connection.recv(_GREETING.size + 1)
-    except OSError:
-        message = b""
-    expected = _GREETING.pack(peer, bytes.fromhex(token))
-    if not hmac.compare_digest(message, expected):
-        raise PeerLostError(f"init: rank {peer} hung up", [peer])
+    _require_living(connection, peer)
+    message = connection.recv(MOST_BYTES)
+    if not hmac.compare_digest(message, _GREETING.pack(peer, bytes.fromhex(token))):
+        raise PeerLostError(f"init: rank {peer} does not know this rank's token", [peer])
 
 
 def _late(rank: int, peer: int, deadline: Deadline) -> CollectiveTimeout:

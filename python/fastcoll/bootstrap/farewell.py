@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last word of a rank that can't go on: why, so that its peers name the same ranks.
+
+A rank that dies says nothing; its peers see a hang-up and name it. A rank that gives up because
+of another one would look the same, so it sends its reason down every socket before it closes it.
+Decides the form of that message, which csrc/cpu/wait.cpp reads too. Must not know what was tried.
+"""
+
+import os
+import struct
+from collections.abc import Iterable
+
+from fastcoll import _C
+from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError
+
+MOST_BYTES = 2048
+_HEAD = struct.Struct("=QQQ")  # K_FAREWELL, ErrorKind of csrc/check.h, the ranks at fault as bits
+_KINDS: dict[type[BaseException], int] = {CollectiveTimeout: 3, DesyncError: 4, PeerLostError: 5}
+
+
+def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
+    """Send the reason down some non-blocking sockets; who is gone does not get it."""
+    if type(error) not in _KINDS:
+        error = PeerLostError(f"rank {rank} gave up: {type(error).__name__}: {error}", [rank])
+    kind = _KINDS[type(error)]
+    bits = sum(1 << peer for peer in getattr(error, "ranks", ()))
+    head = _HEAD.pack(_C.K_FAREWELL, kind, bits)
+    message = head + str(error).encode()[: MOST_BYTES - len(head)]
+    for fd in fds:
+        try:
+            os.write(fd, message)
+        except OSError:
+            continue
+
+
+def farewell_in(message: bytes) -> FastcollError | None:
+    """Return the reason that a message holds, or None if it is something else."""
+    if len(message) < _HEAD.size:
+        return None
+    tag, kind, bits = _HEAD.unpack_from(message)
+    if tag != _C.K_FAREWELL:
+        return None
+    text = message[_HEAD.size :].decode(errors="replace")
+    ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    if kind == _KINDS[DesyncError]:
+        return DesyncError(text)
+    return (CollectiveTimeout if kind == _KINDS[CollectiveTimeout] else PeerLostError)(text, ranks)
+
+
+def why_gone(fd: int, peer: int) -> FastcollError:
+    """Return the reason a peer left behind in its socket; one that left none is lost itself."""
+    while True:
+        try:
+            message = os.read(fd, MOST_BYTES)
+        except ConnectionResetError:  # said once, before what lies in the queue
+            continue
+        except OSError:
+            message = b""
+        if not message:
+            return PeerLostError(f"rank {peer} hung up", [peer])
+        if error := farewell_in(message):
+            return error
