@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -94,9 +95,10 @@ def judge(goal: Goal, document: Json | None) -> Verdict:
 def _core_verdicts(folder: Path) -> Iterator[Verdict]:
     core, python = _load(folder, "c-float32"), _load(folder, "python-float32")
     if core and core["one_way_flag_us"]:
-        call_us = core["rows"][0]["cells"][0]["best_us"]
-        flags = call_us / min(core["one_way_flag_us"])
-        found = f"{flags:.2f} ({call_us:.3f} us of {min(core['one_way_flag_us']):.3f} us)"
+        # Medians: the best window of either may have found both CPUs on one physical core.
+        call_us, flag_us = core["rows"][0]["cells"][0]["time_us"], median(core["one_way_flag_us"])
+        flags = call_us / flag_us
+        found = f"{flags:.2f} ({call_us:.3f} us of {flag_us:.3f} us)"
         yield Verdict(
             "8-byte core call, in one-way flags", f"<= {MOST_FLAGS}", found, flags <= MOST_FLAGS
         )
@@ -109,8 +111,8 @@ def _core_verdicts(folder: Path) -> Iterator[Verdict]:
         )
     if python:
         cells = {cell["library"]: cell for cell in python["rows"][0]["cells"]}
-        if "best_us" in cells.get("core", {}):
-            added_us = cells["fastcoll"]["best_us"] - cells["core"]["best_us"]
+        if "time_us" in cells.get("core", {}):
+            added_us = cells["fastcoll"]["time_us"] - cells["core"]["time_us"]
             yield Verdict(
                 "Python's part of an 8-byte call",
                 f"<= {MOST_PYTHON_US} us",

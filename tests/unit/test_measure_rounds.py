@@ -53,6 +53,8 @@ def test_every_library_is_checked_before_anything_is_timed_and_turns_rotate() ->
     turns: list[str] = []
     outcomes = measure_cell(pools, CELL, BUDGET, turns.append)
     assert turns == ["a", "b", "a", "b", "b", "a", "a", "b"]
+    measure_cell(pools, CELL, BUDGET, turns.append, lambda: turns.append("flag"))
+    assert turns[10:] == ["a", "flag", "b", "b", "a", "flag", "a", "flag", "b"]
     assert all(pool.told[0] == prepare_command(CELL) for pool in pools)
     assert all(pool.told[-1] == "release" for pool in pools)
     for outcome, call_us in zip(outcomes, (1.0, 10.0), strict=True):

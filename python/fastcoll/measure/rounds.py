@@ -81,13 +81,19 @@ def _take_turn(pool: Pool, outcome: Outcome, num_windows: int) -> None:
 
 
 def measure_cell(
-    pools: Sequence[Pool], cell: Cell, budget: Budget, on_turn: Callable[[str], None]
+    pools: Sequence[Pool],
+    cell: Cell,
+    budget: Budget,
+    on_turn: Callable[[str], None],
+    beside_first: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """Check and time `cell` with every library, interleaved.
 
     Args:
         on_turn: Called with a library's name before each of its turns; the place to draw
             progress, as nothing is being timed then.
+        beside_first: Called after each turn of the first library, to measure something in the
+            same state of the machine.
     """
     outcomes = [Outcome(pool.name) for pool in pools]
     num_windows = [0] * len(pools)
@@ -109,6 +115,8 @@ def measure_cell(
 
     def take_turn(idx: int) -> None:
         _take_turn(pools[idx], outcomes[idx], num_windows[idx])
+        if idx == 0:
+            beside_first()
 
     for idx in range(len(pools)):
         attempt(idx, calibrate)
@@ -121,10 +129,10 @@ def measure_cell(
     return outcomes
 
 
-def one_way_flag_us(pool: Pool, iterations: int, num_windows: int) -> list[float]:
-    """Return the time of one one-way flag in each window, nothing where it can't be measured."""
+def one_way_flag_us(pool: Pool, iterations: int) -> float | None:
+    """Return the time of one one-way flag, None where it can't be measured."""
     try:
-        replies = [pool.command(f"flag {iterations}") for _ in range(num_windows)]
+        replies = pool.command(f"flag {iterations}")
     except NotMeasured:
-        return []
-    return [float(f"{max(reply['seconds'] for reply in window) * 1e6:.4g}") for window in replies]
+        return None
+    return float(f"{max(reply['seconds'] for reply in replies) * 1e6:.4g}")

@@ -36,7 +36,6 @@ from fastcoll.measure.timer import Budget
 CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)
 _FLAG_ITERATIONS = 10_000
-_FLAG_WINDOWS = 5
 Json = dict[str, Any]
 
 
@@ -162,16 +161,17 @@ def run_bench(
                     raise
                 reason = str(error)
             record.libraries.append(_library_record(settings, library, pool, reason, folder))
-        flags = _flags(settings, pools[0])
+        flags: list[float] = []
         for size_bytes in _sizes(settings):
             cell = make_cell(
                 settings.verb, settings.dtype, settings.op, size_bytes, settings.world_size
             )
             turn = partial(_tell, on_turn, cell.size_bytes)
-            outcomes = measure_cell(pools, cell, settings.budget, turn)
+            # Beside the first size, whose time is told in flags.
+            flag = partial(_add_flag, flags, pools[0]) if not record.rows else _nothing
+            outcomes = measure_cell(pools, cell, settings.budget, turn, flag)
             record.rows.append(row_record(cell, outcomes))
-        # Before and after: on a shared machine both ends of a run may differ.
-        record.one_way_flag_us = (flags + _flags(settings, pools[0])) or None
+        record.one_way_flag_us = flags or None
     return bench_document(record, origin)
 
 
@@ -179,10 +179,13 @@ def _tell(on_turn: Callable[[str, int], None], size_bytes: int, library: str) ->
     on_turn(library, size_bytes)
 
 
-def _flags(settings: BenchSettings, own: Pool) -> list[float]:
-    if settings.world_size < 2:
-        return []
-    return one_way_flag_us(own, _FLAG_ITERATIONS, _FLAG_WINDOWS)
+def _add_flag(flags: list[float], own: Pool) -> None:
+    if (flag_us := one_way_flag_us(own, _FLAG_ITERATIONS)) is not None:
+        flags.append(flag_us)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _sizes(settings: BenchSettings) -> tuple[int, ...]:
