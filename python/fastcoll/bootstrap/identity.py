@@ -78,7 +78,7 @@ class Hello:
 def introduce(address: str, token: str, numerics: str, ranks: Sequence[int] = ()) -> Hello:
     """Return this process's introduction."""
     return Hello(
-        node=" ".join((_boot_id(), _namespace("net"), _namespace("ipc"))),
+        node=f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}",
         host=os.uname().nodename,
         uid=os.getuid(),
         cpus=sorted(os.sched_getaffinity(0)),
@@ -108,10 +108,12 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
     _require_equal([hello.numerics for hello in hellos], "numerics")
     nodes = _by_value([hello.node for hello in hellos])
     if len(nodes) > 1:
-        sides = "; ".join(f"ranks {ranks} on {hellos[ranks[0]].host}" for ranks in nodes.values())
+        sides = "; ".join(
+            f"ranks {ranks} on {hellos[ranks[0]].host} ({node})" for node, ranks in nodes.items()
+        )
         raise UnsupportedError(
-            "hierarchical groups over several nodes (or network or IPC namespaces) are not there "
-            f"yet: {sides}. Make one group per node"
+            "hierarchical groups over several nodes are not there yet, and ranks in different "
+            f"network or IPC namespaces (containers) count as such: {sides}. Make a group per node"
         )
     _require_equal([f"uid {hello.uid}" for hello in hellos], "users")
     return hellos
