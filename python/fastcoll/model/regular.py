@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules in which all ranks do the same, shifted: run one rank in place of all.
+
+The ranks form a commutative group: shifting rank 0's steps by r gives rank r's. So every rank is at
+the same point of its steps at the same time: the signal that rank 0 waits for from rank p comes
+when rank 0 itself signals -p; and a link of node 0 carries what rank 0's transfers, shifted by
+every r, put on it. Ranks are numbered node by node, and shifts keep nodes together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fastcoll.errors import UsageError
+from fastcoll.model.fabric import Fabric, Link
+from fastcoll.model.schedule import Schedule, Signal
+from fastcoll.model.simulator import Simulation, Stream, Timing
+
+# How the ranks of a schedule are shifted: added, or xor-ed where there are 2^k of them.
+_ADDING = frozenset(
+    (
+        "one_shot",
+        "two_shot",
+        "direct",
+        "ring",
+        "bidirectional_ring",
+        "pairwise",
+        "bruck",
+        "multimem",
+    )
+)
+_XORING = frozenset(("recursive_doubling", "recursive_halving", "rabenseifner"))
+_ROOTLESS = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The group: rank = node * local_size + local, shifted in each part by itself."""
+
+    local_size: int
+    num_nodes: int
+    xor_nodes: bool = False
+
+    def add(self, rank: int, other: int) -> int:
+        """Return the rank shifted by another."""
+        node, local = divmod(rank, self.local_size)
+        by_node, by_local = divmod(other, self.local_size)
+        node = node ^ by_node if self.xor_nodes else (node + by_node) % self.num_nodes
+        return node * self.local_size + (local + by_local) % self.local_size
+
+    def negative(self, rank: int) -> int:
+        """Return the shift that undoes another."""
+        node, local = divmod(rank, self.local_size)
+        node = node if self.xor_nodes else -node % self.num_nodes
+        return node * self.local_size + -local % self.local_size
+
+
+def shifts_of(schedule: Schedule, local_size: int = 1) -> Shifts | None:
+    """Return how all ranks of a schedule do the same, or None if they don't.
+
+    Args:
+        schedule: From `builders`.
+        local_size: Ranks per node of a hierarchical schedule.
+    """
+    name, n = schedule.algorithm, schedule.world_size
+    if schedule.verb not in _ROOTLESS:
+        return None
+    is_power = n & (n - 1) == 0
+    if name in _ADDING:
+        return Shifts(1, n)
+    if name in _XORING and is_power:
+        return Shifts(1, n, xor_nodes=True)
+    num_nodes = n // local_size
+    if name == "hierarchical_ring" or (name, schedule.verb) == ("hierarchical", "all_to_all"):
+        return Shifts(local_size, num_nodes)
+    if name == "hierarchical" and num_nodes & (num_nodes - 1) == 0:
+        return Shifts(local_size, num_nodes, xor_nodes=True)
+    return None
+
+
+def simulate_regular(
+    schedule: Schedule, fabric: Fabric, size_bytes: float, shifts: Shifts
+) -> Timing:
+    """Return how long a regular schedule takes; `link_bytes` are those of node 0.
+
+    Raises:
+        UsageError: The nodes of the fabric are not those of the shifts.
+    """
+    return _Regular(schedule, fabric, size_bytes, shifts).run()
+
+
+class _Regular(Simulation):
+    def __init__(
+        self, schedule: Schedule, fabric: Fabric, size_bytes: float, shifts: Shifts
+    ) -> None:
+        super().__init__(schedule, fabric, size_bytes)
+        self.shifts = shifts
+        last = shifts.local_size - 1
+        if fabric.node_of(last) != 0 or (shifts.num_nodes > 1 and fabric.node_of(last + 1) == 0):
+            raise UsageError(
+                f"the schedule has {shifts.local_size} ranks per node and the topology has not: "
+                "only simulate() can run it there"
+            )
+
+    def ranks(self) -> range:
+        return range(1)
+
+    @cached_property
+    def first_node(self) -> range:
+        return range(self.shifts.local_size)
+
+    def wire(self, sender: Stream, signal: Signal) -> tuple[int, ...]:
+        return (self.shifts.negative(signal.rank), sender.channel, 0, signal.channel)
+
+    def usage(self, source: int, destination: int) -> Mapping[Link, float]:
+        """Return what the transfer and all its shifted twins take of node 0's links."""
+        if (source, destination) not in self.usages:
+            add, negative = self.shifts.add, self.shifts.negative
+            here = {
+                add(rank, negative(end))
+                for rank in self.first_node
+                for end in (source, destination)
+            }
+            usage: dict[Link, float] = {}
+            for shift in here:
+                for link in self.fabric.route(add(source, shift), add(destination, shift)).links:
+                    if self.fabric.is_owned_by(link, 0):
+                        usage[link] = usage.get(link, 0.0) + 1
+            self.usages[source, destination] = usage
+        return self.usages[source, destination]
+
+    def multicast_usage(self, rank: int, *, reads: bool) -> Mapping[Link, float]:
+        up, down = self.fabric.multicast_ports(rank)
+        everyone = float(self.schedule.world_size)
+        return {up: everyone, down: 1.0} if reads else {up: 1.0, down: everyone}
