@@ -95,12 +95,30 @@ class _Regular(Simulation):
     ) -> None:
         super().__init__(schedule, fabric, size_bytes)
         self.shifts = shifts
-        last = shifts.local_size - 1
-        if fabric.node_of(last) != 0 or (shifts.num_nodes > 1 and fabric.node_of(last + 1) == 0):
+        self._refuse_unequal()
+
+    def _refuse_unequal(self) -> None:
+        """Refuse nodes of another size, and ranks whose ways differ from those of rank 0."""
+        shifts, fabric = self.shifts, self.fabric
+        size = shifts.local_size
+        if fabric.node_of(size - 1) != 0 or (shifts.num_nodes > 1 and fabric.node_of(size) == 0):
             raise UsageError(
-                f"the schedule has {shifts.local_size} ranks per node and the topology has not: "
+                f"the schedule has {size} ranks per node and the topology has not: "
                 "only simulate() can run it there"
             )
+        others = [*range(1, size), *([size] if shifts.num_nodes > 1 else [])]
+        for other in others:
+            for rank in range(1, size):
+                there = shifts.add(other, rank)
+                if self._way(0, other) != self._way(rank, there):
+                    raise UsageError(
+                        f"the way from rank {rank} to {there} is not like that from rank 0 to "
+                        f"{other}: only simulate() can run the schedule there"
+                    )
+
+    def _way(self, source: int, destination: int) -> tuple[float, list[float]]:
+        route = self.fabric.route(source, destination)
+        return route.latency_us, [self.fabric.bytes_per_us(link) for link in route.links]
 
     def ranks(self) -> range:
         return range(1)
@@ -123,9 +141,14 @@ class _Regular(Simulation):
             }
             usage: dict[Link, float] = {}
             for shift in here:
-                for link in self.fabric.route(add(source, shift), add(destination, shift)).links:
+                ends = (add(source, shift), add(destination, shift))
+                for link in self.fabric.route(*ends).links:
                     if self.fabric.is_owned_by(link, 0):
                         usage[link] = usage.get(link, 0.0) + 1
+                    elif not any(
+                        self.fabric.is_owned_by(link, self.fabric.node_of(e)) for e in ends
+                    ):
+                        raise UsageError(f"{link} belongs to no node: see Cluster.under_one_leaf")
             self.usages[source, destination] = usage
         return self.usages[source, destination]
 

@@ -272,7 +272,10 @@ class Simulation:
     def _share(self, now: float) -> None:
         """Set the rates of all flows that something changed for."""
         while self.dirty:
-            together = self._sharing_with(self.dirty.pop())
+            link = self.dirty.pop()
+            if not self.flows_of[link]:
+                continue
+            together = self._sharing_with(link)
             if len(together) == 1:
                 [usage] = [flow.usage for flow in together]
                 capacity = self.fabric.bytes_per_us

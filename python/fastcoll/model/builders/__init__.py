@@ -91,7 +91,8 @@ def _hierarchical(
 ) -> Schedule:
     def program(rank: int, channel: int) -> Program:
         del channel
-        grid = Grid(world_size // local_size, local_size, 1, rank, root)
+        by_place = verb == "all_reduce"
+        grid = Grid(world_size // local_size, local_size, 1, rank, root, by_place)
         yield from stage(verb, grid.everyone(), 1)
         yield from phases(verb, grid, BETWEEN[algorithm])
         if verb != "all_to_all":

@@ -32,16 +32,23 @@ RINGED = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 class Grid(NamedTuple):
-    """`num_nodes` x `local_size` ranks whose chunks are `width` blocks; `rank` is me."""
+    """`num_nodes` x `local_size` ranks whose chunks are `width` blocks; `rank` is me.
+
+    Where it is free which rank answers for which chunk, `by_place` puts the chunks of one place in
+    all nodes side by side, so that they move as one.
+    """
 
     num_nodes: int
     local_size: int
     width: int
     rank: int
     root: int
+    by_place: bool = False
 
     def chunk(self, node: int, local: int) -> tuple[int, int]:
         """Return the blocks of a rank's chunk."""
+        if self.by_place:
+            return ((local * self.num_nodes + node) * self.width, self.width)
         return ((node * self.local_size + local) * self.width, self.width)
 
     def mates(self, *, whole: bool = False, of_node: bool = False) -> Team:
