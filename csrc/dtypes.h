@@ -49,8 +49,16 @@ enum class Verb : std::uint8_t {
   all_gather = 2,
   broadcast = 3,
   barrier = 4,
+  // On GPUs only, so far.
+  all_to_all = 5,
+  gather = 6,
+  scatter = 7,
+  reduce = 8,
+  send = 9,
+  recv = 10,
 };
-inline constexpr int kNumVerbs = 5;
+inline constexpr int kNumVerbs = 5;  // those that the host's tables know
+inline constexpr int kNumGpuVerbs = 11;
 
 enum class Algorithm : std::uint8_t {
   one_shot = 0,
@@ -58,8 +66,10 @@ enum class Algorithm : std::uint8_t {
   ring = 2,
   chain = 3,
   direct = 4,
+  multimem = 5,  // on GPUs only
 };
-inline constexpr int kNumAlgorithms = 5;
+inline constexpr int kNumAlgorithms = 5;  // those that the host's tables know
+inline constexpr int kNumGpuAlgorithms = 6;
 
 // What an operation may be applied to.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
@@ -87,10 +97,11 @@ inline constexpr DTypeInfo kDTypes[kNumDTypes] = {
 
 inline constexpr const char* kOpNames[kNumOps] = {"SUM", "AVG",  "PRODUCT", "MIN",
                                                   "MAX", "BAND", "BOR",     "BXOR"};
-inline constexpr const char* kVerbNames[kNumVerbs] = {"all_reduce", "reduce_scatter", "all_gather",
-                                                      "broadcast", "barrier"};
-inline constexpr const char* kAlgorithmNames[kNumAlgorithms] = {"one_shot", "two_shot", "ring",
-                                                                "chain", "direct"};
+inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all",
+    "gather",     "scatter",        "reduce",     "send",      "recv"};
+inline constexpr const char* kAlgorithmNames[kNumGpuAlgorithms] = {
+    "one_shot", "two_shot", "ring", "chain", "direct", "multimem"};
 
 }  // namespace detail
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The byte layout of a rank's region, and the one source of offsets: pad | scratch.
+// The byte layout of a rank's region, and the one source of offsets: pad | scratch on the CPU,
+// pad | scratch | data on a GPU.
 //
 // Every word has ONE writer: the rank whose region it lies in (the owner), unless its comment says
 // otherwise. Peers only read. kernels/README.md tells the protocol of every word: its ordering, its
@@ -122,6 +123,122 @@ struct Location {
   static constexpr uint64_t offset_bytes(uint64_t location) {
     return location & ((uint64_t{1} << kOffsetBits) - 1);
   }
+};
+
+// ---- GPU ----------------------------------------------------------------------------------------
+// A channel is one thread block of every rank: block b waits for block b of its peers only. It has
+// its own words, LL area and scratch whatever the grid of a call. Signals are PUSHED: rank s writes
+// into the pad of the rank that waits, so polling stays in local memory.
+
+inline constexpr int kMaxGpuWorld = 16;
+inline constexpr int kMaxChannels = 64;
+inline constexpr size_t kPackBytes = 16;
+
+// Channels with an LL area, and its packs for each parity and source. 16 channels x 512 packs x 8
+// bytes: messages of up to 64 KiB can travel as LL.
+inline constexpr int kMaxLlChannels = 16;
+inline constexpr int kLlPacks = 512;
+inline constexpr size_t kLlBytes = 8;  // data in one pack
+
+// Point-to-point: channels of their own for each peer and direction.
+inline constexpr int kP2pChannels = 4;
+
+// One atom. Also what a peer reads to learn where the data lies (see GpuLocation).
+struct alignas(kPackBytes) ArrivePack {
+  uint64_t slot;  // epoch (32) | stamp (32)
+  uint64_t location;
+};
+
+// Data and flag in one atom. This memory never holds anything else: raw data could mimic a flag.
+struct alignas(kPackBytes) LlPack {
+  uint64_t data;
+  uint64_t slot;
+};
+
+// What one peer tells me on one channel; only that peer writes it.
+struct alignas(kLineBytes) GpuWords {
+  ArrivePack arrive[2];  // by the parity of the epoch
+  uint64_t progress;     // pipelined call (32) | steps of it that the peer has done
+};
+
+// Kept by the kernel itself in the owner's memory, so that a captured graph can be replayed.
+struct alignas(kLineBytes) ChannelState {
+  uint64_t calls;      // uses of this channel
+  uint64_t pipelined;  // those of them that publish progress
+  uint32_t stamp;      // of the last call
+  uint32_t met;        // 1: in the last call I waited for the arrival of every peer
+};
+
+// For a peer that has waited long: which call I am in. Written by the owner.
+struct alignas(kLineBytes) ChannelStatus {
+  uint64_t slot;
+};
+
+struct Channel {
+  GpuWords from[kMaxGpuWorld];  // by source rank
+  ChannelState state;
+  ChannelStatus status;
+};
+
+// One direction of one pair of ranks.
+struct PairChannel {
+  GpuWords from_peer;
+  ChannelState state;
+  ChannelStatus status;
+};
+
+// From here on GPU memory. Zeroed by the owner before anybody else maps it.
+struct alignas(4096) GpuPad {
+  Channel channels[kMaxChannels];
+  PairChannel receive[kMaxGpuWorld][kP2pChannels];  // by source rank
+  PairChannel send[kMaxGpuWorld][kP2pChannels];     // by destination rank
+  alignas(kLineBytes) uint64_t poison;              // see Poison; any rank writes it
+  alignas(kLineBytes) uint64_t claimed;             // 1: a thread of the owner wrote the verdict
+  alignas(kLineBytes) uint64_t magic;
+  alignas(4096) LlPack ll[kMaxLlChannels][2][kMaxGpuWorld][kLlPacks];
+};
+
+// Staging: two halves for each channel, used in turn by its calls.
+inline constexpr size_t kChannelHalfBytes = size_t{512} << 10;
+inline constexpr size_t kPairHalfBytes = size_t{128} << 10;
+
+inline constexpr size_t kGpuScratchOffsetBytes = sizeof(GpuPad);
+inline constexpr size_t kPairScratchOffsetBytes =
+    kGpuScratchOffsetBytes + kMaxChannels * 2 * kChannelHalfBytes;
+inline constexpr size_t kGpuDataOffsetBytes =
+    kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kP2pChannels * 2 * kPairHalfBytes;
+inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670001ULL;  // "fcollg", layout version 1
+
+// Where a rank's input and output lie, in one word: 0 = staged in scratch, else 1 + packs from the
+// start of the region's data. A tensor that does not start on a pack is staged.
+struct GpuLocation {
+  static constexpr uint32_t kStaged = 0;
+  static constexpr uint32_t encode(uint64_t data_offset_bytes) {
+    const uint64_t packs = data_offset_bytes / kPackBytes + 1;
+    return data_offset_bytes % kPackBytes != 0 || packs > 0xffffffffu ? kStaged : uint32_t(packs);
+  }
+  static constexpr uint64_t region_offset_bytes(uint32_t location) {
+    return kGpuDataOffsetBytes + (uint64_t{location} - 1) * kPackBytes;
+  }
+  static constexpr uint64_t both(uint32_t input, uint32_t output) {
+    return uint64_t{output} << 32 | input;
+  }
+  static constexpr uint32_t input(uint64_t both) { return uint32_t(both); }
+  static constexpr uint32_t output(uint64_t both) { return uint32_t(both >> 32); }
+};
+
+// The poison word: 0, or what broke the group.
+struct Poison {
+  static constexpr uint64_t encode(uint32_t kind, int raiser, int rank, int channel,
+                                   uint32_t epoch) {
+    return uint64_t{kind & 0xff} | uint64_t(raiser & 0xff) << 8 | uint64_t(rank & 0xff) << 16 |
+           uint64_t(channel & 0xff) << 24 | uint64_t{epoch} << 32;
+  }
+  static constexpr uint32_t kind(uint64_t word) { return uint32_t(word & 0xff); }
+  static constexpr int raiser(uint64_t word) { return int(word >> 8 & 0xff); }
+  static constexpr int rank(uint64_t word) { return int(word >> 16 & 0xff); }
+  static constexpr int channel(uint64_t word) { return int(word >> 24 & 0xff); }
+  static constexpr uint32_t epoch(uint64_t word) { return uint32_t(word >> 32); }
 };
 
 }  // namespace fastcoll

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call as a kernel gets it, and what a kernel has to say when a call fails. Plain data, for the
+// host, the device and the simulator.
+#pragma once
+
+#include "dtypes.h"
+#include "layout.h"
+
+namespace fastcoll {
+
+// The numbers are those of ErrorKind (csrc/check.h).
+enum class DeviceError : uint32_t { none = 0, timeout = 3, desync = 4 };
+
+// What a waiting thread was waiting for.
+enum class Phase : uint32_t {
+  previous_call,  // the arrival of a peer in the call before this one
+  arrival,        // its arrival in this call
+  progress,       // its progress in this call
+  exit,           // the end of its part, before a symmetric tensor is its owner's again
+};
+
+// One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
+// verdicts of the same group are not recorded.
+struct DeviceVerdict {
+  uint32_t kind;   // DeviceError
+  int32_t raiser;  // the rank that found it; if it is another one, the fields below `epoch` are 0
+  int32_t rank;    // the peer at fault
+  uint32_t channel;
+  uint32_t epoch;  // of the channel: the low half of its call count
+  uint32_t expected_stamp, seen_stamp;
+  uint32_t phase;  // Phase
+};
+
+// By value, as `const __grid_constant__ DeviceCall`. Every kernel has this one argument.
+struct DeviceCall {
+  std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
+  const std::byte* input;            // this rank's own pointers, private or in its region; any
+  std::byte* output;                 // alignment; equal or disjoint, as each verb allows
+  const uint64_t* splits;            // all_to_all: 2 * world_size counts of elements, those sent to
+                                     // each rank and those received from each; nullptr: all equal
+  DeviceVerdict* verdict;
+  uint64_t numel;     // the plan's: of a chunk where a verb has one per rank, else of the message.
+                      // Complex numbers count as two floats.
+  uint64_t limit_ns;  // of every single wait
+  uint32_t input_location, output_location;  // GpuLocation: of the pointers above
+  uint32_t tile_bytes;                       // see LaunchShape
+  uint32_t plan_hash;                        // of everything that must be equal on all ranks,
+                                             // tile_bytes and the grid included
+  int32_t rank, world_size;
+  int32_t root;  // the peer, for send and recv
+  Op op;
+  Verb verb;
+  DType dtype;  // of the kernel: float32 for complex64
+};
+
+}  // namespace fastcoll
