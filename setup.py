@@ -10,7 +10,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
+# csrc/sim runs the GPU kernels in tests and is no part of the package.
+SOURCES = sorted(
+    str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp") if path.parent.name != "sim"
+)
 DEPENDS = [
     "setup.py",
     *sorted(

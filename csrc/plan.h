@@ -8,6 +8,7 @@
 #include "check.h"
 #include "dtypes.h"
 #include "layout.h"
+#include "stamp.h"
 
 namespace fastcoll {
 
@@ -53,13 +54,6 @@ inline Plan plan_from_words(const PlanWords& words) {
   plan.root = int32_t(words.root_and_segment & 0xffffffff);
   plan.segment_bytes = uint32_t(words.root_and_segment >> 32);
   return plan;
-}
-
-// splitmix64's finaliser: every input bit reaches every output bit.
-constexpr uint64_t mix64(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
 }
 
 // Least segment: a line of every rank's elements and of their accumulators (ring, fp8: 1 + 4 bytes

@@ -132,6 +132,7 @@ struct Location {
 
 inline constexpr int kMaxGpuWorld = 16;
 inline constexpr int kMaxChannels = 64;
+inline constexpr int kMaxBlockThreads = 512;
 inline constexpr size_t kPackBytes = 16;
 
 // Channels with an LL area, and its packs for each parity and source. 16 channels x 512 packs x 8
@@ -157,16 +158,17 @@ struct alignas(kPackBytes) LlPack {
 
 // What one peer tells me on one channel; only that peer writes it.
 struct alignas(kLineBytes) GpuWords {
-  ArrivePack arrive[2];  // by the parity of the epoch
-  uint64_t progress;     // pipelined call (32) | steps of it that the peer has done
+  ArrivePack arrive[2];  // of the last two pipelined calls, by their parity
+  uint64_t progress;     // number of the pipelined call (32) | steps of it that the peer has done
 };
 
 // Kept by the kernel itself in the owner's memory, so that a captured graph can be replayed.
 struct alignas(kLineBytes) ChannelState {
-  uint64_t calls;      // uses of this channel
-  uint64_t pipelined;  // those of them that publish progress
-  uint32_t stamp;      // of the last call
-  uint32_t met;        // 1: in the last call I waited for the arrival of every peer
+  uint64_t slot;            // of the last call
+  uint64_t pipelined_slot;  // of the last call that was none of LL
+  uint64_t pipelined;       // calls that were none of LL
+  uint32_t ll;              // calls of LL, modulo 2^32
+  uint32_t met;             // 1: in the last call that was none of LL I waited for every peer
 };
 
 // For a peer that has waited long: which call I am in. Written by the owner.
@@ -174,14 +176,14 @@ struct alignas(kLineBytes) ChannelStatus {
   uint64_t slot;
 };
 
-struct Channel {
+struct GpuChannel {
   GpuWords from[kMaxGpuWorld];  // by source rank
   ChannelState state;
   ChannelStatus status;
 };
 
 // One direction of one pair of ranks.
-struct PairChannel {
+struct GpuPairChannel {
   GpuWords from_peer;
   ChannelState state;
   ChannelStatus status;
@@ -189,11 +191,11 @@ struct PairChannel {
 
 // From here on GPU memory. Zeroed by the owner before anybody else maps it.
 struct alignas(4096) GpuPad {
-  Channel channels[kMaxChannels];
-  PairChannel receive[kMaxGpuWorld][kP2pChannels];  // by source rank
-  PairChannel send[kMaxGpuWorld][kP2pChannels];     // by destination rank
-  alignas(kLineBytes) uint64_t poison;              // see Poison; any rank writes it
-  alignas(kLineBytes) uint64_t claimed;             // 1: a thread of the owner wrote the verdict
+  GpuChannel channels[kMaxChannels];
+  GpuPairChannel receive[kMaxGpuWorld][kP2pChannels];  // by source rank
+  GpuPairChannel send[kMaxGpuWorld][kP2pChannels];     // by destination rank
+  alignas(kLineBytes) uint64_t poison;                 // see Poison; any rank writes it
+  alignas(kLineBytes) uint64_t claimed;                // 1: a thread of the owner wrote the verdict
   alignas(kLineBytes) uint64_t magic;
   alignas(4096) LlPack ll[kMaxLlChannels][2][kMaxGpuWorld][kLlPacks];
 };

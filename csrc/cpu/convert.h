@@ -8,8 +8,13 @@
 
 #include <cstdint>
 
-// Always inlined, so that each SIMD level compiles its own copy into its loops.
+// Always inlined, so that each SIMD level compiles its own copy into its loops. nvcc compiles this
+// file for the device too.
+#ifdef __CUDACC__
+#define FASTCOLL_INLINE __host__ __device__ __forceinline__
+#else
 #define FASTCOLL_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace fastcoll {
 

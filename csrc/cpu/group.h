@@ -231,8 +231,7 @@ void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double
   host_ = &host;
   timeout_s_ = timeout_s < 0 ? options_.timeout_s : timeout_s;
   ++call_;
-  // Mixing in the previous stamp shows, in the next call that waits, a difference nobody waited on.
-  stamp_ = uint32_t(mix64(uint64_t(stamp_) << 32 | plan.hash));
+  stamp_ = next_stamp(stamp_, plan.hash);
   first_segment_ = next_segment_;
   next_segment_ += num_segments;
   first_segments_[call_ % kDepth] = first_segment_;

@@ -18,6 +18,7 @@ enum class Phase : uint32_t {
   progress,       // its progress in this call
   exit,           // the end of its part, before a symmetric tensor is its owner's again
 };
+inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit"};
 
 // One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
 // verdicts of the same group are not recorded.

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulator's body of kernels/prim.cuh, which includes it. Shared words are atomics, data is
+// plain memory, and every touch of a shared word lets other fibers run.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/convert.h"
+#include "sim/scheduler.h"
+
+#define FASTCOLL_DEVICE inline
+#define FASTCOLL_KERNEL void
+#define FASTCOLL_CALL const DeviceCall&
+#define FASTCOLL_UNROLL
+
+namespace fastcoll {
+
+// Polls between two looks at the clock: few, so that tests reach the slow path.
+inline constexpr int kPollsPerLook = 8;
+
+inline uint32_t thread_idx() { return sim::self().thread; }
+inline uint32_t num_threads() { return sim::self().num_threads; }
+inline uint32_t block_idx() { return sim::self().block; }
+inline uint32_t num_blocks() { return sim::self().num_blocks; }
+
+inline bool sync_any(bool value) {
+  __atomic_fetch_add(sim::block_sync(), 1, __ATOMIC_ACQ_REL);
+  const bool any = sim::barrier(value);
+  (void)__atomic_load_n(sim::block_sync(), __ATOMIC_ACQUIRE);
+  return any;
+}
+inline void sync_block() { sync_any(false); }
+
+template <class T>
+T& block_shared() {
+  static_assert(sizeof(T) <= 512);
+  return *static_cast<T*>(sim::block_memory());
+}
+
+template <class T>
+T load_relaxed(const T* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+inline uint64_t load_acquire(const uint64_t* word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+inline void store_relaxed(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+  sim::progress();
+  sim::yield();
+}
+inline void store_release(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+  sim::progress();
+  sim::yield();
+}
+
+// One atom of 16 bytes: nobody else runs between its halves.
+inline ArrivePack load_relaxed(const ArrivePack* pack) {
+  return {load_relaxed(&pack->slot), load_relaxed(&pack->location)};
+}
+inline ArrivePack load_acquire(const ArrivePack* pack) {
+  return {load_acquire(&pack->slot), load_relaxed(&pack->location)};
+}
+inline void store_relaxed(ArrivePack* pack, ArrivePack value) {
+  __atomic_store_n(&pack->location, value.location, __ATOMIC_RELAXED);
+  store_relaxed(&pack->slot, value.slot);
+}
+inline void store_release(ArrivePack* pack, ArrivePack value) {
+  __atomic_store_n(&pack->location, value.location, __ATOMIC_RELAXED);
+  store_release(&pack->slot, value.slot);
+}
+inline LlPack load_relaxed(const LlPack* pack) {
+  return {load_relaxed(&pack->data), load_relaxed(&pack->slot)};
+}
+inline void store_relaxed(LlPack* pack, LlPack value) {
+  __atomic_store_n(&pack->data, value.data, __ATOMIC_RELAXED);
+  store_relaxed(&pack->slot, value.slot);
+}
+
+inline bool claim(uint64_t* word) {
+  uint64_t free = 0;
+  return __atomic_compare_exchange_n(word, &free, 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+inline void store_release_host(uint32_t* word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+template <class T>
+T load_data(const std::byte* from) {
+  return *reinterpret_cast<const T*>(from);
+}
+template <class T>
+void store_data(std::byte* to, T value) {
+  *reinterpret_cast<T*>(to) = value;
+}
+
+inline uint64_t time_ns() { return sim::now_ns(); }
+inline void spin(int peer, Phase phase, uint64_t expected, uint64_t seen) {
+  sim::spin(peer, kPhaseNames[int(phase)], expected, seen);
+}
+
+inline float widen_fp16(uint16_t code) { return Fp16::widen(code); }
+inline uint16_t narrow_fp16(float value) { return uint16_t(Fp16::narrow(value)); }
+
+}  // namespace fastcoll

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiled WITHOUT -fsanitize=thread even where the kernels are compiled with it (then with
+// -DFASTCOLL_SIM_TSAN): what the scheduler itself reads and writes must not order the fibers.
+#include "sim/scheduler.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <random>
+
+#ifdef FASTCOLL_SIM_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace fastcoll::sim {
+
+namespace {
+
+constexpr size_t kStackBytes = size_t{128} << 10;
+constexpr size_t kBlockMemoryBytes = 512;
+constexpr uint64_t kStepNs = 50;
+// With nothing happening for so many steps per fiber the clock starts to leap, so that a limited
+// wait runs out; much later it is a deadlock.
+constexpr uint64_t kIdleSteps = 100, kDeadSteps = 1000, kLeastIdleSteps = 20000;
+constexpr uint64_t kLeapNs = 1000000;
+
+struct Block {
+  int waiting = 0;
+  bool vote = false, result = false;
+  int sync = 0;  // see block_sync
+  alignas(64) std::byte memory[kBlockMemoryBytes] = {};
+};
+
+struct Fiber {
+  Thread id;
+  Block* block;
+  const Job* job;
+  ucontext_t context;
+  void* stack;
+  void* tsan = nullptr;
+  bool in_barrier = false, done = false;
+  size_t ready_idx = 0;
+  int peer = -1;  // what it last waited for
+  const char* what = "";
+  uint64_t expected = 0, seen = 0;
+};
+
+// Nothing of a rank is freed before all ranks are done: a race detector would take that for a write
+// which nothing orders after what the fibers did.
+struct Rank {
+  std::deque<Job> jobs;
+  size_t next_job = 0;
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  size_t first_running = 0;  // fiber of the running job
+  size_t running = 0;
+  int order = 0;  // its address stands for the stream's order
+};
+
+}  // namespace
+
+struct Simulator::State {
+  std::mt19937_64 random;
+  Schedule schedule;
+  std::vector<Rank> ranks;
+  std::vector<Fiber*> ready;  // neither done nor in a barrier
+  std::vector<void*> stacks;  // to be used again
+  Fiber* current = nullptr;
+  ucontext_t main;
+  void* main_tsan = nullptr;
+  uint64_t steps = 0, idle_steps = 0, leapt_ns = 0, live = 0;
+  const Fiber* victim = nullptr;  // starving: it, its block or its rank stands still
+  int victim_scope = 0;
+  uint64_t frozen_until = 0;
+
+  void launch(int rank_idx);
+  void make_ready(Fiber* fiber);
+  void remove_ready(Fiber* fiber);
+  Fiber* next();
+  bool frozen(const Fiber* fiber) const;
+  void freeze();
+  void switch_to(Fiber* fiber);
+  void switch_to_main();
+  void finish(Fiber* fiber);
+  void report() const;
+};
+
+namespace {
+
+Simulator::State* machine = nullptr;
+
+void* map_stack() {
+  void* stack =
+      mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (stack == MAP_FAILED) {
+    std::perror("stack of a fiber");
+    std::exit(2);
+  }
+  return stack;
+}
+
+void fiber_main() {
+  Fiber* fiber = machine->current;
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_acquire(&machine->ranks[size_t(fiber->id.rank)].order);
+#endif
+  fiber->job->body();
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_release(&machine->ranks[size_t(fiber->id.rank)].order);
+#endif
+  fiber->done = true;
+  progress();
+  machine->switch_to_main();
+}
+
+void prepare(Fiber& fiber) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack = {fiber.stack, 0, kStackBytes};
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, fiber_main, 0);
+}
+
+}  // namespace
+
+const Thread& self() { return machine->current->id; }
+void yield() { machine->switch_to_main(); }
+void progress() { machine->idle_steps = 0; }
+void* block_memory() { return machine->current->block->memory; }
+int* block_sync() { return &machine->current->block->sync; }
+uint64_t now_ns() { return machine->steps * kStepNs + machine->leapt_ns; }
+
+void spin(int peer, const char* what, uint64_t expected, uint64_t seen) {
+  Fiber& fiber = *machine->current;
+  fiber.peer = peer;
+  fiber.what = what;
+  fiber.expected = expected;
+  fiber.seen = seen;
+  yield();
+  fiber.peer = -1;
+}
+
+bool barrier(bool vote) {
+  Fiber& fiber = *machine->current;
+  Block& block = *fiber.block;
+  block.vote |= vote;
+  fiber.in_barrier = true;
+  if (++block.waiting == int(fiber.id.num_threads)) {
+    block.result = block.vote;
+    block.vote = false;
+    block.waiting = 0;
+    progress();
+    const Rank& rank = machine->ranks[size_t(fiber.id.rank)];
+    for (size_t i = rank.first_running; i < rank.fibers.size(); ++i) {
+      Fiber* other = rank.fibers[i].get();
+      if (other->block != &block || !other->in_barrier) continue;
+      other->in_barrier = false;
+      if (other != &fiber) machine->make_ready(other);
+    }
+    yield();
+  } else {
+    machine->remove_ready(&fiber);
+    yield();
+  }
+  // Nobody can open the next barrier before this thread has come to it: result is still ours.
+  return block.result;
+}
+
+void Simulator::State::launch(int rank_idx) {
+  Rank& rank = ranks[size_t(rank_idx)];
+  const Job& job = rank.jobs[rank.next_job++];
+  rank.first_running = rank.fibers.size();
+  for (int b = 0; b < job.blocks; ++b) {
+    rank.blocks.push_back(std::make_unique<Block>());
+    for (int t = 0; t < job.threads; ++t) {
+      rank.fibers.push_back(std::make_unique<Fiber>());
+      Fiber& fiber = *rank.fibers.back();
+      fiber.id = {rank_idx, uint32_t(b), uint32_t(job.blocks), uint32_t(t), uint32_t(job.threads)};
+      fiber.block = rank.blocks.back().get();
+      fiber.job = &job;
+      if (stacks.empty()) {
+        fiber.stack = map_stack();
+      } else {
+        fiber.stack = stacks.back();
+        stacks.pop_back();
+      }
+      prepare(fiber);
+#ifdef FASTCOLL_SIM_TSAN
+      fiber.tsan = __tsan_create_fiber(0);
+#endif
+    }
+  }
+  rank.running = rank.fibers.size() - rank.first_running;
+  live += rank.running;
+  ready.reserve(live);  // here, as fibers must not call into the C++ library: it is instrumented
+  for (size_t i = rank.first_running; i < rank.fibers.size(); ++i) make_ready(rank.fibers[i].get());
+}
+
+void Simulator::State::make_ready(Fiber* fiber) {
+  fiber->ready_idx = ready.size();
+  ready.push_back(fiber);
+}
+
+void Simulator::State::remove_ready(Fiber* fiber) {
+  ready[fiber->ready_idx] = ready.back();
+  ready[fiber->ready_idx]->ready_idx = fiber->ready_idx;
+  ready.pop_back();
+}
+
+void Simulator::State::switch_to(Fiber* fiber) {
+  current = fiber;
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_switch_to_fiber(fiber->tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+  swapcontext(&main, &fiber->context);
+}
+
+void Simulator::State::switch_to_main() {
+  Fiber* fiber = current;
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_switch_to_fiber(main_tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+  swapcontext(&fiber->context, &main);
+}
+
+void Simulator::State::finish(Fiber* fiber) {
+  remove_ready(fiber);
+  --live;
+  if (victim == fiber) victim = nullptr;
+  // A race detector would take the next user of a stack for the last one's rival.
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_destroy_fiber(fiber->tsan);
+  munmap(fiber->stack, kStackBytes);
+#else
+  stacks.push_back(fiber->stack);
+#endif
+  Rank& rank = ranks[size_t(fiber->id.rank)];
+  if (--rank.running > 0) return;
+  if (victim && victim->id.rank == fiber->id.rank) victim = nullptr;
+  if (rank.next_job < rank.jobs.size()) launch(fiber->id.rank);
+}
+
+bool Simulator::State::frozen(const Fiber* fiber) const {
+  if (!victim || fiber->id.rank != victim->id.rank) return false;
+  if (victim_scope == 0) return true;
+  if (victim_scope == 1) return fiber->block == victim->block;
+  return fiber == victim;
+}
+
+void Simulator::State::freeze() {
+  if (victim && steps >= frozen_until) victim = nullptr;
+  if (victim || random() % 256 != 0) return;
+  victim = ready[random() % ready.size()];
+  victim_scope = int(random() % 3);
+  frozen_until = steps + (uint64_t{16} << (random() % 10));
+}
+
+Fiber* Simulator::State::next() {
+  if (schedule == Schedule::starving) freeze();
+  const size_t first = random() % ready.size();
+  for (size_t i = 0; i < ready.size(); ++i) {
+    Fiber* fiber = ready[(first + i) % ready.size()];
+    if (!frozen(fiber)) return fiber;
+  }
+  victim = nullptr;
+  return ready[first];
+}
+
+void Simulator::State::report() const {
+  std::fprintf(stderr, "DEADLOCK: nothing has happened for %llu steps\n",
+               static_cast<unsigned long long>(idle_steps));
+  int lines = 0;
+  for (const Fiber* fiber : ready) {
+    if (fiber->peer < 0 || ++lines > 16) continue;
+    std::fprintf(stderr,
+                 "  rank %d, block %u, thread %u waits for rank %d (%s): expected %#llx, seen "
+                 "%#llx\n",
+                 fiber->id.rank, fiber->id.block, fiber->id.thread, fiber->peer, fiber->what,
+                 static_cast<unsigned long long>(fiber->expected),
+                 static_cast<unsigned long long>(fiber->seen));
+  }
+}
+
+Simulator::Simulator(int world_size, Schedule schedule, uint64_t seed)
+    : state_(std::make_unique<State>()) {
+  state_->random.seed(seed);
+  state_->schedule = schedule;
+  state_->ranks = std::vector<Rank>(size_t(world_size));
+}
+
+Simulator::~Simulator() {
+  for (void* stack : state_->stacks) munmap(stack, kStackBytes);
+}
+
+void Simulator::enqueue(int rank, Job job) {
+  state_->ranks[size_t(rank)].jobs.push_back(std::move(job));
+}
+
+bool Simulator::run() {
+  State& state = *state_;
+  machine = &state;
+#ifdef FASTCOLL_SIM_TSAN
+  state.main_tsan = __tsan_get_current_fiber();
+  // What the test has prepared comes before every rank's first job.
+  for (Rank& rank : state.ranks) __tsan_release(&rank.order);
+#endif
+  for (int rank = 0; rank < int(state.ranks.size()); ++rank)
+    if (!state.ranks[size_t(rank)].jobs.empty()) state.launch(rank);
+  while (state.live > 0) {
+    ++state.steps;
+    const uint64_t idle = ++state.idle_steps;
+    if (idle > std::max(kLeastIdleSteps, kIdleSteps * state.live)) state.leapt_ns += kLeapNs;
+    if (state.ready.empty() || idle > std::max(kLeastIdleSteps, kDeadSteps * state.live)) {
+      state.report();
+      return false;
+    }
+    Fiber* fiber = state.next();
+    state.switch_to(fiber);
+    if (fiber->done) state.finish(fiber);
+  }
+#ifdef FASTCOLL_SIM_TSAN
+  for (Rank& rank : state.ranks) __tsan_acquire(&rank.order);
+#endif
+  return true;
+}
+
+}  // namespace fastcoll::sim

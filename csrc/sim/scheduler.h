@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the threads of all ranks' kernels as fibers in ONE operating-system thread, in an order
+// drawn from a seed. Knows no kernel: a job is a function that every thread of a grid calls. Each
+// rank's jobs run one after the other, as in a stream. For tests only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fastcoll::sim {
+
+struct Thread {
+  int rank;
+  uint32_t block, num_blocks, thread, num_threads;
+};
+
+// ---- for the running fiber
+
+const Thread& self();
+// Let others run.
+void yield();
+// The same, from a wait that has just looked in vain; the numbers are for the report of a deadlock.
+void spin(int peer, const char* what, uint64_t expected, uint64_t seen);
+// Something others may wait for has happened.
+void progress();
+// Until every thread of the block is here; whether any of them said true.
+bool barrier(bool vote);
+// 512 bytes that the threads of a block share, and the address that stands for its barrier.
+void* block_memory();
+int* block_sync();
+uint64_t now_ns();
+
+// ---- for the test
+
+// uniform: any thread may be next. starving: also, now and then a rank, a block or a thread stands
+// still for long; uniform choice alone is too fair to find a buffer that is reused too early.
+enum class Schedule { uniform, starving };
+
+struct Job {
+  int blocks, threads;
+  std::function<void()> body;
+};
+
+class Simulator {
+ public:
+  Simulator(int world_size, Schedule schedule, uint64_t seed);
+  ~Simulator();
+  void enqueue(int rank, Job job);
+  // Until all jobs are done. False if nothing moves any more: then who waits for what is on stderr.
+  bool run();
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fastcoll::sim

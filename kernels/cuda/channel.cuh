@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block's end of a channel: numbering a call, arriving at every peer, waiting with a limit, and
+// what happens when the limit is over. The protocol of kernels/README.md, "On a GPU". Knows no verb
+// and no data. Every function is called by all threads of the block; thread t speaks with peer t,
+// t + num_threads(), ...
+#pragma once
+
+#include "cuda/call.h"
+#include "prim.cuh"
+#include "stamp.h"
+
+namespace fastcoll {
+
+// How words are written and read. A template parameter of everything above, so that the very same
+// kernels also run with a planted bug (tests/sim).
+struct Protocol {
+  static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
+    store_release(pack, value);
+  }
+  static FASTCOLL_DEVICE void publish(uint64_t* word, uint64_t value) {
+    store_release(word, value);
+  }
+  static FASTCOLL_DEVICE ArrivePack load(const ArrivePack* pack) { return load_acquire(pack); }
+  static FASTCOLL_DEVICE uint64_t load(const uint64_t* word) { return load_acquire(word); }
+  // All threads have done their part of what is to be published.
+  static FASTCOLL_DEVICE bool before_arrive(bool failed) { return sync_any(failed); }
+  // All threads may touch what was waited for.
+  static FASTCOLL_DEVICE bool after_wait(bool failed) { return sync_any(failed); }
+  // A fast peer may be ahead: on the circle, never ==.
+  static FASTCOLL_DEVICE bool reached(uint64_t seen, uint64_t target) {
+    return int64_t(seen - target) >= 0;
+  }
+  static constexpr uint32_t kParities = 2;       // buffers that calls use in turn
+  static constexpr bool kChecksPrevious = true;  // everybody is through with the call before last
+  static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
+  static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
+};
+
+// What the threads of a block tell each other.
+struct BlockShared {
+  uint64_t locations[kMaxGpuWorld];  // as the peers published them
+};
+
+template <class P>
+class Channel {
+ public:
+  // Done is further than any step.
+  static constexpr uint32_t kFinished = 1u << 31;
+
+  FASTCOLL_DEVICE explicit Channel(const DeviceCall& call) : call_(call) {
+    const size_t channel = block_idx() * sizeof(GpuChannel);
+    inbox_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, from);
+    stride_ = sizeof(GpuWords);
+    outbox_ = inbox_ + size_t(call.rank) * sizeof(GpuWords);
+    state_offset_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, state);
+    status_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, status);
+    peers_ = ((1u << call.world_size) - 1) & ~(1u << call.rank);
+  }
+
+  FASTCOLL_DEVICE const DeviceCall& call() const { return call_; }
+  FASTCOLL_DEVICE uint32_t peers() const { return peers_; }  // bit set of the ranks but mine
+  FASTCOLL_DEVICE uint64_t slot() const { return slot_; }
+  FASTCOLL_DEVICE GpuPad* pad(int rank) const {
+    return reinterpret_cast<GpuPad*>(call_.regions[rank]);
+  }
+
+  // ---- a call of LL: every rank waits for every rank, in every one. So whoever has arrived in the
+  // last one is through with the one before, whose area this one writes. Returns the area's parity.
+  FASTCOLL_DEVICE uint32_t begin_ll() {
+    begin();
+    return ++state_.ll % P::kParities;
+  }
+
+  // ---- any other call. Returns the parity of its scratch and arrival words. They were last used
+  // by the pipelined call before last: every peer that has arrived in the last one is through with
+  // it. LL calls in between prove nothing, as they order no memory.
+  FASTCOLL_DEVICE uint32_t begin_pipelined() {
+    begin();
+    ++state_.pipelined;
+    if (P::kChecksPrevious && state_.pipelined > 1 && state_.met == 0) {
+      for_peers(peers_, [&](int peer) {
+        wait_arrival(peer, Phase::previous_call, uint32_t(state_.pipelined - 1) % P::kParities,
+                     state_.pipelined_slot);
+      });
+      failed_ = P::after_wait(failed_);
+    }
+    state_.pipelined_slot = slot_;
+    return parity();
+  }
+
+  // Tell every peer that I am in this call and where my data lies. False: failed.
+  FASTCOLL_DEVICE bool arrive(uint64_t locations) {
+    if (sync_to_publish()) return false;
+    for_peers(peers_, [&](int peer) {
+      GpuWords* words = at<GpuWords>(peer, outbox_);
+      // So that the word is never idle: after 2^31 calls it would look ahead.
+      store_relaxed(&words->progress, progress(0));
+      P::arrive(&words->arrive[parity()], {slot_, locations});
+    });
+    return true;
+  }
+
+  // Until these peers have arrived; then `locations` says where their data lies.
+  FASTCOLL_DEVICE void wait_arrivals(uint32_t ranks, uint64_t* locations) {
+    for_peers(ranks, [&](int peer) {
+      locations[peer] = wait_arrival(peer, Phase::arrival, parity(), slot_);
+    });
+  }
+
+  FASTCOLL_DEVICE void publish(uint32_t ranks, uint32_t step) {
+    for_peers(ranks, [&](int peer) {
+      P::publish(&at<GpuWords>(peer, outbox_)->progress, progress(step));
+    });
+  }
+
+  // Until this peer has done a step, or failed.
+  FASTCOLL_DEVICE void wait_progress(int peer, uint32_t step, Phase phase) {
+    const uint64_t* word = &inbox(peer)->progress;
+    const uint64_t target = progress(step);
+    for (Patience patience{}; !failed_;) {
+      const uint64_t seen = P::load(word);
+      if (P::reached(seen, target)) return;
+      look_around(patience, {peer, phase, slot_, target, seen, false});
+    }
+  }
+
+  // Something that was looked at in vain.
+  struct Awaited {
+    int peer;
+    Phase phase;
+    uint64_t slot;            // the call that the peer should be in
+    uint64_t expected, seen;  // of the word
+    bool is_slot;             // the word is a slot
+  };
+  struct Patience {
+    int polls;
+    uint64_t started_ns, patrolled_ns;
+  };
+
+  // After a look in vain. Now and then: is the group broken, does the peer call something else, is
+  // the limit over? Then the call has failed.
+  FASTCOLL_DEVICE void look_around(Patience& patience, const Awaited& awaited) {
+    spin(awaited.peer, awaited.phase, awaited.expected, awaited.seen);
+    if (++patience.polls < kPollsPerLook) return;
+    patience.polls = 0;
+    const uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
+    if (poison != 0) return drain(poison);
+    if (awaited.is_slot && differs(awaited.seen, awaited.expected))
+      return fail(DeviceError::desync, awaited, awaited.seen);
+    const uint64_t now = time_ns();
+    if (patience.started_ns == 0) patience.started_ns = patience.patrolled_ns = now;
+    if (now - patience.patrolled_ns >= kPatrolNs) {
+      patience.patrolled_ns = now;
+      const uint64_t said = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot);
+      if (differs(said, awaited.slot)) return fail(DeviceError::desync, awaited, said);
+    }
+    if (now - patience.started_ns >= call_.limit_ns)
+      fail(DeviceError::timeout, awaited, awaited.is_slot ? awaited.seen : 0);
+  }
+
+  FASTCOLL_DEVICE bool failed() const { return failed_; }
+  FASTCOLL_DEVICE bool sync_failed() { return failed_ = P::after_wait(failed_); }
+  FASTCOLL_DEVICE bool sync_to_publish() { return failed_ = P::before_arrive(failed_); }
+
+  // The call is over.
+  FASTCOLL_DEVICE void end_ll() { end(state_.met); }
+  // met: this rank has waited for the arrival of every peer.
+  FASTCOLL_DEVICE void end_pipelined(bool met) { end(met); }
+
+  // f(peer) for this thread's part of a set of ranks.
+  template <class F>
+  FASTCOLL_DEVICE void for_peers(uint32_t ranks, F f) const {
+    for (int peer = int(thread_idx()); peer < call_.world_size; peer += int(num_threads()))
+      if (ranks >> peer & 1) f(peer);
+  }
+
+ private:
+  // After some time in a wait, a look at what its peer says it is doing.
+  static constexpr uint64_t kPatrolNs = 1000000;
+
+  FASTCOLL_DEVICE void begin() {
+    state_ = *at<ChannelState>(call_.rank, state_offset_);
+    slot_ = ((state_.slot >> 32) + 1) << 32 | next_stamp(uint32_t(state_.slot), call_.plan_hash);
+    const uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
+    if (poison != 0) drain(poison);  // the threads tell each other when they next meet
+    if (thread_idx() == 0) store_relaxed(&at<ChannelStatus>(call_.rank, status_)->slot, slot_);
+  }
+  FASTCOLL_DEVICE void end(uint32_t met) {
+    sync_block();  // nobody still reads the state
+    if (thread_idx() != 0) return;
+    *at<ChannelState>(call_.rank, state_offset_) = {slot_, state_.pipelined_slot, state_.pipelined,
+                                                    state_.ll, met};
+  }
+
+  // The same call on the channel, but another plan.
+  static FASTCOLL_DEVICE bool differs(uint64_t seen, uint64_t slot) {
+    return seen >> 32 == slot >> 32 && seen != slot;
+  }
+  FASTCOLL_DEVICE uint32_t parity() const { return uint32_t(state_.pipelined) % P::kParities; }
+  FASTCOLL_DEVICE uint64_t progress(uint32_t step) const { return state_.pipelined << 32 | step; }
+
+  template <class T>
+  FASTCOLL_DEVICE T* at(int rank, size_t offset_bytes) const {
+    return reinterpret_cast<T*>(call_.regions[rank] + offset_bytes);
+  }
+  FASTCOLL_DEVICE const GpuWords* inbox(int peer) const {
+    return at<GpuWords>(call_.rank, inbox_ + size_t(peer) * stride_);
+  }
+
+  FASTCOLL_DEVICE uint64_t wait_arrival(int peer, Phase phase, uint32_t parity, uint64_t slot) {
+    const ArrivePack* pack = &inbox(peer)->arrive[parity];
+    for (Patience patience{}; !failed_;) {
+      const ArrivePack seen = P::load(pack);
+      if (seen.slot == slot) return seen.location;
+      look_around(patience, {peer, phase, slot, slot, seen.slot, true});
+    }
+    return 0;
+  }
+
+  // Break the group: everybody stops waiting, and later kernels end at once.
+  FASTCOLL_DEVICE void fail(DeviceError kind, const Awaited& awaited, uint64_t seen_slot) {
+    const uint32_t epoch = uint32_t(awaited.slot >> 32);
+    const uint64_t poison =
+        Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(block_idx()), epoch);
+    for (int rank = 0; rank < call_.world_size; ++rank) store_release(&pad(rank)->poison, poison);
+    report(poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
+  }
+  FASTCOLL_DEVICE void drain(uint64_t poison) { report(poison, 0, 0, 0); }
+
+  FASTCOLL_DEVICE void report(uint64_t poison, uint32_t expected, uint32_t seen, uint32_t phase) {
+    failed_ = true;
+    if (!claim(&pad(call_.rank)->claimed)) return;
+    DeviceVerdict& verdict = *call_.verdict;
+    verdict.raiser = Poison::raiser(poison);
+    verdict.rank = Poison::rank(poison);
+    verdict.channel = uint32_t(Poison::channel(poison));
+    verdict.epoch = Poison::epoch(poison);
+    verdict.expected_stamp = expected;
+    verdict.seen_stamp = seen;
+    verdict.phase = phase;
+    store_release_host(&verdict.kind, Poison::kind(poison));
+  }
+
+  const DeviceCall& call_;
+  // Offsets in a region: what peers tell me, what I tell them, what they say they are doing.
+  size_t inbox_, stride_, outbox_, state_offset_, status_;
+  uint32_t peers_;
+  ChannelState state_{};  // before this call, then with it
+  uint64_t slot_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// one_shot: every rank reads everybody's data and reduces it, in rank order. all_reduce reads all
+// of it, reduce_scatter its own chunk. One synchronisation. For the smallest messages the data
+// travels in LL packs, which are data and flag in one; else it is staged in scratch, or read in
+// place from symmetric tensors.
+//
+// Memory traffic per rank of all_reduce, for S bytes on n ranks: (n + 3) S with copy-in, (n + 1) S
+// from symmetric tensors.
+#pragma once
+
+#include "cuda/ll.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/reduce_tile.cuh"
+#include "cuda/tiles.cuh"
+
+namespace fastcoll {
+
+template <class P, DType kDType>
+FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
+  constexpr uint64_t kElemBytes = dtype_size(kDType);
+  Channel<P> channel(call);
+  const uint64_t num_bytes = call.numel * kElemBytes;
+  const uint64_t scatter_bytes = call.verb == Verb::reduce_scatter ? num_bytes : 0;
+  const Op op = device::plain_op<kDType>(call.op);
+  device::Reducer<kDType, 2> reducer;
+  const bool ok = exchange_ll(
+      channel, num_bytes,
+      // What goes to each rank, and what comes from each, in the order of ranks.
+      [&](int rank, uint64_t at) {
+        return load_ll(call.input + uint64_t(rank) * scatter_bytes + at, num_bytes - at);
+      },
+      [&](int rank, uint64_t, uint64_t data) {
+        const uint32_t words[2] = {uint32_t(data), uint32_t(data >> 32)};
+        if (rank == 0) reducer.load(words);
+        else reducer.accumulate(op, words);
+      },
+      [&](uint64_t at) {
+        uint32_t words[2];
+        reducer.finish(words, call.op == Op::avg ? call.world_size : 0);
+        store_ll(call.output + at, uint64_t{words[1]} << 32 | words[0], num_bytes - at);
+      });
+  if (!ok) fill_nan(call, num_bytes);
+}
+
+template <class P, DType kDType>
+FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
+  constexpr uint64_t kElemBytes = dtype_size(kDType);
+  Channel<P> channel(call);
+  const uint64_t num_bytes = call.numel * kElemBytes;
+  const bool scatters = call.verb == Verb::reduce_scatter;
+  const Tiles tiles(call, num_bytes, false);
+  // Where the tile for `rank` lies in an input, and in a slot.
+  const auto chunk = [&](int rank) { return scatters ? uint64_t(rank) * num_bytes : 0; };
+  const auto piece = [&](int rank) { return scatters ? uint64_t(rank) * call.tile_bytes : 0; };
+
+  // In place, peers would still read what this rank already overwrites.
+  const uint32_t location = call.input == call.output ? GpuLocation::kStaged : call.input_location;
+  Pipeline<P> pipeline(channel,
+                       {.sources = channel.peers(),
+                        .readers = channel.peers(),
+                        .num_segments = tiles.num_segments(),
+                        .num_steps = 2,
+                        .slot_tiles = slot_tiles(Algorithm::one_shot, call.verb, call.world_size),
+                        .reads = 1},
+                       GpuLocation::both(location, location));
+  const auto stage = [&](uint32_t k, Span span) {
+    if (!pipeline.staged()) return;
+    std::byte* slot = pipeline.slot(call.rank, k);
+    for (int rank = 0; rank < (scatters ? call.world_size : 1); ++rank) {
+      if (scatters && rank == call.rank) continue;
+      copy_tile(slot + piece(rank), call.input + chunk(rank) + span.start, span.num_bytes);
+    }
+  };
+  const auto reduce = [&](uint32_t k, Span span) {
+    const uint64_t start = chunk(call.rank) + span.start;
+    const auto source = [&](int rank) -> const std::byte* {
+      if (rank == call.rank) return call.input + start;
+      const uint32_t location = GpuLocation::input(pipeline.location(rank));
+      return location == GpuLocation::kStaged ? pipeline.slot(rank, k) + piece(call.rank)
+                                              : pipeline.symmetric(rank, location) + start;
+    };
+    const bool aligned = is_aligned(call.input + start, kPackBytes) && start % kPackBytes == 0;
+    std::byte* output = call.output + span.start;
+    reduce_tile<kDType>(
+        call, span.num_bytes, aligned, source,
+        [&](uint64_t at, const Pack& pack, uint64_t left) { store_any(output + at, pack, left); });
+  };
+  const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
+    const Span span = tiles.tile(k);
+    if (step == 0) stage(k, span);
+    else reduce(k, span);
+  });
+  if (!ok) fill_nan(call, num_bytes);
+}
+
+}  // namespace fastcoll

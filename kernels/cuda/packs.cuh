@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs from and to memory of any alignment, and the last, partial pack of a message.
+#pragma once
+
+#include "prim.cuh"
+
+namespace fastcoll {
+
+FASTCOLL_DEVICE bool is_aligned(const std::byte* ptr, size_t num_bytes) {
+  return reinterpret_cast<uintptr_t>(ptr) % num_bytes == 0;
+}
+
+// The first num_bytes of a pack, in pieces of type T; the rest is zero.
+template <class T>
+FASTCOLL_DEVICE Pack load_pieces(const std::byte* from, uint64_t num_bytes) {
+  constexpr int kPerWord = 4 / sizeof(T);
+  Pack pack{};
+  FASTCOLL_UNROLL
+  for (int i = 0; i < int(kPackBytes / sizeof(T)); ++i) {
+    if (i * sizeof(T) < num_bytes) {
+      const uint32_t piece = load_data<T>(from + i * sizeof(T));
+      pack.words[i / kPerWord] |= piece << (i % kPerWord * 8 * int(sizeof(T)));
+    }
+  }
+  return pack;
+}
+
+template <class T>
+FASTCOLL_DEVICE void store_pieces(std::byte* to, const Pack& pack, uint64_t num_bytes) {
+  constexpr int kPerWord = 4 / sizeof(T);
+  FASTCOLL_UNROLL
+  for (int i = 0; i < int(kPackBytes / sizeof(T)); ++i) {
+    if (i * sizeof(T) < num_bytes)
+      store_data<T>(to + i * sizeof(T),
+                    T(pack.words[i / kPerWord] >> (i % kPerWord * 8 * int(sizeof(T)))));
+  }
+}
+
+// num_bytes: what is left of the message, from `from` on; more than a pack counts as a pack.
+FASTCOLL_DEVICE Pack load_any(const std::byte* from, uint64_t num_bytes) {
+  if (num_bytes < kPackBytes) return load_pieces<uint8_t>(from, num_bytes);
+  if (is_aligned(from, kPackBytes)) return load_data<Pack>(from);
+  if (is_aligned(from, 4)) return load_pieces<uint32_t>(from, kPackBytes);
+  if (is_aligned(from, 2)) return load_pieces<uint16_t>(from, kPackBytes);
+  return load_pieces<uint8_t>(from, kPackBytes);
+}
+
+FASTCOLL_DEVICE void store_any(std::byte* to, const Pack& pack, uint64_t num_bytes) {
+  if (num_bytes < kPackBytes) return store_pieces<uint8_t>(to, pack, num_bytes);
+  if (is_aligned(to, kPackBytes)) return store_data<Pack>(to, pack);
+  if (is_aligned(to, 4)) return store_pieces<uint32_t>(to, pack, kPackBytes);
+  if (is_aligned(to, 2)) return store_pieces<uint16_t>(to, pack, kPackBytes);
+  store_pieces<uint8_t>(to, pack, kPackBytes);
+}
+
+// The same for what an LL pack carries.
+FASTCOLL_DEVICE uint64_t load_ll(const std::byte* from, uint64_t num_bytes) {
+  if (num_bytes >= kLlBytes && is_aligned(from, kLlBytes)) return load_data<uint64_t>(from);
+  const uint64_t bytes = num_bytes < kLlBytes ? num_bytes : kLlBytes;
+  const Pack pack = is_aligned(from, 4) && bytes == kLlBytes ? load_pieces<uint32_t>(from, bytes)
+                                                             : load_pieces<uint8_t>(from, bytes);
+  return uint64_t{pack.words[1]} << 32 | pack.words[0];
+}
+
+FASTCOLL_DEVICE void store_ll(std::byte* to, uint64_t data, uint64_t num_bytes) {
+  if (num_bytes >= kLlBytes && is_aligned(to, kLlBytes)) return store_data<uint64_t>(to, data);
+  const uint64_t bytes = num_bytes < kLlBytes ? num_bytes : kLlBytes;
+  const Pack pack{{uint32_t(data), uint32_t(data >> 32), 0, 0}};
+  if (is_aligned(to, 4) && bytes == kLlBytes) return store_pieces<uint32_t>(to, pack, bytes);
+  store_pieces<uint8_t>(to, pack, bytes);
+}
+
+// Copies of whole tiles by all threads of the block: each takes every num_threads()-th pack.
+FASTCOLL_DEVICE void copy_tile(std::byte* to, const std::byte* from, uint64_t num_bytes) {
+  const uint64_t step = uint64_t{num_threads()} * kPackBytes;
+  for (uint64_t at = uint64_t{thread_idx()} * kPackBytes; at < num_bytes; at += step)
+    store_any(to + at, load_any(from + at, num_bytes - at), num_bytes - at);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine of every algorithm but the LL ones: a systolic pipeline. In iteration i a rank does
+// step s of segment i - s * lag, for every step s of the algorithm, and then says so to its peers
+// with ONE progress word. A step reads what peers wrote `lag` iterations before: the wait for it
+// has had that long to be over. Knows no verb and no arithmetic.
+#pragma once
+
+#include "cuda/channel.cuh"
+#include "cuda/shape.h"
+
+namespace fastcoll {
+
+struct Flow {
+  uint32_t sources;       // the ranks whose data I read, as a bit set
+  uint32_t readers;       // the ranks that read mine
+  uint32_t num_segments;  // of a rank's part; may differ between ranks if `uneven`
+  uint32_t num_steps;     // that a segment takes, one after the other; at least 2
+  uint32_t slot_tiles;    // scratch that a segment takes, in tiles
+  uint32_t reads;         // steps from filling a slot until its last reader is through: 1 or 2
+  bool pushes = false;    // results go into the outputs of others, or are pulled by them
+  bool uneven = false;
+};
+
+template <class P>
+class Pipeline {
+ public:
+  // location: see GpuLocation; `both` of the input's where nobody writes into my output.
+  FASTCOLL_DEVICE Pipeline(Channel<P>& channel, const Flow& flow, uint64_t location)
+      : channel_(channel),
+        call_(channel.call()),
+        flow_(flow),
+        location_(location),
+        lag_(flow.uneven || flow.num_segments > kLag ? kLag : 1),
+        from_(flow.sources),
+        to_(flow.readers),
+        parity_(channel.begin_pipelined()),
+        shared_(block_shared<BlockShared>()) {}
+
+  FASTCOLL_DEVICE bool staged() const { return GpuLocation::input(location_) == 0; }
+  // Where a source's data lies, once it has arrived.
+  FASTCOLL_DEVICE uint64_t location(int peer) const {
+    return peer == call_.rank ? location_ : shared_.locations[peer];
+  }
+  FASTCOLL_DEVICE std::byte* symmetric(int rank, uint32_t location) const {
+    return call_.regions[rank] + GpuLocation::region_offset_bytes(location);
+  }
+  // Segment k of this call lies in slot k mod kSlots of the call's half of the channel's scratch.
+  FASTCOLL_DEVICE std::byte* slot(int rank, uint32_t segment_idx) const {
+    const size_t half = block_idx() * 2 + parity_;
+    return call_.regions[rank] + kGpuScratchOffsetBytes + half * kChannelHalfBytes +
+           size_t{segment_idx % kSlots} * flow_.slot_tiles * call_.tile_bytes;
+  }
+
+  // step(s, segment_idx) does one step of one segment. False: the call has failed.
+  template <class Step>
+  FASTCOLL_DEVICE bool run(Step step) {
+    const uint32_t last = flow_.num_segments + (flow_.num_steps - 1) * lag_ - 1;
+    for (uint32_t i = 0; i <= last; ++i) {
+      if (i >= lag_ && !wait(i)) return false;
+      for (uint32_t s = 0; s < flow_.num_steps; ++s) {
+        const uint32_t segment_idx = i - s * lag_;  // before the first: huge
+        if (segment_idx < flow_.num_segments) step(s, segment_idx);
+      }
+      // What is done in the last iterations nobody waits for.
+      if (i + lag_ <= last && !publish(i)) return false;
+    }
+    if (!exit()) return false;
+    channel_.end_pipelined(flow_.sources == channel_.peers());
+    return true;
+  }
+
+ private:
+  FASTCOLL_DEVICE bool publish(uint32_t i) {
+    if (i == 0) return channel_.arrive(location_);
+    if ((from_ | to_) == 0) return true;
+    if (channel_.sync_to_publish()) return false;
+    channel_.publish(from_ | to_, i);
+    return true;
+  }
+
+  FASTCOLL_DEVICE bool wait(uint32_t i) {
+    if (i == lag_) {
+      channel_.wait_arrivals(flow_.sources, shared_.locations);
+      if (channel_.sync_failed()) return false;
+      relax();
+      return true;
+    }
+    const bool reuses = P::kAcknowledges && to_ != 0 && i >= kSlots;
+    if (from_ == 0 && !reuses) return true;
+    channel_.for_peers(from_ | to_, [&](int peer) {
+      uint32_t step = (from_ >> peer & 1) != 0 ? i - lag_ : 0;
+      if (reuses && (to_ >> peer & 1) != 0) {
+        const uint32_t read = i - kSlots + flow_.reads * lag_;
+        if (read > step) step = read;
+      }
+      if (step != 0) channel_.wait_progress(peer, step, Phase::progress);
+    });
+    return !channel_.sync_failed();
+  }
+
+  // With the locations known: nobody needs to wait for what is not staged.
+  FASTCOLL_DEVICE void relax() {
+    for (int peer = 0; peer < call_.world_size; ++peer) {
+      const uint32_t bit = 1u << peer;
+      if ((flow_.sources & bit) != 0) {
+        if (location(peer) != 0) touched_ |= bit;
+        if (!stages(location(peer), location_)) from_ &= ~bit;
+      }
+      if ((flow_.readers & bit) != 0 &&
+          !stages(location_, (flow_.sources & bit) != 0 ? location(peer) : 0))
+        to_ &= ~bit;
+    }
+  }
+  FASTCOLL_DEVICE bool stages(uint64_t source, uint64_t reader) const {
+    return GpuLocation::input(source) == 0 || (flow_.pushes && GpuLocation::output(reader) == 0);
+  }
+
+  // A symmetric tensor is its owner's again when nobody touches it any more.
+  FASTCOLL_DEVICE bool exit() {
+    const uint32_t told = P::kExits ? touched_ | (flow_.uneven ? from_ | to_ : 0) : 0;
+    const bool waits = P::kExits && location_ != 0 && flow_.readers != 0;
+    if (told == 0 && !waits) return true;
+    if (channel_.sync_to_publish()) return false;
+    channel_.publish(told, Channel<P>::kFinished);
+    if (!waits) return true;
+    channel_.for_peers(flow_.readers, [&](int peer) {
+      channel_.wait_progress(peer, Channel<P>::kFinished, Phase::exit);
+    });
+    return !channel_.sync_failed();
+  }
+
+  Channel<P>& channel_;
+  const DeviceCall& call_;
+  const Flow flow_;
+  const uint64_t location_;
+  const uint32_t lag_;
+  uint32_t from_, to_;    // the sources, the readers with whom segments are exchanged by progress
+  uint32_t touched_ = 0;  // the sources with symmetric tensors
+  const uint32_t parity_;
+  BlockShared& shared_;
+};
+
+}  // namespace fastcoll

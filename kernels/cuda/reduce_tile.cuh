@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reducing one tile by all threads of a block: each takes every num_threads()-th pack, reads it
+// from every rank in the order of ranks, and hands the result on.
+#pragma once
+
+#include "cuda/arithmetic.cuh"
+#include "cuda/packs.cuh"
+
+namespace fastcoll {
+
+// Sources whose loads are in flight at the same time.
+inline constexpr int kLoadsAtOnce = 4;
+
+// source(rank): where that rank's tile starts. sink(offset_bytes, pack, bytes_left). aligned: every
+// source starts on a pack.
+template <DType kDType, class Source, class Sink>
+FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, bool aligned,
+                                 Source source, Sink sink) {
+  const Op op = device::plain_op<kDType>(call.op);
+  const uint64_t stride = uint64_t{num_threads()} * kPackBytes;
+  for (uint64_t at = uint64_t{thread_idx()} * kPackBytes; at < num_bytes; at += stride) {
+    const uint64_t left = num_bytes - at;
+    device::Reducer<kDType, 4> reducer;
+    if (aligned && left >= kPackBytes) {
+      for (int first = 0; first < call.world_size; first += kLoadsAtOnce) {
+        Pack packs[kLoadsAtOnce];
+        FASTCOLL_UNROLL
+        for (int i = 0; i < kLoadsAtOnce; ++i)
+          if (first + i < call.world_size) packs[i] = load_data<Pack>(source(first + i) + at);
+        FASTCOLL_UNROLL
+        for (int i = 0; i < kLoadsAtOnce; ++i) {
+          if (first + i >= call.world_size) break;
+          if (first + i == 0) reducer.load(packs[i].words);
+          else reducer.accumulate(op, packs[i].words);
+        }
+      }
+    } else {
+      for (int rank = 0; rank < call.world_size; ++rank) {
+        const Pack pack = load_any(source(rank) + at, left);
+        if (rank == 0) reducer.load(pack.words);
+        else reducer.accumulate(op, pack.words);
+      }
+    }
+    Pack result;
+    reducer.finish(result.words, call.op == Op::avg ? call.world_size : 0);
+    sink(at, result, left);
+  }
+}
+
+// The output of a call that failed: NaN, where the type has one. Each block fills its part.
+FASTCOLL_DEVICE void fill_nan(const DeviceCall& call, uint64_t num_bytes) {
+  const uint64_t pattern = device::nan_pattern(call.dtype);
+  if (pattern == 0) return;
+  const Pack pack{
+      {uint32_t(pattern), uint32_t(pattern >> 32), uint32_t(pattern), uint32_t(pattern >> 32)}};
+  const uint64_t thread = uint64_t{block_idx()} * num_threads() + thread_idx();
+  const uint64_t stride = uint64_t{num_blocks()} * num_threads() * kPackBytes;
+  for (uint64_t at = thread * kPackBytes; at < num_bytes; at += stride)
+    store_any(call.output + at, pack, num_bytes - at);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many blocks and threads a call gets and how large its tiles are: pure functions of what all
+// ranks know to be equal. The constants are first guesses; bench/gpu measures them.
+#pragma once
+
+#include "cuda/call.h"
+
+namespace fastcoll {
+
+struct LaunchShape {
+  int blocks;           // channels; 1 to kMaxChannels
+  int threads;          // of a block
+  uint32_t tile_bytes;  // what one rank's part has of one segment in one channel: whole packs
+};
+
+// A slot of scratch is filled again kSlots iterations later, when its readers are at most two steps
+// of kLag iterations from done (see cuda/pipeline.cuh).
+inline constexpr uint32_t kLag = 2;
+inline constexpr uint32_t kSlots = 3 * kLag;
+
+// Whether a message is cut into a part for each rank, rather than read as a whole by everybody.
+constexpr bool splits_message(Algorithm algorithm, Verb verb) {
+  return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter ||
+         (verb == Verb::all_reduce && algorithm != Algorithm::one_shot &&
+          algorithm != Algorithm::chain);
+}
+
+// Scratch that one segment takes in a channel, for each byte of a tile.
+constexpr uint32_t slot_tiles(Algorithm algorithm, Verb verb, int world_size) {
+  return splits_message(algorithm, verb) ? uint32_t(world_size) : 1;
+}
+
+// The largest message that LL packs may carry: num_bytes goes from one rank to another.
+constexpr uint64_t max_ll_bytes(int max_blocks) {
+  return uint64_t(max_blocks < kMaxLlChannels ? max_blocks : kMaxLlChannels) * kLlPacks * kLlBytes;
+}
+
+namespace detail {
+constexpr uint64_t div_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
+  return value < least ? least : value > most ? most : value;
+}
+}  // namespace detail
+
+// part_bytes: of the part of one rank where the message is split, else of the whole; for LL what
+// goes from one rank to another. max_blocks: how many may be resident, agreed by all ranks.
+constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, bool ll, uint64_t part_bytes,
+                                int world_size, int max_blocks) {
+  using detail::clamp, detail::div_up;
+  constexpr uint64_t kPacksPerLlBlock = 128;     // one pack a thread: latency is all that counts
+  constexpr uint64_t kBytesPerBlock = 8 << 10;   // one pack a thread
+  constexpr uint64_t kMostTileBytes = 32 << 10;  // more does not hide more latency
+  const uint64_t most_blocks = clamp(uint64_t(max_blocks), 1, kMaxChannels);
+  if (ll) {
+    const uint64_t packs = div_up(part_bytes, kLlBytes);
+    const uint64_t most = most_blocks < kMaxLlChannels ? most_blocks : kMaxLlChannels;
+    const uint64_t blocks = clamp(div_up(packs, kPacksPerLlBlock), 1, most);
+    const uint64_t threads = clamp(div_up(div_up(packs, blocks), 32) * 32, 32, kMaxBlockThreads);
+    return {int(blocks), int(threads), kPackBytes};
+  }
+  const uint64_t room = kChannelHalfBytes / kSlots / slot_tiles(algorithm, verb, world_size) /
+                        kPackBytes * kPackBytes;
+  const uint64_t most_tile = room < kMostTileBytes ? room : kMostTileBytes;
+  const uint64_t blocks = clamp(div_up(part_bytes, kBytesPerBlock), 1, most_blocks);
+  const uint64_t segments = clamp(div_up(part_bytes, blocks * most_tile), 1, ~uint64_t{0});
+  // Equal segments rather than full ones and a small rest.
+  const uint64_t tile = div_up(div_up(part_bytes, blocks * segments), kPackBytes) * kPackBytes;
+  return {int(blocks), kMaxBlockThreads, uint32_t(clamp(tile, kPackBytes, most_tile))};
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels may do beyond plain C++, in two bodies: PTX here, for nvcc; fibers in
+// csrc/sim/prim.h, for the simulator. The only PTX, the only shared memory and the only barriers of
+// the project.
+//
+// Memory that other ranks write or read is touched through these functions alone. No stand-alone
+// fences: race detectors can't see them. Never `const __restrict__`, __ldg or .nc on it: the
+// compiler would then move the load before the wait that makes it valid.
+#pragma once
+
+#include "cuda/call.h"
+
+namespace fastcoll {
+
+// 16 bytes of data, moved by one instruction.
+struct alignas(kPackBytes) Pack {
+  uint32_t words[4];
+};
+
+}  // namespace fastcoll
+
+#ifndef __CUDACC__
+#include "sim/prim.h"
+#else
+
+#define FASTCOLL_DEVICE __device__ __forceinline__
+#define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads) void
+#define FASTCOLL_CALL const __grid_constant__ DeviceCall
+#define FASTCOLL_UNROLL _Pragma("unroll")
+
+namespace fastcoll {
+
+// Polls between two looks at the clock: some 100 us.
+inline constexpr int kPollsPerLook = 256;
+
+FASTCOLL_DEVICE uint32_t thread_idx() { return threadIdx.x; }
+FASTCOLL_DEVICE uint32_t num_threads() { return blockDim.x; }
+FASTCOLL_DEVICE uint32_t block_idx() { return blockIdx.x; }
+FASTCOLL_DEVICE uint32_t num_blocks() { return gridDim.x; }
+
+// Every thread of the block is here, and sees what the others have written.
+FASTCOLL_DEVICE void sync_block() { __syncthreads(); }
+// The same; whether any thread said true.
+FASTCOLL_DEVICE bool sync_any(bool value) { return __syncthreads_or(value) != 0; }
+
+// Memory that the threads of a block share; one object for each type.
+template <class T>
+FASTCOLL_DEVICE T& block_shared() {
+  __shared__ T object;
+  return object;
+}
+
+// ---- words that ranks signal with, at system scope
+
+FASTCOLL_DEVICE uint64_t load_relaxed(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+FASTCOLL_DEVICE uint64_t load_acquire(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+FASTCOLL_DEVICE void store_relaxed(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+FASTCOLL_DEVICE void store_release(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// One atom of 16 bytes.
+FASTCOLL_DEVICE ArrivePack load_acquire(const ArrivePack* pack) {
+  ArrivePack value;
+  asm volatile("{.reg .b128 atom; ld.acquire.sys.global.b128 atom, [%2]; mov.b128 {%0, %1}, atom;}"
+               : "=l"(value.slot), "=l"(value.location)
+               : "l"(pack)
+               : "memory");
+  return value;
+}
+FASTCOLL_DEVICE void store_release(ArrivePack* pack, ArrivePack value) {
+  asm volatile(
+      "{.reg .b128 atom; mov.b128 atom, {%1, %2}; st.release.sys.global.b128 [%0], atom;}" ::"l"(
+          pack),
+      "l"(value.slot), "l"(value.location)
+      : "memory");
+}
+FASTCOLL_DEVICE LlPack load_relaxed(const LlPack* pack) {
+  LlPack value;
+  asm volatile("{.reg .b128 atom; ld.relaxed.sys.global.b128 atom, [%2]; mov.b128 {%0, %1}, atom;}"
+               : "=l"(value.data), "=l"(value.slot)
+               : "l"(pack)
+               : "memory");
+  return value;
+}
+FASTCOLL_DEVICE void store_relaxed(LlPack* pack, LlPack value) {
+  asm volatile(
+      "{.reg .b128 atom; mov.b128 atom, {%1, %2}; st.relaxed.sys.global.b128 [%0], atom;}" ::"l"(
+          pack),
+      "l"(value.data), "l"(value.slot)
+      : "memory");
+}
+
+// 0 -> 1, once, in this rank's own memory (peer links may lack atomics); true for who did it.
+FASTCOLL_DEVICE bool claim(uint64_t* word) {
+  uint64_t seen;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], 0, 1;"
+               : "=l"(seen)
+               : "l"(word)
+               : "memory");
+  return seen == 0;
+}
+FASTCOLL_DEVICE void store_release_host(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+// ---- data
+
+template <class T>
+FASTCOLL_DEVICE T load_data(const std::byte* from) {
+  if constexpr (sizeof(T) == sizeof(Pack)) {
+    const uint4 value = *reinterpret_cast<const uint4*>(from);
+    return T{{value.x, value.y, value.z, value.w}};
+  } else {
+    return *reinterpret_cast<const T*>(from);
+  }
+}
+template <class T>
+FASTCOLL_DEVICE void store_data(std::byte* to, T value) {
+  if constexpr (sizeof(T) == sizeof(Pack)) {
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
+  } else {
+    *reinterpret_cast<T*>(to) = value;
+  }
+}
+
+// ---- the rest
+
+FASTCOLL_DEVICE uint64_t time_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// A wait has looked in vain. The simulator lets others run, and reports who waits for what when
+// nothing moves any more.
+FASTCOLL_DEVICE void spin(int, Phase, uint64_t, uint64_t) {}
+
+// The bits of Fp16 in cpu/convert.h, in one instruction; only a NaN has another code.
+FASTCOLL_DEVICE float widen_fp16(uint16_t code) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+}
+FASTCOLL_DEVICE uint16_t narrow_fp16(float value) {
+  uint16_t code;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+  return value != value ? uint16_t{0x7e00} : code;
+}
+
+}  // namespace fastcoll
+#endif

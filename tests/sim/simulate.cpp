@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU kernels in the simulator.
+//
+//   simulate VARIANT SCHEDULE FIRST_SEED NUM_SEEDS
+//
+// Each seed is a workspace of 1 to 8 ranks and 20 calls on it that mix verbs, algorithms, types,
+// sizes and placements. `correct` must pass; the other variants have one planted bug each and must
+// not, under some schedule or under ThreadSanitizer.
+#include <cstring>
+
+#include "cuda/one_shot.cuh"
+#include "machine.h"
+#include "variants.h"
+
+using namespace fastcoll;
+using namespace fastcoll::sim;
+
+namespace {
+
+constexpr int kCallsPerSeed = 20;
+
+struct Kind_ {
+  Algorithm algorithm;
+  Verb verb;
+  bool ll;
+};
+constexpr Kind_ kKinds[] = {
+    {Algorithm::one_shot, Verb::all_reduce, true},
+    {Algorithm::one_shot, Verb::all_reduce, false},
+    {Algorithm::one_shot, Verb::reduce_scatter, true},
+    {Algorithm::one_shot, Verb::reduce_scatter, false},
+};
+
+template <class P, DType kDType>
+KernelFn reducing_kernel(const Step& step) {
+  switch (step.algorithm) {
+    case Algorithm::one_shot:
+      return step.ll ? one_shot_ll<P, kDType> : one_shot<P, kDType>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class P>
+KernelFn kernel_of(const Step& step) {
+  switch (kernel_dtype(step.dtype)) {
+    case DType::float32:
+      return reducing_kernel<P, DType::float32>(step);
+    default:
+      break;
+  }
+  if constexpr (std::is_same_v<P, Protocol>) {
+    switch (kernel_dtype(step.dtype)) {
+      case DType::float64:
+        return reducing_kernel<P, DType::float64>(step);
+      case DType::float16:
+        return reducing_kernel<P, DType::float16>(step);
+      case DType::float8_e4m3fn:
+        return reducing_kernel<P, DType::float8_e4m3fn>(step);
+      case DType::int16:
+        return reducing_kernel<P, DType::int16>(step);
+      case DType::boolean:
+        return reducing_kernel<P, DType::boolean>(step);
+      default:
+        break;
+    }
+  }
+  return nullptr;
+}
+
+constexpr DType kDTypes[] = {DType::float32,       DType::float64, DType::float16,
+                             DType::float8_e4m3fn, DType::int16,   DType::boolean};
+
+// 0, 1, odd, a pack and a segment, each with its neighbours.
+uint64_t draw_numel(Random& random, const Step& step, int world) {
+  const uint64_t pack = kPackBytes / step.elem_bytes();
+  const uint64_t segment = step.tile_bytes * uint64_t(world * step.blocks) / step.elem_bytes();
+  const uint64_t base[] = {0, 1, 7, pack, segment, 3 * segment, 9 * segment};
+  const uint64_t drawn = base[pick(random, 7)] + pick(random, 3);
+  const uint64_t numel = drawn == 0 ? 0 : drawn - pick(random, 2);
+  const uint64_t most = uint64_t(kLlPacks) * kLlBytes / step.elem_bytes();
+  return step.ll && numel > most ? most : numel;
+}
+
+template <class P>
+Step draw_step(Random& random, int world) {
+  Step step;
+  const Kind_ kind = kKinds[pick(random, std::size(kKinds))];
+  step.algorithm = kind.algorithm;
+  step.verb = kind.verb;
+  step.ll = kind.ll;
+  step.dtype =
+      std::is_same_v<P, Protocol> ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
+  do step.op = Op(pick(random, kNumOps));
+  while (!op_has_meaning(step.dtype, step.op));
+  step.blocks = 1 + int(pick(random, 2));
+  step.threads = 1 + int(pick(random, 6));
+  step.tile_bytes = uint32_t(16 << pick(random, 3));
+  step.root = int(pick(random, uint64_t(world)));
+  step.numel = draw_numel(random, step, world);
+  for (int rank = 0; rank < world; ++rank) {
+    Placement place{};
+    place.symmetric_input = pick(random, 2) == 0;
+    place.symmetric_output = pick(random, 2) == 0;
+    place.in_place = pick(random, 3) == 0;
+    const size_t grain = pick(random, 2) == 0 ? kPackBytes : step.elem_bytes();
+    place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
+    place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
+    step.places.push_back(place);
+  }
+  for (int rank = 0; rank < world; ++rank)
+    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  return step;
+}
+
+template <class P>
+int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds) {
+  for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
+    Random random(seed);
+    const int world = 1 + int(pick(random, 8));
+    Machine machine(world, schedule, random(), ~uint64_t{0});
+    for (int call = 0; call < kCallsPerSeed; ++call) {
+      const Step step = draw_step<P>(random, world);
+      for (int rank = 0; rank < world; ++rank) machine.enqueue(step, rank, kernel_of<P>(step));
+    }
+    if (!machine.run()) {
+      std::fprintf(stderr, "FAILED: seed %llu\n", static_cast<unsigned long long>(seed));
+      return 1;
+    }
+  }
+  std::printf("ok: %d calls on each of %d seeds\n", kCallsPerSeed, int(num_seeds));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  const std::string variant = argv[1];
+  const Schedule schedule =
+      std::strcmp(argv[2], "starving") == 0 ? Schedule::starving : Schedule::uniform;
+  const uint64_t first = std::strtoull(argv[3], nullptr, 10);
+  const uint64_t count = std::strtoull(argv[4], nullptr, 10);
+  const auto run = [&]<class P>(P) { return run_seeds<P>(schedule, first, count); };
+  if (variant == "correct") return run(Protocol{});
+  if (variant == "relaxed_arrive") return run(RelaxedArrive{});
+  if (variant == "relaxed_wait") return run(RelaxedWait{});
+  if (variant == "no_sync_before_arrive") return run(NoSyncBeforeArrive{});
+  if (variant == "no_sync_after_wait") return run(NoSyncAfterWait{});
+  if (variant == "single_buffer") return run(SingleBuffer{});
+  if (variant == "equality_wait") return run(EqualityWait{});
+  if (variant == "unchecked_previous") return run(UncheckedPrevious{});
+  if (variant == "unacknowledged") return run(Unacknowledged{});
+  if (variant == "no_exit") return run(NoExit{});
+  std::fprintf(stderr, "unknown variant %s\n", variant.c_str());
+  return 2;
+}

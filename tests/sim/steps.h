@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call of every rank, drawn from a seed: what is called, how it is cut, where its tensors lie,
+// and what must come out, by tests/native/reduce_reference.h. Knows no kernel.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../native/reduce_data.h"
+#include "cuda/launch_table.h"
+#include "stamp.h"
+
+namespace fastcoll::sim {
+
+using reference::Codes;
+using Random = std::mt19937_64;
+
+inline uint64_t pick(Random& random, uint64_t n) { return random() % n; }
+
+enum class Place { apart, in_place };
+
+struct Placement {  // of one rank's tensors
+  bool symmetric_input, symmetric_output;
+  bool in_place;
+  size_t input_shift_bytes, output_shift_bytes;  // from a pack
+};
+
+struct Step {
+  Algorithm algorithm = Algorithm::one_shot;
+  Verb verb = Verb::all_reduce;
+  DType dtype = DType::float32;
+  Op op = Op::sum;
+  bool ll = false;
+  uint64_t numel = 0;
+  int root = 0;
+  uint32_t tile_bytes = 16;
+  int blocks = 1, threads = 8;
+  std::vector<Placement> places;  // by rank
+  std::vector<Codes> inputs;
+  std::vector<std::vector<uint64_t>> splits;  // all_to_all: elements from one rank to another
+
+  int world() const { return int(places.size()); }
+  size_t elem_bytes() const { return dtype_size(dtype); }
+  bool reduces() const {
+    return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
+  }
+  uint32_t plan_hash() const {
+    uint64_t hash = mix64(uint64_t(algorithm) | uint64_t(verb) << 8 | uint64_t(dtype) << 16 |
+                          uint64_t(op) << 24 | uint64_t(ll) << 32);
+    for (const uint64_t field : {numel, uint64_t(root), uint64_t(tile_bytes), uint64_t(blocks)})
+      hash = mix64(hash + field);
+    return uint32_t(hash);
+  }
+  std::string name() const {
+    return std::string(algorithm_name(algorithm)) + (ll ? " ll " : " ") + verb_name(verb) + "(" +
+           op_name(op) + ", " + dtype_name(dtype) + ", numel=" + std::to_string(numel) +
+           ", root=" + std::to_string(root) + "), " + std::to_string(world()) + " ranks, " +
+           std::to_string(blocks) + " blocks of " + std::to_string(threads) + ", tiles of " +
+           std::to_string(tile_bytes) + " bytes";
+  }
+};
+
+// Elements that a rank puts in and gets out.
+inline uint64_t input_numel(const Step& step, int rank) {
+  switch (step.verb) {
+    case Verb::reduce_scatter:
+      return step.numel * uint64_t(step.world());
+    case Verb::scatter:
+      return rank == step.root ? step.numel * uint64_t(step.world()) : 0;
+    case Verb::broadcast:
+      return rank == step.root ? step.numel : 0;
+    case Verb::barrier:
+      return 0;
+    case Verb::all_to_all: {
+      uint64_t sum = 0;
+      for (const uint64_t count : step.splits[size_t(rank)]) sum += count;
+      return sum;
+    }
+    default:
+      return step.numel;
+  }
+}
+
+inline uint64_t output_numel(const Step& step, int rank) {
+  switch (step.verb) {
+    case Verb::all_gather:
+      return step.numel * uint64_t(step.world());
+    case Verb::gather:
+      return rank == step.root ? step.numel * uint64_t(step.world()) : 0;
+    case Verb::reduce:
+      return rank == step.root ? step.numel : 0;
+    case Verb::barrier:
+      return 0;
+    case Verb::all_to_all: {
+      uint64_t sum = 0;
+      for (const auto& row : step.splits) sum += row[size_t(rank)];
+      return sum;
+    }
+    default:
+      return step.numel;
+  }
+}
+
+// Which rank reduces element i first, when the order depends on the chunk (ring).
+inline int first_rank(const Step& step, uint64_t i) {
+  if (step.algorithm != Algorithm::ring) return 0;
+  const uint64_t world = uint64_t(step.world());
+  const uint64_t chunk = step.verb == Verb::reduce_scatter
+                             ? i / step.numel
+                             : i * step.elem_bytes() / step.tile_bytes % world;
+  return int((chunk + 1) % world);
+}
+
+inline uint64_t reduced(const Step& step, uint64_t i) {
+  Codes codes;
+  for (int s = 0; s < step.world(); ++s)
+    codes.push_back(step.inputs[size_t((first_rank(step, i) + s) % step.world())][i]);
+  return reference::reference(step.dtype, step.op, codes, step.world());
+}
+
+inline Codes expected_output(const Step& step, int rank) {
+  Codes out;
+  const uint64_t numel = output_numel(step, rank);
+  const auto append = [&](int from, uint64_t start, uint64_t count) {
+    const Codes& codes = step.inputs[size_t(from)];
+    out.insert(out.end(), codes.begin() + long(start), codes.begin() + long(start + count));
+  };
+  switch (step.verb) {
+    case Verb::all_reduce:
+    case Verb::reduce:
+      for (uint64_t i = 0; i < numel; ++i) out.push_back(reduced(step, i));
+      break;
+    case Verb::reduce_scatter:
+      for (uint64_t i = 0; i < numel; ++i)
+        out.push_back(reduced(step, uint64_t(rank) * step.numel + i));
+      break;
+    case Verb::all_gather:
+    case Verb::gather:
+      for (int from = 0; from < step.world() && numel > 0; ++from) append(from, 0, step.numel);
+      break;
+    case Verb::broadcast:
+      append(step.root, 0, numel);
+      break;
+    case Verb::scatter:
+      append(step.root, uint64_t(rank) * step.numel, step.numel);
+      break;
+    case Verb::all_to_all:
+      for (int from = 0; from < step.world(); ++from) {
+        uint64_t start = 0;
+        for (int to = 0; to < rank; ++to) start += step.splits[size_t(from)][size_t(to)];
+        append(from, start, step.splits[size_t(from)][size_t(rank)]);
+      }
+      break;
+    default:
+      break;
+  }
+  return out;
+}
+
+}  // namespace fastcoll::sim

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the GPU kernels in the simulator: correct ones, and ones with a planted bug.
+
+Decides what is built and which run must pass or be caught. What a program checks stands in its
+own source.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILE_LIMIT_S = 300
+RUN_LIMIT_S = 240
+
+FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Icsrc", "-Ikernels")
+RACE = "ThreadSanitizer: data race"
+WRONG_OR_STUCK = "WRONG|DEADLOCK"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of `simulate`. `caught_by`: how the planted bug must show; "" must pass."""
+
+    variant: str
+    schedule: str
+    num_seeds: int
+    caught_by: str = ""
+    tsan: bool = False
+
+
+CASES = [
+    Case("correct", "uniform", 150),
+    Case("correct", "starving", 150),
+    Case("correct", "uniform", 12, tsan=True),
+    Case("correct", "starving", 12, tsan=True),
+    # Negative controls. The first two compute the right numbers all the same: x86 and one thread.
+    Case("relaxed_arrive", "uniform", 12, RACE, tsan=True),
+    Case("relaxed_wait", "uniform", 12, RACE, tsan=True),
+    Case("no_sync_before_arrive", "uniform", 60, WRONG_OR_STUCK),
+    Case("no_sync_before_arrive", "uniform", 12, RACE, tsan=True),
+    Case("no_sync_after_wait", "uniform", 60, WRONG_OR_STUCK),
+    Case("single_buffer", "starving", 60, WRONG_OR_STUCK),
+    Case("equality_wait", "starving", 60, WRONG_OR_STUCK),
+    Case("unacknowledged", "starving", 60, WRONG_OR_STUCK),
+    Case("no_exit", "starving", 60, WRONG_OR_STUCK),
+]
+
+
+def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+
+
+class Builds:
+    """Compiles the simulator and the kernels, once with and once without ThreadSanitizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: dict[bool, Path] = {}
+
+    def program(self, tsan: bool) -> Path:
+        if tsan not in self.done:
+            self.done[tsan] = self.build(tsan)
+        return self.done[tsan]
+
+    def build(self, tsan: bool) -> Path:
+        # What the scheduler does must not order the fibers: it is never instrumented.
+        extra = {
+            "csrc/sim/scheduler.cpp": ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
+            "tests/sim/simulate.cpp": ["-g", "-fsanitize=thread"] if tsan else [],
+        }
+        stem = self.folder / ("tsan" if tsan else "plain")
+
+        def compile_one(source: str) -> str:
+            target = f"{stem}-{Path(source).stem}.o"
+            command = ["g++", *FLAGS, *extra[source], "-c", source, "-o", target]
+            result = run(command, COMPILE_LIMIT_S)
+            assert result.returncode == 0, result.stdout[-4000:]
+            return target
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, extra))
+        sanitize = ["-fsanitize=thread"] if tsan else []
+        result = run(["g++", *sanitize, *objects, "-o", str(stem)], COMPILE_LIMIT_S)
+        assert result.returncode == 0, result.stdout
+        return stem
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    if shutil.which("g++") is None:
+        if os.environ.get("CI"):
+            pytest.fail("missing: g++")
+        pytest.skip("not run: g++ is not installed")
+    return Builds(tmp_path_factory.mktemp("sim"))
+
+
+@pytest.mark.native
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: f"{case.variant}-{case.schedule}{'-tsan' if case.tsan else ''}",
+)
+def test_simulated_kernels(case: Case, builds: Builds) -> None:
+    # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
+    runner = ("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1")
+    command = [str(builds.program(case.tsan)), case.variant, case.schedule, "1"]
+    done = run([*(runner if case.tsan else ()), *command, str(case.num_seeds)], RUN_LIMIT_S)
+    if case.caught_by:
+        assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
+        assert re.search(case.caught_by, done.stdout), done.stdout[-4000:]
+    else:
+        assert done.returncode == 0, done.stdout[-4000:]
