@@ -142,7 +142,7 @@ inline constexpr int kLlPacks = 512;
 inline constexpr size_t kLlBytes = 8;  // data in one pack
 
 // Point-to-point: channels of their own for each peer and direction.
-inline constexpr int kP2pChannels = 4;
+inline constexpr int kPairChannels = 4;
 
 // One atom. Also what a peer reads to learn where the data lies (see GpuLocation).
 struct alignas(kPackBytes) ArrivePack {
@@ -192,10 +192,10 @@ struct GpuPairChannel {
 // From here on GPU memory. Zeroed by the owner before anybody else maps it.
 struct alignas(4096) GpuPad {
   GpuChannel channels[kMaxChannels];
-  GpuPairChannel receive[kMaxGpuWorld][kP2pChannels];  // by source rank
-  GpuPairChannel send[kMaxGpuWorld][kP2pChannels];     // by destination rank
-  alignas(kLineBytes) uint64_t poison;                 // see Poison; any rank writes it
-  alignas(kLineBytes) uint64_t claimed;                // 1: a thread of the owner wrote the verdict
+  GpuPairChannel receive[kMaxGpuWorld][kPairChannels];  // by source rank
+  GpuPairChannel send[kMaxGpuWorld][kPairChannels];     // by destination rank
+  alignas(kLineBytes) uint64_t poison;                  // see Poison; any rank writes it
+  alignas(kLineBytes) uint64_t claimed;  // 1: a thread of the owner wrote the verdict
   alignas(kLineBytes) uint64_t magic;
   alignas(4096) LlPack ll[kMaxLlChannels][2][kMaxGpuWorld][kLlPacks];
 };
@@ -208,7 +208,7 @@ inline constexpr size_t kGpuScratchOffsetBytes = sizeof(GpuPad);
 inline constexpr size_t kPairScratchOffsetBytes =
     kGpuScratchOffsetBytes + kMaxChannels * 2 * kChannelHalfBytes;
 inline constexpr size_t kGpuDataOffsetBytes =
-    kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kP2pChannels * 2 * kPairHalfBytes;
+    kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kPairChannels * 2 * kPairHalfBytes;
 inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670001ULL;  // "fcollg", layout version 1
 
 // Where a rank's input and output lie, in one word: 0 = staged in scratch, else 1 + packs from the

@@ -24,8 +24,9 @@ struct alignas(kPackBytes) Pack {
 #else
 
 #define FASTCOLL_DEVICE __device__ __forceinline__
-#define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads) void
+#define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads, 1) void
 #define FASTCOLL_CALL const __grid_constant__ DeviceCall
+#define FASTCOLL_KERNEL_FN void (*)(const DeviceCall)
 #define FASTCOLL_UNROLL _Pragma("unroll")
 
 namespace fastcoll {

@@ -12,6 +12,7 @@
 #define FASTCOLL_DEVICE inline
 #define FASTCOLL_KERNEL void
 #define FASTCOLL_CALL const DeviceCall&
+#define FASTCOLL_KERNEL_FN void (*)(const DeviceCall&)
 #define FASTCOLL_UNROLL
 
 namespace fastcoll {

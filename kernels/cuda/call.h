@@ -17,8 +17,10 @@ enum class Phase : uint32_t {
   arrival,        // its arrival in this call
   progress,       // its progress in this call
   exit,           // the end of its part, before a symmetric tensor is its owner's again
+  count,          // it arrived, but the counts of an all_to_all differ
 };
-inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit"};
+inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit",
+                                              "count"};
 
 // One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
 // verdicts of the same group are not recorded.
@@ -39,6 +41,9 @@ struct DeviceCall {
   std::byte* output;                 // alignment; equal or disjoint, as each verb allows
   const uint64_t* splits;            // all_to_all: 2 * world_size counts of elements, those sent to
                                      // each rank and those received from each; nullptr: all equal
+  const DeviceCall* batch;           // send and recv: several of them, in memory that the device
+                                     // reads, each pair and direction at most once; kPairChannels
+                                     // blocks for each. nullptr: this one alone
   DeviceVerdict* verdict;
   uint64_t numel;     // the plan's: of a chunk where a verb has one per rank, else of the message.
                       // Complex numbers count as two floats.
@@ -48,10 +53,12 @@ struct DeviceCall {
   uint32_t plan_hash;                        // of everything that must be equal on all ranks,
                                              // tile_bytes and the grid included
   int32_t rank, world_size;
-  int32_t root;  // the peer, for send and recv
+  int32_t root;            // the peer, for send and recv
+  uint32_t pair_channels;  // send and recv: blocks that move data, up to kPairChannels
   Op op;
   Verb verb;
-  DType dtype;  // of the kernel: float32 for complex64
+  DType dtype;          // of the kernel: float32 for complex64
+  uint32_t elem_bytes;  // of dtype
 };
 
 }  // namespace fastcoll

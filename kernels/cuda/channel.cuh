@@ -47,18 +47,50 @@ class Channel {
   // Done is further than any step.
   static constexpr uint32_t kFinished = 1u << 31;
 
-  FASTCOLL_DEVICE explicit Channel(const DeviceCall& call) : call_(call) {
-    const size_t channel = block_idx() * sizeof(GpuChannel);
-    inbox_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, from);
+  // The group's channel of this block.
+  FASTCOLL_DEVICE explicit Channel(const DeviceCall& call)
+      : call_(call), idx_(block_idx()), count_(num_blocks()) {
+    const size_t channel = offsetof(GpuPad, channels) + idx_ * sizeof(GpuChannel);
+    inbox_ = channel + offsetof(GpuChannel, from);
     stride_ = sizeof(GpuWords);
     outbox_ = inbox_ + size_t(call.rank) * sizeof(GpuWords);
-    state_offset_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, state);
-    status_ = offsetof(GpuPad, channels) + channel + offsetof(GpuChannel, status);
+    state_offset_ = channel + offsetof(GpuChannel, state);
+    own_status_ = status_ = channel + offsetof(GpuChannel, status);
+    scratch_ = kGpuScratchOffsetBytes + idx_ * 2 * kChannelHalfBytes;
+    half_bytes_ = kChannelHalfBytes;
     peers_ = ((1u << call.world_size) - 1) & ~(1u << call.rank);
   }
 
+  // Channel idx of the pair that a send or recv is about: words of its own for each direction.
+  FASTCOLL_DEVICE Channel(const DeviceCall& call, uint32_t idx)
+      : call_(call), idx_(idx), count_(call.pair_channels) {
+    const size_t sends = offsetof(GpuPad, send), receives = offsetof(GpuPad, receive);
+    const bool is_send = call.verb == Verb::send;
+    const auto channel = [&](size_t array, int rank) {
+      return array + (size_t(rank) * kPairChannels + idx) * sizeof(GpuPairChannel);
+    };
+    const size_t mine = channel(is_send ? sends : receives, call.root);
+    const size_t theirs = channel(is_send ? receives : sends, call.rank);
+    inbox_ = mine + offsetof(GpuPairChannel, from_peer);
+    stride_ = 0;
+    outbox_ = theirs + offsetof(GpuPairChannel, from_peer);
+    state_offset_ = mine + offsetof(GpuPairChannel, state);
+    own_status_ = mine + offsetof(GpuPairChannel, status);
+    status_ = theirs + offsetof(GpuPairChannel, status);
+    const int receiver = is_send ? call.root : call.rank;
+    scratch_ =
+        kPairScratchOffsetBytes + (size_t(receiver) * kPairChannels + idx) * 2 * kPairHalfBytes;
+    half_bytes_ = kPairHalfBytes;
+    peers_ = 1u << call.root;
+  }
+
   FASTCOLL_DEVICE const DeviceCall& call() const { return call_; }
+  FASTCOLL_DEVICE uint32_t idx() const { return idx_; }      // of this channel in the call
+  FASTCOLL_DEVICE uint32_t count() const { return count_; }  // channels that the call has
   FASTCOLL_DEVICE uint32_t peers() const { return peers_; }  // bit set of the ranks but mine
+  FASTCOLL_DEVICE std::byte* scratch(int rank, uint32_t parity) const {
+    return at<std::byte>(rank, scratch_ + parity * half_bytes_);
+  }
   FASTCOLL_DEVICE uint64_t slot() const { return slot_; }
   FASTCOLL_DEVICE GpuPad* pad(int rank) const {
     return reinterpret_cast<GpuPad*>(call_.regions[rank]);
@@ -88,14 +120,15 @@ class Channel {
     return parity();
   }
 
-  // Tell every peer that I am in this call and where my data lies. False: failed.
-  FASTCOLL_DEVICE bool arrive(uint64_t locations) {
+  // Tell every peer that I am in this call and where my data lies for it. False: failed.
+  template <class Location>
+  FASTCOLL_DEVICE bool arrive(Location location) {
     if (sync_to_publish()) return false;
     for_peers(peers_, [&](int peer) {
       GpuWords* words = at<GpuWords>(peer, outbox_);
       // So that the word is never idle: after 2^31 calls it would look ahead.
       store_relaxed(&words->progress, progress(0));
-      P::arrive(&words->arrive[parity()], {slot_, locations});
+      P::arrive(&words->arrive[parity()], {slot_, location(peer)});
     });
     return true;
   }
@@ -158,6 +191,11 @@ class Channel {
       fail(DeviceError::timeout, awaited, awaited.is_slot ? awaited.seen : 0);
   }
 
+  // The peer is in this call, but means another count of elements.
+  FASTCOLL_DEVICE void fail_count(int peer) {
+    fail(DeviceError::desync, {peer, Phase::count, slot_, slot_, slot_, true}, slot_);
+  }
+
   FASTCOLL_DEVICE bool failed() const { return failed_; }
   FASTCOLL_DEVICE bool sync_failed() { return failed_ = P::after_wait(failed_); }
   FASTCOLL_DEVICE bool sync_to_publish() { return failed_ = P::before_arrive(failed_); }
@@ -183,7 +221,7 @@ class Channel {
     slot_ = ((state_.slot >> 32) + 1) << 32 | next_stamp(uint32_t(state_.slot), call_.plan_hash);
     const uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
     if (poison != 0) drain(poison);  // the threads tell each other when they next meet
-    if (thread_idx() == 0) store_relaxed(&at<ChannelStatus>(call_.rank, status_)->slot, slot_);
+    if (thread_idx() == 0) store_relaxed(&at<ChannelStatus>(call_.rank, own_status_)->slot, slot_);
   }
   FASTCOLL_DEVICE void end(uint32_t met) {
     sync_block();  // nobody still reads the state
@@ -221,7 +259,7 @@ class Channel {
   FASTCOLL_DEVICE void fail(DeviceError kind, const Awaited& awaited, uint64_t seen_slot) {
     const uint32_t epoch = uint32_t(awaited.slot >> 32);
     const uint64_t poison =
-        Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(block_idx()), epoch);
+        Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(idx_), epoch);
     for (int rank = 0; rank < call_.world_size; ++rank) store_release(&pad(rank)->poison, poison);
     report(poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
   }
@@ -242,9 +280,9 @@ class Channel {
   }
 
   const DeviceCall& call_;
+  uint32_t idx_, count_, peers_;
   // Offsets in a region: what peers tell me, what I tell them, what they say they are doing.
-  size_t inbox_, stride_, outbox_, state_offset_, status_;
-  uint32_t peers_;
+  size_t inbox_, stride_, outbox_, state_offset_, own_status_, status_, scratch_, half_bytes_;
   ChannelState state_{};  // before this call, then with it
   uint64_t slot_ = 0;
   bool failed_ = false;

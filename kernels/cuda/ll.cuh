@@ -20,14 +20,14 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give g
   const DeviceCall& call = channel.call();
   const uint32_t parity = channel.begin_ll();
   const uint64_t packs = (num_bytes + kLlBytes - 1) / kLlBytes;
-  const uint64_t part = (packs + num_blocks() - 1) / num_blocks();
-  const uint64_t first = block_idx() * part;
+  const uint64_t part = (packs + channel.count() - 1) / channel.count();
+  const uint64_t first = channel.idx() * part;
   // A channel without data sends one pack all the same: it is how ranks meet.
   const uint64_t least = first < packs ? first : packs;
   const uint64_t mine = packs - least < part ? packs - least : part;
   const uint32_t count = mine == 0 ? 1 : uint32_t(mine);
   const auto area = [&](int owner, int source) {
-    return channel.pad(owner)->ll[block_idx()][parity][source];
+    return channel.pad(owner)->ll[channel.idx()][parity][source];
   };
 
   for (uint32_t i = thread_idx(); i < count; i += num_threads()) {

@@ -39,7 +39,7 @@ FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
         reducer.finish(words, call.op == Op::avg ? call.world_size : 0);
         store_ll(call.output + at, uint64_t{words[1]} << 32 | words[0], num_bytes - at);
       });
-  if (!ok) fill_nan(call, num_bytes);
+  if (!ok) fill_nan(channel, num_bytes);
 }
 
 template <class P, DType kDType>
@@ -48,10 +48,11 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
   Channel<P> channel(call);
   const uint64_t num_bytes = call.numel * kElemBytes;
   const bool scatters = call.verb == Verb::reduce_scatter;
-  const Tiles tiles(call, num_bytes, false);
-  // Where the tile for `rank` lies in an input, and in a slot.
+  // A reduce is an all_reduce whose result only the root computes.
+  const bool all = call.verb != Verb::reduce, is_root = call.rank == call.root;
+  const Tiles tiles(channel, num_bytes);
+  // Where the chunk for `rank` starts in an input.
   const auto chunk = [&](int rank) { return scatters ? uint64_t(rank) * num_bytes : 0; };
-  const auto piece = [&](int rank) { return scatters ? uint64_t(rank) * call.tile_bytes : 0; };
 
   // In place, peers would still read what this rank already overwrites.
   const uint32_t location = call.input == call.output ? GpuLocation::kStaged : call.input_location;
@@ -64,11 +65,11 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
                         .reads = 1},
                        GpuLocation::both(location, location));
   const auto stage = [&](uint32_t k, Span span) {
-    if (!pipeline.staged()) return;
-    std::byte* slot = pipeline.slot(call.rank, k);
-    for (int rank = 0; rank < (scatters ? call.world_size : 1); ++rank) {
-      if (scatters && rank == call.rank) continue;
-      copy_tile(slot + piece(rank), call.input + chunk(rank) + span.start, span.num_bytes);
+    if (!pipeline.staged() || (!all && is_root)) return;
+    for (int part = 0; part < (scatters ? call.world_size : 1); ++part) {
+      if (scatters && part == call.rank) continue;
+      copy_tile(pipeline.slot(call.rank, k, part), call.input + chunk(part) + span.start,
+                span.num_bytes);
     }
   };
   const auto reduce = [&](uint32_t k, Span span) {
@@ -76,7 +77,7 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
     const auto source = [&](int rank) -> const std::byte* {
       if (rank == call.rank) return call.input + start;
       const uint32_t location = GpuLocation::input(pipeline.location(rank));
-      return location == GpuLocation::kStaged ? pipeline.slot(rank, k) + piece(call.rank)
+      return location == GpuLocation::kStaged ? pipeline.slot(rank, k, scatters ? call.rank : 0)
                                               : pipeline.symmetric(rank, location) + start;
     };
     const bool aligned = is_aligned(call.input + start, kPackBytes) && start % kPackBytes == 0;
@@ -88,9 +89,9 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     const Span span = tiles.tile(k);
     if (step == 0) stage(k, span);
-    else reduce(k, span);
+    else if (all || is_root) reduce(k, span);
   });
-  if (!ok) fill_nan(call, num_bytes);
+  if (!ok && (all || is_root)) fill_nan(channel, num_bytes);
 }
 
 }  // namespace fastcoll

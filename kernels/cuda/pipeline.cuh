@@ -13,24 +13,26 @@ namespace fastcoll {
 struct Flow {
   uint32_t sources;       // the ranks whose data I read, as a bit set
   uint32_t readers;       // the ranks that read mine
-  uint32_t num_segments;  // of a rank's part; may differ between ranks if `uneven`
+  uint32_t num_segments;  // of a rank's part; may differ between ranks if they have counts
   uint32_t num_steps;     // that a segment takes, one after the other; at least 2
   uint32_t slot_tiles;    // scratch that a segment takes, in tiles
   uint32_t reads;         // steps from filling a slot until its last reader is through: 1 or 2
   bool pushes = false;    // results go into the outputs of others, or are pulled by them
-  bool uneven = false;
 };
 
 template <class P>
 class Pipeline {
  public:
-  // location: see GpuLocation; `both` of the input's where nobody writes into my output.
-  FASTCOLL_DEVICE Pipeline(Channel<P>& channel, const Flow& flow, uint64_t location)
+  // location: see GpuLocation; `both` of the input's where nobody writes into my output. counts: if
+  // ranks exchange different numbers of elements, those that go to each rank, then those that come.
+  FASTCOLL_DEVICE Pipeline(Channel<P>& channel, const Flow& flow, uint64_t location,
+                           const uint64_t* counts = nullptr)
       : channel_(channel),
         call_(channel.call()),
         flow_(flow),
         location_(location),
-        lag_(flow.uneven || flow.num_segments > kLag ? kLag : 1),
+        counts_(counts),
+        lag_(counts != nullptr || flow.num_segments > kLag ? kLag : 1),
         from_(flow.sources),
         to_(flow.readers),
         parity_(channel.begin_pipelined()),
@@ -45,10 +47,9 @@ class Pipeline {
     return call_.regions[rank] + GpuLocation::region_offset_bytes(location);
   }
   // Segment k of this call lies in slot k mod kSlots of the call's half of the channel's scratch.
-  FASTCOLL_DEVICE std::byte* slot(int rank, uint32_t segment_idx) const {
-    const size_t half = block_idx() * 2 + parity_;
-    return call_.regions[rank] + kGpuScratchOffsetBytes + half * kChannelHalfBytes +
-           size_t{segment_idx % kSlots} * flow_.slot_tiles * call_.tile_bytes;
+  FASTCOLL_DEVICE std::byte* slot(int rank, uint32_t segment_idx, int part = 0) const {
+    return channel_.scratch(rank, parity_) +
+           (size_t{segment_idx % kSlots} * flow_.slot_tiles + size_t(part)) * call_.tile_bytes;
   }
 
   // step(s, segment_idx) does one step of one segment. False: the call has failed.
@@ -71,7 +72,8 @@ class Pipeline {
 
  private:
   FASTCOLL_DEVICE bool publish(uint32_t i) {
-    if (i == 0) return channel_.arrive(location_);
+    if (i == 0)
+      return channel_.arrive([&](int peer) { return counts_ ? counts_[peer] : location_; });
     if ((from_ | to_) == 0) return true;
     if (channel_.sync_to_publish()) return false;
     channel_.publish(from_ | to_, i);
@@ -81,8 +83,9 @@ class Pipeline {
   FASTCOLL_DEVICE bool wait(uint32_t i) {
     if (i == lag_) {
       channel_.wait_arrivals(flow_.sources, shared_.locations);
+      if (counts_ != nullptr) compare_counts();
       if (channel_.sync_failed()) return false;
-      relax();
+      if (counts_ == nullptr) relax();
       return true;
     }
     const bool reuses = P::kAcknowledges && to_ != 0 && i >= kSlots;
@@ -96,6 +99,14 @@ class Pipeline {
       if (step != 0) channel_.wait_progress(peer, step, Phase::progress);
     });
     return !channel_.sync_failed();
+  }
+
+  // Ranks with counts publish them in place of a location: all is staged.
+  FASTCOLL_DEVICE void compare_counts() {
+    channel_.for_peers(flow_.sources, [&](int peer) {
+      if (!channel_.failed() && shared_.locations[peer] != counts_[call_.world_size + peer])
+        channel_.fail_count(peer);
+    });
   }
 
   // With the locations known: nobody needs to wait for what is not staged.
@@ -117,7 +128,7 @@ class Pipeline {
 
   // A symmetric tensor is its owner's again when nobody touches it any more.
   FASTCOLL_DEVICE bool exit() {
-    const uint32_t told = P::kExits ? touched_ | (flow_.uneven ? from_ | to_ : 0) : 0;
+    const uint32_t told = P::kExits ? touched_ | (counts_ != nullptr ? from_ | to_ : 0) : 0;
     const bool waits = P::kExits && location_ != 0 && flow_.readers != 0;
     if (told == 0 && !waits) return true;
     if (channel_.sync_to_publish()) return false;
@@ -133,6 +144,7 @@ class Pipeline {
   const DeviceCall& call_;
   const Flow flow_;
   const uint64_t location_;
+  const uint64_t* const counts_;
   const uint32_t lag_;
   uint32_t from_, to_;    // the sources, the readers with whom segments are exchanged by progress
   uint32_t touched_ = 0;  // the sources with symmetric tensors

@@ -4,8 +4,7 @@
 // chunk.
 #pragma once
 
-#include "cuda/call.h"
-#include "prim.cuh"
+#include "cuda/channel.cuh"
 
 namespace fastcoll {
 
@@ -15,25 +14,25 @@ struct Span {
 
 class Tiles {
  public:
-  // split: into world_size parts, one tile of every segment for each rank; else a tile is for all.
-  FASTCOLL_DEVICE Tiles(const DeviceCall& call, uint64_t num_bytes, bool split)
+  // parts: tiles that a segment has in each channel.
+  template <class P>
+  FASTCOLL_DEVICE Tiles(const Channel<P>& channel, uint64_t num_bytes, int parts = 1)
       : num_bytes_(num_bytes),
-        tile_(call.tile_bytes),
-        parts_(split ? uint64_t(call.world_size) : 1),
-        row_(tile_ * parts_ * num_blocks()) {}
+        tile_(channel.call().tile_bytes),
+        first_(channel.idx() * uint64_t(parts) * tile_),
+        row_(channel.count() * uint64_t(parts) * tile_) {}
 
   FASTCOLL_DEVICE uint32_t num_segments() const {
     return num_bytes_ <= row_ ? 1 : uint32_t((num_bytes_ + row_ - 1) / row_);
   }
   FASTCOLL_DEVICE Span tile(uint32_t segment_idx, int part = 0) const {
-    const uint64_t start =
-        segment_idx * row_ + (block_idx() * parts_ + uint64_t(part)) * uint64_t{tile_};
+    const uint64_t start = segment_idx * row_ + first_ + uint64_t(part) * tile_;
     if (start >= num_bytes_) return {num_bytes_, 0};
     return {start, num_bytes_ - start < tile_ ? num_bytes_ - start : tile_};
   }
 
  private:
-  uint64_t num_bytes_, tile_, parts_, row_;
+  uint64_t num_bytes_, tile_, first_, row_;
 };
 
 }  // namespace fastcoll

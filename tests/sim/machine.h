@@ -10,12 +10,10 @@
 #include <cstdlib>
 #include <memory>
 
-#include "prim.cuh"
+#include "cuda/kernels.cuh"
 #include "steps.h"
 
 namespace fastcoll::sim {
-
-using KernelFn = void (*)(const DeviceCall&);
 
 inline constexpr size_t kDataBytes = size_t{1} << 20;
 inline constexpr unsigned char kFiller = 0xa5;
@@ -82,16 +80,16 @@ class Machine {
   void place(const Step& step, int rank, Buffers& buffers) {
     const Placement& where = step.places[size_t(rank)];
     const size_t elem = step.elem_bytes();
-    const size_t in_bytes = input_numel(step, rank) * elem;
-    const size_t out_bytes = output_numel(step, rank) * elem;
+    // In place, either may hold the other.
+    const size_t most_bytes = std::max(input_numel(step, rank), output_numel(step, rank)) * elem;
     std::byte* data = regions_[size_t(rank)] + kGpuDataOffsetBytes;
     buffers.input = where.symmetric_input ? data + kMarginBytes + where.input_shift_bytes
-                                          : aligned(buffers.private_input, in_bytes + kPackBytes) +
+                                          : aligned(buffers.private_input, most_bytes + kPackBytes) +
                                                 where.input_shift_bytes;
     buffers.output =
         where.symmetric_output
             ? data + kDataBytes / 2 + kMarginBytes + where.output_shift_bytes
-            : aligned(buffers.private_output, out_bytes + kPackBytes) + where.output_shift_bytes;
+            : aligned(buffers.private_output, most_bytes + kPackBytes) + where.output_shift_bytes;
     if (!where.in_place) return;
     if (step.verb == Verb::all_gather) {  // my chunk of the output
       buffers.input = buffers.output + size_t(rank) * step.numel * elem;
@@ -113,7 +111,7 @@ class Machine {
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
     call.input = buffers.input;
     call.output = buffers.output;
-    if (!step.splits.empty()) {
+    if (!step.even) {
       for (int peer = 0; peer < world_; ++peer) {
         buffers.splits[peer] = step.splits[size_t(rank)][size_t(peer)];
         buffers.splits[world_ + peer] = step.splits[size_t(peer)][size_t(rank)];
@@ -134,6 +132,7 @@ class Machine {
     call.op = step.op;
     call.verb = step.verb;
     call.dtype = kernel_dtype(step.dtype);
+    call.elem_bytes = uint32_t(dtype_size(call.dtype));
     return call;
   }
 

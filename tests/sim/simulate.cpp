@@ -8,7 +8,7 @@
 // not, under some schedule or under ThreadSanitizer.
 #include <cstring>
 
-#include "cuda/one_shot.cuh"
+#include "cuda/kernels.cuh"
 #include "machine.h"
 #include "variants.h"
 
@@ -19,48 +19,56 @@ namespace {
 
 constexpr int kCallsPerSeed = 20;
 
-struct Kind_ {
+// Verbs in which some rank does not wait are the ones after which reuse goes wrong.
+struct Choice {
   Algorithm algorithm;
   Verb verb;
   bool ll;
 };
-constexpr Kind_ kKinds[] = {
+constexpr Choice kChoices[] = {
     {Algorithm::one_shot, Verb::all_reduce, true},
     {Algorithm::one_shot, Verb::all_reduce, false},
+    {Algorithm::two_shot, Verb::all_reduce, false},
     {Algorithm::one_shot, Verb::reduce_scatter, true},
     {Algorithm::one_shot, Verb::reduce_scatter, false},
+    {Algorithm::direct, Verb::reduce, false},
+    {Algorithm::direct, Verb::all_gather, true},
+    {Algorithm::direct, Verb::all_gather, false},
+    {Algorithm::direct, Verb::all_to_all, true},
+    {Algorithm::direct, Verb::all_to_all, false},
+    {Algorithm::direct, Verb::broadcast, false},
+    {Algorithm::direct, Verb::broadcast, false},
+    {Algorithm::direct, Verb::gather, false},
+    {Algorithm::direct, Verb::scatter, false},
+    {Algorithm::direct, Verb::barrier, false},
 };
 
 template <class P, DType kDType>
-KernelFn reducing_kernel(const Step& step) {
-  switch (step.algorithm) {
-    case Algorithm::one_shot:
-      return step.ll ? one_shot_ll<P, kDType> : one_shot<P, kDType>;
-    default:
-      return nullptr;
-  }
+KernelFn kernel_of_type(const Step& step) {
+  const KernelFn kernel = reducing_kernel<P, kDType>(step.algorithm, step.verb, step.ll);
+  return kernel != nullptr ? kernel : moving_kernel<P>(step.verb, step.ll);
 }
 
 template <class P>
 KernelFn kernel_of(const Step& step) {
   switch (kernel_dtype(step.dtype)) {
     case DType::float32:
-      return reducing_kernel<P, DType::float32>(step);
+      return kernel_of_type<P, DType::float32>(step);
     default:
       break;
   }
   if constexpr (std::is_same_v<P, Protocol>) {
     switch (kernel_dtype(step.dtype)) {
       case DType::float64:
-        return reducing_kernel<P, DType::float64>(step);
+        return kernel_of_type<P, DType::float64>(step);
       case DType::float16:
-        return reducing_kernel<P, DType::float16>(step);
+        return kernel_of_type<P, DType::float16>(step);
       case DType::float8_e4m3fn:
-        return reducing_kernel<P, DType::float8_e4m3fn>(step);
+        return kernel_of_type<P, DType::float8_e4m3fn>(step);
       case DType::int16:
-        return reducing_kernel<P, DType::int16>(step);
+        return kernel_of_type<P, DType::int16>(step);
       case DType::boolean:
-        return reducing_kernel<P, DType::boolean>(step);
+        return kernel_of_type<P, DType::boolean>(step);
       default:
         break;
     }
@@ -82,13 +90,23 @@ uint64_t draw_numel(Random& random, const Step& step, int world) {
   return step.ll && numel > most ? most : numel;
 }
 
+// Half of the time all equal, which is then known without counts.
+void draw_splits(Random& random, Step& step, int world) {
+  step.even = step.ll || pick(random, 2) == 0;
+  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
+  if (step.even) return;
+  for (auto& row : step.splits)
+    for (uint64_t& count : row)
+      if (pick(random, 3) != 0) count = pick(random, 2 * step.numel + 2);
+}
+
 template <class P>
 Step draw_step(Random& random, int world) {
   Step step;
-  const Kind_ kind = kKinds[pick(random, std::size(kKinds))];
-  step.algorithm = kind.algorithm;
-  step.verb = kind.verb;
-  step.ll = kind.ll;
+  const Choice choice = kChoices[pick(random, std::size(kChoices))];
+  step.algorithm = choice.algorithm;
+  step.verb = choice.verb;
+  step.ll = choice.ll;
   step.dtype =
       std::is_same_v<P, Protocol> ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
   do step.op = Op(pick(random, kNumOps));
@@ -98,11 +116,13 @@ Step draw_step(Random& random, int world) {
   step.tile_bytes = uint32_t(16 << pick(random, 3));
   step.root = int(pick(random, uint64_t(world)));
   step.numel = draw_numel(random, step, world);
+  if (step.verb == Verb::all_to_all) draw_splits(random, step, world);
   for (int rank = 0; rank < world; ++rank) {
     Placement place{};
     place.symmetric_input = pick(random, 2) == 0;
     place.symmetric_output = pick(random, 2) == 0;
-    place.in_place = pick(random, 3) == 0;
+    place.in_place = pick(random, 3) == 0 && step.verb != Verb::all_to_all &&
+                     step.verb != Verb::gather && step.verb != Verb::scatter;
     const size_t grain = pick(random, 2) == 0 ? kPackBytes : step.elem_bytes();
     place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
     place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;

@@ -18,8 +18,6 @@ using Random = std::mt19937_64;
 
 inline uint64_t pick(Random& random, uint64_t n) { return random() % n; }
 
-enum class Place { apart, in_place };
-
 struct Placement {  // of one rank's tensors
   bool symmetric_input, symmetric_output;
   bool in_place;
@@ -39,6 +37,7 @@ struct Step {
   std::vector<Placement> places;  // by rank
   std::vector<Codes> inputs;
   std::vector<std::vector<uint64_t>> splits;  // all_to_all: elements from one rank to another
+  bool even = true;                           // all numel
 
   int world() const { return int(places.size()); }
   size_t elem_bytes() const { return dtype_size(dtype); }

@@ -48,6 +48,7 @@ CASES = [
     Case("no_sync_before_arrive", "uniform", 12, RACE, tsan=True),
     Case("no_sync_after_wait", "uniform", 60, WRONG_OR_STUCK),
     Case("single_buffer", "starving", 60, WRONG_OR_STUCK),
+    Case("unchecked_previous", "starving", 100, WRONG_OR_STUCK),
     Case("equality_wait", "starving", 60, WRONG_OR_STUCK),
     Case("unacknowledged", "starving", 60, WRONG_OR_STUCK),
     Case("no_exit", "starving", 60, WRONG_OR_STUCK),

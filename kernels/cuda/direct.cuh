@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// direct: the verbs that move data, and reduce to one rank. On memory that everyone can read there
+// is nothing to choose: the owner stages (or says where its symmetric tensor lies), the readers
+// copy.
+#pragma once
+
+#include "cuda/ll.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/reduce_tile.cuh"
+#include "cuda/tiles.cuh"
+
+namespace fastcoll {
+
+// ---- small: everybody sends to everybody, or to one
+
+// all_gather and all_to_all.
+template <class P>
+FASTCOLL_KERNEL move_ll(FASTCOLL_CALL call) {
+  Channel<P> channel(call);
+  const uint64_t num_bytes = call.numel * call.elem_bytes;
+  const uint64_t stride = call.verb == Verb::all_to_all ? num_bytes : 0;
+  const bool ok = exchange_ll(
+      channel, num_bytes,
+      [&](int rank, uint64_t at) {
+        return load_ll(call.input + uint64_t(rank) * stride + at, num_bytes - at);
+      },
+      [&](int rank, uint64_t at, uint64_t data) {
+        if (at < num_bytes)
+          store_ll(call.output + uint64_t(rank) * num_bytes + at, data, num_bytes - at);
+      },
+      [](uint64_t) {});
+  if (!ok) fill_nan(channel, num_bytes * uint64_t(call.world_size));
+}
+
+// ---- any size
+
+// What a verb moves. A chunk that goes from one rank to another has the same size at both.
+template <class P>
+class Moves {
+ public:
+  FASTCOLL_DEVICE explicit Moves(const Channel<P>& channel)
+      : channel_(channel), call_(channel.call()), num_bytes_(call_.numel * call_.elem_bytes) {}
+
+  FASTCOLL_DEVICE bool flows(int source, int reader) const {
+    if (call_.verb == Verb::broadcast || call_.verb == Verb::scatter) return source == call_.root;
+    return call_.verb != Verb::gather || reader == call_.root;
+  }
+  FASTCOLL_DEVICE uint32_t sources() const {
+    uint32_t ranks = 0;
+    for (int rank = 0; rank < call_.world_size; ++rank)
+      if (flows(rank, call_.rank)) ranks |= 1u << rank;
+    return ranks & channel_.peers();
+  }
+  FASTCOLL_DEVICE uint32_t readers() const {
+    uint32_t ranks = 0;
+    for (int rank = 0; rank < call_.world_size; ++rank)
+      if (flows(call_.rank, rank)) ranks |= 1u << rank;
+    return ranks & channel_.peers();
+  }
+  // Whether every reader gets another chunk of a source's input.
+  FASTCOLL_DEVICE bool cuts_input() const {
+    return call_.verb == Verb::all_to_all || call_.verb == Verb::scatter;
+  }
+  FASTCOLL_DEVICE bool cuts_output() const {
+    return call_.verb == Verb::all_to_all || call_.verb == Verb::all_gather ||
+           call_.verb == Verb::gather;
+  }
+  // Where the chunk for a reader lies in an input: mine, or any if there are no counts.
+  FASTCOLL_DEVICE Span given(int reader) const { return chunk(reader, cuts_input(), call_.splits); }
+  // Where a source's chunk goes in my output.
+  FASTCOLL_DEVICE Span taken(int source) const {
+    return chunk(source, cuts_output(), call_.splits + call_.world_size);
+  }
+  FASTCOLL_DEVICE uint32_t num_segments() const {
+    if (call_.splits == nullptr) return Tiles(channel_, num_bytes_).num_segments();
+    uint32_t most = 1;
+    for (int rank = 0; rank < call_.world_size; ++rank) {
+      const uint32_t given_segments = Tiles(channel_, given(rank).num_bytes).num_segments();
+      const uint32_t taken_segments = Tiles(channel_, taken(rank).num_bytes).num_segments();
+      if (given_segments > most) most = given_segments;
+      if (taken_segments > most) most = taken_segments;
+    }
+    return most;
+  }
+  FASTCOLL_DEVICE uint64_t output_bytes() const {
+    if (sources() == 0) return 0;
+    const Span last = taken(call_.world_size - 1);
+    return last.start + last.num_bytes;
+  }
+
+ private:
+  FASTCOLL_DEVICE Span chunk(int rank, bool cuts, const uint64_t* counts) const {
+    if (call_.splits == nullptr) return {cuts ? uint64_t(rank) * num_bytes_ : 0, num_bytes_};
+    Span span{0, counts[0]};
+    for (int r = 0; r < rank; ++r) span = {span.start + counts[r], counts[r + 1]};
+    const uint64_t elem_bytes = call_.elem_bytes;
+    return {span.start * elem_bytes, span.num_bytes * elem_bytes};
+  }
+
+  const Channel<P>& channel_;
+  const DeviceCall& call_;
+  const uint64_t num_bytes_;
+};
+
+// all_gather, all_to_all (with or without counts), broadcast, gather, scatter.
+template <class P>
+FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
+  Channel<P> channel(call);
+  const Moves<P> moves(channel);
+  const bool cuts_input = moves.cuts_input();
+  const uint32_t readers = moves.readers();
+  const uint32_t location = call.splits == nullptr ? call.input_location : GpuLocation::kStaged;
+  Pipeline<P> pipeline(channel,
+                       {.sources = moves.sources(),
+                        .readers = readers,
+                        .num_segments = moves.num_segments(),
+                        .num_steps = 2,
+                        .slot_tiles = slot_tiles(Algorithm::direct, call.verb, call.world_size),
+                        .reads = 1},
+                       GpuLocation::both(location, location), call.splits);
+  const auto stage = [&](uint32_t k) {
+    if (!pipeline.staged() || readers == 0) return;
+    for (int part = 0; part < (cuts_input ? call.world_size : 1); ++part) {
+      if (cuts_input && part == call.rank) continue;
+      const Span chunk = moves.given(part);
+      const Span span = Tiles(channel, chunk.num_bytes).tile(k);
+      copy_tile(pipeline.slot(call.rank, k, part), call.input + chunk.start + span.start,
+                span.num_bytes);
+    }
+  };
+  const auto copy = [&](uint32_t k) {
+    for (int i = 0; i < call.world_size; ++i) {
+      const int source = (call.rank + i) % call.world_size;
+      if (!moves.flows(source, call.rank)) continue;
+      const Span chunk = moves.taken(source);
+      const Span span = Tiles(channel, chunk.num_bytes).tile(k);
+      const uint32_t place = GpuLocation::input(pipeline.location(source));
+      const std::byte* from;
+      if (source == call.rank) from = call.input + moves.given(call.rank).start + span.start;
+      else if (call.splits != nullptr || place == GpuLocation::kStaged)
+        from = pipeline.slot(source, k, cuts_input ? call.rank : 0);
+      else from = pipeline.symmetric(source, place) + moves.given(call.rank).start + span.start;
+      std::byte* to = call.output + chunk.start + span.start;
+      if (from != to) copy_tile(to, from, span.num_bytes);
+    }
+  };
+  const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
+    if (step == 0) stage(k);
+    else copy(k);
+  });
+  if (!ok) fill_nan(channel, moves.output_bytes());
+}
+
+template <class P>
+FASTCOLL_KERNEL barrier(FASTCOLL_CALL call) {
+  Channel<P> channel(call);
+  Pipeline<P> pipeline(channel,
+                       {.sources = channel.peers(),
+                        .readers = channel.peers(),
+                        .num_segments = 1,
+                        .num_steps = 2,
+                        .slot_tiles = 0,
+                        .reads = 1},
+                       GpuLocation::both(GpuLocation::kStaged, GpuLocation::kStaged));
+  pipeline.run([](uint32_t, uint32_t) {});
+}
+
+// send and recv, one or a batch of them. Small messages leave before the receiver is there.
+template <class P>
+FASTCOLL_KERNEL send_recv(FASTCOLL_CALL call) {
+  const DeviceCall& mine =
+      call.batch == nullptr ? call : call.batch[block_idx() / uint32_t{kPairChannels}];
+  const uint32_t idx = block_idx() % uint32_t{kPairChannels};
+  if (idx >= mine.pair_channels) return;
+  Channel<P> channel(mine, idx);
+  const bool sends = mine.verb == Verb::send;
+  const uint64_t num_bytes = mine.numel * mine.elem_bytes;
+  const Tiles tiles(channel, num_bytes);
+  const uint32_t location = sends ? mine.input_location : GpuLocation::kStaged;
+  Pipeline<P> pipeline(channel,
+                       {.sources = sends ? 0 : channel.peers(),
+                        .readers = sends ? channel.peers() : 0,
+                        .num_segments = tiles.num_segments(),
+                        .num_steps = 2,
+                        .slot_tiles = 1,
+                        .reads = 1},
+                       GpuLocation::both(location, location));
+  const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
+    const Span span = tiles.tile(k);
+    if (sends && step == 0 && pipeline.staged())
+      copy_tile(pipeline.slot(mine.rank, k), mine.input + span.start, span.num_bytes);
+    if (sends || step == 0) return;
+    const uint32_t place = GpuLocation::input(pipeline.location(mine.root));
+    const std::byte* from = place == GpuLocation::kStaged
+                                ? pipeline.slot(mine.root, k)
+                                : pipeline.symmetric(mine.root, place) + span.start;
+    copy_tile(mine.output + span.start, from, span.num_bytes);
+  });
+  if (!ok && !sends) fill_nan(channel, num_bytes);
+}
+
+}  // namespace fastcoll

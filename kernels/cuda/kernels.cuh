@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel carries out which plan: the table behind kernel_for, for the device and for the
+// simulator. Everything that includes this instantiates kernels; csrc/cuda/ does so by element
+// type, in several files.
+#pragma once
+
+#include "cuda/direct.cuh"
+#include "cuda/one_shot.cuh"
+#include "cuda/two_shot.cuh"
+
+namespace fastcoll {
+
+using KernelFn = FASTCOLL_KERNEL_FN;
+
+// all_reduce, reduce_scatter and reduce of one type, or nullptr.
+template <class P, DType kDType>
+KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
+  const bool all_reduces = verb == Verb::all_reduce, scatters = verb == Verb::reduce_scatter;
+  if (!all_reduces && !scatters && verb != Verb::reduce) return nullptr;
+  // A reduce_scatter by two_shot has one shot, as has a reduce.
+  const bool one =
+      algorithm == Algorithm::one_shot || (algorithm == Algorithm::two_shot && scatters);
+  if (one && ll) return verb == Verb::reduce ? nullptr : one_shot_ll<P, kDType>;
+  if (ll) return nullptr;
+  if (one || (algorithm == Algorithm::direct && verb == Verb::reduce)) return one_shot<P, kDType>;
+  if (algorithm == Algorithm::two_shot && all_reduces) return two_shot<P, kDType>;
+  return nullptr;
+}
+
+// The verbs that move data of any type, all of algorithm `direct`, or nullptr.
+template <class P>
+KernelFn moving_kernel(Verb verb, bool ll) {
+  switch (verb) {
+    case Verb::all_gather:
+    case Verb::all_to_all:
+      return ll ? move_ll<P> : move<P>;
+    case Verb::broadcast:
+    case Verb::gather:
+    case Verb::scatter:
+      return ll ? nullptr : move<P>;
+    case Verb::barrier:
+      return ll ? nullptr : barrier<P>;
+    case Verb::send:
+    case Verb::recv:
+      return ll ? nullptr : send_recv<P>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace fastcoll
