@@ -26,7 +26,7 @@ std::vector<std::string> names(int count, const char* (*name)(Enum)) {
 void bind_plan(py::module_& module) {
   py::class_<Plan>(module, "Plan")
       .def(py::init([](int verb, int dtype, int op, int algorithm, uint64_t numel, int root,
-                       uint32_t segment_bytes, bool fast_numerics, bool inline_) {
+                       uint32_t segment_bytes, bool fast_numerics, bool inline_, uint64_t splits) {
              if (verb < 0 || verb >= kNumVerbs || dtype < 0 || dtype >= kNumDTypes || op < 0 ||
                  op >= kNumOps || algorithm < 0 || algorithm >= kNumAlgorithms)
                throw Failure(ErrorKind::usage, "Plan: a code out of range");
@@ -40,15 +40,16 @@ void bind_plan(py::module_& module) {
              plan.segment_bytes = segment_bytes;
              plan.fast_numerics = fast_numerics;
              plan.inlined = inline_;
-             if ((plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter) &&
-                 !op_has_meaning(plan.dtype, plan.op))
+             plan.splits = splits;
+             if (verb_reduces(plan.verb) && !op_has_meaning(plan.dtype, plan.op))
                throw Failure(
                    ErrorKind::unsupported,
                    std::string(op_name(plan.op)) + " has no meaning for " + dtype_name(plan.dtype));
              return make_plan(plan);
            }),
            py::arg("verb"), py::arg("dtype"), py::arg("op"), py::arg("algorithm"), py::arg("numel"),
-           py::arg("root"), py::arg("segment_bytes"), py::arg("fast_numerics"), py::arg("inline"))
+           py::arg("root"), py::arg("segment_bytes"), py::arg("fast_numerics"), py::arg("inline"),
+           py::arg("splits") = 0)
       .def_property_readonly("verb", [](const Plan& plan) { return int(plan.verb); })
       .def_property_readonly("dtype", [](const Plan& plan) { return int(plan.dtype); })
       .def_property_readonly("op", [](const Plan& plan) { return int(plan.op); })
@@ -58,8 +59,20 @@ void bind_plan(py::module_& module) {
       .def_readonly("segment_bytes", &Plan::segment_bytes)
       .def_readonly("fast_numerics", &Plan::fast_numerics)
       .def_readonly("inline", &Plan::inlined)
+      .def_readonly("splits", &Plan::splits)
       .def("__repr__",
            [](const Plan& plan) { return describe(plan) + " by " + describe_choice(plan); });
+}
+
+using PartList = std::vector<std::pair<uintptr_t, size_t>>;  // address and bytes, by rank
+
+// An empty list: this rank gives or gets nothing.
+void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part, kMaxWorld>& into) {
+  if (!list.empty() && list.size() != size_t(group.world_size()))
+    throw Failure(ErrorKind::usage, std::to_string(list.size()) + " parts in a group of " +
+                                        std::to_string(group.world_size()));
+  for (size_t rank = 0; rank < list.size(); ++rank)
+    into[rank] = {to_ptr(list[rank].first), list[rank].second};
 }
 
 void bind_group(py::module_& module) {
@@ -89,6 +102,21 @@ void bind_group(py::module_& module) {
             group.run(copy, to_ptr(input), to_ptr(output), host, timeout_s);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("timeout_s"))
+      .def(
+          "run_parts",
+          [](ProcessGroup& group, const Plan& plan, const PartList& inputs, const PartList& outputs,
+             double timeout_s) {
+            if (verb_reduces(plan.verb) || plan.verb == Verb::barrier)
+              throw Failure(ErrorKind::usage, std::string(verb_name(plan.verb)) + " has no parts");
+            const Plan copy = plan;
+            Parts parts{};
+            put_parts(group, inputs, parts.inputs);
+            put_parts(group, outputs, parts.outputs);
+            PythonHost host;
+            host.blocking();
+            group.run(copy, parts, host, timeout_s);
+          },
+          py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
       .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
       .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
       .def("arena_ptr",

@@ -49,15 +49,15 @@ enum class Verb : std::uint8_t {
   all_gather = 2,
   broadcast = 3,
   barrier = 4,
-  // On GPUs only, so far.
   all_to_all = 5,
   gather = 6,
   scatter = 7,
   reduce = 8,
+  // On GPUs only, so far.
   send = 9,
   recv = 10,
 };
-inline constexpr int kNumVerbs = 5;  // those that the host's tables know
+inline constexpr int kNumVerbs = 9;  // those that the host's tables know
 inline constexpr int kNumGpuVerbs = 11;
 
 enum class Algorithm : std::uint8_t {
@@ -112,6 +112,16 @@ constexpr const char* dtype_name(DType dtype) {
 constexpr const char* op_name(Op op) { return detail::kOpNames[static_cast<int>(op)]; }
 
 constexpr const char* verb_name(Verb verb) { return detail::kVerbNames[static_cast<int>(verb)]; }
+
+constexpr bool verb_reduces(Verb verb) {
+  return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
+}
+
+// One rank's part is not the others': `root` says whose.
+constexpr bool verb_has_root(Verb verb) {
+  return verb == Verb::broadcast || verb == Verb::gather || verb == Verb::scatter ||
+         verb == Verb::reduce;
+}
 
 constexpr const char* algorithm_name(Algorithm algorithm) {
   return detail::kAlgorithmNames[static_cast<int>(algorithm)];

@@ -28,7 +28,8 @@ struct Signature {
   const char* doc;
 };
 
-constexpr Signature kSignatures[kNumVerbs] = {
+constexpr int kNumFastVerbs = 5;  // the first of Verb
+constexpr Signature kSignatures[kNumFastVerbs] = {
     {"all_reduce",
      4,
      8,
@@ -87,10 +88,10 @@ constexpr Signature kSignatures[kNumVerbs] = {
 PyObject* default_group_object = nullptr;
 ProcessGroup* default_group = nullptr;
 std::array<PyObject*, kNumOps> reduce_ops{};
-std::array<PyObject*, kNumVerbs> fallbacks{};
-std::array<PyMethodDef, kNumVerbs> definitions{};
-std::array<std::string, kNumVerbs> docs;  // the signature, then the fallback's docstring
-std::array<std::array<PyObject*, 9>, kNumVerbs> param_names{};
+std::array<PyObject*, kNumFastVerbs> fallbacks{};
+std::array<PyMethodDef, kNumFastVerbs> definitions{};
+std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
+std::array<std::array<PyObject*, 9>, kNumFastVerbs> param_names{};
 PyObject* auto_string = nullptr;
 
 using Args = std::array<PyObject*, kNumParams>;
@@ -238,7 +239,7 @@ void bind(py::module_& module) {
 }
 
 int verb_of(const std::string& name) {
-  for (int verb = 0; verb < kNumVerbs; ++verb)
+  for (int verb = 0; verb < kNumFastVerbs; ++verb)
     if (name == kSignatures[verb].name) return verb;
   throw Failure(ErrorKind::usage, "no fast call named " + name);
 }

@@ -12,6 +12,9 @@
 
 namespace fastcoll {
 
+// Plan::splits where each rank knows its own parts only; the ranks then show each other the sizes.
+inline constexpr uint64_t kCountedSplits = 1;
+
 struct Plan {
   Verb verb = Verb::barrier;
   DType dtype = DType::uint8;
@@ -21,6 +24,7 @@ struct Plan {
   bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
   uint64_t numel = 0;    // see Plan in _C.pyi for what it counts, by verb
   int32_t root = 0;
+  uint64_t splits = 0;  // parts of unequal size: a hash of what all ranks know of them; 0: equal
   uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
   uint32_t hash = 0;           // of all the above
 
@@ -33,13 +37,15 @@ struct PlanWords {
   uint64_t kinds;
   uint64_t numel;
   uint64_t root_and_segment;
+  uint64_t splits;
 };
 
 inline PlanWords plan_words(const Plan& plan) {
   return {uint64_t(plan.verb) | uint64_t(plan.dtype) << 8 | uint64_t(plan.op) << 16 |
               uint64_t(plan.algorithm) << 24 | uint64_t(plan.fast_numerics) << 32 |
               uint64_t(plan.inlined) << 40,
-          plan.numel, uint64_t(uint32_t(plan.root)) | uint64_t(plan.segment_bytes) << 32};
+          plan.numel, uint64_t(uint32_t(plan.root)) | uint64_t(plan.segment_bytes) << 32,
+          plan.splits};
 }
 
 inline Plan plan_from_words(const PlanWords& words) {
@@ -53,6 +59,7 @@ inline Plan plan_from_words(const PlanWords& words) {
   plan.numel = words.numel;
   plan.root = int32_t(words.root_and_segment & 0xffffffff);
   plan.segment_bytes = uint32_t(words.root_and_segment >> 32);
+  plan.splits = words.splits;
   return plan;
 }
 
@@ -71,7 +78,8 @@ inline Plan make_plan(Plan plan) {
   if (plan.root < 0 || plan.root >= kMaxWorld)
     throw Failure(ErrorKind::usage, "root " + std::to_string(plan.root) + " is no rank");
   const PlanWords words = plan_words(plan);
-  plan.hash = uint32_t(mix64(mix64(mix64(words.kinds) + words.numel) + words.root_and_segment));
+  plan.hash = uint32_t(mix64(
+      mix64(mix64(mix64(words.kinds) + words.numel) + words.root_and_segment) + words.splits));
   return plan;
 }
 
@@ -80,10 +88,15 @@ inline std::string describe(const Plan& plan) {
   std::string text = verb_name(plan.verb);
   if (plan.verb == Verb::barrier) return text + "()";
   text += "(";
-  if (plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter)
-    text += std::string(op_name(plan.op)) + ", ";
-  text += std::string(dtype_name(plan.dtype)) + ", numel=" + std::to_string(plan.numel);
-  if (plan.verb == Verb::broadcast) text += ", src=" + std::to_string(plan.root);
+  if (verb_reduces(plan.verb)) text += std::string(op_name(plan.op)) + ", ";
+  text += dtype_name(plan.dtype);
+  if (plan.splits != kCountedSplits) text += ", numel=" + std::to_string(plan.numel);
+  if (verb_has_root(plan.verb)) {
+    const bool from = plan.verb == Verb::broadcast || plan.verb == Verb::scatter;
+    text += (from ? ", src=" : ", dst=") + std::to_string(plan.root);
+  }
+  if (plan.splits == kCountedSplits) text += ", split sizes given";
+  else if (plan.splits != 0) text += ", uneven parts #" + std::to_string(plan.splits % 100000);
   return text + ")";
 }
 

@@ -108,6 +108,13 @@ void ProcessGroup::run(const Plan& plan, const void* input, void* output, Host& 
   fastcoll::run(*group_, plan, input, output, host, timeout_s);
 }
 
+void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double timeout_s) {
+  const auto guard = lock(host);
+  require_usable();
+  Call<StdAtomics> call{*group_, plan, nullptr, nullptr, &parts};
+  fastcoll::run(call, host, timeout_s);
+}
+
 double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
                                Host& host) {
   const auto guard = lock(host);

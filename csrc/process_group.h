@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/group.h"
+#include "cpu/call.h"
 
 namespace fastcoll {
 
@@ -36,6 +36,8 @@ class ProcessGroup {
 
   // Carry out a plan. Calls of several threads run one after another.
   void run(const Plan& plan, const void* input, void* output, Host& host, double timeout_s);
+  // The same for parts that lie anywhere: one for each rank.
+  void run(const Plan& plan, const Parts& parts, Host& host, double timeout_s);
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);

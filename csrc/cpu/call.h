@@ -3,11 +3,23 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "cpu/group.h"
 #include "cpu/reduce.h"
 
 namespace fastcoll {
+
+// What one rank gives to another, or gets from it.
+struct Part {
+  std::byte* ptr;
+  size_t num_bytes;
+};
+
+// By rank; a side on which this rank gives or gets nothing is not read.
+struct Parts {
+  std::array<Part, kMaxWorld> inputs, outputs;
+};
 
 template <class P>
 struct Call {
@@ -15,13 +27,20 @@ struct Call {
   const Plan& plan;
   const std::byte* input;
   std::byte* output;
+  const Parts* parts = nullptr;  // in place of input and output, for verbs that only move data
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.world_size(); }
   size_t elem_bytes() const { return plan.elem_bytes(); }
   bool scatters() const { return plan.verb == Verb::reduce_scatter; }
+  // Whether a rank gets a result.
+  bool gets(int rank) const { return plan.verb != Verb::reduce || rank == plan.root; }
   // Elements of a rank's whole input.
-  size_t input_numel() const { return scatters() ? plan.numel * size_t(world_size()) : plan.numel; }
+  size_t input_numel() const {
+    const bool has_all_parts =
+        scatters() || plan.verb == Verb::all_to_all || plan.verb == Verb::scatter;
+    return has_all_parts ? plan.numel * size_t(world_size()) : plan.numel;
+  }
   void reduce(void* const* dsts, int num_dsts, const void* const* srcs, size_t numel) const {
     if (numel == 0) return;
     reduce_fn(plan.dtype, plan.op)({dsts, num_dsts, srcs, world_size(), numel, world_size()});

@@ -1,15 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct: all_gather, broadcast and barrier. On memory everyone can read there is nothing to
-// choose: the owner stages (or points at its symmetric tensor), the readers copy.
+// direct: all verbs that only move data. On memory everyone can read there is nothing to choose:
+// who gives stages its message (or points at its symmetric tensor), who gets it copies. Verbs
+// differ in who gives to whom, and in whether a message is one part for all or a part for each.
 #pragma once
+
+#include <array>
+#include <numeric>
 
 #include "cpu/call.h"
 
 namespace fastcoll {
 
-inline size_t direct_segments(const Plan& plan) {
-  if (plan.inlined) return 1;
-  return std::max<size_t>(1, div_up(plan.numel * plan.elem_bytes(), plan.segment_bytes));
+// A part for each rank, rather than the same part for all.
+inline bool splits_message(Verb verb) { return verb == Verb::all_to_all || verb == Verb::scatter; }
+
+// How a part is cut into segments.
+struct PartCut {
+  size_t num_segments;
+  size_t chunk_bytes;  // of a part, in one segment
+  PartCut(const Plan& plan, int world_size, size_t part_bytes) {
+    const size_t num_parts = splits_message(plan.verb) ? size_t(std::max(world_size - 1, 1)) : 1;
+    const size_t most = plan.segment_bytes / num_parts / kLineBytes * kLineBytes;
+    num_segments = plan.inlined ? 1 : std::max<size_t>(1, div_up(part_bytes, most));
+    chunk_bytes = round_up(div_up(part_bytes, num_segments), kLineBytes);
+  }
+};
+
+// Bytes of the largest part, as far as this rank knows them before it has met the others.
+template <class P>
+size_t largest_part(const Call<P>& call) {
+  if (call.plan.splits == kCountedSplits) return 0;
+  if (call.plan.splits == 0) return call.plan.numel * call.elem_bytes();
+  size_t most = 0;
+  for (int peer = 0; peer < call.world_size(); ++peer)
+    most = std::max(most, call.parts->outputs[peer].num_bytes);
+  return most;
+}
+
+template <class P>
+size_t direct_segments(const Call<P>& call) {
+  return PartCut(call.plan, call.world_size(), largest_part(call)).num_segments;
 }
 
 template <class P>
@@ -18,116 +48,247 @@ class Direct {
   explicit Direct(Call<P>& call)
       : call_(call),
         group_(call.group),
-        num_bytes_(call.plan.numel * call.elem_bytes()),
-        num_segments_(direct_segments(call.plan)),
-        segment_bytes_(round_up(div_up(num_bytes_, num_segments_), kLineBytes)) {}
+        rank_(call.rank()),
+        world_(call.world_size()),
+        splits_(splits_message(call.plan.verb)),
+        cut_(call.plan, call.world_size(), largest_part(call)) {}
 
-  void all_gather() {
-    if (call_.plan.inlined) return all_gather_inlined();
-    open(call_.input);
-    std::byte* own = call_.output + size_t(call_.rank()) * num_bytes_;
-    if (own != call_.input) copy_bytes(own, call_.input, num_bytes_);
+  void run() {
+    if (call_.plan.verb == Verb::barrier) return barrier();
+    if (call_.plan.inlined) return run_inlined();
+    if (call_.plan.splits == kCountedSplits) return run_counted();
+    begin_giving();
+    group_.arrive(location_, Location::kStaged);
+    copy_own();
     uint64_t sources[kMaxWorld];
-    for (int peer = 0; peer < call_.world_size(); ++peer)
-      if (peer != call_.rank()) sources[peer] = group_.wait_arrival(peer).location.input;
-    for (size_t k = 0; k < num_segments_; ++k) {
-      if (k + 1 < num_segments_) stage(call_.input, k + 1);
-      for (int i = 1; i < call_.world_size(); ++i) {
-        const int peer = (call_.rank() + i) % call_.world_size();
-        fetch(peer, sources[peer], k, call_.output + size_t(peer) * num_bytes_);
-      }
-      group_.consume(k + 1);
-    }
-    close();
-  }
-
-  void broadcast() {
-    const int root = call_.plan.root;
-    if (call_.plan.inlined) {
-      // A rank that is not the root sends nothing, but its line tells the next call's waiters that
-      // it was here.
-      group_.arrive_inlined(call_.input, call_.rank() == root ? num_bytes_ : 0);
-      if (call_.rank() != root) group_.read_inlined(root, call_.output, num_bytes_);
-      return;
-    }
-    if (call_.rank() == root) {
-      open(call_.input);
-      for (size_t k = 1; k < num_segments_; ++k) stage(call_.input, k);
-      close();
-      return;
-    }
-    group_.arrive(Location::kStaged, Location::kStaged);
-    const uint64_t source = group_.wait_arrival(root).location.input;
-    for (size_t k = 0; k < num_segments_; ++k) {
-      fetch(root, source, k, call_.output);
-      group_.consume(k + 1);
-    }
+    for (int peer = 0; peer < world_; ++peer)
+      if (gets_from(peer)) sources[peer] = group_.wait_arrival(peer).location.input;
+    move(sources, 1);
   }
 
   void barrier() {
     group_.arrive_inlined(nullptr, 0);
-    for (int peer = 0; peer < call_.world_size(); ++peer)
-      if (peer != call_.rank()) group_.wait_arrival(peer);
+    for (int peer = 0; peer < world_; ++peer)
+      if (peer != rank_) group_.wait_arrival(peer);
   }
 
  private:
   // Below this a copy costs less than waiting until everybody has read a symmetric tensor.
   static constexpr size_t kLeastInPlaceBytes = size_t{64} << 10;
 
-  size_t segment_numel_bytes(size_t k) const {
-    return std::min(segment_bytes_, num_bytes_ - std::min(num_bytes_, k * segment_bytes_));
+  // ---- who gives to whom ------------------------------------------------------------------------
+  bool from_root() const {
+    return call_.plan.verb == Verb::broadcast || call_.plan.verb == Verb::scatter;
+  }
+  bool to_root() const { return call_.plan.verb == Verb::gather; }
+  bool gives(int rank) const {
+    return from_root() ? rank == call_.plan.root : !to_root() || rank != call_.plan.root;
+  }
+  bool gets(int rank) const {
+    return to_root() ? rank == call_.plan.root : !from_root() || rank != call_.plan.root;
+  }
+  bool gets_from(int peer) const { return peer != rank_ && gives(peer) && gets(rank_); }
+  bool keeps_own() const {
+    if (call_.plan.verb == Verb::broadcast) return false;
+    return !verb_has_root(call_.plan.verb) || rank_ == call_.plan.root;
   }
 
-  // Say where my message lies; stage its first segment if nobody can read it there.
-  void open(const std::byte* message) {
-    location_ =
-        num_bytes_ < kLeastInPlaceBytes ? Location::kStaged : group_.locate(message, num_bytes_);
-    if (location_ == Location::kStaged)
-      copy_bytes(group_.claim_slot(0), message, segment_numel_bytes(0));
-    group_.arrive(location_, Location::kStaged);
+  // ---- messages in the flag lines
+  // -----------------------------------------------------------------
+  void run_inlined() {
+    const size_t own_bytes = part_for(rank_).num_bytes;
+    // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
+    // here.
+    if (!gives(rank_)) group_.arrive_inlined(nullptr, 0);
+    else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
+    else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);
+    copy_own();
+    for (int peer = 0; peer < world_; ++peer) {
+      if (!gets_from(peer)) continue;
+      const Part to = part_from(peer);
+      if (splits_) {
+        const size_t start = size_t(rank_) * to.num_bytes;
+        group_.read_inlined(peer, group_.inbox(peer), start + to.num_bytes);
+        copy_bytes(to.ptr, group_.inbox(peer) + start, to.num_bytes);
+      } else {
+        group_.read_inlined(peer, to.ptr, to.num_bytes);
+      }
+    }
   }
 
-  void stage(const std::byte* message, size_t k) {
+  // My parts one after another; they may lie apart.
+  const std::byte* packed(size_t part_bytes) {
+    if (!call_.parts) return call_.input;
+    std::byte* message = group_.inbox(rank_);
+    for (int peer = 0; peer < world_; ++peer)
+      copy_bytes(message + size_t(peer) * part_bytes, part_for(peer).ptr, part_bytes);
+    return message;
+  }
+
+  // ---- parts of sizes that only their two ranks know
+  // ---------------------------------------------- The arrival lines carry where the message lies
+  // and its parts' sizes, so every rank sees them all, and cuts the call alike.
+  void run_counted() {
+    const size_t world = size_t(world_);
+    const auto given = [&](const uint64_t* row, size_t to) { return row[1 + to]; };
+    const auto wanted = [&](const uint64_t* row, size_t from) { return row[1 + world + from]; };
+    const uint64_t* rows[kMaxWorld];
+    for (int peer = 0; peer < world_; ++peer)
+      rows[peer] = reinterpret_cast<const uint64_t*>(group_.inbox(peer));
+    auto* mine = reinterpret_cast<uint64_t*>(group_.inbox(rank_));
+    mine[0] = location_ = locate();
+    for (int peer = 0; peer < world_; ++peer) {
+      mine[1 + peer] = call_.parts->inputs[peer].num_bytes;
+      mine[1 + world_ + peer] = call_.parts->outputs[peer].num_bytes;
+    }
+    const size_t row_bytes = (1 + 2 * world) * sizeof(uint64_t);
+    static_assert((1 + 2 * kMaxWorld) * sizeof(uint64_t) <= kInlineMaxBytes);
+    group_.arrive_inlined(mine, row_bytes);
+    copy_own();
+    for (int peer = 0; peer < world_; ++peer)
+      if (peer != rank_) group_.read_inlined(peer, group_.inbox(peer), row_bytes);
+
+    size_t most = 0;
+    uint64_t sources[kMaxWorld];
+    for (size_t from = 0; from < world; ++from) {
+      sources[from] = rows[from][0];
+      starts_[from] = std::accumulate(rows[from] + 1, rows[from] + 1 + rank_, size_t{0});
+      for (size_t to = 0; to < world; ++to) {
+        if (given(rows[from], to) != wanted(rows[to], from))
+          fail_counts(from, given(rows[from], to), to, wanted(rows[to], from));
+        if (from != to) most = std::max<size_t>(most, given(rows[from], to));
+      }
+    }
+    cut_ = PartCut(call_.plan, world_, most);
+    group_.take_segments(cut_.num_segments);
+    stage(0);
+    group_.publish_staged(1);
+    move(sources, 0);
+  }
+
+  [[noreturn]] void fail_counts(size_t from, uint64_t given, size_t to, uint64_t wanted) {
+    const size_t elem = call_.elem_bytes();
+    group_.fail(ErrorKind::desync,
+                group_.call_name() + ": rank " + std::to_string(from) + " gives " +
+                    std::to_string(given / elem) + " elements to rank " + std::to_string(to) +
+                    ", which expects " + std::to_string(wanted / elem) +
+                    ": input_split_sizes and output_split_sizes do not match. Outputs of this "
+                    "call are undefined",
+                uint64_t{1} << from | uint64_t{1} << to);
+  }
+
+  // ---- messages in scratch, or where they lie
+  // -------------------------------------------------------
+  void begin_giving() {
+    if (!gives(rank_)) return;
+    location_ = locate();
+    stage(0);
+  }
+
+  // 1. Segment k of my parts, for everybody to read.
+  void stage(size_t k) {
     if (location_ != Location::kStaged) return;
-    copy_bytes(group_.claim_slot(k), message + k * segment_bytes_, segment_numel_bytes(k));
-    group_.publish_staged(k + 1);
-    // A root consumes nothing itself: it must not hold up its own later calls or anybody's slots.
-    if (call_.plan.verb == Verb::broadcast) group_.consume(k);
+    std::byte* slot = group_.claim_slot(k);
+    if (!splits_)
+      return copy_bytes(slot, part_for(rank_).ptr + k * cut_.chunk_bytes,
+                        chunk(part_for(rank_), k));
+    for (int peer = 0; peer < world_; ++peer) {
+      if (peer == rank_) continue;
+      const Part part = part_for(peer);
+      copy_bytes(slot + place_in_slot(rank_, peer), part.ptr + k * cut_.chunk_bytes,
+                 chunk(part, k));
+    }
   }
 
-  void fetch(int peer, uint64_t source, size_t k, std::byte* output) {
+  // first_published: segments from here on are announced by progress words, those before by the
+  // arrival.
+  void move(const uint64_t* sources, size_t first_published) {
+    // Who only gives needs nothing of anybody: it must not hold up its peers' slots, nor its own
+    // later calls.
+    const bool is_getter = gets(rank_), is_giver = gives(rank_);
+    if (!is_getter) group_.consume(cut_.num_segments);
+    for (size_t k = 0; k < cut_.num_segments; ++k) {
+      if (is_giver && k + 1 < cut_.num_segments && location_ == Location::kStaged) {
+        stage(k + 1);
+        group_.publish_staged(k + 2);
+      }
+      if (!is_getter) continue;
+      for (int i = 1; i < world_; ++i) {
+        const int peer = (rank_ + i) % world_;
+        if (gets_from(peer)) fetch(peer, sources[peer], k, k >= first_published);
+      }
+      group_.consume(k + 1);
+    }
+    // A symmetric message is its owner's again only when everybody has read it.
+    if (location_ != Location::kStaged) group_.wait_consumed(cut_.num_segments);
+  }
+
+  // 2. Segment k of what a peer gives me.
+  void fetch(int peer, uint64_t source, size_t k, bool published) {
+    const Part part = part_from(peer);
+    const size_t num_bytes = chunk(part, k);
+    if (num_bytes == 0) return;
     const std::byte* from;
     if (source == Location::kStaged) {
-      if (k > 0) group_.wait_staged(peer, k + 1);
-      from = group_.slot(peer, k);
+      if (published) group_.wait_staged(peer, k + 1);
+      from = group_.slot(peer, k) + (splits_ ? place_in_slot(peer, rank_) : 0);
     } else {
-      from = group_.resolve(peer, source) + k * segment_bytes_;
+      from = group_.resolve(peer, source) + start_at(peer) + k * cut_.chunk_bytes;
     }
-    copy_bytes(output + k * segment_bytes_, from, segment_numel_bytes(k));
+    copy_bytes(part.ptr + k * cut_.chunk_bytes, from, num_bytes);
   }
 
-  // A symmetric message is its owner's again only when everybody has read it.
-  void close() {
-    if (location_ == Location::kStaged) return;
-    group_.consume(num_segments_);
-    group_.wait_consumed(num_segments_);
+  void copy_own() {
+    if (!keeps_own()) return;
+    const Part from = part_for(rank_), to = part_from(rank_);
+    if (from.ptr != to.ptr) copy_bytes(to.ptr, from.ptr, from.num_bytes);
   }
 
-  void all_gather_inlined() {
-    group_.arrive_inlined(call_.input, num_bytes_);
-    std::byte* own = call_.output + size_t(call_.rank()) * num_bytes_;
-    if (own != call_.input) copy_bytes(own, call_.input, num_bytes_);
-    for (int peer = 0; peer < call_.world_size(); ++peer)
-      if (peer != call_.rank())
-        group_.read_inlined(peer, call_.output + size_t(peer) * num_bytes_, num_bytes_);
+  // ---- where parts lie
+  // ------------------------------------------------------------------------------
+  Part part_for(int peer) const {
+    if (call_.parts) return call_.parts->inputs[peer];
+    const size_t num_bytes = call_.plan.numel * call_.elem_bytes();
+    const size_t start = splits_ ? size_t(peer) * num_bytes : 0;
+    return {const_cast<std::byte*>(call_.input) + start, num_bytes};
+  }
+  Part part_from(int peer) const {
+    if (call_.parts) return call_.parts->outputs[peer];
+    const size_t num_bytes = call_.plan.numel * call_.elem_bytes();
+    return {call_.output + (from_root() ? 0 : size_t(peer) * num_bytes), num_bytes};
+  }
+  size_t chunk(const Part& part, size_t k) const {
+    return std::min(cut_.chunk_bytes,
+                    part.num_bytes - std::min(part.num_bytes, k * cut_.chunk_bytes));
+  }
+  size_t place_in_slot(int from, int to) const {  // nobody stages a part for itself
+    return size_t(to < from ? to : to - 1) * cut_.chunk_bytes;
+  }
+  // Where my part begins in a peer's message.
+  size_t start_at(int peer) const {
+    if (!splits_) return 0;
+    return call_.plan.splits == kCountedSplits
+               ? starts_[peer]
+               : size_t(rank_) * call_.plan.numel * call_.elem_bytes();
+  }
+  // Where my whole message lies, if peers can read it there.
+  uint64_t locate() const {
+    const Part first = part_for(splits_ ? 0 : rank_);
+    size_t num_bytes = first.num_bytes;
+    for (int peer = 1; splits_ && peer < world_; ++peer) {
+      if (part_for(peer).ptr != first.ptr + num_bytes) return Location::kStaged;
+      num_bytes += part_for(peer).num_bytes;
+    }
+    return num_bytes < kLeastInPlaceBytes ? Location::kStaged : group_.locate(first.ptr, num_bytes);
   }
 
   Call<P>& call_;
   Group<P>& group_;
-  const size_t num_bytes_;
-  const size_t num_segments_;
-  const size_t segment_bytes_;
+  const int rank_, world_;
+  const bool splits_;
+  PartCut cut_;
   uint64_t location_ = Location::kStaged;
+  std::array<size_t, kMaxWorld> starts_;  // counted: of my part in each peer's message
 };
 
 }  // namespace fastcoll

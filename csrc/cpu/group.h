@@ -64,6 +64,9 @@ class Group {
   // of a broken group. num_segments: scratch segments the call takes, 1 if it stages nothing.
   void begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s);
   void end();
+  // Take another number of segments than `begin` was told, before the first is staged: for calls
+  // whose sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
+  void take_segments(uint64_t count) { next_segment_ = first_segment_ + count; }
   void abandon() { plan_ = nullptr; }  // after an exception: the group's verdict is set
 
   // ---- arrival: one line per call -------------------------------------------------------------

@@ -8,6 +8,8 @@
 
 namespace fastcoll {
 
+// In a reduce only the root reads; the others give and are through.
+
 // The message travels inside the flag lines: no location, no second line for small messages.
 template <class P>
 void one_shot_inlined(Call<P>& call) {
@@ -16,6 +18,7 @@ void one_shot_inlined(Call<P>& call) {
   const size_t own_start =
       call.scatters() ? size_t(call.rank()) * call.plan.numel * call.elem_bytes() : 0;
   group.arrive_inlined(call.input, num_bytes);
+  if (!call.gets(call.rank())) return;
 
   const void* srcs[kMaxWorld];
   for (int peer = 0; peer < call.world_size(); ++peer) {
@@ -57,6 +60,11 @@ void one_shot_staged(Call<P>& call) {
     else group.publish_staged(k + 1);
   };
 
+  if (!call.gets(call.rank())) {
+    group.consume(num_segments);  // needs nothing of anybody: must not hold up its peers' slots
+    for (size_t k = 0; k < num_segments; ++k) stage(k);
+    return;
+  }
   stage(0);
   for (int peer = 0; peer < call.world_size(); ++peer)
     if (peer != call.rank()) group.wait_arrival(peer);

@@ -22,17 +22,20 @@ size_t num_segments(const Call<P>& call) {
     case Algorithm::chain:
       return chain_segments(call);
     case Algorithm::direct:
-      return direct_segments(call.plan);
+      return direct_segments(call);
   }
   throw Failure(ErrorKind::usage, "a plan with an unknown algorithm");
 }
 
 template <class P>
 void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but nobody to meet
-  if (call.plan.verb == Verb::all_reduce || call.plan.verb == Verb::reduce_scatter) {
+  if (verb_reduces(call.plan.verb)) {
     const void* src = call.input;
     void* dst = call.output;
     call.reduce(&dst, 1, &src, call.plan.numel);
+  } else if (call.parts) {
+    const Part& from = call.parts->inputs[0];
+    if (from.num_bytes != 0) std::memmove(call.parts->outputs[0].ptr, from.ptr, from.num_bytes);
   } else if (call.output != call.input && call.plan.numel != 0) {
     std::memmove(call.output, call.input, call.plan.numel * call.elem_bytes());
   }
@@ -50,25 +53,16 @@ void run_together(Call<P>& call) {
     case Algorithm::chain:
       return chain(call);
     case Algorithm::direct:
-      break;
-  }
-  Direct<P> direct(call);
-  switch (call.plan.verb) {
-    case Verb::all_gather:
-      return direct.all_gather();
-    case Verb::broadcast:
-      return direct.broadcast();
-    default:
-      return direct.barrier();
+      return Direct<P>(call).run();
   }
 }
 
 // Blocks until the call is complete on this rank. input and output are contiguous, and equal or
 // disjoint. Throws Failure (then the group's verdict is set) or Interrupted.
 template <class P>
-void run(Group<P>& group, const Plan& plan, const void* input, void* output, Host& host,
-         double timeout_s = -1) {
-  Call<P> call{group, plan, static_cast<const std::byte*>(input), static_cast<std::byte*>(output)};
+void run(Call<P>& call, Host& host, double timeout_s) {
+  Group<P>& group = call.group;
+  const Plan& plan = call.plan;
   if (plan.inlined && call.input_numel() * call.elem_bytes() > kInlineMaxBytes)
     throw Failure(ErrorKind::usage,
                   "an inlined plan for more than " + std::to_string(kInlineMaxBytes) + " bytes");
@@ -81,6 +75,13 @@ void run(Group<P>& group, const Plan& plan, const void* input, void* output, Hos
     throw;
   }
   group.end();
+}
+
+template <class P>
+void run(Group<P>& group, const Plan& plan, const void* input, void* output, Host& host,
+         double timeout_s = -1) {
+  Call<P> call{group, plan, static_cast<const std::byte*>(input), static_cast<std::byte*>(output)};
+  run(call, host, timeout_s);
 }
 
 }  // namespace fastcoll

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// two_shot: rank r reduces chunk r of every segment in rank order (reduce_scatter), then everybody
-// takes the reduced chunks of the others (all_gather). Segments are pipelined: copy-in of k+1,
-// reduce of k, copy-out of k-1. Per rank, on n ranks, (5 - 2/n) S bytes move for private tensors;
-// a symmetric tensor is read and written where it lies, without any copy.
+// two_shot: rank r reduces chunk r of every segment in rank order (reduce_scatter), then everybody,
+// in a reduce the root alone, takes the reduced chunks of the others (all_gather). Segments are
+// pipelined: copy-in of k+1, reduce of k, copy-out of k-1. Per rank, on n ranks, (5 - 2/n) S bytes
+// move for private tensors; a symmetric tensor is read and written where it lies, without any copy.
 #pragma once
 
 #include "cpu/call.h"
@@ -29,7 +29,7 @@ class TwoShot {
     const size_t num_segments = chunks_.num_segments();
     inputs_[rank_] = group_.locate(call_.input, call_.input_numel() * elem_);
     // A scattered output is small and written by its owner alone: nothing to gain from its place.
-    if (!call_.scatters()) outputs_[rank_] = group_.locate(call_.output, call_.plan.numel * elem_);
+    if (takes_all()) outputs_[rank_] = group_.locate(call_.output, call_.plan.numel * elem_);
 
     copy_in(0);
     group_.arrive(inputs_[rank_], outputs_[rank_]);
@@ -75,7 +75,7 @@ class TwoShot {
     void* dsts[kMaxWorld + 1];
     int num_dsts = 0;
     bool pulled = false;  // somebody takes the result from my slot
-    dsts[num_dsts++] = call_.output + chunks_.output_start(rank_, k) * elem_;
+    if (call_.gets(rank_)) dsts[num_dsts++] = call_.output + chunks_.output_start(rank_, k) * elem_;
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) {
         srcs[peer] = call_.input + span.start * elem_;
@@ -87,7 +87,7 @@ class TwoShot {
       } else {
         srcs[peer] = group_.resolve(peer, inputs_[peer]) + span.start * elem_;
       }
-      if (call_.scatters()) continue;
+      if (call_.scatters() || !call_.gets(peer)) continue;
       if (outputs_[peer] == Location::kStaged) pulled = true;
       else dsts[num_dsts++] = group_.resolve(peer, outputs_[peer]) + span.start * elem_;
     }
@@ -97,7 +97,7 @@ class TwoShot {
 
   // 3. The others' reduced chunks of segment k to my output, if they did not put them there.
   void copy_out(size_t k) {
-    if (!call_.scatters() && outputs_[rank_] == Location::kStaged) {
+    if (takes_all() && outputs_[rank_] == Location::kStaged) {
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
         const Span span = chunks_.chunk(peer, k);
@@ -108,6 +108,9 @@ class TwoShot {
     }
     group_.consume(k + 1);
   }
+
+  // Whether this rank gets the chunks of all ranks, not its own alone or none.
+  bool takes_all() const { return !call_.scatters() && call_.gets(rank_); }
 
   std::byte* in_slot(std::byte* slot, int j) const {
     return slot + size_t(j) * chunks_.stride() * elem_;

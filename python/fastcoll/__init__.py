@@ -15,6 +15,15 @@ from fastcoll.api import (
     reduce_scatter_tensor,
     zeros,
 )
+from fastcoll.api_parts import (
+    all_gather,
+    all_to_all,
+    all_to_all_single,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from fastcoll.bootstrap.identity import library_version
 from fastcoll.communicator import Communicator
 from fastcoll.errors import (
@@ -44,15 +53,22 @@ __all__ = [
     "UsageError",
     "Work",
     "__version__",
+    "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
     "destroy",
     "empty",
     "from_tensor",
+    "gather",
     "init",
     "new_group",
+    "reduce",
+    "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
     "zeros",
 ]

@@ -2,14 +2,24 @@
 """What a user asks for, and whether it makes sense on this rank.
 
 Decides the checks of arguments, all of them before anything is published, so that a wrong call
-leaves the group usable. Must not know plans, queues or the C++ core.
+leaves the group usable; and how the arrays reach the core. Must not know how a plan is chosen, nor
+queues.
 """
 
 import operator
 from dataclasses import dataclass
 
+from fastcoll import _C
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.memory.array import Array, ArrayView, check_output, check_overlap, dense_copy, view
+from fastcoll.memory.array import (
+    Array,
+    ArrayView,
+    check_output,
+    check_overlap,
+    copy_back,
+    dense_copy,
+    view,
+)
 from fastcoll.types import REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
 
 _OPS = tuple(zip(REDUCE_OPS, Op, strict=True))
@@ -18,6 +28,7 @@ _NAMES = {
     Verb.reduce_scatter: ("input", "output"),
     Verb.all_gather: ("input_tensor", "output_tensor"),
     Verb.broadcast: ("tensor", "tensor"),
+    Verb.reduce: ("tensor", "out"),
 }
 
 
@@ -51,6 +62,7 @@ class Operands:
     root: int
     input: ArrayView | None
     output: ArrayView | None
+    splits: int = 0
 
     def dense(self) -> tuple[ArrayView | None, ArrayView | None]:
         """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
@@ -60,6 +72,14 @@ class Operands:
         if target is not None and not target.dense:
             target = source if target is self.input else dense_copy(target, fill=False)
         return source or target, target or source
+
+    def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
+        """Run the plan of this call, and bring the result to where the user wants it."""
+        source, target = self.dense()
+        input_ptr, output_ptr = (0 if a is None else a.ptr for a in (source, target))
+        group.run(plan, input_ptr, output_ptr, limit_s)
+        if self.output is not None and target is not None and target is not self.output:
+            copy_back(self.output, target)
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -80,6 +100,10 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     source = view(call.input, input_name)
     if call.verb is Verb.broadcast:
         return _broadcast(source, call.root, rank, world_size)
+    root = checked_root(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
+    if call.verb is Verb.reduce and rank != root:
+        op = reduction_of(call.op, source.dtype)
+        return Operands(source.dtype, op, source.numel, root, source, None)
     target = source if call.output is call.input else view(call.output, output_name)
     check_output(target, output_name)
     if target.dtype is not source.dtype:
@@ -90,8 +114,8 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     numel, own_chunk = _fit(call.verb, source, target, rank, world_size)
     if not own_chunk:
         check_overlap(source, target, f"{input_name} and {output_name}")
-    op = Op.SUM if call.verb is Verb.all_gather else _reduction(call.op, source.dtype)
-    return Operands(source.dtype, op, numel, 0, source, target)
+    op = Op.SUM if call.verb is Verb.all_gather else reduction_of(call.op, source.dtype)
+    return Operands(source.dtype, op, numel, root, source, target)
 
 
 def _fit(
@@ -101,7 +125,7 @@ def _fit(
 
     That a part is this rank's chunk of the whole is the usual way to work in place.
     """
-    if verb is Verb.all_reduce:
+    if verb in (Verb.all_reduce, Verb.reduce):
         if target.shape != source.shape:
             raise UsageError(f"out has shape {target.shape}, but tensor has {source.shape}")
         return source.numel, False
@@ -117,19 +141,25 @@ def _fit(
 
 
 def _broadcast(tensor: ArrayView, src: object, rank: int, world_size: int) -> Operands:
-    try:
-        root = operator.index(src)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"src must be a rank, not {src!r}") from None
-    if not 0 <= root < world_size:
-        raise UsageError(f"src={root} is not a rank of a group of {world_size}")
+    root = checked_root(src, "src", world_size)
     if rank == root:
         return Operands(tensor.dtype, Op.SUM, tensor.numel, root, tensor, None)
     check_output(tensor, "tensor")
     return Operands(tensor.dtype, Op.SUM, tensor.numel, root, None, tensor)
 
 
-def _reduction(op: object, dtype: DType) -> Op:
+def checked_root(root: object, name: str, world_size: int) -> int:
+    """Return `root` if it is a rank of the group, else raise UsageError."""
+    try:
+        result = operator.index(root)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} must be a rank, not {root!r}") from None
+    if not 0 <= result < world_size:
+        raise UsageError(f"{name}={result} is not a rank of a group of {world_size}")
+    return result
+
+
+def reduction_of(op: object, dtype: DType) -> Op:
     if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
         raise UsageError(f"op must be a fastcoll.ReduceOp, not {op!r}")
     # By ==, as torch's objects and their kinds are equal but do not hash alike.

@@ -9,7 +9,7 @@ groups.
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -25,19 +25,19 @@ from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.calls import Call, Operands, check
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
-from fastcoll.memory.array import copy_back
+from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
+from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.reliability.limits import call_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
-from fastcoll.types import FROM_TORCH, Request, Verb
-from fastcoll.verbs import VerbMethods
+from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
+from fastcoll.verbs_parts import PartsMethods
 from fastcoll.work import CallQueue, Work
 
 _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
-_REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter)
 
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
@@ -67,7 +67,12 @@ def connect(exchange: Exchange, name: str, settings: Settings) -> "Communicator"
     return Communicator(name, settings, peers, deadline)
 
 
-class Communicator(VerbMethods):
+def _run_all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
+
+
+class Communicator(PartsMethods):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A
@@ -106,20 +111,33 @@ class Communicator(VerbMethods):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def issue(self, call: Call) -> Work | None:
+    def issue(self, call: Call | PartsCall) -> Work | None:
         """Check, plan and start a call; every call that is not on the C++ fast path comes here."""
-        operands = check(call, self.rank, self.world_size)
-        limit_s = call_limit_s(call.timeout_s)
-        run = partial(self._carry_out, self._plan(call, operands), operands, limit_s)
-        if call.async_op:
-            return self._queue.submit(run, operands.outputs())
+        return self.issue_all((call,), call.async_op)
+
+    def issue_all(self, calls: Iterable[Call | PartsCall], async_op: bool) -> Work | None:
+        """Check and plan several calls, then start them as one: all of them, or none at all."""
+        runs: list[Callable[[], None]] = []
+        outputs: list[Array] = []
+        for call in calls:
+            operands: Operands | PartsOperands
+            if isinstance(call, Call):
+                operands = check(call, self.rank, self.world_size)
+            else:
+                operands = check_parts(call, self.rank, self.world_size)
+            limit_s = call_limit_s(call.timeout_s)
+            runs.append(partial(operands.carry_out, self, self._plan(call, operands), limit_s))
+            outputs += operands.outputs()
+        run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
+        if async_op:
+            return self._queue.submit(run, outputs)
         if self._queue.idle():
             run()
         else:
             self._queue.submit(run, []).wait()
         return None
 
-    def _plan(self, call: Call, operands: Operands) -> _C.Plan:
+    def _plan(self, call: Call | PartsCall, operands: Operands | PartsOperands) -> _C.Plan:
         numerics = self._settings.numerics
         if call.numerics is not None:
             numerics = checked_numerics(call.numerics)
@@ -131,8 +149,9 @@ class Communicator(VerbMethods):
             root=operands.root,
             world_size=self.world_size,
             algorithm=call.algorithm,
-            numerics=numerics if call.verb in _REDUCTIONS else "same_bits",
+            numerics=numerics if call.verb in REDUCTIONS else "same_bits",
             num_cpus=self._num_cpus,
+            splits=operands.splits,
         )
         plan = self._plans.get(request)
         if plan is None:
@@ -142,16 +161,10 @@ class Communicator(VerbMethods):
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[request] = _C.Plan(*choice.plan.args())
-        if call.algorithm == "auto" and numerics == self._settings.numerics:
+        usual = call.algorithm == "auto" and numerics == self._settings.numerics
+        if usual and not plan.splits:  # the table knows no splits
             self.cache_plan(plan)
         return plan
-
-    def _carry_out(self, plan: _C.Plan, operands: Operands, limit_s: float) -> None:
-        source, target = operands.dense()
-        input_ptr, output_ptr = (0 if a is None else a.ptr for a in (source, target))
-        self.run(plan, input_ptr, output_ptr, limit_s)
-        if operands.output is not None and target is not None and target is not operands.output:
-            copy_back(operands.output, target)
 
     # ---- symmetric tensors -----------------------------------------------------------------------
 

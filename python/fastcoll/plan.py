@@ -6,7 +6,7 @@ Decides the fields and how a plan is shown. Knows nothing of how a plan is chose
 
 from dataclasses import dataclass
 
-from fastcoll.types import Algorithm, DType, Op, Verb
+from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Plan:
         segment_bytes: Staged bytes of one segment.
         fast_numerics: The order of a float reduction is free.
         inline: Data and flag travel in one cache line; for the smallest messages.
+        splits: See `fastcoll.types.Request`.
     """
 
     verb: Verb
@@ -29,8 +30,9 @@ class Plan:
     segment_bytes: int
     fast_numerics: bool
     inline: bool
+    splits: int = 0
 
-    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool]:
+    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool, int]:
         """Return the positional arguments of `_C.Plan`."""
         return (
             int(self.verb),
@@ -42,15 +44,18 @@ class Plan:
             self.segment_bytes,
             self.fast_numerics,
             self.inline,
+            self.splits,
         )
 
     def describe(self) -> str:
         """Return the plan as one line of text."""
         words = [self.verb.name, f"{self.numel} x {self.dtype.name}"]
-        if self.verb in (Verb.all_reduce, Verb.reduce_scatter):
+        if self.verb in REDUCTIONS:
             words.append(self.op.name)
-        if self.verb is Verb.broadcast:
+        if self.verb in (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce):
             words.append(f"root {self.root}")
+        if self.splits:
+            words.append("in uneven parts")
         words.append(f"-> {self.algorithm.name}")
         words.append("inline" if self.inline else f"segments of {self.segment_bytes} bytes")
         if self.fast_numerics:

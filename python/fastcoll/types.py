@@ -59,6 +59,10 @@ class Verb(IntEnum):
     all_gather = 2
     broadcast = 3
     barrier = 4
+    all_to_all = 5
+    gather = 6
+    scatter = 7
+    reduce = 8
 
 
 class Algorithm(IntEnum):
@@ -98,16 +102,25 @@ def order_matters(dtype: DType, op: Op) -> bool:
     return dtype in FLOAT_DTYPES or dtype in COMPLEX_DTYPES
 
 
+COUNTED = 1  # Request.splits, csrc/plan.h
+REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter, Verb.reduce)
+_GIVE_EACH_A_PART = (Verb.reduce_scatter, Verb.all_to_all, Verb.scatter)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call as every rank of the group sees it: only fields that are equal on all ranks.
 
     Attributes:
-        numel: Elements of the message: the tensor of all_reduce and broadcast, the output of
-            reduce_scatter, the input of all_gather, 0 for barrier.
-        root: Group rank that sends in a broadcast, else 0.
+        numel: Elements of the message: the tensor of all_reduce, reduce and broadcast, the output
+            of reduce_scatter and scatter, the input of all_gather and gather, one part of
+            all_to_all; all parts of an uneven all_gather; 0 for barrier and where `splits` is
+            COUNTED.
+        root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
         algorithm: "auto" or the name of an Algorithm.
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
+        splits: 0 if all parts are of one size; COUNTED if a rank knows the sizes of its own parts
+            only; else a hash of the sizes, which all ranks know.
     """
 
     verb: Verb
@@ -119,21 +132,24 @@ class Request:
     algorithm: str
     numerics: Numerics
     num_cpus: int
+    splits: int = 0
 
     @property
     def staged_bytes(self) -> int:
         """Bytes that one rank publishes for its peers to read."""
-        parts = self.world_size if self.verb is Verb.reduce_scatter else 1
+        parts = self.world_size if self.verb in _GIVE_EACH_A_PART else 1
         return parts * self.numel * ITEMSIZE[self.dtype]
 
 
 __all__ = [
     "COMPLEX_DTYPES",
+    "COUNTED",
     "FLOAT_DTYPES",
     "FROM_TORCH",
     "INTEGER_DTYPES",
     "ITEMSIZE",
     "REDUCE_OPS",
+    "REDUCTIONS",
     "TORCH_DTYPES",
     "Algorithm",
     "DType",

@@ -13,8 +13,9 @@ import numpy as np
 
 import oracle
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
-MOVES = ("all_gather", "broadcast")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
+ROOTED = ("broadcast", "gather", "scatter", "reduce")
 NUMPY_DTYPES = tuple(name for name in oracle.DTYPES if "bf" not in name and "float8" not in name)
 
 _PERIOD = 100_003  # prime, so that no chunk of a long message repeats its neighbour
@@ -64,9 +65,17 @@ class Call:
         """Elements of the input and of the output."""
         many = self.numel * world
         return (
-            many if self.verb == "reduce_scatter" else self.numel,
-            many if self.verb == "all_gather" else self.numel,
+            many if self.verb in ("reduce_scatter", "scatter", "all_to_all") else self.numel,
+            many if self.verb in ("all_gather", "gather", "all_to_all") else self.numel,
         )
+
+    def gives(self, rank: int) -> bool:
+        """Whether a rank has an input."""
+        return self.verb not in ("broadcast", "scatter") or rank == self.root
+
+    def gets(self, rank: int) -> bool:
+        """Whether a rank has an output."""
+        return self.verb not in ("gather", "reduce") or rank == self.root
 
 
 def mixed(world: int, count: int, seed: int) -> list[Call]:
@@ -83,7 +92,7 @@ def mixed(world: int, count: int, seed: int) -> list[Call]:
                 dtype,
                 rng.choice([0, 1, 2, 5, 60, 500]),
                 rng.choice(["SUM", "MAX"]),
-                root=rng.randrange(world) if verb == "broadcast" else 0,
+                root=rng.randrange(world) if verb in ROOTED else 0,
                 places=(place,),
                 seed=rng.randrange(1000),
             )
@@ -147,14 +156,22 @@ def words_in(call: Call, rank: int, world: int) -> np.ndarray:
 
 
 def expected(call: Call, world: int) -> list[np.ndarray]:
-    """The bits that every rank must find in its output, by rank."""
+    """The bits that every rank must find in its output, by rank; none where it has no output."""
     if call.verb == "broadcast":
         return [words_in(call, call.root, world)] * world
+    if call.verb == "scatter":
+        return np.split(words_in(call, call.root, world), world)
     inputs = [words_in(call, rank, world) for rank in range(world)]
-    if call.verb == "all_gather":
-        return [np.concatenate(inputs)] * world
-    result = oracle.reduce(inputs, call.dtype, call.op, world)
-    return [result] * world if call.verb == "all_reduce" else np.split(result, world)
+    if call.verb == "all_to_all":
+        parts = [np.split(words, world) for words in inputs]
+        return [np.concatenate([row[rank] for row in parts]) for rank in range(world)]
+    if call.verb in ("all_gather", "gather"):
+        result = np.concatenate(inputs)
+    else:
+        result = oracle.reduce(inputs, call.dtype, call.op, world)
+    if call.verb == "reduce_scatter":
+        return np.split(result, world)
+    return [result if call.gets(rank) else result[:0] for rank in range(world)]
 
 
 def _too_far(call: Call, world: int, rank: int, got: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from harness import Pool, Rank
 
 _GUARD_BYTES = 64
 _POISON = 0xA5
+_ALL = slice(None)
 _ARENA_BYTES = 320 << 20  # address space; pages come when they are touched
 _arenas: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
 
@@ -105,14 +106,24 @@ class Memory:
             whole = torch.frombuffer(self._bytes, dtype=torch_dtype, count=count, offset=start)
         self.array = whole[::step]
 
-    def words(self) -> np.ndarray:
+    def words(self, part: slice = _ALL) -> np.ndarray:
         """The bits of the elements, in an array of its own."""
-        return self._cells.flatten().view(self._word)
+        return self._cells[part].flatten().view(self._word)
+
+    def copy(self) -> np.ndarray:
+        """All the bytes, in an array of its own."""
+        return self._bytes.copy()
 
     def fill(self, words: np.ndarray, first: int = 0) -> None:
         """Put words in, from an element on."""
         rows = words.view(np.uint8).reshape(-1, self._size)
         self._cells[first : first + len(rows)] = rows
+
+    def put_back(self, part: slice, copy: np.ndarray) -> None:
+        """Make some elements what they were when all bytes were copied."""
+        before = copy[len(self._before) : len(copy) - len(self._after)]
+        rows = before.reshape(len(self._cells), self._size + self._gaps.shape[1])
+        self._cells[part] = rows[part, : self._size]
 
     def untouched_around(self) -> bool:
         """Whether everything around the elements still holds the poison."""
@@ -133,44 +144,50 @@ class Started:
         if any("symmetric" in some.kinds for some in call.places):
             halves = arena_of(comm).chunk(2)  # collective: also where this rank needs none
         num_in, num_out = call.numels(world)
-        shared = place.in_place or call.verb == "broadcast"
+        in_place = place.in_place and call.verb != "all_to_all"  # where it has no meaning
+        shared = in_place or call.verb == "broadcast"
         there = place if shared else place.output or place
         num_out_here = max(num_in, num_out) if shared else num_out
         self._output = Memory(call.dtype, num_out_here, there, halves[0])
         self._input = self._output if shared else Memory(call.dtype, num_in, place, halves[1])
         # In place, the smaller argument is this rank's chunk of the larger one.
-        self._first = rank * call.numel if shared and num_in != num_out else 0
-        self._given = words_in(call, rank, world)
-        gives = call.verb != "broadcast" or rank == call.root
-        if gives:
-            self._input.fill(self._given, self._first if num_in < num_out else 0)
-        part = slice(self._first, self._first + call.numel)
+        first = rank * call.numel if shared and num_in != num_out else 0
+        if call.gives(rank):
+            self._input.fill(words_in(call, rank, world), first if num_in < num_out else 0)
+        part = slice(first, first + call.numel)
         ins, outs = self._input.array, self._output.array
-        if shared:
-            ins = ins[part] if num_in < num_out else ins
-            outs = outs[part] if num_out < num_in else outs
+        self._outputs = slice(0, num_out)
+        if shared and num_in < num_out:
+            ins = ins[part]
+        elif shared and num_out < num_in:
+            outs, self._outputs = outs[part], part
+        self._before = self._input.copy(), self._output.copy()
         self.work = make(comm, call, ins, outs, async_op)
 
     def result(self) -> Result:
         """Wait if it is asynchronous; the bits of the output, and what else is wrong."""
         if self.work is not None:
             self.work.wait()
-        words = self._output.words()
-        scattered_in_place = self._input is self._output and self._call.verb == "reduce_scatter"
-        kept = words if scattered_in_place else self._input.words()
+        call, shared = self._call, self._input is self._output
+        words = self._output.words(self._outputs)
+        if call.gets(self._rank):
+            self._output.put_back(self._outputs, self._before[1])
         problem = ""
-        if not (self._output.untouched_around() and self._input.untouched_around()):
-            problem = "wrote outside its output"
-        if scattered_in_place:
-            lanes = oracle.lanes(self._call.dtype)
-            first, last = self._first * lanes, (self._first + self._call.numel) * lanes
-            words = words[first:last].copy()
-            kept[first:last] = self._given[first:last]
-        if (scattered_in_place or self._input is not self._output) and not np.array_equal(
-            kept, self._given
-        ):
+        if not shared and not np.array_equal(self._input.copy(), self._before[0]):
             problem = "changed its input"
-        return words, problem and f"{self._call} on rank {self._rank} {problem}"
+        elif not np.array_equal(self._output.copy(), self._before[1]):
+            problem = "wrote outside its output"
+        if not call.gets(self._rank):
+            words = words[:0]
+        return words, problem and f"{call} on rank {self._rank} {problem}"
+
+
+def split(array: Any, count: int) -> list[Any]:
+    """Equal parts of an array of one dimension."""
+    numel = len(array) // count
+    return [array[start : start + numel] for start in range(0, numel * count, numel or 1)] or [
+        array
+    ] * count
 
 
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
@@ -193,4 +210,17 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
         return fastcoll.reduce_scatter_tensor(outs, ins, op, comm, **options)
     if call.verb == "all_gather":
         return fastcoll.all_gather_into_tensor(outs, ins, comm, **options)
+    if call.verb == "reduce":
+        if ins is not outs:
+            options["out"] = outs
+        return fastcoll.reduce(ins, call.root, op, comm, **options)
+    if call.verb == "all_to_all":
+        return fastcoll.all_to_all_single(outs, ins, group=comm, **options)
+    at_root = comm.rank == call.root
+    if call.verb == "gather":
+        parts = split(outs, comm.world_size) if at_root else None
+        return fastcoll.gather(ins, parts, call.root, comm, **options)
+    if call.verb == "scatter":
+        parts = split(ins, comm.world_size) if at_root else None
+        return fastcoll.scatter(outs, parts, call.root, comm, **options)
     return fastcoll.broadcast(ins, call.root, comm, **options)

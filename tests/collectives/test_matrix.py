@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from calls import MOVES, NUMPY_DTYPES, REDUCTIONS, Call, Place, mixed
+from calls import MOVES, NUMPY_DTYPES, REDUCTIONS, ROOTED, Call, Place, mixed
 from perform import check, make
 
 import oracle
@@ -21,6 +21,14 @@ from harness import Pool, Pools, Rank, Setup
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
+
+
+def algorithms_of(verb: str) -> tuple[str, ...]:
+    if verb == "reduce":
+        return ALGORITHMS[:3]
+    return ALGORITHMS if verb in REDUCTIONS else ("auto",)
+
+
 PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
 MEANINGLESS = [
     (dtype, op) for dtype in oracle.DTYPES for op in oracle.OPS if op not in oracle.ops_of(dtype)
@@ -59,13 +67,16 @@ def reductions(world: int, sizes: list[int], rounds: int) -> Iterator[Call]:
     turn = itertools.count()
     for _ in range(rounds):
         for (dtype, op), verb, algorithm in itertools.product(PAIRS, REDUCTIONS, ALGORITHMS):
+            if algorithm not in algorithms_of(verb):
+                continue
             numel = sizes[next(turn) % len(sizes)]
             numerics = "fast" if algorithm == "ring" and oracle.order_matters(dtype, op) else None
             # The second call of its kind takes the library's short way.
             for _ in range(2 if algorithm == "auto" else 1):
                 seed = int(rng.integers(100_000))
                 spots = places(rng, dtype)
-                yield Call(verb, dtype, numel, op, algorithm, numerics, 0, spots, seed)
+                root = int(rng.integers(world)) if verb == "reduce" else 0
+                yield Call(verb, dtype, numel, op, algorithm, numerics, root, spots, seed)
 
 
 def moves(world: int, sizes: list[int], rounds: int) -> Iterator[Call]:
@@ -74,7 +85,7 @@ def moves(world: int, sizes: list[int], rounds: int) -> Iterator[Call]:
     for _ in range(rounds):
         for dtype, verb in itertools.product(oracle.DTYPES, MOVES):
             numel = sizes[next(turn) % len(sizes)]
-            for root in range(world if verb == "broadcast" else 1):
+            for root in range(world if verb in ROOTED else 1):
                 seed = int(rng.integers(100_000))
                 yield Call(verb, dtype, numel, root=root, places=places(rng, dtype), seed=seed)
 
@@ -93,7 +104,8 @@ def test_the_generator_covers_what_it_says() -> None:
         (*pair, algorithm) for pair in PAIRS for algorithm in ALGORITHMS
     }
     assert {call.numel for call in cases} >= set(small_sizes(4))
-    assert {call.root for call in cases if call.verb == "broadcast"} == {0, 1, 2, 3}
+    for verb in ROOTED:
+        assert {call.root for call in cases if call.verb == verb} == {0, 1, 2, 3}
     kinds = ("private", "symmetric", "strided", "numpy")
     spots = [spot for call in cases for spot in call.places]
     assert {(one.kind, one.output.kind) for one in spots} == set(itertools.product(kinds, kinds))
@@ -129,9 +141,9 @@ def boundaries() -> list[int]:
 def test_one_element_around_the_boundaries(pools: Pools, world: int) -> None:
     calls = []
     for num_bytes, verb in itertools.product(boundaries(), (*REDUCTIONS, *MOVES)):
-        algorithms = ALGORITHMS if verb in REDUCTIONS else ("auto",)
+        algorithms = algorithms_of(verb)
         for algorithm, dtype in zip(algorithms, itertools.cycle(("int32", "uint8")), strict=False):
-            parts = world if verb == "reduce_scatter" else 1
+            parts = world if verb in ("reduce_scatter", "scatter", "all_to_all") else 1
             middle = num_bytes // oracle.itemsize(dtype) // parts
             for numel in (middle - 1, middle, middle + 1, middle + world):
                 spots = (Place("private", numel % 3), Place("symmetric", 1, output=Place()))

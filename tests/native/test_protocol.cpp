@@ -87,26 +87,47 @@ struct Step {
   uint64_t salt;
 };
 
+size_t num_input_parts(Verb verb, int world_size) {
+  const bool many =
+      verb == Verb::reduce_scatter || verb == Verb::scatter || verb == Verb::all_to_all;
+  return many ? size_t(world_size) : 1;
+}
+size_t num_output_parts(Verb verb, int world_size) {
+  const bool many = verb == Verb::all_gather || verb == Verb::gather || verb == Verb::all_to_all;
+  return many ? size_t(world_size) : 1;
+}
+
 Step draw_step(std::mt19937_64& random, int world_size) {
   const auto pick = [&](uint64_t n) { return random() % n; };
   Plan plan;
   // Verbs in which some rank does not wait are the ones after which reuse goes wrong.
-  plan.verb = pick(3) == 0 ? Verb::broadcast : Verb(pick(kNumVerbs));
+  constexpr Verb kSomeWait[] = {Verb::broadcast, Verb::gather, Verb::scatter, Verb::reduce};
+  plan.verb = pick(3) == 0 ? kSomeWait[pick(4)] : Verb(pick(kNumVerbs));
   plan.dtype = DType::int32;
   plan.op = Op::sum;
   plan.segment_bytes = uint32_t(32 << 10);
-  plan.root = plan.verb == Verb::broadcast ? int(pick(uint64_t(world_size))) : 0;
+  plan.root = verb_has_root(plan.verb) ? int(pick(uint64_t(world_size))) : 0;
   constexpr uint64_t kMost[] = {4, 100, 2000, 20000, 100000};
   plan.numel = plan.verb == Verb::barrier ? 0 : pick(kMost[pick(5)]);
-  const bool reduces = plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter;
-  if (plan.verb == Verb::reduce_scatter) plan.numel /= uint64_t(world_size);
-  const size_t staged_bytes =
-      plan.numel * 4 * (plan.verb == Verb::reduce_scatter ? size_t(world_size) : 1);
-  plan.algorithm = reduces ? Algorithm(pick(4)) : Algorithm::direct;
+  const bool reduces = verb_reduces(plan.verb);
+  const size_t num_parts = num_input_parts(plan.verb, world_size);
+  plan.numel /= num_parts;
+  const size_t staged_bytes = plan.numel * 4 * num_parts;
+  plan.algorithm = reduces ? Algorithm(pick(plan.verb == Verb::reduce ? 2 : 4)) : Algorithm::direct;
   plan.inlined = staged_bytes <= kInlineMaxBytes && pick(3) != 0 &&
                  (!reduces || plan.algorithm == Algorithm::one_shot);
   if (plan.verb == Verb::barrier) plan.inlined = true;
+  if (plan.verb == Verb::all_to_all && !plan.inlined && pick(2)) {  // numel: the most of a part
+    plan.splits = kCountedSplits;
+    plan.inlined = false;
+  }
   return {make_plan(plan), random()};
+}
+
+// Elements that one rank gives another in an all_to_all.
+size_t part_numel(const Step& step, int from, int to) {
+  if (step.plan.splits != kCountedSplits) return step.plan.numel;
+  return mix64(step.salt + uint64_t(from) * 64 + uint64_t(to)) % (step.plan.numel + 1);
 }
 
 int32_t value_of(uint64_t salt, int rank, size_t i) {
@@ -122,10 +143,8 @@ struct Buffers {
 
 void place(Buffers& buffers, const Step& step, int world_size, int rank, std::byte* arena,
            std::minstd_rand& random) {
-  const size_t world = size_t(world_size);
-  size_t in = step.plan.numel, out = step.plan.numel;
-  if (step.plan.verb == Verb::reduce_scatter) in *= world;
-  if (step.plan.verb == Verb::all_gather) out *= world;
+  const size_t in = step.plan.numel * num_input_parts(step.plan.verb, world_size);
+  const size_t out = step.plan.numel * num_output_parts(step.plan.verb, world_size);
   buffers.private_input.assign(in + 1, 0);
   buffers.private_output.assign(out + 1, -1);
   const size_t half = kArenaBytes / 2 / sizeof(int32_t);
@@ -139,18 +158,53 @@ void place(Buffers& buffers, const Step& step, int world_size, int rank, std::by
   if (!in_place) std::fill_n(buffers.output, out, -1);
 }
 
+void require(bool right, const Step& step, int world_size, int rank, size_t i) {
+  if (right) return;
+  std::fprintf(stderr, "WRONG: rank %d of %d, %s by %s: element %zu\n", rank, world_size,
+               describe(step.plan).c_str(), describe_choice(step.plan).c_str(), i);
+  std::exit(1);
+}
+
+void verify_parts(const Step& step, int world_size, int rank, const int32_t* output) {
+  size_t at = 0;
+  for (int peer = 0; peer < world_size; ++peer) {
+    size_t start = 0;  // of this rank's part in the peer's message
+    for (int to = 0; to < rank; ++to) start += part_numel(step, peer, to);
+    for (size_t i = 0; i < part_numel(step, peer, rank); ++i, ++at)
+      require(output[at] == value_of(step.salt, peer, start + i), step, world_size, rank, at);
+  }
+}
+
+Parts counted_parts(const Step& step, int world_size, int rank, const Buffers& buffers) {
+  Parts parts{};
+  int32_t *in = buffers.input, *out = buffers.output;
+  for (int peer = 0; peer < world_size; ++peer) {
+    const size_t gives = part_numel(step, rank, peer), gets = part_numel(step, peer, rank);
+    parts.inputs[size_t(peer)] = {reinterpret_cast<std::byte*>(in), gives * sizeof *in};
+    parts.outputs[size_t(peer)] = {reinterpret_cast<std::byte*>(out), gets * sizeof *out};
+    in += gives;
+    out += gets;
+  }
+  return parts;
+}
+
 void verify(const Step& step, int world_size, int rank, const int32_t* output) {
   const Plan& plan = step.plan;
-  const size_t outputs =
-      plan.verb == Verb::all_gather ? plan.numel * size_t(world_size) : plan.numel;
+  if ((plan.verb == Verb::gather || plan.verb == Verb::reduce) && rank != plan.root) return;
+  const size_t outputs = plan.numel * num_output_parts(plan.verb, world_size);
+  if (plan.verb == Verb::all_to_all) return verify_parts(step, world_size, rank, output);
   for (size_t i = 0; i < outputs; ++i) {
     uint32_t expected = 0;
     switch (plan.verb) {
       case Verb::all_gather:
+      case Verb::gather:
         expected = uint32_t(value_of(step.salt, int(i / plan.numel), i % plan.numel));
         break;
       case Verb::broadcast:
         expected = uint32_t(value_of(step.salt, plan.root, i));
+        break;
+      case Verb::scatter:
+        expected = uint32_t(value_of(step.salt, plan.root, size_t(rank) * plan.numel + i));
         break;
       default: {
         const size_t at = i + (plan.verb == Verb::reduce_scatter ? size_t(rank) * plan.numel : 0);
@@ -158,12 +212,7 @@ void verify(const Step& step, int world_size, int rank, const int32_t* output) {
           expected += uint32_t(value_of(step.salt, peer, at));
       }
     }
-    if (uint32_t(output[i]) != expected) {
-      std::fprintf(stderr, "WRONG: rank %d of %d, %s by %s: element %zu is %d, expected %d\n", rank,
-                   world_size, describe(plan).c_str(), describe_choice(plan).c_str(), i, output[i],
-                   int(expected));
-      std::exit(1);
-    }
+    require(uint32_t(output[i]) == expected, step, world_size, rank, i);
   }
 }
 
@@ -193,7 +242,13 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
     for (const Step& step : steps) {
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
       if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
-      run(group, step.plan, buffers.input, buffers.output, host);
+      if (step.plan.splits == kCountedSplits) {
+        const Parts parts = counted_parts(step, world_size, rank, buffers);
+        Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
+        run(call, host, -1);
+      } else {
+        run(group, step.plan, buffers.input, buffers.output, host);
+      }
       verify(step, world_size, rank, buffers.output);
     }
   } catch (const Failure& failure) {

@@ -27,6 +27,19 @@ WAITS = {
     ),
     "broadcast": lambda comm: comm.broadcast(torch.ones(3), 2),
     "barrier": lambda comm: comm.barrier(),
+    "reduce": lambda comm: comm.reduce(torch.ones(50_000), 0, algorithm="two_shot"),
+    "all_to_all": lambda comm: comm.all_to_all_single(
+        torch.ones(4 * comm.world_size), torch.ones(4 * comm.world_size)
+    ),
+    "counted all_to_all": lambda comm: comm.all_to_all(
+        [torch.ones(4) for _ in range(comm.world_size)], [torch.ones(4)] * comm.world_size
+    ),
+    "scatter": lambda comm: comm.scatter(
+        torch.ones(3), [torch.ones(3)] * comm.world_size if comm.rank == 2 else None, 2
+    ),
+    "uneven all_gather": lambda comm: comm.all_gather(
+        [torch.ones(rank) for rank in range(comm.world_size)], torch.ones(comm.rank)
+    ),
     "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
     "empty": lambda comm: comm.empty((4,)),
 }

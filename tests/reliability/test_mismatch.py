@@ -44,6 +44,20 @@ def call(comm: object, request: Request) -> None:
         fastcoll.all_gather_into_tensor(many, tensor, comm)
     elif request.verb == "broadcast":
         fastcoll.broadcast(tensor, request.root, comm)
+    elif request.verb == "reduce":
+        fastcoll.reduce(tensor, request.root, op, comm, **how)
+    elif request.verb == "gather":
+        parts = list(many.chunk(comm.world_size)) if comm.rank == request.root else None
+        fastcoll.gather(tensor, parts, request.root, comm)
+    elif request.verb == "scatter":
+        parts = list(many.chunk(comm.world_size)) if comm.rank == request.root else None
+        fastcoll.scatter(tensor, parts, request.root, comm)
+    elif request.verb == "all_to_all":
+        fastcoll.all_to_all_single(torch.empty_like(many), many, group=comm)
+    elif request.verb == "uneven all_gather":
+        sizes = [request.numel + rank for rank in range(comm.world_size)]
+        parts = [torch.empty(size, dtype=kind) for size in sizes]
+        fastcoll.all_gather(parts, torch.ones(sizes[comm.rank], dtype=kind), comm)
     else:
         fastcoll.barrier(comm)
 
@@ -114,6 +128,32 @@ DIFFERENCES = {
         "numel=60000",
         "numel=60001",
     ),
+    "verb, all_to_all": (Request(), Request("all_to_all"), "all_reduce", "all_to_all"),
+    "verb, reduce": (Request(), Request("reduce"), "all_reduce", "reduce("),
+    "numel of an all_to_all": (
+        Request("all_to_all"),
+        Request("all_to_all", 102),
+        "numel=100",
+        "numel=102",
+    ),
+    "dtype of a large all_to_all": (
+        Request("all_to_all", 50_000),
+        Request("all_to_all", 50_000, "int32"),
+        "float32",
+        "int32",
+    ),
+    "sizes of an uneven all_gather": (
+        Request("uneven all_gather"),
+        Request("uneven all_gather", 99),
+        "uneven parts",
+        "numel=",
+    ),
+    "uneven or not": (
+        Request("uneven all_gather"),
+        Request("all_gather"),
+        "uneven parts",
+        "numel=100)",
+    ),
     "dtype of a large reduce_scatter": (
         Request("reduce_scatter", 50_000),
         Request("reduce_scatter", 50_000, "int32"),
@@ -134,7 +174,23 @@ def test_each_field(pools: Pools, name: str, world: int, who: int) -> None:
         assert that in row[-1].text
 
 
-BROADCASTS = {
+# Verbs in which some rank waits for nobody: it learns of it in its next call.
+ROOTED = {
+    f"{field} of {verb}": (
+        Request(verb),
+        Request(verb, **other),
+        this,
+        that,
+    )
+    for verb, root in (("reduce", "dst"), ("gather", "dst"), ("scatter", "src"))
+    for field, other, this, that in (
+        ("root", {"root": 1}, f"{root}=0", f"{root}=1"),
+        ("numel", {"numel": 99}, "numel=100", "numel=99"),
+        ("dtype", {"dtype": "int32"}, "float32", "int32"),
+        ("size", {"numel": 90_000}, "numel=100", "numel=90000"),
+    )
+}
+BROADCASTS = ROOTED | {
     "root": (Request("broadcast", root=0), Request("broadcast", root=1), "src=0", "src=1"),
     "numel": (Request("broadcast"), Request("broadcast", 99), "numel=100", "numel=99"),
     "large": (Request("broadcast", 90_000), Request("broadcast", 90_001), "90000", "90001"),
@@ -144,7 +200,7 @@ BROADCASTS = {
 
 @pytest.mark.parametrize("name", BROADCASTS)
 @pytest.mark.parametrize(("world", "who"), [(2, 0), (2, 1), (3, 1), (3, 2)])
-def test_broadcast(pools: Pools, name: str, world: int, who: int) -> None:
+def test_verbs_with_a_root(pools: Pools, name: str, world: int, who: int) -> None:
     usual, odd, this, that = BROADCASTS[name]
     rows = pools(world).run(disagree, usual, odd, who, 2)
     for row in rows:

@@ -28,6 +28,16 @@ WAYS = {
     ),
     "broadcast": lambda comm: comm.broadcast(torch.ones(3), 1),
     "barrier": lambda comm: comm.barrier(),
+    "reduce": lambda comm: comm.reduce(torch.ones(50_000), 0, algorithm="two_shot"),
+    "all_to_all": lambda comm: comm.all_to_all_single(
+        torch.ones(4 * comm.world_size), torch.ones(4 * comm.world_size)
+    ),
+    "counted all_to_all": lambda comm: comm.all_to_all(
+        [torch.ones(4) for _ in range(comm.world_size)], [torch.ones(4)] * comm.world_size
+    ),
+    "scatter": lambda comm: comm.scatter(
+        torch.ones(3), [torch.ones(3)] * comm.world_size if comm.rank == 1 else None, 1
+    ),
     "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
     "empty": lambda comm: comm.empty((4,)),
     "new_group": lambda comm: comm.new_group(),
@@ -60,7 +70,16 @@ def test_a_rank_that_does_not_come(pools: Pools, way: str) -> None:
         assert 'group "world/' in first.text
         assert "FASTCOLL_TIMEOUT_S" in first.text
         verb = way.split()[-1]
-        if verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):
+        if verb in (
+            "all_reduce",
+            "reduce_scatter",
+            "all_gather",
+            "broadcast",
+            "barrier",
+            "reduce",
+            "all_to_all",
+            "scatter",
+        ):
             assert f"{verb}(" in first.text
         assert second.kind == "CollectiveTimeout"
         assert second.seconds < 0.3

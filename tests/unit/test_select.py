@@ -10,9 +10,20 @@ from hypothesis import strategies as st
 from fastcoll import _C, algorithms
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.selection import select
-from fastcoll.types import Algorithm, DType, Op, Request, Verb, order_matters, supported_ops
+from fastcoll.types import (
+    COUNTED,
+    REDUCTIONS,
+    Algorithm,
+    DType,
+    Op,
+    Request,
+    Verb,
+    order_matters,
+    supported_ops,
+)
 
-REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter)
+ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
+PASSES_ON = ("ring", "chain")
 
 
 @st.composite
@@ -26,11 +37,12 @@ def requests(draw: st.DrawFn, algorithm: str = "auto") -> Request:
         dtype=dtype,
         op=draw(st.sampled_from(supported_ops(dtype))) if reduces else Op.SUM,
         numel=0 if verb is Verb.barrier else draw(st.integers(0, 1 << 40)),
-        root=draw(st.integers(0, world - 1)) if verb is Verb.broadcast else 0,
+        root=draw(st.integers(0, world - 1)) if verb in ROOTED else 0,
         world_size=world,
         algorithm=algorithm,
         numerics=draw(st.sampled_from(["same_bits", "fast"])) if reduces else "same_bits",
         num_cpus=draw(st.integers(1, 256)),
+        splits=draw(st.sampled_from([0, COUNTED])) if verb is Verb.all_to_all else 0,
     )
 
 
@@ -42,6 +54,8 @@ def test_every_request_has_one_plan_and_it_is_sound(request: Request) -> None:
     again = _C.Plan(*plan.args())  # the core accepts it
     assert (again.verb, again.dtype, again.op) == (request.verb, request.dtype, request.op)
     assert (again.numel, again.root) == (request.numel, request.root)
+    assert again.splits == request.splits
+    assert not (again.inline and again.splits == COUNTED)  # the sizes are not known yet
     assert (again.algorithm == Algorithm.direct) == (request.verb not in REDUCTIONS)
     if again.inline:
         assert request.staged_bytes <= _C.K_INLINE_MAX_BYTES
@@ -63,7 +77,8 @@ def test_the_order_of_the_candidates_does_not_matter(request: Request, order: li
 @given(requests(), st.sampled_from(["one_shot", "two_shot", "ring", "chain"]))
 def test_what_is_asked_for_is_taken_or_refused(request: Request, name: str) -> None:
     asked = dataclasses.replace(request, algorithm=name)
-    allowed = request.verb in REDUCTIONS and not (
+    allowed = request.verb in REDUCTIONS and not (request.verb is Verb.reduce and name in PASSES_ON)
+    allowed = allowed and not (
         name == "ring"
         and request.numerics == "same_bits"
         and order_matters(request.dtype, request.op)

@@ -13,7 +13,7 @@ name = "chain"
 
 def admits(request: Request) -> str | None:
     """Return None if chain can run the request, else the reason."""
-    return shared.not_a_reduction(request)
+    return shared.not_a_chain(request)
 
 
 def estimate_us(request: Request) -> float:

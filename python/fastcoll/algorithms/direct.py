@@ -3,14 +3,14 @@
 
 from fastcoll.algorithms import shared
 from fastcoll.plan import Plan
-from fastcoll.types import Algorithm, Request
+from fastcoll.types import REDUCTIONS, Algorithm, Request
 
 name = "direct"
 
 
 def admits(request: Request) -> str | None:
     """Return None if direct can run the request, else the reason."""
-    if request.verb in shared.REDUCTIONS:
+    if request.verb in REDUCTIONS:
         return f"direct only moves data; {request.verb.name} reduces"
     return None
 

@@ -14,7 +14,7 @@ name = "ring"
 
 def admits(request: Request) -> str | None:
     """Return None if ring can run the request, else the reason."""
-    if reason := shared.not_a_reduction(request):
+    if reason := shared.not_a_chain(request):
         return reason
     if request.numerics != "fast" and order_matters(request.dtype, request.op):
         return (

@@ -6,7 +6,7 @@ Decides the alpha-beta constants and the segment size. Must not know which algor
 
 from fastcoll import _C
 from fastcoll.plan import Plan
-from fastcoll.types import Algorithm, Request, Verb
+from fastcoll.types import COUNTED, REDUCTIONS, Algorithm, Request, Verb
 
 # measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
 # AVX-512; best windows.
@@ -22,8 +22,6 @@ SWITCH_US = 7.5
 SEGMENT_BYTES = 128 << 10
 SHARED_SEGMENT_BYTES = 64 << 10
 
-REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter)
-
 
 def sync_us(request: Request) -> float:
     """Return the time of one synchronisation of all ranks."""
@@ -38,7 +36,7 @@ def share(request: Request) -> float:
 
 def fits_inline(request: Request) -> bool:
     """Return whether the message can travel in the flag lines."""
-    return request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+    return request.splits != COUNTED and request.staged_bytes <= _C.K_INLINE_MAX_BYTES
 
 
 def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -> Plan:
@@ -53,6 +51,7 @@ def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -
         segment_bytes=SEGMENT_BYTES if share(request) == 1 else SHARED_SEGMENT_BYTES,
         fast_numerics=request.numerics == "fast",
         inline=inline,
+        splits=request.splits,
     )
 
 
@@ -61,3 +60,10 @@ def not_a_reduction(request: Request) -> str | None:
     if request.verb in REDUCTIONS:
         return None
     return f"{request.verb.name} moves data and has one algorithm, direct"
+
+
+def not_a_chain(request: Request) -> str | None:
+    """Return why an algorithm that passes partial results on can't run a verb, else None."""
+    if request.verb is Verb.reduce:
+        return "reduce has the algorithms one_shot and two_shot"
+    return not_a_reduction(request)

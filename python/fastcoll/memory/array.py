@@ -142,14 +142,15 @@ def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
         UsageError: They overlap in part.
     """
     same = (first.ptr, first.shape, first.strides_bytes)
-    if same == (second.ptr, second.shape, second.strides_bytes) or not _overlap(first, second):
+    if same == (second.ptr, second.shape, second.strides_bytes) or not overlap(first, second):
         return
     if first.dense and second.dense and (first.ptr, first.numel) == (second.ptr, second.numel):
         return
     raise UsageError(f"{what} overlap in part; pass separate memory, or the same for both")
 
 
-def _overlap(first: ArrayView, second: ArrayView) -> bool:
+def overlap(first: ArrayView, second: ArrayView) -> bool:
+    """Return whether two arrays share an element; also if that is too hard to tell."""
     if first.numel == 0 or second.numel == 0:
         return False
     if first.dense and second.dense:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.plan import Plan
-from fastcoll.types import Request, Verb
+from fastcoll.types import REDUCTIONS, Request
 
 
 class Candidate(Protocol):
@@ -76,7 +76,7 @@ def _requested(
             )
         return Choice(candidate.plan(request), reasons)
     names = ["auto", *(c.name for c in candidates)]
-    if request.verb in (Verb.all_reduce, Verb.reduce_scatter):
+    if request.verb in REDUCTIONS:
         names.remove("direct")
     raise UsageError(
         f'there is no algorithm "{request.algorithm}"; the algorithms are {", ".join(names)}'

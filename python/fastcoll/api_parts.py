@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the module whose calls always go through Python.
+
+Decides which group and which of its ranks a call means; the rest is in the group's methods.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from fastcoll.communicator import Communicator
+from fastcoll.errors import UsageError
+from fastcoll.groups import communicator_of
+from fastcoll.memory.array import Array
+from fastcoll.types import ReduceOp
+from fastcoll.work import Work
+
+GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
+
+
+def member_of(group: GroupLike, verb: str) -> Communicator | None:
+    """Return the communicator that `group` means; None and a warning if this rank is not in it."""
+    comm = communicator_of(group)
+    if comm is None:
+        warnings.warn(f"{verb}: this rank is not in the group", stacklevel=3)
+    return comm
+
+
+def rank_in(group: GroupLike, rank: int, name: str) -> int:
+    """Return the group rank that is meant: torch process groups are given global ranks."""
+    if not isinstance(group, ProcessGroup):
+        return rank
+    try:
+        return dist.get_group_rank(group, rank)
+    except ValueError as error:
+        raise UsageError(f"{name}={rank}: {error}") from None
+
+
+def reduce(
+    tensor: Array,
+    dst: int,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; rank `dst` gets the result. Collective.
+
+    Args:
+        tensor: What this rank gives; overwritten with the result on rank `dst` unless `out` is
+            given, left alone on the others.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
+        algorithm: "auto", "one_shot" or "two_shot".
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "reduce")
+    return (
+        None
+        if comm is None
+        else comm.reduce(
+            tensor,
+            rank_in(group, dst, "dst"),
+            op,
+            async_op,
+            out=out,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        )
+    )
+
+
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Gather the tensors of all ranks into a list, on every rank. Collective.
+
+    Args:
+        tensor_list: Where the tensor of each rank goes. Their sizes may differ from each other,
+            and must be the same on all ranks.
+        tensor: What this rank gives: as many elements as `tensor_list[rank]`.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "all_gather")
+    return (
+        None
+        if comm is None
+        else comm.all_gather(tensor_list, tensor, async_op, timeout_s=timeout_s)
+    )
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce lists of tensors over all ranks; rank r gets the r-th result. Collective.
+
+    Args:
+        output: Where this rank's result goes.
+        input_list: What this rank gives for each rank. Shapes may differ from each other, and
+            must be the same on all ranks; then there is a reduce for each rank. Tensors that
+            don't lie one after another are copied first.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot", "two_shot", "ring" or "chain".
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "reduce_scatter")
+    return (
+        None
+        if comm is None
+        else comm.reduce_scatter(
+            output,
+            input_list,
+            op,
+            async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        )
+    )
+
+
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int = 0,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Gather the tensors of all ranks into a list on rank `dst`. Collective.
+
+    Args:
+        tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        gather_list: On rank `dst`, where the tensor of each rank goes; None on the others.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "gather")
+    root = rank_in(group, dst, "dst")
+    return (
+        None
+        if comm is None
+        else comm.gather(tensor, gather_list, root, async_op, timeout_s=timeout_s)
+    )
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int = 0,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Give every rank its tensor of a list on rank `src`. Collective.
+
+    Args:
+        tensor: Where this rank's tensor goes, of the same number of elements and dtype everywhere.
+        scatter_list: On rank `src`, what goes to each rank; None on the others.
+        src: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "scatter")
+    root = rank_in(group, src, "src")
+    return (
+        None
+        if comm is None
+        else comm.scatter(tensor, scatter_list, root, async_op, timeout_s=timeout_s)
+    )
+
+
+def all_to_all_single(
+    output: Array | None,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | tuple[torch.Tensor, list[int]] | None:
+    """Give every rank its rows of a tensor, get this rank's rows of theirs. Collective.
+
+    Args:
+        output: Where the rows of rank 0, 1, ... go, one after another. None makes one: then every
+            rank gives `input_split_sizes` and no output, and gets the output with its split sizes.
+        input: What this rank gives: rows for rank 0, 1, ..., one after another.
+        output_split_sizes: Rows that come from each rank; None: equally many from each.
+        input_split_sizes: Rows that go to each rank; None: equally many to each. Split sizes of
+            either kind are given on every rank or on none.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+
+    Returns:
+        A Work if `async_op`; the output and its split sizes if `output` is None; else None.
+
+    Raises:
+        UsageError: Split sizes don't add up to the rows; nothing was sent.
+        DesyncError: A rank expects more or fewer elements than another one gives it.
+    """
+    comm = member_of(group, "all_to_all_single")
+    return (
+        None
+        if comm is None
+        else comm.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, async_op, timeout_s=timeout_s
+        )
+    )
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Give every rank its tensor of a list, get this rank's tensor of theirs. Collective.
+
+    Args:
+        output_tensor_list: Where the tensor of each rank goes; of any sizes.
+        input_tensor_list: What goes to each rank.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+
+    Raises:
+        DesyncError: A rank expects more or fewer elements than another one gives it.
+    """
+    comm = member_of(group, "all_to_all")
+    return (
+        None
+        if comm is None
+        else comm.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout_s=timeout_s)
+    )

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls whose input or output has a part for each rank: what a user asks for, and its checks.
+
+Decides how lists and split sizes become parts, and what of them all ranks must agree on. Must not
+know how a plan is chosen, nor queues.
+"""
+
+import operator
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+
+from fastcoll import _C
+from fastcoll.calls import checked_root, reduction_of
+from fastcoll.errors import UsageError
+from fastcoll.memory.array import (
+    Array,
+    ArrayView,
+    check_output,
+    copy_back,
+    dense_copy,
+    overlap,
+    view,
+)
+from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, ReduceOp, Verb
+
+_NAMES = {
+    Verb.all_gather: ("tensor", "tensor_list"),
+    Verb.reduce_scatter: ("input_list", "output"),
+    Verb.gather: ("tensor", "gather_list"),
+    Verb.scatter: ("scatter_list", "tensor"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsCall:
+    """A verb with its arguments, as the user gave them; a list has one array for each rank.
+
+    all_to_all has two arrays, cut by rows into `input_splits` and `output_splits` (None: equally),
+    or two lists.
+    """
+
+    verb: Verb
+    input: Array | Sequence[Array] | None
+    output: Array | Sequence[Array] | None
+    op: object = ReduceOp.SUM
+    root: object = 0
+    input_splits: Sequence[int] | None = None
+    output_splits: Sequence[int] | None = None
+    async_op: bool = False
+    algorithm: str = "auto"
+    numerics: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What a rank gives, or what it gets.
+
+    Attributes:
+        views: One array, or one for each rank.
+        numels: Elements of each rank's part; all of the array, if it is one that is not cut.
+    """
+
+    views: tuple[ArrayView, ...]
+    numels: tuple[int, ...]
+    cut: bool = True
+
+    def dense(self, *, fill: bool) -> "Side":
+        """Return a side that the core can read or write: with dense copies of strided arrays."""
+        if all(array.dense for array in self.views):
+            return self
+        views = (one if one.dense else dense_copy(one, fill=fill) for one in self.views)
+        return Side(tuple(views), self.numels, self.cut)
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return address and bytes of each rank's part."""
+        if len(self.views) == len(self.numels) and self.cut:
+            return [(array.ptr, array.num_bytes) for array in self.views]
+        [whole] = self.views
+        itemsize = ITEMSIZE[whole.dtype]
+        starts = accumulate(self.numels, initial=0) if self.cut else [0] * len(self.numels)
+        return [
+            (whole.ptr + start * itemsize, numel * itemsize)
+            for start, numel in zip(starts, self.numels, strict=False)
+        ]
+
+    def address(self) -> tuple[int, Array | None]:
+        """Return where the parts lie one after another, and what holds a copy made for that."""
+        parts = self.parts()
+        if all(first[0] + first[1] == second[0] for first, second in pairwise(parts)):
+            return parts[0][0], None
+        copy = torch.cat([torch.as_tensor(array.source).detach().flatten() for array in self.views])
+        return copy.data_ptr(), copy
+
+    def bring_back(self, dense: "Side") -> None:
+        """Write results in dense copies to the user's arrays."""
+        for array, copy in zip(self.views, dense.views, strict=True):
+            if copy is not array:
+                copy_back(array, copy)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOperands:
+    """The checked arguments of a call; a side is None where this rank gives or gets nothing."""
+
+    dtype: DType
+    op: Op
+    numel: int
+    root: int
+    input: Side | None
+    output: Side | None
+    splits: int = 0
+
+    def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
+        """Run the plan of this call, and bring the result to where the user wants it."""
+        source = self.input and self.input.dense(fill=True)
+        target = self.output and self.output.dense(fill=False)
+        if plan.verb == Verb.reduce_scatter and source and target:
+            address, copy = source.address()
+            group.run(plan, address, target.views[0].ptr, limit_s)
+            del copy
+        else:
+            given = source.parts() if source else []
+            group.run_parts(plan, given, target.parts() if target else [], limit_s)
+        if self.output and target:
+            self.output.bring_back(target)
+
+    def outputs(self) -> list[Array]:
+        """Return the arrays that hold the result once the call is complete."""
+        return [array.source for array in self.output.views] if self.output else []
+
+
+def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
+    """Check the arguments of a call.
+
+    Raises:
+        UsageError: They do not fit together.
+        UnsupportedError: Their memory, dtype or operation can't be had.
+    """
+    if call.verb is Verb.all_to_all:
+        return _all_to_all(call, rank, world_size)
+    input_name, output_name = _NAMES[call.verb]
+    root = 0
+    gives = gets = True
+    if call.verb is Verb.gather:
+        root = checked_root(call.root, "dst", world_size)
+        gets = rank == root
+    elif call.verb is Verb.scatter:
+        root = checked_root(call.root, "src", world_size)
+        gives = rank == root
+    source = _side(call.input, input_name, world_size) if gives else None
+    target = _side(call.output, output_name, world_size) if gets else None
+    _nothing_here(call, source, target)
+    dtype = _checked(source, target, input_name, output_name)
+    op = reduction_of(call.op, dtype) if call.verb is Verb.reduce_scatter else Op.SUM
+    single, listed = (source, target) if call.verb in _GATHERS else (target, source)
+    numel, splits = _fit(single, listed, rank, call.verb)
+    if source and target:
+        _check_apart(source, target, rank, own_part_may_be_one=True)
+    return PartsOperands(dtype, op, numel, root, source, target, splits)
+
+
+_GATHERS = (Verb.all_gather, Verb.gather)
+
+
+def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> None:
+    """Check that a list is given on the root alone."""
+    for side, given, name, who in (
+        (source, call.input, "scatter_list", "src"),
+        (target, call.output, "gather_list", "dst"),
+    ):
+        if side is None and given:
+            raise UsageError(f"{name} must be given on rank {who}={call.root} only")
+
+
+def _side(arrays: object, name: str, world_size: int) -> Side:
+    """Look at an array, or at a list of one for each rank."""
+    if not name.endswith("_list"):
+        one = view(arrays, name)
+        return Side((one,), (one.numel,) * world_size, cut=False)
+    if not isinstance(arrays, list | tuple):
+        raise UsageError(f"{name} must be a list of tensors, not {type(arrays).__name__}")
+    if len(arrays) != world_size:
+        raise UsageError(
+            f"{name} has {len(arrays)} tensors; a group of {world_size} ranks needs {world_size}"
+        )
+    views = tuple(view(array, f"{name}[{index}]") for index, array in enumerate(arrays))
+    return Side(views, tuple(array.numel for array in views))
+
+
+def _checked(source: Side | None, target: Side | None, input_name: str, output_name: str) -> DType:
+    for index, array in enumerate(target.views if target else ()):
+        check_output(array, f"{output_name}[{index}]" if len(target.views) > 1 else output_name)  # type: ignore[union-attr]
+    kinds = {array.dtype for side in (source, target) if side for array in side.views}
+    if len(kinds) != 1:
+        names = " and ".join(sorted(kind.name for kind in kinds))
+        raise UsageError(f"{input_name} and {output_name} need one dtype, not {names}")
+    return kinds.pop()
+
+
+def _fit(single: Side | None, listed: Side | None, rank: int, verb: Verb) -> tuple[int, int]:
+    """Check the sizes; return the message's numel, and what stands for uneven ones."""
+    if listed is None or single is None:
+        [one] = (single or listed).views  # type: ignore[union-attr]
+        return one.numel, 0
+    sizes = listed.numels
+    one = single.numels[0]
+    if sizes[rank] != one:
+        name = _NAMES[verb][1 if verb in _GATHERS else 0]
+        raise UsageError(
+            f"{name}[{rank}], this rank's part, has {sizes[rank]} elements, but "
+            f"{_NAMES[verb][0 if verb in _GATHERS else 1]} has {one}"
+        )
+    if len(set(sizes)) == 1:
+        return one, 0
+    if verb is not Verb.all_gather:
+        raise UsageError(f"{verb.name} needs parts of one size, not {list(sizes)}")
+    text = ",".join(map(str, sizes)).encode()
+    return sum(sizes), COUNTED + 1 + zlib.crc32(text)
+
+
+def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
+    lists = not isinstance(call.input, torch.Tensor | np.ndarray)
+    if lists:
+        names = ("input_tensor_list", "output_tensor_list")
+        source = _side(call.input, names[0], world_size)
+        target = _side(call.output, names[1], world_size)
+    else:
+        names = ("input", "output")
+        source = _cut(call.input, names[0], call.input_splits, world_size)
+        target = _cut(call.output, names[1], call.output_splits, world_size)
+    dtype = _checked(source, target, *names)
+    _check_apart(source, target, rank, own_part_may_be_one=False)
+    if lists or call.input_splits is not None or call.output_splits is not None:
+        if source.numels[rank] != target.numels[rank]:
+            raise UsageError(
+                f"{names[0]} gives rank {rank}, which is this one, {source.numels[rank]} elements, "
+                f"but {names[1]} expects {target.numels[rank]} from it"
+            )
+        return PartsOperands(dtype, Op.SUM, 0, 0, source, target, COUNTED)
+    if source.numels != target.numels:
+        raise UsageError(
+            f"input has {sum(source.numels)} elements and output has {sum(target.numels)}"
+        )
+    return PartsOperands(dtype, Op.SUM, source.numels[0], 0, source, target)
+
+
+def _cut(array: object, name: str, splits: Sequence[int] | None, world_size: int) -> Side:
+    """Cut an array by its first dimension."""
+    whole = view(array, name)
+    if not whole.shape:
+        raise UsageError(f"{name} has no dimension to be cut by")
+    rows = whole.shape[0]
+    if splits is None:
+        if rows % world_size:
+            raise UsageError(
+                f"{name} has {rows} rows, which {world_size} ranks can't share equally; give "
+                f"{name}_split_sizes, on every rank"
+            )
+        sizes = [rows // world_size] * world_size
+    else:
+        try:
+            sizes = [operator.index(size) for size in splits]
+        except TypeError:
+            raise UsageError(f"{name}_split_sizes must be integers, not {splits!r}") from None
+        if len(sizes) != world_size or min(sizes) < 0 or sum(sizes) != rows:
+            raise UsageError(
+                f"{name}_split_sizes {sizes} must be {world_size} numbers that add up to the "
+                f"{rows} rows of {name}"
+            )
+    row_numel = whole.numel // rows if rows else 0
+    return Side((whole,), tuple(size * row_numel for size in sizes))
+
+
+def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: bool) -> None:
+    """Check that outputs overlap neither each other nor an input."""
+    inputs = source.views
+    if own_part_may_be_one:
+        # In place: what this rank gives is its own part of what it gets, or the other way round.
+        index = rank if len(inputs) > 1 else 0
+        one, other = inputs[index], target.views[rank if len(target.views) > 1 else 0]
+        if (one.ptr, one.strides_bytes) == (other.ptr, other.strides_bytes):
+            inputs = inputs[:index] + inputs[index + 1 :]
+    arrays = [*target.views, *inputs]
+    if not _extents_meet(arrays, len(target.views)):
+        return
+    for index, output in enumerate(target.views):
+        if any(overlap(output, other) for other in arrays[index + 1 :]):
+            raise UsageError("an output overlaps another output or an input; pass separate memory")
+
+
+def _extents_meet(arrays: Sequence[ArrayView], num_outputs: int) -> bool:
+    """Return whether an output may overlap anything; cheap, and sometimes true for nothing."""
+    extents = []
+    for index, array in enumerate(arrays):
+        if array.numel == 0:
+            continue
+        steps = [
+            stride * (size - 1)
+            for stride, size in zip(array.strides_bytes, array.shape, strict=True)
+        ]
+        low = array.ptr + sum(min(step, 0) for step in steps)
+        high = array.ptr + sum(max(step, 0) for step in steps) + ITEMSIZE[array.dtype]
+        extents.append((low, high, index < num_outputs))
+    end_of_any = end_of_outputs = 0
+    for low, high, is_output in sorted(extents):
+        if low < (end_of_any if is_output else end_of_outputs):
+            return True
+        end_of_any = max(end_of_any, high)
+        end_of_outputs = max(end_of_outputs, high) if is_output else end_of_outputs
+    return False

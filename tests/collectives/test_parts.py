@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of any size: split sizes, lists, uneven all_gather and reduce_scatter.
+
+Decides the sizes; every element says which rank gave it to whom, so a part in a wrong place shows.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import Attempt, Pools, Rank, attempt
+
+WORLD = 3
+LARGE = 70_001  # elements of 4 bytes: several segments, and no whole number of them
+
+
+def given_to(giver: int, getter: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a rank gives to another one: its elements tell."""
+    return (torch.arange(numel) * 7 + giver * 3 + getter * 5).to(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffle:
+    """An all_to_all: rank i gives `rows[i][j]` rows of `width` elements to rank j."""
+
+    rows: tuple[tuple[int, ...], ...]
+    width: int
+    dtype: str
+    form: str  # "single", "list", "no output" or "strided"
+
+
+@st.composite
+def shuffles(draw: st.DrawFn) -> Shuffle:
+    sizes = st.one_of(st.just(0), st.integers(0, 40), st.just(LARGE))
+    row = st.tuples(*[sizes] * WORLD)
+    form = draw(st.sampled_from(["single", "list", "no output", "strided"]))
+    dtype = draw(st.sampled_from(["float32", "uint8", "int64", "bfloat16"]))
+    return Shuffle(draw(st.tuples(*[row] * WORLD)), draw(st.sampled_from([1, 1, 3])), dtype, form)
+
+
+def shuffle(rank: Rank, case: Shuffle) -> list[bool]:
+    """Whether what came from each rank is what it gave."""
+    import fastcoll
+
+    me, world = rank.rank, rank.world_size
+    dtype = getattr(torch, case.dtype)
+    ins = [given_to(me, to, case.rows[me][to] * case.width, dtype) for to in range(world)]
+    wants = [given_to(by, me, case.rows[by][me] * case.width, dtype) for by in range(world)]
+    splits = [row[me] for row in case.rows]
+    if case.form == "list":
+        outs = [torch.empty_like(want) for want in wants]
+        fastcoll.all_to_all(outs, ins, rank.comm)
+        return [torch.equal(out, want) for out, want in zip(outs, wants, strict=True)]
+    given = torch.cat(ins).view(-1, case.width)
+    before = given.clone()
+    if case.form == "no output":
+        out, got = fastcoll.all_to_all_single(None, given, None, case.rows[me], rank.comm)
+        assert got == splits
+    else:
+        out = torch.empty(sum(splits), case.width, dtype=dtype)
+        if case.form == "strided":
+            given, out = given.t().contiguous().t(), torch.stack([out, out], 1)[:, 0]
+        fastcoll.all_to_all_single(out, given, splits, case.rows[me], rank.comm)
+    parts = out.split(splits)
+    right = [torch.equal(p.reshape(-1), want) for p, want in zip(parts, wants, strict=True)]
+    return [*right, torch.equal(given, before)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=shuffles())
+def test_all_to_all_of_any_sizes(pools: Pools, case: Shuffle) -> None:
+    for row in pools(WORLD).run(shuffle, case):
+        assert all(row), case
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 5])
+def test_all_to_all_in_other_worlds(pools: Pools, world: int) -> None:
+    for form in ("single", "list", "no output", "strided"):
+        rows = tuple(tuple((i * 5 + j * 3) % 7 * 1000 for j in range(world)) for i in range(world))
+        for row in pools(world).run(shuffle, Shuffle(rows, 2, "float32", form)):
+            assert all(row)
+
+
+def symmetric_shuffle(rank: Rank, numel: int) -> list[bool]:
+    """From symmetric memory on the even ranks, of equal and of counted parts."""
+    import fastcoll
+
+    me, world, results = rank.rank, rank.world_size, []
+    symmetric = rank.comm.empty(world * numel)
+    private = torch.empty(world * numel)
+    for splits in (None, [numel] * world):
+        given = private if me % 2 else symmetric
+        given.copy_(torch.cat([given_to(me, to, numel, torch.float32) for to in range(world)]))
+        out = torch.empty_like(private)
+        fastcoll.all_to_all_single(out, given, splits, splits, rank.comm)
+        given.fill_(-1)  # it is ours again
+        want = torch.cat([given_to(by, me, numel, torch.float32) for by in range(world)])
+        results.append(torch.equal(out, want))
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_to_all_from_symmetric_memory(pools: Pools, world: int) -> None:
+    for _ in range(5):
+        assert pools(world).run(symmetric_shuffle, 50_000) == [[True, True]] * world
+
+
+def uneven(rank: Rank, sizes: list[int], numpy: bool) -> list[bool]:
+    """all_gather and reduce_scatter of lists, sync and async; whether all is right."""
+    import fastcoll
+
+    me, world, results = rank.rank, rank.world_size, []
+    for async_op in (False, True):
+        mine = given_to(me, 0, sizes[me], torch.float32)
+        outs = [torch.full((size,), -1.0) for size in sizes]
+        arrays: list[Any] = [out.numpy() for out in outs] if numpy else outs
+        work = fastcoll.all_gather(arrays, mine, rank.comm, async_op)
+        if work:
+            work.wait()
+        results += [
+            torch.equal(out, given_to(by, 0, size, torch.float32))
+            for by, (out, size) in enumerate(zip(outs, sizes, strict=True))
+        ]
+        ins = [given_to(me, to, size, torch.float32) for to, size in enumerate(sizes)]
+        out = torch.empty(sizes[me])
+        work = fastcoll.reduce_scatter(out, ins, group=rank.comm, async_op=async_op)
+        if work:
+            work.wait()
+        wants = [given_to(by, me, sizes[me], torch.float32) for by in range(world)]
+        results.append(torch.equal(out, torch.stack(wants).sum(0)))
+        before = [given_to(me, to, size, torch.float32) for to, size in enumerate(sizes)]
+        results += [torch.equal(*pair) for pair in zip(ins, before, strict=True)]
+    return results
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [0, 3, 600, 40_000])
+def test_lists_of_even_and_uneven_parts(pools: Pools, world: int, size: int) -> None:
+    for sizes in ([size] * world, [size * rank + rank for rank in range(world)]):
+        for numpy in (False, True):
+            for row in pools(world).run(uneven, sizes, numpy):
+                assert all(row)
+
+
+def in_place(rank: Rank) -> list[bool]:
+    """A rank's own part may be what it gives, or what it gets."""
+    import fastcoll
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    whole = torch.zeros(world, 9_000)
+    whole[me] = me + 1
+    fastcoll.all_gather(list(whole), whole[me], comm)
+    results = [bool((whole[by] == by + 1).all()) for by in range(world)]
+    whole = torch.full((world, 9_000), float(me))
+    fastcoll.gather(whole[me], list(whole) if me == 1 else None, 1, comm)
+    results += [bool((whole[by] == (by if me == 1 else me)).all()) for by in range(world)]
+    whole = torch.arange(world).float()[:, None].repeat(1, 9_000)
+    fastcoll.scatter(whole[me], list(whole) if me == 1 else None, 1, comm)
+    results += [bool((whole[by] == by).all()) for by in range(world)]
+    whole = torch.ones(world, 9_000)
+    fastcoll.reduce_scatter(whole[me], list(whole), group=comm)
+    return [
+        *results,
+        *(bool((whole[by] == (world if by == me else 1)).all()) for by in range(world)),
+    ]
+
+
+def test_a_ranks_own_part_in_place(pools: Pools) -> None:
+    for row in pools(3).run(in_place):
+        assert all(row)
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def counts_differ(rank: Rank, form: str) -> list[Attempt]:
+    """Rank 1 gives rank 2 one element more than rank 2 expects."""
+    group = rank.comm.new_group(timeout_s=15)
+    gives, gets = [4] * rank.world_size, [4] * rank.world_size
+    if rank.rank == 1:
+        gives[2] = 5
+    ins, outs = torch.ones(sum(gives)), torch.ones(sum(gets))
+    if form == "list":
+        args: tuple[Any, ...] = (list(outs.split(gets)), list(ins.split(gives)))
+        attempts = [attempt(group.all_to_all, *args)]
+    else:
+        attempts = [attempt(group.all_to_all_single, outs, ins, gets, gives)]
+    attempts.append(attempt(group.barrier))
+    group.close()
+    return attempts
+
+
+@pytest.mark.parametrize("form", ["single", "list"])
+def test_counts_that_do_not_match_are_named_on_every_rank(pools: Pools, form: str) -> None:
+    for row in pools(4).run(counts_differ, form):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "rank 1 gives 5 elements to rank 2, which expects 4" in one.text
+            assert one.seconds < 2
+
+
+def splits_on_one_rank(rank: Rank) -> Attempt:
+    group = rank.comm.new_group(timeout_s=15)
+    tensor, splits = torch.ones(4), [2, 2] if rank.rank else None
+    one = attempt(group.all_to_all_single, tensor.clone(), tensor, splits, splits)
+    group.close()
+    return one
+
+
+def test_split_sizes_on_some_ranks_only(pools: Pools) -> None:
+    for one in pools(2).run(splits_on_one_rank):
+        assert one.kind == "DesyncError"
+        assert "split sizes given" in one.text
+
+
+def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]:
+    """Calls that must be refused with UsageError, and words of the text."""
+    some, line = torch.ones(4), torch.arange(8.0 * world)
+    rows = [torch.ones(4) for _ in range(world)]
+    single = lambda *args: lambda comm: comm.all_to_all_single(*args)  # noqa: E731
+    return {
+        "too few outputs": (lambda c: c.all_gather(rows[1:], some), ("tensor_list", "ranks")),
+        "no list": (lambda c: c.all_gather(line, some), ("tensor_list", "list")),
+        "own size differs": (
+            lambda c: c.all_gather([torch.ones(5) for _ in rows], some),
+            ("tensor_list", "5", "4"),
+        ),
+        "dtypes": (lambda c: c.all_gather([r.double() for r in rows], some), ("dtype", "float64")),
+        "gather, no list": (lambda c: c.gather(some, None, c.rank), ("gather_list", "NoneType")),
+        "gather, list elsewhere": (
+            lambda c: c.gather(some, rows, (c.rank + 1) % world),
+            ("gather_list", "only"),
+        ),
+        "gather, root": (lambda c: c.gather(some, rows, world), ("dst", f"{world}")),
+        "scatter, root": (lambda c: c.scatter(some, rows, "0"), ("src", "'0'")),
+        "scatter, uneven": (
+            lambda c: c.scatter(
+                torch.ones(1), [torch.ones(1 + (r != c.rank)) for r in range(world)], c.rank
+            ),
+            ("scatter", "one size"),
+        ),
+        "reduce, root": (lambda c: c.reduce(some, -1), ("dst", "-1")),
+        "reduce, ring": (lambda c: c.reduce(some, 0, algorithm="chain"), ("reduce", "two_shot")),
+        "the same output twice": (lambda c: c.all_gather([some] * world, line[:4]), ("overlap",)),
+        "output over input": (single(line, line), ("overlap",)),
+        "output over a part of input": (
+            single(line[: 4 * world], line[world : 5 * world]),
+            ("overlap",),
+        ),
+        "rows": (single(torch.ones(world + 1), torch.ones(world + 1)), ("rows", "split_sizes")),
+        "sizes": (single(torch.ones(2 * world), torch.ones(world)), ("elements",)),
+        "splits' sum": (single(line.clone(), line, None, [1] * world), ("add up", "input")),
+        "splits' number": (single(line.clone(), line, [8 * world], None), ("output_split_sizes",)),
+        "splits below 0": (
+            single(line.clone(), line, None, [8 * world + 1, -1, *[0] * (world - 2)]),
+            ("input_split_sizes",),
+        ),
+        "splits no numbers": (single(line.clone(), line, None, ["a"] * world), ("integers",)),
+        "to itself": (
+            lambda c: c.all_to_all(
+                [torch.ones(2) for _ in rows], [torch.ones(1 + (r != c.rank)) for r in range(world)]
+            ),
+            ("this one", "expects 2"),
+        ),
+        "no output, no splits": (single(None, line), ("input_split_sizes",)),
+        "no dimension": (single(torch.tensor(1.0), torch.tensor(1.0)), ("dimension",)),
+        "expanded output": (
+            lambda c: c.all_gather([torch.ones(1).expand(4)] * world, some),
+            ("expanded",),
+        ),
+    }
+
+
+def make_mistakes(rank: Rank) -> list[str]:
+    """On one rank at a time, so that whatever was sent would be left over."""
+    wrong = []
+    for who in range(rank.world_size):
+        for name, (call, words) in mistakes(rank.world_size).items():
+            if rank.rank == who:
+                one = attempt(call, rank.comm)
+                kinds = ("UsageError", "UnsupportedError")
+                if one.kind not in kinds or any(word not in one.text for word in words):
+                    wrong.append(f"{name}: {one}")
+        out = [torch.empty(1) for _ in range(rank.world_size)]
+        rank.comm.all_gather(out, torch.tensor([float(rank.rank)]))
+        assert [part.item() for part in out] == list(range(rank.world_size))
+    return wrong
+
+
+def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
+    assert pools(3).run(make_mistakes) == [[]] * 3
+
+
+def by_torch_group(rank: Rank) -> list[Any]:
+    """A torch process group as group=: its roots are global ranks, as torch's are."""
+    import fastcoll
+
+    dist.init_process_group("gloo", store=rank.store, rank=rank.rank, world_size=3)
+    part = dist.new_group([2, 0])
+    results: list[Any] = []
+    tensor = torch.tensor([float(rank.rank + 1)])
+    if rank.rank == 1:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results.append(fastcoll.reduce(tensor, 2, group=dist.GroupMember.NON_GROUP_MEMBER))
+        results.append("not in the group" in str(caught[0].message))
+    else:
+        fastcoll.reduce(tensor, 2, group=part)
+        outs = [torch.empty(1), torch.empty(1)] if rank.rank == 2 else None
+        fastcoll.gather(tensor, outs, 2, part)
+        results.append([out.item() for out in outs] if outs else tensor.item())
+        results.append(attempt(fastcoll.gather, tensor, None, 1, part).kind)
+    fastcoll.destroy()
+    dist.destroy_process_group()
+    return results
+
+
+def test_roots_of_torch_groups_are_global_ranks(fresh_pool: Any) -> None:
+    from harness import Setup
+
+    rows = fresh_pool(3, Setup(init=False)).run(by_torch_group)
+    assert rows == [[1.0, "UsageError"], [None, True], [[1.0, 4.0], "UsageError"]]
+
+
+def numpy_shuffle(rank: Rank) -> list[float]:
+    import fastcoll
+
+    out = np.empty(rank.world_size)
+    fastcoll.all_to_all_single(out, np.arange(rank.world_size) + 10.0 * rank.rank, group=rank.comm)
+    return list(out)
+
+
+def test_numpy_arrays(pools: Pools) -> None:
+    assert pools(2).run(numpy_shuffle) == [[0.0, 10.0], [1.0, 11.0]]
