@@ -36,10 +36,13 @@ from fastcoll.errors import (
     UsageError,
 )
 from fastcoll.groups import destroy, init, new_group
+from fastcoll.integrations import torch_backend
 from fastcoll.types import ReduceOp
 from fastcoll.work import Work
 
 __version__ = library_version()
+
+torch_backend.register()
 
 __all__ = [
     "CollectiveTimeout",

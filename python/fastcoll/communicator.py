@@ -214,10 +214,11 @@ class Communicator(PartsMethods):
         *,
         timeout_s: float | None = None,
         numerics: str | None = None,
+        name: str = "world",
     ) -> "Communicator":
         """Make a group beside the default one, as `fastcoll.init` would. Collective."""
         exchange = StoreExchange(store, rank, world_size)
-        return connect(exchange, "world", resolve(timeout_s, numerics))
+        return connect(exchange, name, resolve(timeout_s, numerics))
 
     def new_group(
         self,

@@ -143,6 +143,12 @@ def _of_process_group(
         return comm
 
 
+def adopt(group: ProcessGroup, comm: Communicator) -> None:
+    """Let `comm` stand for a torch process group, which is made of it."""
+    with _state.lock:
+        _state.by_process_group[group] = comm
+
+
 def _forget_default() -> None:
     with _state.lock:
         _state.default = None

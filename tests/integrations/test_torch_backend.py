@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed's own functions on the backend "fastcoll", against the same on Gloo.
+
+Every program here is a function of a rank that knows nothing of its backend; what it returns must
+be what it returns on Gloo, or on one process alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+
+from harness import Attempt, Pool, Rank, Setup, attempt
+
+Program = Callable[[Rank], Any]
+
+
+def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
+    """Run a program inside a process group of its own."""
+    import fastcoll  # noqa: F401 - registers the backend
+
+    number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
+    store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
+    try:
+        return program(rank, *args)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def bare_pools() -> Iterator[Callable[[int], Pool]]:
+    """`bare_pools(n)` is the module's pool of n ranks that have made no group."""
+    opened: dict[int, Pool] = {}
+
+    def pool(world_size: int) -> Pool:
+        if world_size not in opened or not opened[world_size].is_open:
+            opened[world_size] = Pool(world_size, Setup(init=False))
+        return opened[world_size]
+
+    yield pool
+    for one in opened.values():
+        one.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether results are equal, tensors bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_a_single_wrong_element_is_seen() -> None:
+    right = [torch.arange(6.0), [torch.zeros(2, dtype=torch.int32)]]
+    wrong = [torch.arange(6.0), [torch.tensor([0, 1], dtype=torch.int32)]]
+    assert same(right, [torch.arange(6.0), [torch.zeros(2, dtype=torch.int32)]])
+    assert not same(right, wrong)
+    assert not same(right, right[:1])
+
+
+# ---- the verbs -----------------------------------------------------------------------------------
+
+
+def reductions(rank: Rank) -> list[Any]:
+    me, world, results = rank.rank, rank.world_size, []
+    ops = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
+    for numel in (1, 700, 40_000):
+        for op in ops:
+            tensor = torch.arange(numel) % 5 + me + 1
+            dist.all_reduce(tensor, op)
+            root = torch.arange(numel) % 5 + me + 1
+            dist.reduce(root, world - 1, op)
+            results += [tensor, root if me == world - 1 else None]
+        part = torch.empty(numel, dtype=torch.int64)
+        whole = torch.arange(numel * world) * (me + 1)
+        dist.reduce_scatter_tensor(part, whole)
+        parts = torch.empty(numel, dtype=torch.int64)
+        dist.reduce_scatter(parts, list(whole.clone().chunk(world)))
+        results += [part, parts]
+    return results
+
+
+def moves(rank: Rank) -> list[Any]:
+    me, world, results = rank.rank, rank.world_size, []
+    for numel in (1, 700, 40_000):
+        mine = torch.arange(numel) + 1000 * me
+        for root in range(world):
+            tensor = mine.clone()
+            dist.broadcast(tensor, root)
+            outs = [torch.empty_like(mine) for _ in range(world)]
+            dist.gather(mine, outs if me == root else None, root)
+            part = torch.empty_like(mine)
+            given = [mine * 7 + to for to in range(world)]
+            dist.scatter(part, given if me == root else None, root)
+            results += [tensor, outs if me == root else None, part]
+        whole = torch.empty(numel * world, dtype=torch.int64)
+        dist.all_gather_into_tensor(whole, mine)
+        outs = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(outs, mine)
+        results += [whole, outs]
+    return results
+
+
+def shuffles(rank: Rank) -> list[Any]:
+    me, world = rank.rank, rank.world_size
+    given = torch.arange(6 * world) + 100 * me
+    equal = torch.empty_like(given)
+    dist.all_to_all_single(equal, given)
+    gives = [(me + to) % 3 for to in range(world)]
+    uneven = torch.empty(sum((by + me) % 3 for by in range(world)), dtype=torch.int64)
+    gets = [(by + me) % 3 for by in range(world)]
+    dist.all_to_all_single(uneven, given[: sum(gives)], gets, gives)
+    outs = [torch.empty(5, dtype=torch.int64) for _ in range(world)]
+    dist.all_to_all(outs, [torch.full((5,), 10 * me + to) for to in range(world)])
+    return [equal, uneven, outs]
+
+
+def objects(rank: Rank) -> list[Any]:
+    me, world = rank.rank, rank.world_size
+    everything = [None] * world
+    dist.all_gather_object(everything, {"rank": me, "text": "x" * (10 * me)})
+    known: list[Any] = [f"from {me}", {me}] if me == 1 else [None, None]
+    dist.broadcast_object_list(known, 1)
+    gathered = [None] * world if me == 0 else None
+    dist.gather_object(("tuple", me), gathered, 0)
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, list(range(world)) if me == 0 else None, 0)
+    return [everything, known, gathered, mine]
+
+
+def groups(rank: Rank) -> list[Any]:
+    """Subgroups, and a mesh of them, whose calls mix."""
+    me, world, results = rank.rank, rank.world_size, []
+    halves = [dist.new_group([0]), dist.new_group(list(range(1, world)))]
+    mine = halves[min(me, 1)]
+    tensor = torch.tensor([me + 1])
+    dist.all_reduce(tensor, group=mine)
+    results.append((tensor, dist.get_rank(mine), dist.get_world_size(mine)))
+    last = torch.tensor([me])
+    if me:
+        dist.broadcast(last, world - 1, group=mine)  # by global rank
+    results.append(last)
+    dist.barrier()
+    dist.destroy_process_group(mine)
+    again = dist.new_group(list(range(world)))
+    dist.all_reduce(tensor, group=again)
+    results.append(tensor)
+    return results
+
+
+def asynchronous(rank: Rank) -> list[Any]:
+    me, results = rank.rank, []
+    tensors = [torch.full((numel,), me + 1) for numel in (1, 500, 30_000)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    works.append(dist.barrier(async_op=True))
+    for work in works:
+        work.wait()
+    results += [*tensors, [work.is_completed() for work in works]]
+    future = dist.all_reduce(tensors[0], async_op=True).get_future()
+    results.append(future.then(lambda done: done.value()[0] * 10).wait())
+    return results
+
+
+def functional(rank: Rank) -> list[Any]:
+    group, mine = dist.group.WORLD, torch.arange(4) + rank.rank
+    tensors = (
+        funcol.all_reduce(mine, "sum", group),
+        funcol.all_gather_tensor(mine, 0, group),
+        funcol.reduce_scatter_tensor(mine.repeat(rank.world_size), "sum", 0, group),
+        funcol.broadcast(mine, 1, group),
+        funcol.all_to_all_single(mine.repeat(rank.world_size), None, None, group),
+        *funcol.all_reduce_coalesced([mine, mine * 2], "sum", group),
+        *funcol.all_gather_into_tensor_coalesced([mine, mine * 2], group),
+    )
+    return [tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    "program", [reductions, moves, shuffles, objects, groups, asynchronous, functional]
+)
+def test_the_same_as_on_gloo(bare_pools: Any, program: Program, world: int) -> None:
+    ours = bare_pools(world).run(on_backend, "fastcoll", program)
+    gloos = bare_pools(world).run(on_backend, "gloo", program)
+    assert same(ours, gloos)
+
+
+def beyond_gloo(rank: Rank) -> list[Any]:
+    """What Gloo has not: uneven lists, AVG, narrow types, coalescing."""
+    me, world = rank.rank, rank.world_size
+    outs = [torch.empty(size) for size in range(1, world + 1)]
+    dist.all_gather(outs, torch.full((me + 1,), float(me)))
+    given = [torch.full((me + to,), float(me)) for to in range(world)]
+    shuffled = [torch.empty(by + me) for by in range(world)]
+    dist.all_to_all(shuffled, given)
+    assert [part.tolist() for part in shuffled] == [[float(b)] * (b + me) for b in range(world)]
+    mean = torch.tensor([me + 1.0])
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    narrow = torch.ones(9, dtype=torch.float8_e4m3fn)
+    dist.all_reduce(narrow)
+    pair = [torch.ones(3), torch.full((2,), float(me))]
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        for tensor in pair:
+            dist.all_reduce(tensor)
+    manager.wait()
+    sizes = [out.tolist() == [float(by)] * (by + 1) for by, out in enumerate(outs)]
+    return [*sizes, mean.item(), narrow.float().sum().item(), *(x.sum().item() for x in pair)]
+
+
+def test_what_gloo_has_not(bare_pools: Any) -> None:
+    rows = bare_pools(3).run(on_backend, "fastcoll", beyond_gloo)
+    assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+WIDTH, BATCH, STEPS = 16, 24, 4
+
+
+def network() -> nn.Module:
+    torch.manual_seed(7)
+    layers = [nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(11)
+    inputs = torch.randn(STEPS, BATCH, WIDTH, dtype=torch.float64)
+    return [(x, x.sin().sum(1, keepdim=True)) for x in inputs]
+
+
+def train(model: nn.Module, rank: int = 0, world: int = 1) -> list[float]:
+    """Losses of a rank's share of each batch."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+    for inputs, targets in batches():
+        share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+        loss = nn.functional.mse_loss(model(inputs[share]), targets[share])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def data_parallel(rank: Rank, **options: Any) -> tuple[list[float], list[torch.Tensor]]:
+    model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002, **options)
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, [parameter.detach() for parameter in model.module.parameters()]
+
+
+def with_views(rank: Rank) -> Any:
+    return data_parallel(rank, gradient_as_bucket_view=True, static_graph=True)
+
+
+def fully_sharded(rank: Rank) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (rank.world_size,))
+    model = network()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def tensor_parallel(rank: Rank) -> Any:
+    """Two linear layers cut over the ranks; every rank sees the whole batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (rank.world_size,))
+    model = network()
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    losses = train(model)
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return losses, [parameter.detach() for parameter in whole]
+
+
+@pytest.mark.parametrize("program", [data_parallel, with_views, fully_sharded, tensor_parallel])
+def test_training_is_the_same_as_on_gloo_and_on_one_process(
+    bare_pools: Any, program: Program
+) -> None:
+    world = 2  # the sum of two has one order, on Gloo too
+    ours = bare_pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, bare_pools(world).run(on_backend, "gloo", program))
+    alone = network()
+    losses = train(alone)
+    for row, parameters in ours:
+        assert len(row) == STEPS
+        for one, other in zip(parameters, alone.parameters(), strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-12)
+    mean = torch.tensor([row for row, _ in ours]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(losses))
+    assert losses[-1] != losses[0]
+
+
+def uneven_inputs(rank: Rank) -> float:
+    """DDP's join: rank 1 has a batch more."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    with model.join():
+        for _ in range(2 + (rank.rank == 1)):
+            model(torch.ones(3, 2)).sum().backward()
+    return model.module.weight.grad.sum().item()  # type: ignore[union-attr, return-value]
+
+
+def checkpoint(rank: Rank, directory: str) -> bool:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (rank.world_size,))
+    whole = torch.arange(12.0).view(6, 2)
+    state = {"weight": distribute_tensor(whole, mesh, [Shard(0)])}
+    dcp.save(state, checkpoint_id=directory)
+    loaded = {"weight": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(1)])}
+    dcp.load(loaded, checkpoint_id=directory)
+    return torch.equal(loaded["weight"].full_tensor(), whole)
+
+
+def test_join_and_checkpoint(bare_pools: Any, tmp_path: Path) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", uneven_inputs)
+    assert rows == bare_pools(2).run(on_backend, "gloo", uneven_inputs)
+    assert all(bare_pools(2).run(on_backend, "fastcoll", checkpoint, str(tmp_path / "dcp")))
+
+
+def compiled(rank: Rank) -> list[Any]:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+        return funcol.all_gather_tensor(total + rank.rank, 0, dist.group.WORLD)
+
+    return [step(torch.ones(3)), step(torch.ones(3))]
+
+
+@pytest.mark.slow
+def test_functional_collectives_compile(bare_pools: Any) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", compiled)
+    assert same(rows, [[torch.tensor([4.0, 4, 4, 5, 5, 5])] * 2] * 2)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def mismatch(rank: Rank) -> list[Attempt]:
+    """A different dtype of the same size on rank 1, where Gloo gives garbage."""
+    tensor = torch.ones(4, dtype=torch.int32 if rank.rank else torch.float32)
+    return [attempt(dist.all_reduce, tensor), attempt(dist.barrier)]
+
+
+def test_a_mismatch_is_named(bare_pools: Any) -> None:
+    for row in bare_pools(2).run(on_backend, "fastcoll", mismatch):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "float32" in one.text
+            assert "int32" in one.text
+            assert one.seconds < 2
+
+
+def late(rank: Rank, way: str) -> list[Attempt]:
+    """Rank 1 stays away from a group whose limit is short."""
+    limit = timedelta(seconds=0.4)
+    group = dist.new_group(timeout=limit if way == "group" else timedelta(seconds=60))
+    if way == "set":
+        group.set_timeout(limit)  # torch's _set_pg_timeout knows Gloo and NCCL only
+    if rank.rank == 1:
+        time.sleep(1.5)
+    tensor = torch.ones(2)
+    if way == "wait":
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        return [attempt(work.wait, limit)]
+    return [attempt(dist.all_reduce, tensor, group=group)]
+
+
+@pytest.mark.parametrize("way", ["group", "set", "wait"])
+def test_limits(bare_pools: Any, way: str) -> None:
+    [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", late, way)
+    assert one.kind == "CollectiveTimeout", one
+    assert 0.3 < one.seconds < 1.2
+    assert other.kind == ("" if way == "wait" else "CollectiveTimeout")
+
+
+def with_functions(rank: Rank) -> list[float]:
+    """fastcoll's own functions on a group of this backend use its communicator."""
+    import fastcoll
+
+    group = dist.new_group([1, 0])
+    tensor = torch.tensor([rank.rank + 1.0])
+    fastcoll.all_reduce(tensor, group=group)
+    comm = fastcoll.init(group)
+    same_one = comm is group.communicator  # type: ignore[union-attr]
+    fastcoll.all_reduce(tensor)
+    fastcoll.destroy()
+    return [tensor.item(), float(same_one)]
+
+
+def test_our_functions_on_a_group_of_this_backend(bare_pools: Any) -> None:
+    assert bare_pools(2).run(on_backend, "fastcoll", with_functions) == [[6.0, 1.0]] * 2
