@@ -9,8 +9,10 @@
 // this test can see such a bug.
 #include <sched.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -44,42 +46,83 @@ struct Perturbed : Base {
   }
 };
 
-// The planted bugs.
-struct RelaxedArrive : StdAtomics {
-  static void arrive(uint64_t& word, uint64_t value) { store_relaxed(word, value); }
-};
-struct RelaxedWait : StdAtomics {
-  static uint64_t load_acquire(const uint64_t& word) { return load_relaxed(word); }
-};
-struct EqualityWait : StdAtomics {
-  static constexpr bool reached(uint64_t seen, uint64_t target) { return seen == target; }
-};
-struct SingleBuffer : StdAtomics {
-  static constexpr int kLines = 1;
-  static constexpr int kSlots = 1;
-};
-struct UncheckedDone : StdAtomics {
-  static constexpr bool kChecksDone = false;
-};
-
 constexpr size_t kArenaBytes = size_t{8} << 20;  // two halves, each for 7 x 100,000 elements
 constexpr int kCallsPerSeed = 40;
 
-// Memory of all ranks, shared by the threads.
+// Memory of all ranks, shared by the threads; all regions in one block, see word_of.
+std::byte* first_region = nullptr;
+
 struct Machine {
   explicit Machine(int world_size) {
+    first_region =
+        static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * kRegionBytes));
+    std::memset(first_region, 0, size_t(world_size) * kRegionBytes);
     for (int rank = 0; rank < world_size; ++rank) {
-      regions.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, kRegionBytes)));
-      std::memset(regions.back(), 0, kRegionBytes);
+      regions.push_back(first_region + size_t(rank) * kRegionBytes);
       arenas.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, kArenaBytes)));
       std::memset(arenas.back(), 0, kArenaBytes);
     }
   }
   ~Machine() {
-    for (std::byte* ptr : regions) std::free(ptr);
+    std::free(first_region);
     for (std::byte* ptr : arenas) std::free(ptr);
   }
   std::vector<std::byte*> regions, arenas;
+};
+
+// ---- the planted bugs ---------------------------------------------------------------------------
+
+enum class Which { arrive, inlined, staged, reduced, done, poison, other };
+
+// Which word of a pad this is, so that one can be weakened and the others left as they are.
+Which word_of(const uint64_t& word) {
+  const size_t at = size_t(reinterpret_cast<const std::byte*>(&word) - first_region) % kRegionBytes;
+  if (at < offsetof(Pad, inlined)) return Which::arrive;
+  if (at < offsetof(Pad, staged)) return Which::inlined;
+  if (at < offsetof(Pad, reduced)) return Which::staged;
+  if (at < offsetof(Pad, done)) return Which::reduced;
+  if (at < offsetof(Pad, poison)) return Which::done;
+  return at < offsetof(Pad, sleep) ? Which::poison : Which::other;
+}
+
+template <Which kWhich>
+struct RelaxedRelease : StdAtomics {
+  static void arrive(uint64_t& word, uint64_t value) {
+    if (word_of(word) == kWhich) store_relaxed(word, value);
+    else StdAtomics::arrive(word, value);
+  }
+};
+template <Which kWhich>
+struct RelaxedAcquire : StdAtomics {
+  static uint64_t load_acquire(const uint64_t& word) {
+    return word_of(word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
+  }
+};
+struct RelaxedSettle : StdAtomics {
+  static uint64_t settle(uint64_t& word, uint64_t value) {
+    uint64_t seen = 0;
+    return std::atomic_ref(word).compare_exchange_strong(seen, value, std::memory_order_relaxed)
+               ? value
+               : seen;
+  }
+};
+struct OverwritingSettle : StdAtomics {
+  static uint64_t settle(uint64_t& word, uint64_t value) {
+    store_release(word, value);
+    return value;
+  }
+};
+struct EqualityWait : StdAtomics {
+  static constexpr bool reached(uint64_t seen, uint64_t target) { return seen == target; }
+};
+struct SingleLine : StdAtomics {
+  static constexpr int kLines = 1;
+};
+struct SingleSlot : StdAtomics {
+  static constexpr int kSlots = 1;
+};
+struct UncheckedDone : StdAtomics {
+  static constexpr bool kChecksDone = false;
 };
 
 struct Step {
@@ -216,9 +259,23 @@ void verify(const Step& step, int world_size, int rank, const int32_t* output) {
   }
 }
 
+const std::string kReason = "reason of rank ";
+
+// Some ranks fail at once, each for a reason of its own; the others wait. All get one verdict.
+template <class P>
+void break_together(Group<P>& group, uint64_t seed, Host& host) {
+  const uint64_t rank = uint64_t(group.rank());
+  if (mix64(seed + rank) % 2 || seed % uint64_t(group.world_size()) == rank)
+    group.fail(ErrorKind::peer_lost, kReason + std::to_string(rank));
+  Plan plan;
+  plan.inlined = true;
+  plan.segment_bytes = uint32_t(kLeastSegmentBytes);
+  run(group, make_plan(plan), nullptr, nullptr, host);
+}
+
 template <class P>
 void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step>& steps,
-              uint64_t seed, double timeout_s, uint64_t first_call) {
+              uint64_t seed, double timeout_s, uint64_t first_call, std::string& verdict) {
   std::minstd_rand random(uint32_t(mix64(seed * 64 + uint64_t(rank))));
   pause_random.seed(random());
   GroupOptions options;
@@ -251,7 +308,10 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       }
       verify(step, world_size, rank, buffers.output);
     }
+    if (seed % 4 == 0) break_together(group, seed, host);
   } catch (const Failure& failure) {
+    verdict = failure.what();
+    if (verdict.starts_with(kReason)) return;  // perhaps while still in the last call
     std::fprintf(stderr, "FAILED: rank %d: %s\n", rank, failure.what());
     std::exit(1);
   }
@@ -267,11 +327,19 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
     for (int i = 0; i < kCallsPerSeed; ++i) steps.push_back(draw_step(random, world_size));
     Machine machine(world_size);
     std::vector<std::thread> ranks;
+    std::vector<std::string> verdicts(static_cast<size_t>(world_size));
     for (int rank = 0; rank < world_size; ++rank)
       ranks.emplace_back([&, rank] {
-        run_rank<P>(machine, world_size, rank, steps, seed, timeout_s, first_call);
+        run_rank<P>(machine, world_size, rank, steps, seed, timeout_s, first_call,
+                    verdicts[size_t(rank)]);
       });
     for (std::thread& rank : ranks) rank.join();
+    for (const std::string& verdict : verdicts)
+      if (verdict != verdicts[0] || (seed % 4 == 0 && verdict.empty())) {
+        std::fprintf(stderr, "WRONG: one rank raised \"%s\", another \"%s\"\n", verdicts[0].c_str(),
+                     verdict.c_str());
+        return 1;
+      }
   }
   std::printf("ok: %d calls on each of %d seeds\n", kCallsPerSeed, int(num_seeds));
   return 0;
@@ -280,16 +348,34 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string variant = argc > 1 ? argv[1] : "correct";
-  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
-  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
-  const uint64_t first_call = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
-  if (variant == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first_call);
-  if (variant == "relaxed_arrive") return run_all<RelaxedArrive>(num_seeds, timeout_s, first_call);
-  if (variant == "relaxed_wait") return run_all<RelaxedWait>(num_seeds, timeout_s, first_call);
-  if (variant == "equality_wait") return run_all<EqualityWait>(num_seeds, timeout_s, first_call);
-  if (variant == "single_buffer") return run_all<SingleBuffer>(num_seeds, timeout_s, first_call);
-  if (variant == "unchecked_done") return run_all<UncheckedDone>(num_seeds, timeout_s, first_call);
-  std::fprintf(stderr, "unknown variant %s\n", variant.c_str());
-  return 2;
+  using Runner = int (*)(uint64_t, double, uint64_t);
+  static const std::map<std::string, Runner> variants = {
+      {"correct", run_all<StdAtomics>},
+      {"relaxed_release_of_arrive", run_all<RelaxedRelease<Which::arrive>>},
+      {"relaxed_release_of_inlined", run_all<RelaxedRelease<Which::inlined>>},
+      {"relaxed_release_of_staged", run_all<RelaxedRelease<Which::staged>>},
+      {"relaxed_release_of_reduced", run_all<RelaxedRelease<Which::reduced>>},
+      {"relaxed_release_of_done", run_all<RelaxedRelease<Which::done>>},
+      {"relaxed_acquire_of_arrive", run_all<RelaxedAcquire<Which::arrive>>},
+      {"relaxed_acquire_of_inlined", run_all<RelaxedAcquire<Which::inlined>>},
+      {"relaxed_acquire_of_staged", run_all<RelaxedAcquire<Which::staged>>},
+      {"relaxed_acquire_of_reduced", run_all<RelaxedAcquire<Which::reduced>>},
+      {"relaxed_acquire_of_done", run_all<RelaxedAcquire<Which::done>>},
+      {"relaxed_acquire_of_poison", run_all<RelaxedAcquire<Which::poison>>},
+      {"relaxed_settle", run_all<RelaxedSettle>},
+      {"overwriting_settle", run_all<OverwritingSettle>},
+      {"equality_wait", run_all<EqualityWait>},
+      {"single_line", run_all<SingleLine>},
+      {"single_slot", run_all<SingleSlot>},
+      {"unchecked_done", run_all<UncheckedDone>},
+  };
+  const std::string name = argc > 1 ? argv[1] : "correct";
+  const auto variant = variants.find(name);
+  if (variant == variants.end()) {
+    std::fprintf(stderr, "unknown variant %s\n", name.c_str());
+    return 2;
+  }
+  return variant->second(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20,
+                         argc > 3 ? std::strtod(argv[3], nullptr) : 60,
+                         argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0);
 }

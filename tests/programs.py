@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that tests build and run: compilers, model checkers, what they produce.
+
+Decides what a missing tool means, and reads the table of mutations that these tests prove.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def need(*tools: str) -> None:
+    """Skips where a tool is missing, but not in CI: there a missing tool is a failure."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"missing: {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"not run: {', '.join(missing)} not installed")
+
+
+def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def mutations() -> set[tuple[str, str]]:
+    """The rows of kernels/README.md's table of mutations: what is planted, and what catches it."""
+    text = Path(__file__).parents[1].joinpath("kernels/README.md").read_text()
+    section = text.split("## Mutations\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (.*?) \|$", section, re.MULTILINE)
+    return {(name, checker) for name, checkers in rows for checker in checkers.split(", ")}
