@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device code in Triton. Knows nothing of processes, groups or tensors' owners. Empty so far."""
+"""Device code in Triton. Knows nothing of processes, groups or who owns a tensor."""

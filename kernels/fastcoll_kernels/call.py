@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launcher is asked to do: checked, and put into the kernels' terms.
+
+Decides what is a valid call and says what is wrong with one that isn't, how tensors become words,
+and how a message is cut into tiles and chunks. Knows no memory but the tensors it is given.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .workspace import PACK_BYTES, Workspace
+
+# Elements as kernels load them: floating-point numbers as integers of their bits.
+WORDS: dict[torch.dtype, torch.dtype] = {
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.bool: torch.uint8,
+    torch.int8: torch.int8,
+    torch.uint8: torch.uint8,
+    torch.int16: torch.int16,
+    torch.uint16: torch.uint16,
+    torch.int32: torch.int32,
+    torch.uint32: torch.uint32,
+    torch.int64: torch.int64,
+    torch.uint64: torch.uint64,
+}
+_FLOAT_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+_INTEGER_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+# On 0 and 1.
+_BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
+_THREADS_PER_WARP = 32
+# Elements that chunks of an uncut message are multiples of: a pack of the narrowest type.
+_CHUNK_STEP = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The shape of a launch; equal on all ranks.
+
+    Attributes:
+        channels: Programs (thread blocks); at most the workspace's num_channels.
+        num_warps: Warps of each.
+        block: Elements of a tile, a power of two; None: one pack for each thread. By rows, a tile
+            is a row whatever stands here.
+
+    Raises:
+        ValueError: On construction, for a value out of range.
+    """
+
+    channels: int = 16
+    num_warps: int = 8
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "num_warps", "block"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: need 1 or more")
+        for name in ("num_warps", "block"):
+            value = getattr(self, name)
+            if value is not None and value & (value - 1):
+                raise ValueError(f"{name}={value}: need a power of two")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to the elements of a result before they are stored.
+
+    Attributes:
+        function: A @triton.jit function (value, index, mask, row, args) -> value to store. `value`
+            is a tile of the result as the plain call would return it, rounded to the input's dtype,
+            in the type that accumulates it (fp32 for half types and fp8). `index` are the positions
+            of its elements in the output, valid where `mask`. `row` is the number of the row, if
+            `by_rows`. The function may load and store more through pointers in `args`.
+        args: Its last argument: tensors and numbers.
+        by_rows: A tile is a row, the last dimension of the output; else it is any BLOCK elements.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    by_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call.
+
+    Attributes:
+        result: What the launcher returns.
+        out: Its words.
+        numel: Their number.
+        chunk_numel: Words per rank if the message is cut among the ranks.
+        block: Lanes of a tile.
+        channels: Programs.
+        args: The epilogue's arguments.
+        format: Name of the input's dtype.
+        options: Compile-time arguments and launch options.
+    """
+
+    result: torch.Tensor
+    out: torch.Tensor
+    numel: int
+    chunk_numel: int
+    block: int
+    channels: int
+    args: tuple[Any, ...]
+    format: str
+    options: dict[str, Any]
+
+    @property
+    def word_type(self) -> tl.dtype:
+        """What the kernels load."""
+        return getattr(tl, _name(WORDS[getattr(torch, self.format)]))
+
+    @property
+    def accumulator_bytes(self) -> int:
+        dtype: torch.dtype = getattr(torch, self.format)
+        return max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kernel_op(dtype: torch.dtype, op: str) -> str:
+    known: tuple[str, ...] = _FLOAT_OPS if dtype.is_floating_point else _INTEGER_OPS
+    if dtype.is_complex:
+        known = ("SUM", "AVG")
+    if op not in known:
+        raise ValueError(f"{op} of {dtype}: need one of {', '.join(known)}")
+    return _BOOL_OPS.get(op, op) if dtype is torch.bool else op
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """The type of a component."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    if real not in WORDS:
+        raise ValueError(f"no kernel for {dtype}")
+    return real
+
+
+def as_words(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as the one-dimensional array of words that kernels take.
+
+    Raises:
+        ValueError: It isn't contiguous, or its dtype has no kernel.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: need a contiguous tensor, got strides {tensor.stride()}")
+    real = _real(tensor.dtype)
+    return tensor.reshape(-1).view(real).view(WORDS[real])
+
+
+def check(
+    dtype: torch.dtype,
+    out: torch.Tensor,
+    op: str,
+    world_size: int,
+    epilogue: Epilogue | None,
+    launch: Launch,
+) -> Call:
+    """Check what does not depend on where the input lies.
+
+    Args:
+        dtype: Of the input.
+        out: Where the result goes.
+        op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        world_size: Number of inputs.
+        epilogue: What is fused behind the reduction.
+        launch: Shape of the launch.
+
+    Raises:
+        ValueError: The call has no meaning; the text says why.
+    """
+    if dtype != out.dtype and not (dtype.is_floating_point and out.dtype.is_floating_point):
+        raise ValueError(f"input of {dtype}, out of {out.dtype}: only floats can be cast")
+    if dtype.is_complex and epilogue is not None:
+        raise ValueError(f"an epilogue of {dtype}: need real numbers")
+    flat = as_words("out", out)
+    numel = flat.numel()
+    if epilogue is not None and epilogue.by_rows:
+        if out.dim() < 1 or out.shape[-1] < 1:
+            raise ValueError(f"an epilogue by rows: need rows, got shape {tuple(out.shape)}")
+        columns = chunk_step = out.shape[-1]
+        block = triton.next_power_of_2(columns)
+    else:
+        packs = launch.num_warps * _THREADS_PER_WARP
+        columns = block = launch.block or packs * PACK_BYTES // _real(dtype).itemsize
+        chunk_step = _CHUNK_STEP
+    name = _name(_real(dtype))
+    options = {
+        "OP": _kernel_op(dtype, op),
+        "FORMAT": name,
+        "OUT_FORMAT": _name(_real(out.dtype)),
+        "EPILOGUE": epilogue.function if epilogue else None,
+        "WORLD": world_size,
+        "COLUMNS": columns,
+        "BLOCK": block,
+        "num_warps": launch.num_warps,
+        # The arithmetic has no fused multiply-add.
+        "enable_fp_fusion": False,
+    }
+    return Call(
+        result=out,
+        out=flat,
+        numel=numel,
+        chunk_numel=-(-numel // (world_size * chunk_step)) * chunk_step,
+        block=block,
+        channels=launch.channels,
+        args=epilogue.args if epilogue else (),
+        format=name,
+        options=options,
+    )
+
+
+def check_collective(
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    op: str,
+    workspace: Workspace,
+    epilogue: Epilogue | None,
+    launch: Launch | None,
+    parts: int = 1,
+) -> tuple[Call, torch.Tensor]:
+    """Check a call over a workspace; return it with the words of this rank's input.
+
+    Args:
+        tensor: This rank's input.
+        out: Where the result goes.
+        op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        workspace: The ranks' shared memory.
+        epilogue: What is fused behind the reduction.
+        launch: Shape of the launch; None: all channels.
+        parts: How many times the output's elements the input has.
+
+    Raises:
+        ValueError: The call has no meaning; the text says why.
+    """
+    launch = launch or Launch(channels=workspace.num_channels)
+    if launch.channels > workspace.num_channels:
+        raise ValueError(f"{launch.channels} channels: the workspace has {workspace.num_channels}")
+    if tensor.numel() != parts * out.numel():
+        raise ValueError(
+            f"input of shape {tuple(tensor.shape)}, out of shape {tuple(out.shape)}: need "
+            f"{parts * out.numel()} elements, got {tensor.numel()}"
+        )
+    call = check(tensor.dtype, out, op, workspace.world_size, epilogue, launch)
+    return call, as_words("input", tensor)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues: what a kernel can do to a reduced tile before it stores it.
+
+Decides the arithmetic of scaling, quantisation and normalisation behind a reduction. An epilogue is
+given what the plain call would return, so that fused and unfused have the same bits. A user's own
+is a @triton.jit function of the same form, see call.Epilogue. A cast needs none: give the launcher
+an `out` of another dtype.
+
+In a broken group epilogues get NaN, and hand it on.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .arithmetic import FLOAT_ABS, narrow, round_to, widen
+from .call import Epilogue, Launch, as_words, check
+
+# fp32's smallest normal number: no scale is less, so that a row of zeros gives zeros.
+_LEAST_SCALE = tl.constexpr(2.0**-126)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def _scale(value, index, mask, row, args):
+    return value * args[0]
+
+
+def scale(factor: float) -> Epilogue:
+    """Multiply by a number, in fp32. An average is op="AVG", which divides and rounds otherwise."""
+    return Epilogue(_scale, (factor,))
+
+
+@triton.jit
+def _amax_bits(value, mask):
+    """The largest |value| as an integer: integers order NaN above infinity."""
+    bits = value.to(tl.float32).to(tl.int32, bitcast=True) & FLOAT_ABS
+    return tl.max(tl.where(mask, bits, 0), axis=0)
+
+
+@triton.jit
+def _scale_of(amax_bits, largest):
+    """What the largest element is divided by to become the format's largest number."""
+    quotient = tl.div_rn(amax_bits.to(tl.float32, bitcast=True), largest)
+    return tl.where(quotient < _LEAST_SCALE, _LEAST_SCALE, quotient)
+
+
+@triton.jit
+def _quantise_row(value, index, mask, row, args):
+    scales, largest = args
+    scale = _scale_of(_amax_bits(value, mask), largest)
+    tl.store(scales + row, scale)
+    return tl.div_rn(value.to(tl.float32), scale)
+
+
+def _need(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: need contiguous {' or '.join(map(str, dtypes))} of shape {shape}, got "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+        )
+
+
+def quantise_rows(out: torch.Tensor, scales: torch.Tensor) -> Epilogue:
+    """Quantise every row (last dimension) to fp8 with a scale of its own.
+
+    A row's scale is amax / the format's largest number, or 2^-126 if that is more; an element is
+    value / scale, rounded to nearest even. Both divisions are true ones.
+
+    Args:
+        out: The launcher's `out`: float8_e4m3fn or float8_e5m2.
+        scales: float32[out.shape[:-1]], written: out * scale is the value.
+
+    Raises:
+        ValueError: Shapes or dtypes are others.
+    """
+    _need("out", out, tuple(out.shape), *_FP8)
+    _need("scales", scales, tuple(out.shape[:-1]), torch.float32)
+    return Epilogue(_quantise_row, (scales, torch.finfo(out.dtype).max), by_rows=True)
+
+
+@triton.jit
+def _track_amax(value, index, mask, row, args):
+    tl.atomic_max(args[0], _amax_bits(value, mask), sem="relaxed")
+    return value
+
+
+def track_amax(amax: torch.Tensor) -> Epilogue:
+    """Store the result, and raise `amax` to its largest magnitude: the first half of `quantise`.
+
+    Args:
+        amax: float32[1], zeroed before; NaN counts as the largest.
+
+    Raises:
+        ValueError: It has another shape or dtype.
+    """
+    _need("amax", amax, (1,), torch.float32)
+    return Epilogue(_track_amax, (amax.view(torch.int32),))
+
+
+@triton.jit
+def quantise_kernel(
+    source,
+    amax_bits,
+    largest,
+    scale,
+    out,
+    numel,
+    FORMAT: tl.constexpr,
+    OUT_FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    divisor = _scale_of(tl.load(amax_bits), largest)
+    if tl.program_id(0) == 0:
+        tl.store(scale, divisor)
+    tile = tl.program_id(0).to(tl.int64)
+    while tile * BLOCK < numel:
+        index = tile * BLOCK + tl.arange(0, BLOCK)
+        value = widen(tl.load(source + index, mask=index < numel, other=0), FORMAT).to(tl.float32)
+        tl.store(out + index, narrow(tl.div_rn(value, divisor), OUT_FORMAT), mask=index < numel)
+        tile += tl.num_programs(0)
+
+
+def quantise(
+    tensor: torch.Tensor,
+    amax: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    launch: Launch | None = None,
+) -> torch.Tensor:
+    """Quantise a tensor to fp8 with one scale, on the current stream; arithmetic of quantise_rows.
+
+    A launch of its own, behind one with `track_amax`: the largest element is known when the last
+    tile has been reduced, and programs don't wait for each other.
+
+    Args:
+        tensor: What the launch before stored.
+        amax: float32[1], what it tracked.
+        out: float8_e4m3fn or float8_e5m2, of the shape of `tensor`.
+        scale: float32[1], written: out * scale is the value.
+        launch: Default: 16 programs of 8 warps.
+
+    Returns:
+        `out`, not yet written: the stream's work has only been queued.
+
+    Raises:
+        ValueError: Shapes or dtypes are others; nothing was launched.
+    """
+    _need("amax", amax, (1,), torch.float32)
+    _need("scale", scale, (1,), torch.float32)
+    _need("out", out, tuple(tensor.shape), *_FP8)
+    call = check(tensor.dtype, out, "SUM", 1, None, launch or Launch())
+    options = {name: call.options[name] for name in ("FORMAT", "OUT_FORMAT", "BLOCK", "num_warps")}
+    quantise_kernel[(call.channels,)](
+        as_words("tensor", tensor),
+        amax.view(torch.int32),
+        torch.finfo(out.dtype).max,
+        scale,
+        call.out,
+        call.numel,
+        enable_fp_fusion=False,
+        **options,
+    )
+    return out
+
+
+@triton.jit
+def _add_rms_norm(value, index, mask, row, args):
+    residual, summed, weight, epsilon, columns = args
+    total = value + tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
+    total = round_to(total, summed.dtype.element_ty)
+    tl.store(summed + index, total, mask=mask)
+    total = tl.where(mask, total.to(tl.float32), 0.0)
+    mean = tl.div_rn(tl.sum(total * total, axis=0), columns.to(tl.float32))
+    norm = tl.sqrt_rn(mean + epsilon)
+    factor = tl.load(weight + index - row * columns, mask=mask, other=0.0).to(tl.float32)
+    return tl.div_rn(total, norm) * factor
+
+
+def add_rms_norm(
+    out: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float = 1e-6,
+    summed: torch.Tensor | None = None,
+) -> Epilogue:
+    """Add a residual and normalise each row: all_reduce -> add -> RMSNorm in one kernel.
+
+    summed = result + residual, rounded to the residual's dtype; out = summed / sqrt(mean(summed^2)
+    + epsilon) * weight, in fp32, rounded once (Zhang and Sennrich, Root Mean Square Layer
+    Normalization, 2019). `summed` has the bits of the separate steps. The mean's sum runs in an
+    order that the compiler chooses, so `out` may differ in the last digit from another program's.
+
+    Args:
+        out: The launcher's `out`, float32, float16 or bfloat16: [..., columns].
+        residual: float32, float16 or bfloat16, of the shape of `out`.
+        weight: float32, float16 or bfloat16: [columns].
+        epsilon: Added to the mean of the squares.
+        summed: The new residual, of the residual's shape and dtype; default: the residual itself.
+
+    Raises:
+        ValueError: Shapes or dtypes are others.
+    """
+    summed = residual if summed is None else summed
+    shape = tuple(out.shape)
+    _need("out", out, shape, *_HALF_OR_SINGLE)
+    _need("residual", residual, shape, *_HALF_OR_SINGLE)
+    _need("summed", summed, shape, residual.dtype)
+    _need("weight", weight, shape[-1:], *_HALF_OR_SINGLE)
+    return Epilogue(_add_rms_norm, (residual, summed, weight, epsilon, shape[-1]), by_rows=True)

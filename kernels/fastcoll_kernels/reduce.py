@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduce tiles of n ranks' memory and store the result, or what an epilogue makes of it.
+
+Decides the order of the sources (that of the ranks) and what an epilogue is given. The kernel of
+this file waits for nobody: whoever launches it knows that the sources are there (the copy-engine
+path). The algorithms use its parts behind their own waits.
+
+Traffic of `reduce`, S bytes and n sources: n S read, S written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .arithmetic import combine, finish, is_float, narrow, widen
+from .call import Epilogue, Launch, check
+from .signal import pointer, report
+
+
+@triton.jit
+def reduce_tile(
+    table,
+    offset_bytes,
+    index,
+    mask,
+    OP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    WORLD: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """The elements of the result at `index`, counted from the same offset of every address."""
+    first = pointer(table, 0, offset_bytes, DTYPE)
+    total = widen(tl.load(first + index, mask=mask, other=0), FORMAT)
+    for rank in tl.static_range(1, WORLD):
+        source = pointer(table, rank, offset_bytes, DTYPE)
+        value = widen(tl.load(source + index, mask=mask, other=0), FORMAT)
+        total = combine(total, value, OP)
+    return finish(total, OP, FORMAT, WORLD)
+
+
+@triton.jit
+def emit(
+    out,
+    word,
+    index,
+    mask,
+    row,
+    args,
+    EPILOGUE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    OUT_FORMAT: tl.constexpr,
+):
+    """Store a tile of the result, or what the epilogue makes of it."""
+    if EPILOGUE is not None:
+        value = EPILOGUE(widen(word, FORMAT), index, mask, row, args)
+        word = narrow(value, OUT_FORMAT)
+    elif FORMAT != OUT_FORMAT:
+        word = narrow(widen(word, FORMAT), OUT_FORMAT)
+    tl.store(out + index, word, mask=mask)
+
+
+@triton.jit
+def drain(
+    group,
+    out,
+    tile,
+    numel,
+    chunk_numel,
+    args,
+    CHUNKS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    OUT_FORMAT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Leave a broken group: report it, and store NaN in this program's tiles from `tile` on.
+
+    Epilogues get the NaN as their value. Where elements are integers the output stays as it is.
+    """
+    report(group)
+    if is_float(FORMAT):
+        lane = tl.arange(0, BLOCK)
+        nan = tl.full((BLOCK,), float("nan"), tl.float64 if FORMAT == "float64" else tl.float32)
+        while tile < tl.cdiv(chunk_numel, COLUMNS):
+            column = tile * COLUMNS + lane
+            for chunk in tl.static_range(CHUNKS):
+                index = chunk * chunk_numel + column
+                mask = (lane < COLUMNS) & (column < chunk_numel) & (index < numel)
+                row = chunk * (chunk_numel // COLUMNS) + tile
+                word = narrow(nan, FORMAT)
+                emit(out, word, index, mask, row, args, EPILOGUE, FORMAT, OUT_FORMAT)
+            tile += tl.num_programs(0)
+
+
+@triton.jit
+def reduce_kernel(
+    sources,
+    out,
+    args,
+    numel,
+    OP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    OUT_FORMAT: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    WORLD: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    lane = tl.arange(0, BLOCK)
+    tile = tl.program_id(0).to(tl.int64)
+    while tile < tl.cdiv(numel, COLUMNS):
+        index = tile * COLUMNS + lane
+        mask = (lane < COLUMNS) & (index < numel)
+        word = reduce_tile(sources, 0, index, mask, OP, FORMAT, WORLD, DTYPE)
+        emit(out, word, index, mask, tile, args, EPILOGUE, FORMAT, OUT_FORMAT)
+        tile += tl.num_programs(0)
+
+
+def reduce(
+    sources: torch.Tensor,
+    out: torch.Tensor,
+    op: str = "SUM",
+    *,
+    dtype: torch.dtype | None = None,
+    epilogue: Epilogue | None = None,
+    launch: Launch | None = None,
+) -> torch.Tensor:
+    """Reduce n arrays that this device can read into one, on the current stream; waits for nobody.
+
+    Args:
+        sources: int64[n] on the device, their addresses in the order of ranks, aligned to 16.
+        out: Where the result goes, contiguous; the arrays have as many elements.
+        op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        dtype: Of the arrays, if it is another float than that of `out`: the result is rounded to
+            this, and from this to that of `out`.
+        epilogue: Applied to the result before it is stored.
+        launch: Default: 16 programs of 8 warps.
+
+    Returns:
+        `out`, not yet written: the stream's work has only been queued.
+
+    Raises:
+        ValueError: The call has no meaning; nothing was launched.
+    """
+    call = check(dtype or out.dtype, out, op, len(sources), epilogue, launch or Launch())
+    if call.numel:
+        reduce_kernel[(call.channels,)](
+            sources, call.out, call.args, call.numel, DTYPE=call.word_type, **call.options
+        )
+    return call.result

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks' blocks meet: the words of the Triton sub-area and every wait on them.
+
+Decides where a word lies, how it is published and waited for, and what happens when a peer does not
+come. kernels/README.md holds the contract of every word. Knows nothing of data.
+
+A channel is one program: program c waits only for program c of its peers. Every word has one writer
+(but `poison`) and lies in the memory of the rank that waits for it, so that polling stays local.
+Epochs live in device memory and are advanced by the kernels: a captured graph can be replayed.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+MAX_WORLD = tl.constexpr(16)
+MAX_CHANNELS = tl.constexpr(64)
+
+# Offsets of the words, in int32 words.
+POISON = tl.constexpr(0)
+EPOCH = tl.constexpr(16)
+PUTS = tl.constexpr(EPOCH.value + MAX_CHANNELS.value)
+LANDED = tl.constexpr(PUTS.value + MAX_CHANNELS.value)
+TAKEN = tl.constexpr(LANDED.value + MAX_CHANNELS.value)
+MEET = tl.constexpr(TAKEN.value + MAX_CHANNELS.value)
+NUM_WORDS = tl.constexpr(MEET.value + MAX_CHANNELS.value * MAX_WORLD.value)
+
+# Offsets in the verdict, in int32 words: what `poison` said, then the target and the last value of
+# this rank's own first wait that ran out.
+VERDICT = tl.constexpr(0)
+EXPECTED = tl.constexpr(1)
+SEEN = tl.constexpr(2)
+CLAIM = tl.constexpr(3)
+VERDICT_WORDS = tl.constexpr(4)
+
+# Polls between two looks at the clock and at `poison`: a look costs as much as several polls.
+POLLS_PER_LOOK = tl.constexpr(256)
+
+if triton.knobs.runtime.interpret:
+
+    def now_ns() -> int:
+        """The interpreter has no device clock."""
+        return time.monotonic_ns()
+
+else:
+
+    @triton.jit
+    def now_ns():
+        """A clock that all blocks share."""
+        return globaltimer()
+
+
+class Group(NamedTuple):
+    """What a kernel is told of its group; one argument.
+
+    Attributes:
+        signals: int64[world], address of every rank's words.
+        scratch: int64[world], address of every rank's scratch.
+        buffer_bytes: Bytes of one of the four buffers of a channel, a multiple of 16.
+        verdict: int32[VERDICT_WORDS] of this rank, readable by the host.
+        rank: This rank.
+        limit_ns: How long one wait may last.
+    """
+
+    signals: Any
+    scratch: Any
+    buffer_bytes: Any
+    verdict: Any
+    rank: Any
+    limit_ns: Any
+
+
+@triton.jit
+def load_acquire(word):
+    """Adding 0 compiles to ld.acquire.sys, without a read-modify-write."""
+    return tl.atomic_add(word, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def store_release(word, value):
+    """What this thread has seen or stored is visible to whoever acquires the value."""
+    tl.atomic_xchg(word, value, sem="release", scope="sys")
+
+
+@triton.jit
+def words(group, rank):
+    """The words of a rank."""
+    return tl.load(group.signals + rank).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def buffer(group, index):
+    """Offset in bytes of buffer 0 to 3 of this program's channel in everybody's scratch."""
+    return (tl.program_id(0).to(tl.int64) * 4 + index) * group.buffer_bytes
+
+
+@triton.jit
+def pointer(table, rank, offset_bytes, DTYPE: tl.constexpr):
+    """An address of a table plus an offset, both multiples of a pack, as a pointer."""
+    address = tl.load(table + rank) + offset_bytes
+    # Without the hint every load is as narrow as an element.
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def condemn(group, peer, target, seen, WORLD: tl.constexpr):
+    """Make "`peer` did not come to this channel" the group's verdict, unless it has one.
+
+    Writer    any rank; rank 0's word decides between several, and everybody's gets the winner.
+    Ordering  acquire and release; `poison` is the whole verdict, so nothing needs to follow it.
+    Reuse     never: only new words (zeroed memory) end it.
+    """
+    found = 1 + peer + MAX_WORLD * (group.rank + MAX_WORLD * tl.program_id(0))
+    earlier = tl.atomic_cas(words(group, 0) + POISON, 0, found, sem="acq_rel", scope="sys")
+    agreed = tl.where(earlier == 0, found, earlier)
+    rank = 0
+    while rank < WORLD:
+        tl.atomic_cas(words(group, rank) + POISON, 0, agreed, sem="acq_rel", scope="sys")
+        rank += 1
+    if tl.atomic_cas(group.verdict + CLAIM, 0, 1, sem="acq_rel", scope="sys") == 0:
+        tl.store(group.verdict + EXPECTED, target)
+        tl.store(group.verdict + SEEN, seen)
+
+
+@triton.jit
+def wait(group, alive, word, target, peer, WORLD: tl.constexpr):
+    """Poll a word of this rank until it has reached `target`; return 0 if that will not happen.
+
+    Writer    `peer`, through store_release; nobody else, ever.
+    Ordering  acquire: what the peer did before its store is visible to the polling thread.
+    Reuse     words only grow, on the circle. A fast peer may be ahead, so >=, never ==.
+    Limit     group.limit_ns from the first look; then, or when a peer has poisoned the group, 0.
+    Callers   put tl.debug_barrier() behind it before other threads use what the peer wrote.
+    """
+    seen = load_acquire(word)
+    polls = 0
+    start = tl.full((), 0, tl.int64)
+    while (seen - target < 0) & (alive != 0):
+        polls += 1
+        if polls == POLLS_PER_LOOK:
+            polls = 0
+            now = now_ns()
+            if start == 0:
+                start += now
+            if load_acquire(words(group, group.rank) + POISON) != 0:
+                alive = 0
+            elif now - start > group.limit_ns:
+                condemn(group, peer, target, seen, WORLD)
+                alive = 0
+        seen = load_acquire(word)
+    return alive
+
+
+@triton.jit
+def meet(group, epoch, WORLD: tl.constexpr):
+    """Tell every rank that this channel has reached `epoch`, wait until all have; 0 if broken."""
+    row = MEET + tl.program_id(0) * MAX_WORLD
+    tl.debug_barrier()  # so that the release covers the stores and loads of the whole block
+    peer = 0
+    while peer < WORLD:
+        store_release(words(group, peer) + row + group.rank, epoch)
+        peer += 1
+    alive = 1
+    peer = 0
+    while peer < WORLD:
+        alive = wait(group, alive, words(group, group.rank) + row + peer, epoch, peer, WORLD)
+        peer += 1
+    tl.debug_barrier()  # so that no thread reads ahead of the acquire
+    return alive
+
+
+@triton.jit
+def is_sound(group):
+    """1, or 0 if the group was poisoned before this kernel began."""
+    return (load_acquire(words(group, group.rank) + POISON) == 0).to(tl.int32)
+
+
+@triton.jit
+def report(group):
+    """Tell the host that the group is broken."""
+    store_release(group.verdict + VERDICT, load_acquire(words(group, group.rank) + POISON))
