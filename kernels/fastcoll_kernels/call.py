@@ -48,7 +48,7 @@ class Launch:
 
     Attributes:
         channels: Programs (thread blocks); at most the workspace's num_channels.
-        num_warps: Warps of each.
+        num_warps: Warps of each; by rows no more than a row has packs for.
         block: Elements of a tile, a power of two; None: one pack for each thread. By rows, a tile
             is a row whatever stands here.
 
@@ -185,16 +185,20 @@ def check(
         raise ValueError(f"input of {dtype}, out of {out.dtype}: only floats can be cast")
     if dtype.is_complex and epilogue is not None:
         raise ValueError(f"an epilogue of {dtype}: need real numbers")
+    if world_size < 1:
+        raise ValueError("nothing to reduce: need one address or more")
     flat = as_words("out", out)
     numel = flat.numel()
+    warp_numel = _THREADS_PER_WARP * PACK_BYTES // _real(dtype).itemsize
+    num_warps = launch.num_warps
     if epilogue is not None and epilogue.by_rows:
         if out.dim() < 1 or out.shape[-1] < 1:
             raise ValueError(f"an epilogue by rows: need rows, got shape {tuple(out.shape)}")
         columns = chunk_step = out.shape[-1]
         block = triton.next_power_of_2(columns)
+        num_warps = min(num_warps, max(1, block // warp_numel))
     else:
-        packs = launch.num_warps * _THREADS_PER_WARP
-        columns = block = launch.block or packs * PACK_BYTES // _real(dtype).itemsize
+        columns = block = launch.block or num_warps * warp_numel
         chunk_step = _CHUNK_STEP
     name = _name(_real(dtype))
     options = {
@@ -205,7 +209,7 @@ def check(
         "WORLD": world_size,
         "COLUMNS": columns,
         "BLOCK": block,
-        "num_warps": launch.num_warps,
+        "num_warps": num_warps,
         # The arithmetic has no fused multiply-add.
         "enable_fp_fusion": False,
     }

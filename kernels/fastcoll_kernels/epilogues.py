@@ -167,14 +167,15 @@ def quantise(
 
 @triton.jit
 def _add_rms_norm(value, index, mask, row, args):
-    residual, summed, weight, epsilon, columns = args
+    residual, summed, weight, epsilon, count = args
     total = value + tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
     total = round_to(total, summed.dtype.element_ty)
     tl.store(summed + index, total, mask=mask)
     total = tl.where(mask, total.to(tl.float32), 0.0)
-    mean = tl.div_rn(tl.sum(total * total, axis=0), columns.to(tl.float32))
+    mean = tl.div_rn(tl.sum(total * total, axis=0), count)
     norm = tl.sqrt_rn(mean + epsilon)
-    factor = tl.load(weight + index - row * columns, mask=mask, other=0.0).to(tl.float32)
+    column = tl.arange(0, total.shape[0])
+    factor = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
     return tl.div_rn(total, norm) * factor
 
 
@@ -208,4 +209,5 @@ def add_rms_norm(
     _need("residual", residual, shape, *_HALF_OR_SINGLE)
     _need("summed", summed, shape, residual.dtype)
     _need("weight", weight, shape[-1:], *_HALF_OR_SINGLE)
-    return Epilogue(_add_rms_norm, (residual, summed, weight, epsilon, shape[-1]), by_rows=True)
+    args = (residual, summed, weight, epsilon, float(shape[-1]))
+    return Epilogue(_add_rms_norm, args, by_rows=True)

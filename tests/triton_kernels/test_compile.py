@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels compile for every architecture without a GPU, and the PTX has what they rely on.
+"""What the launchers launch compiles for every architecture, and the PTX has what it relies on.
 
 Decides what is looked for in the text: what the interpreter can't see. Each check has a planted bug
-that it must find.
+that it must find. Needs no GPU: a launch ends where the kernel would be loaded.
 """
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mutants
@@ -14,75 +16,85 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 ARCHITECTURES = (80, 90, 100)
 WORLD = 4
-COLLECTIVE = ("one_shot.all_reduce_kernel", "two_shot.two_shot_kernel", "ring.ring_kernel")
+ROWS, COLUMNS = 8, 2048
+COLLECTIVES = ("one_shot", "two_shot", "ring")
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is taken from an earlier run's cache, and nothing is left in the user's."""
+class NoDevice:
+    """A driver that knows what to compile for, and no more."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Kernels:
+    """The package, or a copy with a planted bug, and a workspace of a rank."""
+
+    def __init__(self, folder: str, package: str, rank: int) -> None:
+        self.folder, self.package = folder, package
+        table = torch.zeros(WORLD, dtype=torch.int64)
+        verdict = torch.zeros(4, dtype=torch.int32)
+        self.workspace = self["workspace"].Workspace(table, table, 1 << 20, verdict, rank)
+
+    def __getitem__(self, module: str) -> ModuleType:
+        return mutants.load(self.folder, self.package, module)
+
+
+Launch = Callable[[Kernels], Any]
+
+
+@pytest.fixture
+def ptx_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """`ptx_of(launch, architecture)` is what a launch compiles to; nothing is taken from caches."""
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    texts: list[str] = []
+    run = JITFunction.run
 
+    def compile_only(self: Any, *args: Any, **options: Any) -> None:
+        texts.append(run(self, *args, **{**options, "warmup": True}).asm["ptx"])
 
-def compiled(
-    kernel: str,
-    architecture: int,
-    dtype: torch.dtype = torch.bfloat16,
-    folder: str = "",
-    package: str = "fastcoll_kernels",
-    epilogue: Any = None,
-    fusion: bool = False,
-) -> str:
-    """The PTX of a kernel, specialised as a launch with aligned tensors does it."""
-    module, name = kernel.split(".")
-    function = getattr(mutants.load(folder, package, module), name)
-    group = mutants.load(folder, package, "signal").Group
-    call = mutants.load(folder, package, "call")
-    checked = call.check(
-        dtype, torch.empty(1 << 20, dtype=dtype), "SUM", WORLD, epilogue, call.Launch()
-    )
-    options = dict(checked.options, SCATTER=False, DTYPE=checked.word_type)
-    constants = {key: value for key, value in options.items() if key in function.arg_names}
-    types = {
-        "group": group("*i64", "*i64", "i64", "*i32", "i32", "i64"),
-        "sources": "*i64",
-        "source": f"*{checked.word_type}".replace("int", "i"),
-        "out": f"*{checked.word_type}".replace("int", "i"),
-        "args": tuple(f"*{'fp32' if arg.is_floating_point() else 'i64'}" for arg in checked.args),
-        "numel": "i64",
-        "chunk_numel": "i64",
-        "segment_tiles": "i32",
-    }
-    signature = {arg: types.get(arg, "constexpr") for arg in function.arg_names}
-    aligned = ("source", "out", "numel", "chunk_numel")
-    attributes = {
-        (position,): [["tt.divisibility", 16]]
-        for position, arg in enumerate(function.arg_names)
-        if arg in aligned
-    }
-    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    flags = {"num_warps": 8, "enable_fp_fusion": fusion}
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=flags).asm[
-        "ptx"
-    ]
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+
+    def compiled(
+        launch: Launch, architecture: int, bug: mutants.Bug | None = None, rank: int = 2
+    ) -> str:
+        package = "fastcoll_kernels"
+        if bug is not None:
+            package = mutants.plant(tmp_path, f"compile_{tmp_path.name}", bug)
+        monkeypatch.setattr(triton.runtime.driver, "_active", NoDevice(architecture))
+        texts.clear()
+        launch(Kernels(str(tmp_path), package, rank))
+        [text] = texts
+        return text
+
+    yield compiled
 
 
 def faults(ptx: str, collective: bool = True) -> set[str]:
     """What the kernels must not have, or lack."""
     found = set()
-    atomics = re.findall(
-        r"\b(?:atom|red)\.global\.[\w.]+|\bld\.global\.[\w.]*(?:acquire|relaxed)\.[\w.]+", ptx
-    )
-    if collective and not any(word.startswith("ld") and "acquire" in word for word in atomics):
+    reads = re.findall(r"\bld\.global\.[\w.]*(?:acquire|relaxed)[\w.]*", ptx)
+    writes = re.findall(r"\b(?:atom|red)\.global\.[\w.]+", ptx)
+    if collective and not any("acquire" in word for word in reads):
         found.add("no acquire")
-    if collective and not any("exch" in word and "release" in word for word in atomics):
+    if collective and not any("release" in word and "exch" in word for word in writes):
         found.add("no release")
-    if any("relaxed" in word or "sys" not in word for word in atomics):
+    if any("relaxed" in word or "sys" not in word for word in reads + writes):
         found.add("weak atomic")
-    # Tables of addresses and words are read as b64 and b32; two sources at least as packs.
+    # Addresses and signals are read as b64 and b32; all else, from two sources at least, as packs.
     if ptx.count("ld.global.v4.b32") < 2 or re.search(r"\bld\.global\.(?:v2|b16|b8)\b", ptx):
         found.add("narrow load")
     if "st.global.v4.b32" not in ptx or re.search(r"\bst\.global\.(?:v2|b16|b8)\b", ptx):
@@ -96,68 +108,106 @@ def faults(ptx: str, collective: bool = True) -> set[str]:
     return found
 
 
+def all_reduce(algorithm: str, dtype: torch.dtype = torch.bfloat16, numel: int = 1 << 20) -> Launch:
+    tensor = torch.zeros(numel, dtype=dtype)
+    return lambda kernels: kernels[algorithm].all_reduce(tensor, kernels.workspace)
+
+
+def reduce_scatter(
+    algorithm: str, dtype: torch.dtype = torch.bfloat16, numel: int = 1 << 18
+) -> Launch:
+    out, tensor = torch.zeros(numel, dtype=dtype), torch.zeros(WORLD * numel, dtype=dtype)
+    return lambda kernels: kernels[algorithm].reduce_scatter(out, tensor, kernels.workspace)
+
+
+def normalised(kernels: Kernels) -> None:
+    out = torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16)
+    epilogue = kernels["epilogues"].add_rms_norm(out, out.clone(), out[0].clone())
+    kernels["one_shot"].all_reduce(out, kernels.workspace, epilogue=epilogue)
+
+
+def squared(kernels: Kernels) -> None:
+    """A user's epilogue with a product and a sum, behind the copy engine's kernel."""
+    from users_epilogue import square_plus
+
+    out, rows = torch.zeros(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
+    epilogue = kernels["call"].Epilogue(square_plus, (out.clone(), rows))
+    kernels["reduce"].reduce(torch.zeros(WORLD, dtype=torch.int64), out, epilogue=epilogue)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_shot_compiles_to_what_it_relies_on(architecture: int) -> None:
-    assert faults(compiled(COLLECTIVE[0], architecture)) == set()
+def test_one_shot_has_what_it_relies_on(ptx_of: Callable[..., str], architecture: int) -> None:
+    assert faults(ptx_of(all_reduce("one_shot"), architecture)) == set()
 
 
-@pytest.mark.parametrize("kernel", COLLECTIVE[1:])
-def test_the_others_compile_to_what_they_rely_on(kernel: str) -> None:
-    assert faults(compiled(kernel, 90)) == set()
+@pytest.mark.parametrize(
+    "launch", [all_reduce("two_shot"), all_reduce("ring"), reduce_scatter("two_shot"), normalised]
+)
+def test_the_others_have_what_they_rely_on(ptx_of: Callable[..., str], launch: Launch) -> None:
+    assert faults(ptx_of(launch, 90)) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn, torch.int32])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", COLLECTIVE)
-def test_every_kernel_and_dtype(kernel: str, architecture: int, dtype: torch.dtype) -> None:
-    assert faults(compiled(kernel, architecture, dtype)) == set()
+def test_every_architecture_and_dtype(
+    ptx_of: Callable[..., str], architecture: int, dtype: torch.dtype
+) -> None:
+    for algorithm in COLLECTIVES:
+        assert faults(ptx_of(all_reduce(algorithm, dtype), architecture)) == set()
+    for algorithm in COLLECTIVES[1:]:
+        assert faults(ptx_of(reduce_scatter(algorithm, dtype), architecture)) == set()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_reduce_with_a_users_epilogue(architecture: int) -> None:
-    from users_epilogue import square_plus
-
-    from fastcoll_kernels.call import Epilogue
-
-    epilogue = Epilogue(square_plus, (torch.empty(1), torch.empty(1, dtype=torch.int64)))
-    ptx = compiled("reduce.reduce_kernel", architecture, torch.float32, epilogue=epilogue)
-    assert "fma" not in faults(ptx, collective=False)
-    fused = compiled(
-        "reduce.reduce_kernel", architecture, torch.float32, epilogue=epilogue, fusion=True
-    )
-    assert "fma" in faults(fused, collective=False)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("numel", [1, 17])
+def test_arguments_that_triton_specialises(
+    ptx_of: Callable[..., str], rank: int, numel: int
+) -> None:
+    """Triton compiles the number 1 as a constant, and odd sizes without their alignment."""
+    for algorithm in COLLECTIVES:
+        text = ptx_of(all_reduce(algorithm, torch.float32, numel), 90, rank=rank)
+        assert not faults(text) & {"no acquire", "no release", "weak atomic", "fma"}
+    for algorithm in COLLECTIVES[1:]:
+        assert ptx_of(reduce_scatter(algorithm, torch.float32, numel), 90, rank=rank)
 
 
-PLANTED: dict[str, tuple[mutants.Bug, str]] = {
-    "relaxed_wait": (
+PLANTED: dict[str, tuple[Launch, mutants.Bug, str]] = {
+    "relaxed wait": (
+        all_reduce("one_shot"),
         (("signal.py", '(word, 0, sem="acquire"', '(word, 0, sem="relaxed"'),),
         "no acquire",
     ),
-    "relaxed_arrive": (
+    "relaxed arrive": (
+        all_reduce("one_shot"),
         (("signal.py", 'value, sem="release"', 'value, sem="relaxed"'),),
         "no release",
     ),
-    "device_scope": (
-        (("signal.py", 'value, sem="release", scope="sys"', 'value, sem="release", scope="gpu"'),),
+    "scope of the device": (
+        all_reduce("one_shot"),
+        (("signal.py", 'sem="release", scope="sys"', 'sem="release", scope="gpu"'),),
         "weak atomic",
     ),
-    "no_hint": (
+    "no hint of alignment": (
+        all_reduce("one_shot"),
         (("signal.py", "tl.pointer_type(DTYPE)), 16)", "tl.pointer_type(DTYPE)), 1)"),),
         "narrow load",
     ),
-    "carried_lanes": (
-        (
-            ("one_shot.py", "at = 0\n", "at = lane\n"),
-            ("one_shot.py", "at + lane,", "at,"),
-        ),
+    "lanes carried through a loop": (
+        all_reduce("one_shot"),
+        (("one_shot.py", "at = 0\n", "at = lane\n"), ("one_shot.py", "at + lane,", "at,")),
         "addresses go through shared memory",
     ),
-}  # fmt: skip
+    "fused multiply-add": (
+        squared,
+        (("call.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True'),),
+        "fma",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(tmp_path: Path, name: str) -> None:
-    bug, fault = PLANTED[name]
-    package = mutants.plant(tmp_path, f"compile_{name}", bug)
-    assert fault in faults(compiled(COLLECTIVE[0], 90, folder=str(tmp_path), package=package))
+def test_a_planted_bug_is_found(ptx_of: Callable[..., str], name: str) -> None:
+    launch, bug, fault = PLANTED[name]
+    assert fault in faults(ptx_of(launch, 90, bug))
+    assert fault not in faults(ptx_of(launch, 90))

@@ -133,3 +133,32 @@ def test_fused_is_unfused(
                 want = (numbers / norm * weight).reshape(-1)
             got = oracle.decode(found[f"norm_{dtype}"], dtype)
             np.testing.assert_allclose(got, want, rtol=2.0**-digits, atol=1e-30)
+
+
+def test_epilogues_of_a_broken_group_hand_nan_on(
+    interpreters: Callable[..., Any], new_world: Callable[..., World]
+) -> None:
+    found = interpreters(2)(fuse_alone, new_world(2, limits_s=(1.0,), absent=(1,)))[0]
+    assert found["verdict"][:2] == (0, 1)
+    assert (found["out"] == oracle.FLOATS["float8_e4m3fn"].canonical_nan).all()
+    assert np.isnan(found["scales"].view(np.float32)).all()
+
+
+def fuse_alone(me: Rank, world: World) -> dict[str, Any]:
+    """One fused call, in which a rank is missing."""
+    from fastcoll_kernels import call, epilogues, one_shot
+
+    if me.rank in world.absent:
+        return {}
+    space = ranks.workspace(me, world)
+    out = torch.zeros(ROWS, COLUMNS, dtype=torch.float8_e4m3fn)
+    scales = torch.zeros(ROWS)
+    tensor = torch.zeros(ROWS, COLUMNS)
+    fused = epilogues.quantise_rows(out, scales)
+    one_shot.all_reduce(tensor, space, out=out, epilogue=fused, launch=call.Launch(2))
+    verdict = space.broken()
+    return {
+        "verdict": verdict and tuple(verdict),
+        "out": bits_of(out),
+        "scales": bits_of(scales),
+    }
