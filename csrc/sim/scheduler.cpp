@@ -23,10 +23,10 @@ namespace {
 constexpr size_t kStackBytes = size_t{128} << 10;
 constexpr size_t kBlockMemoryBytes = 512;
 constexpr uint64_t kStepNs = 50;
-// With nothing happening for so many steps per fiber the clock starts to leap, so that a limited
-// wait runs out; much later it is a deadlock.
-constexpr uint64_t kIdleSteps = 100, kDeadSteps = 1000, kLeastIdleSteps = 20000;
-constexpr uint64_t kLeapNs = 1000000;
+// With nothing happening for so many steps, and for so many per fiber, the clock starts to leap, so
+// that a limited wait runs out; after kDead times as many it is a deadlock.
+constexpr uint64_t kIdleSteps = 4000, kIdleStepsPerFiber = 50, kDead = 20;
+constexpr uint64_t kLeapNs = 20000;
 
 struct Block {
   int waiting = 0;
@@ -77,6 +77,7 @@ struct Simulator::State {
   int victim_scope = 0;
   uint64_t frozen_until = 0;
 
+  uint64_t now_ns() const { return steps * kStepNs + leapt_ns; }
   void launch(int rank_idx);
   void make_ready(Fiber* fiber);
   void remove_ready(Fiber* fiber);
@@ -131,7 +132,7 @@ void yield() { machine->switch_to_main(); }
 void progress() { machine->idle_steps = 0; }
 void* block_memory() { return machine->current->block->memory; }
 int* block_sync() { return &machine->current->block->sync; }
-uint64_t now_ns() { return machine->steps * kStepNs + machine->leapt_ns; }
+uint64_t now_ns() { return machine->now_ns(); }
 
 void spin(int peer, const char* what, uint64_t expected, uint64_t seen) {
   Fiber& fiber = *machine->current;
@@ -299,6 +300,8 @@ void Simulator::enqueue(int rank, Job job) {
   state_->ranks[size_t(rank)].jobs.push_back(std::move(job));
 }
 
+uint64_t Simulator::elapsed_ns() const { return state_->now_ns(); }
+
 bool Simulator::run() {
   State& state = *state_;
   machine = &state;
@@ -312,8 +315,9 @@ bool Simulator::run() {
   while (state.live > 0) {
     ++state.steps;
     const uint64_t idle = ++state.idle_steps;
-    if (idle > std::max(kLeastIdleSteps, kIdleSteps * state.live)) state.leapt_ns += kLeapNs;
-    if (state.ready.empty() || idle > std::max(kLeastIdleSteps, kDeadSteps * state.live)) {
+    const uint64_t patience = std::max(kIdleSteps, kIdleStepsPerFiber * state.live);
+    if (idle > patience) state.leapt_ns += kLeapNs;
+    if (state.ready.empty() || idle > kDead * patience) {
       state.report();
       return false;
     }

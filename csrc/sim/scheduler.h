@@ -52,6 +52,8 @@ class Simulator {
   void enqueue(int rank, Job job);
   // Until all jobs are done. False if nothing moves any more: then who waits for what is on stderr.
   bool run();
+  // How long it took, by the virtual clock.
+  uint64_t elapsed_ns() const;
 
   struct State;
 

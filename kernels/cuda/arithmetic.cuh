@@ -53,6 +53,35 @@ FASTCOLL_DEVICE Op plain_op(Op op) {
   return op;
 }
 
+// Element i of some words, and putting it there; words that take elements of less than 4 bytes
+// start as zeros.
+template <class U>
+FASTCOLL_DEVICE U get_element(const uint32_t* words, int i) {
+  if constexpr (sizeof(U) == 8) {
+    return __builtin_bit_cast(U, uint64_t{words[2 * i + 1]} << 32 | words[2 * i]);
+  } else if constexpr (sizeof(U) == 4) {
+    return __builtin_bit_cast(U, words[i]);
+  } else {
+    constexpr int kPerWord = 4 / int(sizeof(U));
+    return U(words[i / kPerWord] >> (i % kPerWord * 8 * int(sizeof(U))));
+  }
+}
+
+template <class U>
+FASTCOLL_DEVICE void put_element(uint32_t* words, int i, U value) {
+  if constexpr (sizeof(U) == 8) {
+    const auto bits = __builtin_bit_cast(uint64_t, value);
+    words[2 * i] = uint32_t(bits);
+    words[2 * i + 1] = uint32_t(bits >> 32);
+  } else if constexpr (sizeof(U) == 4) {
+    words[i] = __builtin_bit_cast(uint32_t, value);
+  } else {
+    using Unsigned = std::conditional_t<sizeof(U) == 1, uint8_t, uint16_t>;
+    constexpr int kPerWord = 4 / int(sizeof(U));
+    words[i / kPerWord] |= uint32_t(Unsigned(value)) << (i % kPerWord * 8 * int(sizeof(U)));
+  }
+}
+
 // The elements of kNumWords words of one rank, reduced one after the other.
 template <DType kDType, int kNumWords>
 class Reducer {
@@ -61,10 +90,12 @@ class Reducer {
   using Storage = typename Format::Storage;
   using T = typename Format::Accumulator;
   static constexpr int kNumel = kNumWords * 4 / int(sizeof(Storage));
+  // The accumulators of a pack take so many packs.
+  static constexpr uint32_t kPartialPacks = sizeof(T) / sizeof(Storage);
 
   FASTCOLL_DEVICE void load(const uint32_t* words) {
     FASTCOLL_UNROLL
-    for (int i = 0; i < kNumel; ++i) acc_[i] = Format::widen(element(words, i));
+    for (int i = 0; i < kNumel; ++i) acc_[i] = Format::widen(get_element<Storage>(words, i));
   }
 
   // op: as plain_op says.
@@ -90,47 +121,40 @@ class Reducer {
 
   // divisor: of AVG, else 0.
   FASTCOLL_DEVICE void finish(uint32_t* words, int divisor) const {
-    constexpr int kPerWord = sizeof(Storage) < 4 ? 4 / int(sizeof(Storage)) : 1;
-    if constexpr (kPerWord > 1) {
-      FASTCOLL_UNROLL
-      for (int w = 0; w < kNumWords; ++w) words[w] = 0;
-    }
     FASTCOLL_UNROLL
-    for (int i = 0; i < kNumel; ++i) {
-      const Storage code = result(acc_[i], divisor);
-      if constexpr (sizeof(Storage) == 8) {
-        const auto bits = __builtin_bit_cast(uint64_t, code);
-        words[2 * i] = uint32_t(bits);
-        words[2 * i + 1] = uint32_t(bits >> 32);
-      } else if constexpr (sizeof(Storage) == 4) {
-        words[i] = __builtin_bit_cast(uint32_t, code);
-      } else {
-        words[i / kPerWord] |= uint32_t(Unsigned(code))
-                               << (i % kPerWord * 8 * int(sizeof(Storage)));
-      }
+    for (int w = 0; w < kNumWords; ++w) words[w] = 0;
+    FASTCOLL_UNROLL
+    for (int i = 0; i < kNumel; ++i) put_element<Storage>(words, i, result(acc_[i], divisor));
+  }
+
+  // Accumulators on their way from rank to rank: kPartialPacks packs.
+  FASTCOLL_DEVICE void load_partial(const std::byte* from) {
+    FASTCOLL_UNROLL
+    for (int p = 0; p < int(kPartialPacks); ++p) {
+      const Pack pack = load_data<Pack>(from + p * kPackBytes);
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPerPack; ++i) acc_[p * kPerPack + i] = get_element<T>(pack.words, i);
+    }
+  }
+  FASTCOLL_DEVICE void store_partial(std::byte* to) const {
+    FASTCOLL_UNROLL
+    for (int p = 0; p < int(kPartialPacks); ++p) {
+      Pack pack{};
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPerPack; ++i) put_element<T>(pack.words, i, acc_[p * kPerPack + i]);
+      store_data<Pack>(to + p * kPackBytes, pack);
     }
   }
 
  private:
-  using Unsigned = std::conditional_t<sizeof(Storage) == 1, uint8_t, uint16_t>;
-
-  static FASTCOLL_DEVICE Storage element(const uint32_t* words, int i) {
-    if constexpr (sizeof(Storage) == 8) {
-      return __builtin_bit_cast(Storage, uint64_t{words[2 * i + 1]} << 32 | words[2 * i]);
-    } else if constexpr (sizeof(Storage) == 4) {
-      return __builtin_bit_cast(Storage, words[i]);
-    } else {
-      constexpr int kPerWord = 4 / int(sizeof(Storage));
-      return Storage(words[i / kPerWord] >> (i % kPerWord * 8 * int(sizeof(Storage))));
-    }
-  }
+  static constexpr int kPerPack = int(kPackBytes / sizeof(T));
 
   // Wrapping arithmetic doesn't know the sign, and signed types must not overflow.
   template <Op kOp>
   FASTCOLL_DEVICE void step(const uint32_t* words) {
     FASTCOLL_UNROLL
     for (int i = 0; i < kNumel; ++i) {
-      const T value = Format::widen(element(words, i));
+      const T value = Format::widen(get_element<Storage>(words, i));
       if constexpr (std::is_signed_v<T> && std::is_integral_v<T> && kOp != Op::min &&
                     kOp != Op::max) {
         using U = std::make_unsigned_t<T>;
@@ -151,7 +175,15 @@ class Reducer {
   T acc_[kNumel];
 };
 
-// The pattern of NaN, 4 bytes of it; double needs two.
+// A call's result, from its accumulators.
+template <DType kDType>
+FASTCOLL_DEVICE Pack finish_pack(const Reducer<kDType, 4>& reducer, const DeviceCall& call) {
+  Pack pack;
+  reducer.finish(pack.words, call.op == Op::avg ? call.world_size : 0);
+  return pack;
+}
+
+// 8 bytes of NaNs, or 0 where the type has none.
 constexpr uint64_t nan_pattern(DType dtype) {
   switch (dtype) {
     case DType::float32:

@@ -187,7 +187,11 @@ class Channel {
       const uint64_t said = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot);
       if (differs(said, awaited.slot)) return fail(DeviceError::desync, awaited, said);
     }
-    if (now - patience.started_ns >= call_.limit_ns)
+    const uint64_t waited = now - patience.started_ns;
+    if (waited < call_.limit_ns) return;
+    // A peer that is in the call too waits for somebody else, and will say for whom.
+    const bool here = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot) == awaited.slot;
+    if (!here || waited - call_.limit_ns >= call_.limit_ns / 8)
       fail(DeviceError::timeout, awaited, awaited.is_slot ? awaited.seen : 0);
   }
 
@@ -255,19 +259,22 @@ class Channel {
     return 0;
   }
 
-  // Break the group: everybody stops waiting, and later kernels end at once.
+  // Break the group: everybody stops waiting, and later kernels end at once. Only the first thread
+  // of a rank that finds or hears of something speaks.
   FASTCOLL_DEVICE void fail(DeviceError kind, const Awaited& awaited, uint64_t seen_slot) {
-    const uint32_t epoch = uint32_t(awaited.slot >> 32);
-    const uint64_t poison =
-        Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(idx_), epoch);
+    failed_ = true;
+    if (!claim(&pad(call_.rank)->claimed)) return;
+    const uint64_t poison = Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(idx_),
+                                           uint32_t(awaited.slot >> 32));
     for (int rank = 0; rank < call_.world_size; ++rank) store_release(&pad(rank)->poison, poison);
     report(poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
   }
-  FASTCOLL_DEVICE void drain(uint64_t poison) { report(poison, 0, 0, 0); }
+  FASTCOLL_DEVICE void drain(uint64_t poison) {
+    failed_ = true;
+    if (claim(&pad(call_.rank)->claimed)) report(poison, 0, 0, 0);
+  }
 
   FASTCOLL_DEVICE void report(uint64_t poison, uint32_t expected, uint32_t seen, uint32_t phase) {
-    failed_ = true;
-    if (!claim(&pad(call_.rank)->claimed)) return;
     DeviceVerdict& verdict = *call_.verdict;
     verdict.raiser = Poison::raiser(poison);
     verdict.rank = Poison::rank(poison);

@@ -82,8 +82,10 @@ class Moves {
     }
     return most;
   }
+  // What is lost if the call fails: not the tensor of a broadcast's root.
   FASTCOLL_DEVICE uint64_t output_bytes() const {
-    if (sources() == 0) return 0;
+    const bool is_root = call_.rank == call_.root;
+    if (call_.verb == Verb::broadcast ? is_root : call_.verb == Verb::gather && !is_root) return 0;
     const Span last = taken(call_.world_size - 1);
     return last.start + last.num_bytes;
   }
@@ -113,9 +115,10 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
   Pipeline<P> pipeline(channel,
                        {.sources = moves.sources(),
                         .readers = readers,
+                        .meets = moves.sources(),
                         .num_segments = moves.num_segments(),
                         .num_steps = 2,
-                        .slot_tiles = slot_tiles(Algorithm::direct, call.verb, call.world_size),
+                        .slot_tiles = slot_tiles(Algorithm::direct, call.verb, 1, call.world_size),
                         .reads = 1},
                        GpuLocation::both(location, location), call.splits);
   const auto stage = [&](uint32_t k) {
@@ -157,6 +160,7 @@ FASTCOLL_KERNEL barrier(FASTCOLL_CALL call) {
   Pipeline<P> pipeline(channel,
                        {.sources = channel.peers(),
                         .readers = channel.peers(),
+                        .meets = channel.peers(),
                         .num_segments = 1,
                         .num_steps = 2,
                         .slot_tiles = 0,
@@ -180,6 +184,7 @@ FASTCOLL_KERNEL send_recv(FASTCOLL_CALL call) {
   Pipeline<P> pipeline(channel,
                        {.sources = sends ? 0 : channel.peers(),
                         .readers = sends ? channel.peers() : 0,
+                        .meets = sends ? 0 : channel.peers(),
                         .num_segments = tiles.num_segments(),
                         .num_steps = 2,
                         .slot_tiles = 1,

@@ -4,8 +4,10 @@
 // type, in several files.
 #pragma once
 
+#include "cuda/chain.cuh"
 #include "cuda/direct.cuh"
 #include "cuda/one_shot.cuh"
+#include "cuda/ring.cuh"
 #include "cuda/two_shot.cuh"
 
 namespace fastcoll {
@@ -15,15 +17,18 @@ using KernelFn = FASTCOLL_KERNEL_FN;
 // all_reduce, reduce_scatter and reduce of one type, or nullptr.
 template <class P, DType kDType>
 KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
-  const bool all_reduces = verb == Verb::all_reduce, scatters = verb == Verb::reduce_scatter;
-  if (!all_reduces && !scatters && verb != Verb::reduce) return nullptr;
+  const bool scatters = verb == Verb::reduce_scatter;
+  if (verb != Verb::all_reduce && !scatters && verb != Verb::reduce) return nullptr;
   // A reduce_scatter by two_shot has one shot, as has a reduce.
   const bool one =
       algorithm == Algorithm::one_shot || (algorithm == Algorithm::two_shot && scatters);
   if (one && ll) return verb == Verb::reduce ? nullptr : one_shot_ll<P, kDType>;
   if (ll) return nullptr;
   if (one || (algorithm == Algorithm::direct && verb == Verb::reduce)) return one_shot<P, kDType>;
-  if (algorithm == Algorithm::two_shot && all_reduces) return two_shot<P, kDType>;
+  if (verb == Verb::reduce) return nullptr;
+  if (algorithm == Algorithm::two_shot) return two_shot<P, kDType>;
+  if (algorithm == Algorithm::ring) return ring<P, kDType>;
+  if (algorithm == Algorithm::chain) return chain<P, kDType>;
   return nullptr;
 }
 

@@ -56,14 +56,19 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
 
   // In place, peers would still read what this rank already overwrites.
   const uint32_t location = call.input == call.output ? GpuLocation::kStaged : call.input_location;
-  Pipeline<P> pipeline(channel,
-                       {.sources = channel.peers(),
-                        .readers = channel.peers(),
-                        .num_segments = tiles.num_segments(),
-                        .num_steps = 2,
-                        .slot_tiles = slot_tiles(Algorithm::one_shot, call.verb, call.world_size),
-                        .reads = 1},
-                       GpuLocation::both(location, location));
+  const uint32_t sources = all || is_root ? channel.peers() : 0;
+  Pipeline<P> pipeline(
+      channel,
+      {.sources = sources,
+       .readers = all       ? channel.peers()
+                  : is_root ? 0
+                            : 1u << call.root,
+       .meets = sources,
+       .num_segments = tiles.num_segments(),
+       .num_steps = 2,
+       .slot_tiles = slot_tiles(Algorithm::one_shot, call.verb, 1, call.world_size),
+       .reads = 1},
+      GpuLocation::both(location, location));
   const auto stage = [&](uint32_t k, Span span) {
     if (!pipeline.staged() || (!all && is_root)) return;
     for (int part = 0; part < (scatters ? call.world_size : 1); ++part) {

@@ -70,11 +70,39 @@ FASTCOLL_DEVICE void store_ll(std::byte* to, uint64_t data, uint64_t num_bytes) 
   store_pieces<uint8_t>(to, pack, bytes);
 }
 
-// Copies of whole tiles by all threads of the block: each takes every num_threads()-th pack.
+struct Span {
+  uint64_t start, num_bytes;
+};
+
+// Of a pack that lies at `at` in a message, what falls into a window of it, to where that window
+// is.
+FASTCOLL_DEVICE void store_clipped(std::byte* to, Span window, uint64_t at, const Pack& pack,
+                                   uint64_t num_bytes) {
+  const uint64_t end = window.start + window.num_bytes;
+  const uint64_t size = num_bytes < kPackBytes ? num_bytes : kPackBytes;
+  if (at >= window.start && at + size <= end)
+    return store_any(to + (at - window.start), pack, num_bytes);
+  FASTCOLL_UNROLL
+  for (int i = 0; i < int(kPackBytes); ++i) {
+    const uint64_t byte = at + uint64_t(i);
+    if (uint64_t(i) < size && byte >= window.start && byte < end)
+      store_data<uint8_t>(to + (byte - window.start), uint8_t(pack.words[i / 4] >> (i % 4 * 8)));
+  }
+}
+
+// f(offset_bytes, bytes_left) for every pack of a tile, by all threads of the block: each takes
+// every num_threads()-th.
+template <class F>
+FASTCOLL_DEVICE void for_packs(uint64_t num_bytes, F f) {
+  const uint64_t stride = uint64_t{num_threads()} * kPackBytes;
+  for (uint64_t at = uint64_t{thread_idx()} * kPackBytes; at < num_bytes; at += stride)
+    f(at, num_bytes - at);
+}
+
 FASTCOLL_DEVICE void copy_tile(std::byte* to, const std::byte* from, uint64_t num_bytes) {
-  const uint64_t step = uint64_t{num_threads()} * kPackBytes;
-  for (uint64_t at = uint64_t{thread_idx()} * kPackBytes; at < num_bytes; at += step)
-    store_any(to + at, load_any(from + at, num_bytes - at), num_bytes - at);
+  for_packs(num_bytes, [&](uint64_t at, uint64_t left) {
+    store_any(to + at, load_any(from + at, left), left);
+  });
 }
 
 }  // namespace fastcoll

@@ -13,6 +13,7 @@ namespace fastcoll {
 struct Flow {
   uint32_t sources;       // the ranks whose data I read, as a bit set
   uint32_t readers;       // the ranks that read mine
+  uint32_t meets;         // the ranks whose arrival I wait for: the sources, or more
   uint32_t num_segments;  // of a rank's part; may differ between ranks if they have counts
   uint32_t num_steps;     // that a segment takes, one after the other; at least 2
   uint32_t slot_tiles;    // scratch that a segment takes, in tiles
@@ -66,7 +67,7 @@ class Pipeline {
       if (i + lag_ <= last && !publish(i)) return false;
     }
     if (!exit()) return false;
-    channel_.end_pipelined(flow_.sources == channel_.peers());
+    channel_.end_pipelined(flow_.meets == channel_.peers());
     return true;
   }
 
@@ -82,7 +83,7 @@ class Pipeline {
 
   FASTCOLL_DEVICE bool wait(uint32_t i) {
     if (i == lag_) {
-      channel_.wait_arrivals(flow_.sources, shared_.locations);
+      channel_.wait_arrivals(flow_.meets, shared_.locations);
       if (counts_ != nullptr) compare_counts();
       if (channel_.sync_failed()) return false;
       if (counts_ == nullptr) relax();

@@ -18,9 +18,7 @@ template <DType kDType, class Source, class Sink>
 FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, bool aligned,
                                  Source source, Sink sink) {
   const Op op = device::plain_op<kDType>(call.op);
-  const uint64_t stride = uint64_t{num_threads()} * kPackBytes;
-  for (uint64_t at = uint64_t{thread_idx()} * kPackBytes; at < num_bytes; at += stride) {
-    const uint64_t left = num_bytes - at;
+  for_packs(num_bytes, [&](uint64_t at, uint64_t left) {
     device::Reducer<kDType, 4> reducer;
     if (aligned && left >= kPackBytes) {
       for (int first = 0; first < call.world_size; first += kLoadsAtOnce) {
@@ -42,10 +40,8 @@ FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, boo
         else reducer.accumulate(op, pack.words);
       }
     }
-    Pack result;
-    reducer.finish(result.words, call.op == Op::avg ? call.world_size : 0);
-    sink(at, result, left);
-  }
+    sink(at, device::finish_pack(reducer, call), left);
+  });
 }
 
 // The output of a call that failed: NaN, where the type has one. Each channel fills its part.

@@ -21,12 +21,18 @@ inline constexpr uint32_t kSlots = 3 * kLag;
 // Whether a message is cut into a part for each rank, rather than read as a whole by everybody.
 constexpr bool splits_message(Algorithm algorithm, Verb verb) {
   return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter ||
-         (verb == Verb::all_reduce && algorithm != Algorithm::one_shot &&
-          algorithm != Algorithm::chain);
+         (verb == Verb::all_reduce &&
+          (algorithm == Algorithm::two_shot || algorithm == Algorithm::ring));
 }
 
-// Scratch that one segment takes in a channel, for each byte of a tile.
-constexpr uint32_t slot_tiles(Algorithm algorithm, Verb verb, int world_size) {
+// Scratch that one segment takes in a channel, in tiles. partial_tiles: what the accumulators of a
+// tile take (2 for half floats).
+constexpr uint32_t slot_tiles(Algorithm algorithm, Verb verb, uint32_t partial_tiles,
+                              int world_size) {
+  const uint32_t steps = uint32_t(world_size) - 1;
+  if (algorithm == Algorithm::chain) return partial_tiles + 1;
+  if (algorithm == Algorithm::ring)
+    return steps * (partial_tiles + (verb == Verb::all_reduce ? 1 : 0));
   return splits_message(algorithm, verb) ? uint32_t(world_size) : 1;
 }
 
@@ -44,8 +50,8 @@ constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
 
 // part_bytes: of the part of one rank where the message is split, else of the whole; for LL what
 // goes from one rank to another. max_blocks: how many may be resident, agreed by all ranks.
-constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, bool ll, uint64_t part_bytes,
-                                int world_size, int max_blocks) {
+constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, bool ll,
+                                uint64_t part_bytes, int world_size, int max_blocks) {
   using detail::clamp, detail::div_up;
   constexpr uint64_t kPacksPerLlBlock = 128;     // one pack a thread: latency is all that counts
   constexpr uint64_t kBytesPerBlock = 8 << 10;   // one pack a thread
@@ -58,8 +64,10 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, bool ll, uint64_
     const uint64_t threads = clamp(div_up(div_up(packs, blocks), 32) * 32, 32, kMaxBlockThreads);
     return {int(blocks), int(threads), kPackBytes};
   }
-  const uint64_t room = kChannelHalfBytes / kSlots / slot_tiles(algorithm, verb, world_size) /
-                        kPackBytes * kPackBytes;
+  const uint32_t partial_tiles = uint32_t(accumulator_size(dtype) / dtype_size(dtype));
+  const uint64_t tiles = slot_tiles(algorithm, verb, partial_tiles, world_size);
+  const uint64_t room =
+      kChannelHalfBytes / kSlots / (tiles > 0 ? tiles : 1) / kPackBytes * kPackBytes;
   const uint64_t most_tile = room < kMostTileBytes ? room : kMostTileBytes;
   const uint64_t blocks = clamp(div_up(part_bytes, kBytesPerBlock), 1, most_blocks);
   const uint64_t segments = clamp(div_up(part_bytes, blocks * most_tile), 1, ~uint64_t{0});

@@ -5,12 +5,9 @@
 #pragma once
 
 #include "cuda/channel.cuh"
+#include "cuda/packs.cuh"
 
 namespace fastcoll {
-
-struct Span {
-  uint64_t start, num_bytes;
-};
 
 class Tiles {
  public:

@@ -23,9 +23,10 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
       channel,
       {.sources = channel.peers(),
        .readers = channel.peers(),
+       .meets = channel.peers(),
        .num_segments = tiles.num_segments(),
        .num_steps = 3,
-       .slot_tiles = slot_tiles(Algorithm::two_shot, Verb::all_reduce, call.world_size),
+       .slot_tiles = slot_tiles(Algorithm::two_shot, Verb::all_reduce, 1, call.world_size),
        .reads = 2,
        .pushes = true},
       GpuLocation::both(call.input_location, call.output_location));

@@ -15,6 +15,14 @@
 
 namespace fastcoll::sim {
 
+struct Transfer {
+  int from, to;
+  Codes codes;
+  size_t shift_bytes;
+  bool symmetric;
+  uint32_t pair_channels;
+};
+
 inline constexpr size_t kDataBytes = size_t{1} << 20;
 inline constexpr unsigned char kFiller = 0xa5;
 inline constexpr size_t kMarginBytes = 32;
@@ -41,8 +49,8 @@ class Machine {
   }
 
   const DeviceVerdict& verdict(int rank) const { return verdicts_[size_t(rank)]; }
-  GpuPad* pad(int rank) { return reinterpret_cast<GpuPad*>(regions_[size_t(rank)]); }
   bool run() { return simulator_.run(); }
+  uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
 
   // One rank's part of a call. checks: its output must be right.
   void enqueue(const Step& step, int rank, KernelFn kernel, bool checks = true) {
@@ -57,6 +65,30 @@ class Machine {
                                 else last_output_[rank] = copy_of(step, rank, buffers);
                               }});
   }
+  // Sends and receives between pairs of ranks, one kernel for all of a rank's: each (from, to) at
+  // most once.
+  void enqueue_pairs(const Step& step, const std::vector<Transfer>& transfers) {
+    for (int rank = 0; rank < world_; ++rank) {
+      batches_.push_back(std::make_unique<Batch>());
+      Batch& batch = *batches_.back();
+      for (const Transfer& transfer : transfers)
+        if (transfer.from == rank || transfer.to == rank) add_transfer(step, transfer, rank, batch);
+      if (batch.calls.empty()) continue;
+      simulator_.enqueue(rank, {1, 1, [&batch, elem = step.elem_bytes()] {
+                                  for (size_t i = 0; i < batch.calls.size(); ++i)
+                                    fill_transfer(batch, i, elem);
+                                }});
+      DeviceCall call = batch.calls[0];
+      if (batch.calls.size() > 1) call.batch = batch.calls.data();
+      simulator_.enqueue(rank, {int(batch.calls.size()) * kPairChannels, step.threads,
+                                [=] { send_recv<Protocol>(call); }});
+      simulator_.enqueue(rank, {1, 1, [=, this, &batch] {
+                                  for (size_t i = 0; i < batch.calls.size(); ++i)
+                                    check_transfer(step, batch, i);
+                                }});
+    }
+  }
+
   // Of the last call of a rank that was not checked.
   const reference::Bytes& output(int rank) { return last_output_[rank]; }
 
@@ -69,6 +101,56 @@ class Machine {
     std::byte* output;
     uint64_t splits[2 * kMaxGpuWorld];
   };
+
+  struct Batch {
+    std::vector<DeviceCall> calls;
+    std::vector<Transfer> transfers;
+    std::vector<std::unique_ptr<reference::Array>> arrays;
+  };
+
+  void add_transfer(const Step& step, const Transfer& transfer, int rank, Batch& batch) {
+    const bool sends = transfer.from == rank;
+    const size_t elem = step.elem_bytes();
+    batch.arrays.push_back(
+        std::make_unique<reference::Array>(transfer.codes.size() * elem, transfer.shift_bytes));
+    std::byte* bytes = reinterpret_cast<std::byte*>(batch.arrays.back()->data());
+    if (sends) {
+      // A symmetric one lies behind those of the other transfers to its receiver.
+      if (transfer.symmetric)
+        bytes = regions_[size_t(rank)] + kGpuDataOffsetBytes +
+                size_t(transfer.to) * (kDataBytes / kMaxGpuWorld);
+    }
+    DeviceCall call = base_call(step, rank);
+    call.verb = sends ? Verb::send : Verb::recv;
+    call.input = call.output = bytes;
+    call.input_location = location(rank, bytes);
+    call.numel = transfer.codes.size();
+    call.root = sends ? transfer.to : transfer.from;
+    call.pair_channels = transfer.pair_channels;
+    call.plan_hash = uint32_t(mix64(transfer.codes.size()));
+    batch.calls.push_back(call);
+    batch.transfers.push_back(transfer);
+  }
+
+  static void fill_transfer(Batch& batch, size_t i, size_t elem) {
+    if (batch.calls[i].verb != Verb::send) return;
+    const Codes& codes = batch.transfers[i].codes;
+    for (size_t k = 0; k < codes.size(); ++k)
+      std::memcpy(batch.calls[i].output + k * elem, &codes[k], elem);
+  }
+
+  void check_transfer(const Step& step, const Batch& batch, size_t i) const {
+    const DeviceCall& call = batch.calls[i];
+    if (verdict(call.rank).kind != 0) wrong(step, call.rank, describe(verdict(call.rank)));
+    if (call.verb == Verb::send) return;
+    const Codes& codes = batch.transfers[i].codes;
+    for (size_t k = 0; k < codes.size(); ++k)
+      if (std::memcmp(call.output + k * step.elem_bytes(), &codes[k], step.elem_bytes()) != 0)
+        wrong(step, call.rank,
+              "element " + std::to_string(k) + " from rank " + std::to_string(call.root));
+    if (!batch.arrays[i]->margins_intact())
+      wrong(step, call.rank, "bytes beside the output were written");
+  }
 
   static std::byte* aligned(reference::Bytes& bytes, size_t num_bytes) {
     bytes.assign(num_bytes + 2 * kMarginBytes + kPackBytes, kFiller);
@@ -83,9 +165,10 @@ class Machine {
     // In place, either may hold the other.
     const size_t most_bytes = std::max(input_numel(step, rank), output_numel(step, rank)) * elem;
     std::byte* data = regions_[size_t(rank)] + kGpuDataOffsetBytes;
-    buffers.input = where.symmetric_input ? data + kMarginBytes + where.input_shift_bytes
-                                          : aligned(buffers.private_input, most_bytes + kPackBytes) +
-                                                where.input_shift_bytes;
+    buffers.input =
+        where.symmetric_input
+            ? data + kMarginBytes + where.input_shift_bytes
+            : aligned(buffers.private_input, most_bytes + kPackBytes) + where.input_shift_bytes;
     buffers.output =
         where.symmetric_output
             ? data + kDataBytes / 2 + kMarginBytes + where.output_shift_bytes
@@ -106,9 +189,23 @@ class Machine {
     return GpuLocation::encode(uint64_t(ptr - data));
   }
 
-  DeviceCall make_call(const Step& step, int rank, Buffers& buffers) {
+  // What does not depend on the tensors.
+  DeviceCall base_call(const Step& step, int rank) {
     DeviceCall call{};
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
+    call.verdict = &verdicts_[size_t(rank)];
+    call.limit_ns = limit_ns_;
+    call.tile_bytes = step.tile_bytes;
+    call.rank = rank;
+    call.world_size = world_;
+    call.op = step.op;
+    call.dtype = kernel_dtype(step.dtype);
+    call.elem_bytes = uint32_t(dtype_size(call.dtype));
+    return call;
+  }
+
+  DeviceCall make_call(const Step& step, int rank, Buffers& buffers) {
+    DeviceCall call = base_call(step, rank);
     call.input = buffers.input;
     call.output = buffers.output;
     if (!step.even) {
@@ -118,21 +215,13 @@ class Machine {
       }
       call.splits = buffers.splits;
     }
-    call.verdict = &verdicts_[size_t(rank)];
     const int parts = dtype_kind(step.dtype) == Kind::complex ? 2 : 1;
     call.numel = step.numel * uint64_t(parts);
-    call.limit_ns = limit_ns_;
     call.input_location = location(rank, buffers.input);
     call.output_location = location(rank, buffers.output);
-    call.tile_bytes = step.tile_bytes;
     call.plan_hash = step.plan_hash();
-    call.rank = rank;
-    call.world_size = world_;
     call.root = step.root;
-    call.op = step.op;
     call.verb = step.verb;
-    call.dtype = kernel_dtype(step.dtype);
-    call.elem_bytes = uint32_t(dtype_size(call.dtype));
     return call;
   }
 
@@ -198,6 +287,7 @@ class Machine {
   std::vector<DeviceVerdict> verdicts_;
   std::vector<std::byte*> regions_;
   std::vector<std::unique_ptr<Buffers>> buffers_;
+  std::vector<std::unique_ptr<Batch>> batches_;
   std::vector<reference::Bytes> last_output_ = std::vector<reference::Bytes>(size_t(world_));
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU kernels in the simulator.
 //
-//   simulate VARIANT SCHEDULE FIRST_SEED NUM_SEEDS
+//   simulate VARIANT SCHEDULE FIRST_SEED NUM_SEEDS ["ALGORITHM VERB"]
 //
 // Each seed is a workspace of 1 to 8 ranks and 20 calls on it that mix verbs, algorithms, types,
 // sizes and placements. `correct` must pass; the other variants have one planted bug each and must
-// not, under some schedule or under ThreadSanitizer.
+// not, under some schedule or under ThreadSanitizer. `absent` and `mismatch` are in failures.h.
 #include <cstring>
 
-#include "cuda/kernels.cuh"
-#include "machine.h"
+#include "draw.h"
+#include "failures.h"
 #include "variants.h"
 
 using namespace fastcoll;
@@ -19,128 +19,31 @@ namespace {
 
 constexpr int kCallsPerSeed = 20;
 
-// Verbs in which some rank does not wait are the ones after which reuse goes wrong.
-struct Choice {
-  Algorithm algorithm;
-  Verb verb;
-  bool ll;
-};
-constexpr Choice kChoices[] = {
-    {Algorithm::one_shot, Verb::all_reduce, true},
-    {Algorithm::one_shot, Verb::all_reduce, false},
-    {Algorithm::two_shot, Verb::all_reduce, false},
-    {Algorithm::one_shot, Verb::reduce_scatter, true},
-    {Algorithm::one_shot, Verb::reduce_scatter, false},
-    {Algorithm::direct, Verb::reduce, false},
-    {Algorithm::direct, Verb::all_gather, true},
-    {Algorithm::direct, Verb::all_gather, false},
-    {Algorithm::direct, Verb::all_to_all, true},
-    {Algorithm::direct, Verb::all_to_all, false},
-    {Algorithm::direct, Verb::broadcast, false},
-    {Algorithm::direct, Verb::broadcast, false},
-    {Algorithm::direct, Verb::gather, false},
-    {Algorithm::direct, Verb::scatter, false},
-    {Algorithm::direct, Verb::barrier, false},
-};
-
-template <class P, DType kDType>
-KernelFn kernel_of_type(const Step& step) {
-  const KernelFn kernel = reducing_kernel<P, kDType>(step.algorithm, step.verb, step.ll);
-  return kernel != nullptr ? kernel : moving_kernel<P>(step.verb, step.ll);
-}
-
-template <class P>
-KernelFn kernel_of(const Step& step) {
-  switch (kernel_dtype(step.dtype)) {
-    case DType::float32:
-      return kernel_of_type<P, DType::float32>(step);
-    default:
-      break;
-  }
-  if constexpr (std::is_same_v<P, Protocol>) {
-    switch (kernel_dtype(step.dtype)) {
-      case DType::float64:
-        return kernel_of_type<P, DType::float64>(step);
-      case DType::float16:
-        return kernel_of_type<P, DType::float16>(step);
-      case DType::float8_e4m3fn:
-        return kernel_of_type<P, DType::float8_e4m3fn>(step);
-      case DType::int16:
-        return kernel_of_type<P, DType::int16>(step);
-      case DType::boolean:
-        return kernel_of_type<P, DType::boolean>(step);
-      default:
-        break;
+// Any pairs, both directions: a batch must not care about cycles.
+std::vector<Transfer> draw_transfers(Random& random, const Step& step) {
+  std::vector<Transfer> transfers;
+  for (int from = 0; from < step.world(); ++from)
+    for (int to = 0; to < step.world(); ++to) {
+      if (from == to || pick(random, 3) != 0) continue;
+      const uint64_t most = 20 * step.tile_bytes / step.elem_bytes();
+      transfers.push_back({from, to,
+                           reference::random_codes(step.dtype, pick(random, most), random),
+                           pick(random, kPackBytes), pick(random, 4) == 0,
+                           1 + uint32_t(pick(random, kPairChannels))});
     }
-  }
-  return nullptr;
-}
-
-constexpr DType kDTypes[] = {DType::float32,       DType::float64, DType::float16,
-                             DType::float8_e4m3fn, DType::int16,   DType::boolean};
-
-// 0, 1, odd, a pack and a segment, each with its neighbours.
-uint64_t draw_numel(Random& random, const Step& step, int world) {
-  const uint64_t pack = kPackBytes / step.elem_bytes();
-  const uint64_t segment = step.tile_bytes * uint64_t(world * step.blocks) / step.elem_bytes();
-  const uint64_t base[] = {0, 1, 7, pack, segment, 3 * segment, 9 * segment};
-  const uint64_t drawn = base[pick(random, 7)] + pick(random, 3);
-  const uint64_t numel = drawn == 0 ? 0 : drawn - pick(random, 2);
-  const uint64_t most = uint64_t(kLlPacks) * kLlBytes / step.elem_bytes();
-  return step.ll && numel > most ? most : numel;
-}
-
-// Half of the time all equal, which is then known without counts.
-void draw_splits(Random& random, Step& step, int world) {
-  step.even = step.ll || pick(random, 2) == 0;
-  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
-  if (step.even) return;
-  for (auto& row : step.splits)
-    for (uint64_t& count : row)
-      if (pick(random, 3) != 0) count = pick(random, 2 * step.numel + 2);
+  return transfers;
 }
 
 template <class P>
-Step draw_step(Random& random, int world) {
-  Step step;
-  const Choice choice = kChoices[pick(random, std::size(kChoices))];
-  step.algorithm = choice.algorithm;
-  step.verb = choice.verb;
-  step.ll = choice.ll;
-  step.dtype =
-      std::is_same_v<P, Protocol> ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
-  do step.op = Op(pick(random, kNumOps));
-  while (!op_has_meaning(step.dtype, step.op));
-  step.blocks = 1 + int(pick(random, 2));
-  step.threads = 1 + int(pick(random, 6));
-  step.tile_bytes = uint32_t(16 << pick(random, 3));
-  step.root = int(pick(random, uint64_t(world)));
-  step.numel = draw_numel(random, step, world);
-  if (step.verb == Verb::all_to_all) draw_splits(random, step, world);
-  for (int rank = 0; rank < world; ++rank) {
-    Placement place{};
-    place.symmetric_input = pick(random, 2) == 0;
-    place.symmetric_output = pick(random, 2) == 0;
-    place.in_place = pick(random, 3) == 0 && step.verb != Verb::all_to_all &&
-                     step.verb != Verb::gather && step.verb != Verb::scatter;
-    const size_t grain = pick(random, 2) == 0 ? kPackBytes : step.elem_bytes();
-    place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
-    place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
-    step.places.push_back(place);
-  }
-  for (int rank = 0; rank < world; ++rank)
-    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
-  return step;
-}
-
-template <class P>
-int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds) {
+int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds, const std::string& only) {
   for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
     Random random(seed);
     const int world = 1 + int(pick(random, 8));
     Machine machine(world, schedule, random(), ~uint64_t{0});
     for (int call = 0; call < kCallsPerSeed; ++call) {
-      const Step step = draw_step<P>(random, world);
+      const Step step = draw_step<P>(random, world, only);
+      if (std::is_same_v<P, Protocol> && pick(random, 8) == 0)
+        machine.enqueue_pairs(step, draw_transfers(random, step));
       for (int rank = 0; rank < world; ++rank) machine.enqueue(step, rank, kernel_of<P>(step));
     }
     if (!machine.run()) {
@@ -155,13 +58,16 @@ int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc < 5) return 2;
   const std::string variant = argv[1];
   const Schedule schedule =
       std::strcmp(argv[2], "starving") == 0 ? Schedule::starving : Schedule::uniform;
   const uint64_t first = std::strtoull(argv[3], nullptr, 10);
   const uint64_t count = std::strtoull(argv[4], nullptr, 10);
-  const auto run = [&]<class P>(P) { return run_seeds<P>(schedule, first, count); };
+  const std::string only = argc > 5 ? argv[5] : "";
+  if (variant == "absent") return run_absent(count);
+  if (variant == "mismatch") return run_mismatch(count);
+  const auto run = [&]<class P>(P) { return run_seeds<P>(schedule, first, count, only); };
   if (variant == "correct") return run(Protocol{});
   if (variant == "relaxed_arrive") return run(RelaxedArrive{});
   if (variant == "relaxed_wait") return run(RelaxedWait{});

@@ -34,6 +34,7 @@ class Case:
     num_seeds: int
     caught_by: str = ""
     tsan: bool = False
+    only: str = ""  # "algorithm verb": nothing else
 
 
 CASES = [
@@ -41,6 +42,9 @@ CASES = [
     Case("correct", "starving", 150),
     Case("correct", "uniform", 12, tsan=True),
     Case("correct", "starving", 12, tsan=True),
+    # A rank that never arrives; ranks that call different things (tests/sim/failures.h).
+    Case("absent", "uniform", 6),
+    Case("mismatch", "uniform", 6),
     # Negative controls. The first two compute the right numbers all the same: x86 and one thread.
     Case("relaxed_arrive", "uniform", 12, RACE, tsan=True),
     Case("relaxed_wait", "uniform", 12, RACE, tsan=True),
@@ -51,6 +55,8 @@ CASES = [
     Case("unchecked_previous", "starving", 100, WRONG_OR_STUCK),
     Case("equality_wait", "starving", 60, WRONG_OR_STUCK),
     Case("unacknowledged", "starving", 60, WRONG_OR_STUCK),
+    Case("unacknowledged", "starving", 60, WRONG_OR_STUCK, only="ring reduce_scatter"),
+    Case("unacknowledged", "uniform", 12, RACE, tsan=True, only="ring reduce_scatter"),
     Case("no_exit", "starving", 60, WRONG_OR_STUCK),
 ]
 
@@ -118,13 +124,17 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 @pytest.mark.parametrize(
     "case",
     CASES,
-    ids=lambda case: f"{case.variant}-{case.schedule}{'-tsan' if case.tsan else ''}",
+    ids=lambda case: (
+        f"{case.variant}-{case.schedule}{'-tsan' if case.tsan else ''}"
+        + (f"-{case.only}" if case.only else "")
+    ),
 )
 def test_simulated_kernels(case: Case, builds: Builds) -> None:
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     runner = ("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1")
     command = [str(builds.program(case.tsan)), case.variant, case.schedule, "1"]
-    done = run([*(runner if case.tsan else ()), *command, str(case.num_seeds)], RUN_LIMIT_S)
+    command += [str(case.num_seeds), case.only]
+    done = run([*(runner if case.tsan else ()), *command], RUN_LIMIT_S)
     if case.caught_by:
         assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
         assert re.search(case.caught_by, done.stdout), done.stdout[-4000:]

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels are simulated, and calls drawn at random for them.
+#pragma once
+
+#include "machine.h"
+
+namespace fastcoll::sim {
+
+// Verbs in which some rank does not wait are the ones after which reuse goes wrong.
+struct Choice {
+  Algorithm algorithm;
+  Verb verb;
+  bool ll;
+};
+constexpr Choice kChoices[] = {
+    {Algorithm::one_shot, Verb::all_reduce, true},
+    {Algorithm::one_shot, Verb::all_reduce, false},
+    {Algorithm::two_shot, Verb::all_reduce, false},
+    {Algorithm::one_shot, Verb::reduce_scatter, true},
+    {Algorithm::one_shot, Verb::reduce_scatter, false},
+    {Algorithm::ring, Verb::all_reduce, false},
+    {Algorithm::ring, Verb::reduce_scatter, false},
+    {Algorithm::chain, Verb::all_reduce, false},
+    {Algorithm::chain, Verb::reduce_scatter, false},
+    {Algorithm::direct, Verb::reduce, false},
+    {Algorithm::direct, Verb::all_gather, true},
+    {Algorithm::direct, Verb::all_gather, false},
+    {Algorithm::direct, Verb::all_to_all, true},
+    {Algorithm::direct, Verb::all_to_all, false},
+    {Algorithm::direct, Verb::broadcast, false},
+    {Algorithm::direct, Verb::broadcast, false},
+    {Algorithm::direct, Verb::gather, false},
+    {Algorithm::direct, Verb::scatter, false},
+    {Algorithm::direct, Verb::barrier, false},
+};
+
+template <class P, DType kDType>
+KernelFn kernel_of_type(const Step& step) {
+  const KernelFn kernel = reducing_kernel<P, kDType>(step.algorithm, step.verb, step.ll);
+  return kernel != nullptr ? kernel : moving_kernel<P>(step.verb, step.ll);
+}
+
+template <class P>
+KernelFn kernel_of(const Step& step) {
+  switch (kernel_dtype(step.dtype)) {
+    case DType::float32:
+      return kernel_of_type<P, DType::float32>(step);
+    default:
+      break;
+  }
+  if constexpr (std::is_same_v<P, Protocol>) {
+    switch (kernel_dtype(step.dtype)) {
+      case DType::float64:
+        return kernel_of_type<P, DType::float64>(step);
+      case DType::float16:
+        return kernel_of_type<P, DType::float16>(step);
+      case DType::float8_e4m3fn:
+        return kernel_of_type<P, DType::float8_e4m3fn>(step);
+      case DType::int16:
+        return kernel_of_type<P, DType::int16>(step);
+      case DType::boolean:
+        return kernel_of_type<P, DType::boolean>(step);
+      default:
+        break;
+    }
+  }
+  return nullptr;
+}
+
+constexpr DType kDTypes[] = {DType::float32,       DType::float64, DType::float16,
+                             DType::float8_e4m3fn, DType::int16,   DType::boolean};
+
+// 0, 1, odd, a pack and a segment, each with its neighbours.
+inline uint64_t draw_numel(Random& random, const Step& step, int world) {
+  const uint64_t pack = kPackBytes / step.elem_bytes();
+  const uint64_t segment = step.tile_bytes * uint64_t(world * step.blocks) / step.elem_bytes();
+  const uint64_t base[] = {0, 1, 7, pack, segment, 3 * segment, 9 * segment};
+  const uint64_t drawn = base[pick(random, 7)] + pick(random, 3);
+  const uint64_t numel = drawn == 0 ? 0 : drawn - pick(random, 2);
+  const uint64_t most = uint64_t(kLlPacks) * kLlBytes / step.elem_bytes();
+  return step.ll && numel > most ? most : numel;
+}
+
+// Half of the time all equal, which is then known without counts.
+inline void draw_splits(Random& random, Step& step, int world) {
+  step.even = step.ll || pick(random, 2) == 0;
+  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
+  if (step.even) return;
+  for (auto& row : step.splits)
+    for (uint64_t& count : row)
+      if (pick(random, 3) != 0) count = pick(random, 2 * step.numel + 2);
+}
+
+// only: "ring reduce_scatter" draws nothing else; "" draws all.
+inline Choice draw_choice(Random& random, const std::string& only) {
+  for (;;) {
+    const Choice choice = kChoices[pick(random, std::size(kChoices))];
+    const std::string name =
+        std::string(algorithm_name(choice.algorithm)) + " " + verb_name(choice.verb);
+    if (only.empty() || only == name) return choice;
+  }
+}
+
+template <class P>
+Step draw_step(Random& random, int world, const std::string& only) {
+  Step step;
+  const Choice choice = draw_choice(random, only);
+  step.algorithm = choice.algorithm;
+  step.verb = choice.verb;
+  step.ll = choice.ll;
+  step.dtype =
+      std::is_same_v<P, Protocol> ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
+  do step.op = Op(pick(random, kNumOps));
+  while (!op_has_meaning(step.dtype, step.op));
+  step.blocks = 1 + int(pick(random, 2));
+  step.threads = 1 + int(pick(random, 6));
+  step.tile_bytes = uint32_t(16 << pick(random, 3));
+  step.root = int(pick(random, uint64_t(world)));
+  step.numel = draw_numel(random, step, world);
+  if (step.verb == Verb::all_to_all) draw_splits(random, step, world);
+  for (int rank = 0; rank < world; ++rank) {
+    Placement place{};
+    place.symmetric_input = pick(random, 2) == 0;
+    place.symmetric_output = pick(random, 2) == 0;
+    place.in_place = pick(random, 3) == 0 && step.verb != Verb::all_to_all &&
+                     step.verb != Verb::gather && step.verb != Verb::scatter;
+    const size_t grain = pick(random, 2) == 0 ? kPackBytes : step.elem_bytes();
+    place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
+    place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
+    step.places.push_back(place);
+  }
+  for (int rank = 0; rank < world; ++rank)
+    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  return step;
+}
+
+}  // namespace fastcoll::sim

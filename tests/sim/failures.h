@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels do when a rank is missing, or calls something else: every wait ends, every rank gets
+// a verdict, outputs are NaN, and later kernels end at once.
+#pragma once
+
+#include "draw.h"
+
+namespace fastcoll::sim {
+
+inline constexpr uint64_t kLimitNs = 100000000;
+inline constexpr int kWorld = 3;
+inline constexpr int kLaterCalls = 20;
+
+[[noreturn]] inline void fail(const Step& step, const std::string& what) {
+  std::fprintf(stderr, "WRONG: %s: %s\n", step.name().c_str(), what.c_str());
+  std::exit(1);
+}
+
+inline Step with_inputs(Step step, Random& random) {
+  step.inputs.clear();
+  if (step.verb == Verb::all_to_all && step.even)
+    step.splits.assign(kWorld, std::vector<uint64_t>(kWorld, step.numel));
+  for (int rank = 0; rank < kWorld; ++rank)
+    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  return step;
+}
+
+inline Step plain_step(const Choice& choice, Random& random) {
+  Step step;
+  step.algorithm = choice.algorithm;
+  step.verb = choice.verb;
+  step.ll = choice.ll;
+  step.numel = 50;
+  step.threads = 3;
+  step.places.resize(kWorld);
+  return with_inputs(step, random);
+}
+
+inline void enqueue(Machine& machine, const Step& step, int rank, bool checks) {
+  machine.enqueue(step, rank, kernel_of<Protocol>(step), checks);
+}
+
+// The verdict that every rank but `missing` must have; missing < 0: any rank may be named.
+inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind, int missing) {
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (rank == missing) continue;
+    const DeviceVerdict& verdict = machine.verdict(rank);
+    if (verdict.kind != uint32_t(kind) || (missing >= 0 && verdict.rank != missing))
+      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+    if (verdict.raiser != rank) continue;
+    const bool differ = verdict.expected_stamp != verdict.seen_stamp;
+    if (!differ && Phase(verdict.phase) != Phase::count) fail(step, "the verdict shows no stamps");
+  }
+}
+
+// One rank makes the first call only.
+inline void absent(const Choice& choice, Random& random) {
+  const int missing = int(pick(random, kWorld));
+  Machine machine(kWorld, Schedule::uniform, random(), kLimitNs);
+  Step step = plain_step(choice, random);
+  step.root = int(pick(random, kWorld));
+  step = with_inputs(step, random);
+  for (int rank = 0; rank < kWorld; ++rank) enqueue(machine, step, rank, true);
+  for (int rank = 0; rank < kWorld; ++rank)
+    for (int call = 0; call < kLaterCalls && rank != missing; ++call)
+      enqueue(machine, step, rank, false);
+  if (!machine.run()) fail(step, "a wait without a limit");
+  check_verdicts(machine, step, DeviceError::timeout, missing);
+  // Two limits where a root does not wait: it finds out in its next call.
+  if (machine.elapsed_ns() > kLimitNs * 5 / 4)
+    fail(step, "took " + std::to_string(machine.elapsed_ns()) + " ns");
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (rank == missing || (step.verb == Verb::broadcast && rank == step.root)) continue;
+    const reference::Bytes& output = machine.output(rank);
+    for (size_t i = 0; i + 4 <= output.size(); i += 4) {
+      uint32_t code;
+      std::memcpy(&code, &output[i], 4);
+      if (code != 0x7fc00000) fail(step, "an output that is not NaN");
+    }
+  }
+}
+
+// One rank calls `other`, then all call twice what the rest has called. No limit: it must be seen.
+inline void mismatch(const Step& step, const Step& other, Random& random) {
+  Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
+  const int odd = int(pick(random, kWorld));
+  for (int call = 0; call < 3; ++call)
+    for (int rank = 0; rank < kWorld; ++rank)
+      enqueue(machine, call == 0 && rank == odd ? other : step, rank, false);
+  if (!machine.run()) fail(step, "a difference that nobody saw: " + other.name());
+  check_verdicts(machine, step, DeviceError::desync, -1);
+}
+
+inline int run_absent(uint64_t num_seeds) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    for (const Choice& choice : kChoices) absent(choice, random);
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+inline int run_mismatch(uint64_t num_seeds) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    for (const Choice& choice : kChoices) {
+      const Step step = plain_step(choice, random);
+      Step longer = step;
+      longer.numel = choice.verb == Verb::barrier ? 1 : step.numel / 2;
+      mismatch(step, with_inputs(longer, random), random);
+      Step wider = step;
+      wider.blocks = 2;
+      mismatch(step, wider, random);
+      // LL against staged: they wait on words where no stamps meet.
+      mismatch(step, plain_step(kChoices[step.ll ? 1 : 0], random), random);
+      if (choice.verb == Verb::broadcast) {
+        Step rooted = step;
+        rooted.root = 1;
+        mismatch(step, with_inputs(rooted, random), random);
+      }
+      if (choice.verb == Verb::all_to_all && !choice.ll) {
+        // The same plan on all ranks, but one counts differently what goes to rank 0 and 1.
+        Step counted = step, miscounted = step;
+        counted.even = miscounted.even = false;
+        for (auto& row : miscounted.splits) {
+          --row[0];
+          ++row[1];
+        }
+        mismatch(counted, with_inputs(miscounted, random), random);
+      }
+    }
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+}  // namespace fastcoll::sim
