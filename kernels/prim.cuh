@@ -24,6 +24,8 @@ struct alignas(kPackBytes) Pack {
 #else
 
 #define FASTCOLL_DEVICE __device__ __forceinline__
+// Not inlined: it would be, wherever something is waited for.
+#define FASTCOLL_SLOW_PATH static __device__ __noinline__
 #define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads, 1) void
 #define FASTCOLL_CALL const __grid_constant__ DeviceCall
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall)

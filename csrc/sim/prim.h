@@ -10,6 +10,7 @@
 #include "sim/scheduler.h"
 
 #define FASTCOLL_DEVICE inline
+#define FASTCOLL_SLOW_PATH inline
 #define FASTCOLL_KERNEL void
 #define FASTCOLL_CALL const DeviceCall&
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall&)

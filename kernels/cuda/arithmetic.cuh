@@ -70,7 +70,7 @@ FASTCOLL_DEVICE U get_element(const uint32_t* words, int i) {
 template <class U>
 FASTCOLL_DEVICE void put_element(uint32_t* words, int i, U value) {
   if constexpr (sizeof(U) == 8) {
-    const auto bits = __builtin_bit_cast(uint64_t, value);
+    uint64_t bits = __builtin_bit_cast(uint64_t, value);  // const: nvcc 13.0 crashes on doubles
     words[2 * i] = uint32_t(bits);
     words[2 * i + 1] = uint32_t(bits >> 32);
   } else if constexpr (sizeof(U) == 4) {

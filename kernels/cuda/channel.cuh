@@ -41,6 +41,26 @@ struct BlockShared {
   uint64_t locations[kMaxGpuWorld];  // as the peers published them
 };
 
+// Break the group, if this rank is the one that found the reason: everybody stops waiting, and
+// later kernels end at once. And tell the host. Only the first thread of a rank that finds or hears
+// of something speaks.
+FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t expected,
+                              uint32_t seen, uint32_t phase) {
+  const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
+  if (!claim(&pad(call.rank)->claimed)) return;
+  if (Poison::raiser(poison) == call.rank)
+    for (int rank = 0; rank < call.world_size; ++rank) store_release(&pad(rank)->poison, poison);
+  DeviceVerdict& verdict = *call.verdict;
+  verdict.raiser = Poison::raiser(poison);
+  verdict.rank = Poison::rank(poison);
+  verdict.channel = uint32_t(Poison::channel(poison));
+  verdict.epoch = Poison::epoch(poison);
+  verdict.expected_stamp = expected;
+  verdict.seen_stamp = seen;
+  verdict.phase = phase;
+  store_release_host(&verdict.kind, Poison::kind(poison));
+}
+
 template <class P>
 class Channel {
  public:
@@ -259,31 +279,15 @@ class Channel {
     return 0;
   }
 
-  // Break the group: everybody stops waiting, and later kernels end at once. Only the first thread
-  // of a rank that finds or hears of something speaks.
   FASTCOLL_DEVICE void fail(DeviceError kind, const Awaited& awaited, uint64_t seen_slot) {
     failed_ = true;
-    if (!claim(&pad(call_.rank)->claimed)) return;
     const uint64_t poison = Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(idx_),
                                            uint32_t(awaited.slot >> 32));
-    for (int rank = 0; rank < call_.world_size; ++rank) store_release(&pad(rank)->poison, poison);
-    report(poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
+    speak(call_, poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
   }
   FASTCOLL_DEVICE void drain(uint64_t poison) {
     failed_ = true;
-    if (claim(&pad(call_.rank)->claimed)) report(poison, 0, 0, 0);
-  }
-
-  FASTCOLL_DEVICE void report(uint64_t poison, uint32_t expected, uint32_t seen, uint32_t phase) {
-    DeviceVerdict& verdict = *call_.verdict;
-    verdict.raiser = Poison::raiser(poison);
-    verdict.rank = Poison::rank(poison);
-    verdict.channel = uint32_t(Poison::channel(poison));
-    verdict.epoch = Poison::epoch(poison);
-    verdict.expected_stamp = expected;
-    verdict.seen_stamp = seen;
-    verdict.phase = phase;
-    store_release_host(&verdict.kind, Poison::kind(poison));
+    speak(call_, poison, 0, 0, 0);
   }
 
   const DeviceCall& call_;

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nvcc makes of the kernels that the simulator runs: the checks that need no GPU.
+
+No kernel uses a stack, signals are strong and of system scope, region memory is never read as
+constant, and nothing became a trap. Each check also runs on a planted kernel that it must find.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ARCHS = (80, 90, 100)
+COMPILE_LIMIT_S = 300
+FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc", "-Ikernels")
+
+# One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
+DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
+KERNELS_PER_DTYPE = 5  # one_shot, one_shot_ll, two_shot, ring, chain
+MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
+
+REDUCING = "template KernelFn reducing_kernel<Protocol, DType::{}>(Algorithm, Verb, bool);"
+MOVING = "template KernelFn moving_kernel<Protocol>(Verb, bool);"
+
+# The mistakes that the checks must find.
+PLANTED = {
+    # Loads through it may move in front of the wait.
+    "restrict": """
+__global__ void planted(const std::byte* __restrict__ peer, uint64_t* word, uint32_t* out) {
+  while (load_acquire(word) == 0) {}
+  *out = load_data<uint32_t>(peer + 4 * thread_idx());
+}
+""",
+    # A parameter that is indexed at run time is copied to the stack, without __grid_constant__.
+    "stack": """
+__global__ void planted(DeviceCall call) {
+  call.regions[call.rank] += 1;
+  *call.output = call.regions[thread_idx()][0];
+}
+""",
+    # A table that only the host has: nvcc says nothing, and the kernel ends in a trap.
+    "trap": """
+__global__ void planted(const __grid_constant__ DeviceCall call) {
+  *call.output = std::byte(dtype_size(call.dtype));
+}
+""",
+    "fused": """
+__global__ void planted(float* out) { out[0] = __fmaf_rn(out[1], out[2], out[3]); }
+""",
+    "relaxed": """
+__global__ void planted(uint64_t* word) {
+  while (load_relaxed(word) == 0) {}
+  store_relaxed(word, 2);
+}
+""",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One source for one architecture."""
+
+    ptxas: str  # what ptxas says of registers and stack
+    ptx: str
+    cubin: Path
+
+
+def stack_frames(compiled: Compiled) -> list[int]:
+    return [int(size) for size in re.findall(r"(\d+) bytes stack frame", compiled.ptxas)]
+
+
+def traps(compiled: Compiled) -> list[str]:
+    return re.findall(r"^\s*trap;", compiled.ptx, re.M)
+
+
+def constant_loads(compiled: Compiled) -> list[str]:
+    return re.findall(r"ld\.global\S*\.nc\S*", compiled.ptx)
+
+
+def fused(compiled: Compiled) -> list[str]:
+    return re.findall(r"\bfma\.\S+", compiled.ptx)
+
+
+def weak_signals(compiled: Compiled) -> list[str]:
+    """Strong accesses of which a kernel has some, but not with the order and scope it needs."""
+    wanted = ("ld.acquire.sys.global.b128", "st.release.sys.global.b128")
+    return [access for access in wanted if access not in compiled.ptx]
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMPILE_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def compile_text(folder: Path, text: str, arch: int) -> Compiled:
+    source = folder / f"kernels_{arch}.cu"
+    source.write_text(f'#include "cuda/kernels.cuh"\nnamespace fastcoll {{\n{text}\n}}\n')
+    command = ["nvcc", *FLAGS, f"-arch=sm_{arch}", "--keep", f"--keep-dir={folder}"]
+    cubin = folder / f"kernels_{arch}.out.cubin"
+    ptxas = run([*command, "-Xptxas", "-v", "-cubin", str(source), "-o", str(cubin)])
+    return Compiled(ptxas, (folder / f"kernels_{arch}.ptx").read_text(), cubin)
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("not run: nvcc is not installed")
+
+
+@pytest.fixture(scope="module")
+def kernels(
+    nvcc: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int], Compiled]:
+    """Every type for every architecture."""
+
+    def compile_one(key: tuple[str, int]) -> Compiled:
+        dtype, arch = key
+        text = REDUCING.format(dtype) if dtype else MOVING
+        return compile_text(tmp_path_factory.mktemp(f"nvcc-{dtype}-{arch}"), text, arch)
+
+    keys = [(dtype, arch) for arch in ARCHS for dtype in DTYPES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(keys, pool.map(compile_one, keys), strict=True))
+
+
+@pytest.fixture(scope="module")
+def planted(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+    return {
+        name: compile_text(tmp_path_factory.mktemp(f"planted-{name}"), text, 90)
+        for name, text in PLANTED.items()
+    }
+
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
+
+
+def test_no_kernel_uses_a_stack(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    for (dtype, _), compiled in kernels.items():
+        entries = re.findall(r"Compiling entry function", compiled.ptxas)
+        assert len(entries) == (KERNELS_PER_DTYPE if dtype else MOVING_KERNELS)
+        frames = stack_frames(compiled)
+        assert len(frames) >= len(entries)
+        assert set(frames) == {0}, compiled.ptxas
+    assert max(stack_frames(planted["stack"])) > 0
+
+
+def test_nothing_became_a_trap(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    assert not any(traps(compiled) for compiled in kernels.values())
+    assert traps(planted["trap"])
+
+
+def test_no_multiply_and_add_are_fused(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    assert not any(fused(compiled) for compiled in kernels.values())
+    assert fused(planted["fused"])
+
+
+def test_region_memory_is_never_read_as_constant(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    assert not any(constant_loads(compiled) for compiled in kernels.values())
+    assert constant_loads(planted["restrict"])
+
+
+def test_signals_are_strong_and_of_system_scope(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    assert not any(weak_signals(compiled) for compiled in kernels.values())
+    assert weak_signals(planted["relaxed"])
+
+
+def cuobjdump() -> str | None:
+    """On PATH, or the one that Triton brings along."""
+    spec = importlib.util.find_spec("triton")
+    beside = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    bundled = [place / "backends/nvidia/bin/cuobjdump" for place in beside]
+    return shutil.which("cuobjdump") or next((str(path) for path in bundled if path.exists()), None)
+
+
+def test_machine_code_keeps_what_the_ptx_says(
+    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+) -> None:
+    tool = cuobjdump()
+    if tool is None:
+        pytest.skip("not run: cuobjdump is neither installed nor part of an installed triton")
+    for compiled in kernels.values():
+        sass = run([tool, "-sass", str(compiled.cubin)])
+        assert "LDG.E.128.STRONG.SYS" in sass
+        assert "STG.E.128.STRONG.SYS" in sass
+        assert not re.search(r"LDG\S*\.CONSTANT", sass)
+    assert re.search(r"LDG\S*\.CONSTANT", run([tool, "-sass", str(planted["restrict"].cubin)]))
