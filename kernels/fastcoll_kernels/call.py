@@ -47,7 +47,8 @@ class Launch:
     """The shape of a launch; equal on all ranks.
 
     Attributes:
-        channels: Programs (thread blocks); at most the workspace's num_channels.
+        channels: Programs (thread blocks); at most the workspace's num_channels. A program waits
+            for that of its number on every rank: where ranks share a device, all must fit at once.
         num_warps: Warps of each; by rows no more than a row has packs for.
         block: Elements of a tile, a power of two; None: one pack for each thread. By rows, a tile
             is a row whatever stands here.

@@ -21,6 +21,7 @@ MAX_CHANNELS = tl.constexpr(64)
 
 # Offsets of the words, in int32 words.
 POISON = tl.constexpr(0)
+CLAIM = tl.constexpr(1)
 EPOCH = tl.constexpr(16)
 PUTS = tl.constexpr(EPOCH.value + MAX_CHANNELS.value)
 LANDED = tl.constexpr(PUTS.value + MAX_CHANNELS.value)
@@ -33,8 +34,7 @@ NUM_WORDS = tl.constexpr(MEET.value + MAX_CHANNELS.value * MAX_WORLD.value)
 VERDICT = tl.constexpr(0)
 EXPECTED = tl.constexpr(1)
 SEEN = tl.constexpr(2)
-CLAIM = tl.constexpr(3)
-VERDICT_WORDS = tl.constexpr(4)
+VERDICT_WORDS = tl.constexpr(3)
 
 # Polls between two looks at the clock and at `poison`: a look costs as much as several polls.
 POLLS_PER_LOOK = tl.constexpr(256)
@@ -120,7 +120,8 @@ def condemn(group, peer, target, seen, WORLD: tl.constexpr):
     while rank < WORLD:
         tl.atomic_cas(words(group, rank) + POISON, 0, agreed, sem="acq_rel", scope="sys")
         rank += 1
-    if tl.atomic_cas(group.verdict + CLAIM, 0, 1, sem="acq_rel", scope="sys") == 0:
+    claim = words(group, group.rank) + CLAIM
+    if tl.atomic_cas(claim, 0, 1, sem="acq_rel", scope="sys") == 0:
         tl.store(group.verdict + EXPECTED, target)
         tl.store(group.verdict + SEEN, seen)
 
@@ -180,5 +181,5 @@ def is_sound(group):
 
 @triton.jit
 def report(group):
-    """Tell the host that the group is broken."""
-    store_release(group.verdict + VERDICT, load_acquire(words(group, group.rank) + POISON))
+    """Tell the host that the group is broken; it reads when the kernel has ended."""
+    tl.store(group.verdict + VERDICT, load_acquire(words(group, group.rank) + POISON))

@@ -102,7 +102,7 @@ class Workspace:
 
         A broken group stays so: its kernels fill their outputs with NaN and return at once.
         """
-        found, expected, seen, _ = self.verdict.tolist()
+        found, expected, seen = self.verdict.tolist()
         if not found:
             return None
         rest, missing = divmod(found - 1, MAX_WORLD.value)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call without meaning is refused before anything is launched, with the reason."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ TABLE = torch.zeros(2, dtype=torch.int64)
 
 
 def space(**options: Any) -> Workspace:
-    verdict = torch.zeros(4, dtype=torch.int32)
+    verdict = torch.zeros(3, dtype=torch.int32)
     known = {"signals": TABLE, "scratch": TABLE, "scratch_bytes": 1 << 16, "verdict": verdict}
     return Workspace(**{**known, "rank": 0, **options})
 
@@ -68,10 +70,18 @@ def test_a_mistake_is_explained(name: str) -> None:
         call()
 
 
+def test_the_library_does_not_import_triton() -> None:
+    """It takes a second, and is not always there."""
+    code = "import fastcoll, sys; print(*{'triton', 'fastcoll_kernels'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout.split() == []
+
+
 def test_the_words_are_as_documented() -> None:
     """See kernels/README.md: a verdict is 1 + missing + 16 (rank + 16 channel)."""
     word = 1 + 5 + 16 * (3 + 16 * 7)
-    broken = space(verdict=torch.tensor([word, 40, 38, 1], dtype=torch.int32)).broken()
+    broken = space(verdict=torch.tensor([word, 40, 38], dtype=torch.int32)).broken()
     assert broken == Verdict(rank=3, missing=5, channel=7, expected=40, seen=38)
     assert space().broken() is None
     assert SIGNAL_BYTES == 5184
