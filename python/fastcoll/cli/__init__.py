@@ -14,6 +14,9 @@ import typer
 from fastcoll.cli.bench import bench
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
+from fastcoll.cli.explain import explain
+from fastcoll.cli.schedule import schedule
+from fastcoll.cli.topo import topo
 
 app = typer.Typer(
     help="Collectives between the processes of one machine.",
@@ -21,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor):
+for command in (demo, bench, doctor, schedule, explain, topo):
     app.command()(command)
 
 

@@ -3,17 +3,12 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from fastcoll.topology.cluster import Route
 
 Link = Hashable
 """One direction of a wire."""
-
-
-class Route(NamedTuple):
-    """The links from one rank to another, and the time until a signal is there."""
-
-    links: tuple[Link, ...]
-    latency_us: float
 
 
 class Fabric(Protocol):

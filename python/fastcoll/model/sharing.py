@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastcoll.model.fabric import Link
 
+_SAME = 1e-12  # relative: shares that differ by rounding only
+
 
 def fair_rates(
     usages: Sequence[Mapping[Link, float]], bytes_per_us: Callable[[Link], float]
@@ -18,21 +20,26 @@ def fair_rates(
         bytes_per_us: Capacity of a link.
     """
     rates = [0.0] * len(usages)
-    users: dict[Link, set[int]] = {}
+    users: dict[Link, list[int]] = {}
     for i, usage in enumerate(usages):
         for link in usage:
-            users.setdefault(link, set()).add(i)
+            users.setdefault(link, []).append(i)
     left = {link: bytes_per_us(link) for link in users}
-    while users:
-        share, tightest = min(
-            ((left[link] / sum(usages[i][link] for i in who), link) for link, who in users.items()),
-            key=lambda pair: pair[0],
-        )
-        for i in list(users[tightest]):
+    wanted = {link: sum(usages[i][link] for i in who) for link, who in users.items()}
+    open_ones = set(range(len(usages)))
+    while open_ones:
+        share = min(left[link] / wanted[link] for link in users)
+        # All links that are full at this rate: where ranks do alike, that is one round for all.
+        full = [link for link in users if left[link] <= share * wanted[link] * (1 + _SAME)]
+        for i in {i for link in full for i in users[link]} & open_ones:
             rates[i] = share
+            open_ones.discard(i)
             for link, weight in usages[i].items():
                 left[link] = max(0.0, left[link] - share * weight)
-                users[link].discard(i)
-                if not users[link]:
-                    del users[link]
+                wanted[link] -= weight
+        users = {
+            link: still
+            for link, who in users.items()
+            if (still := [i for i in who if i in open_ones])
+        }
     return rates

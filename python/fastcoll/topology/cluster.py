@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equal machines on one network, as the simulator sees them (`fastcoll.model.fabric.Fabric`)."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -18,10 +19,10 @@ class Port(NamedTuple):
     target: str
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """The links from one rank to another, and the time until a signal is there."""
 
-    links: tuple[Port, ...]
+    links: tuple[Hashable, ...]
     latency_us: float
 
 
@@ -39,7 +40,7 @@ class Cluster:
     machine: Machine
     num_nodes: int = 1
     network: Network | None = None
-    _known: dict[tuple[int, int], Way] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
@@ -105,7 +106,7 @@ class Cluster:
         """Return whether a link is the node's own."""
         return isinstance(link, Port) and link.owner == node
 
-    def route(self, source: int, destination: int) -> Way:
+    def route(self, source: int, destination: int) -> Route:
         """Return the way between two ranks that differ."""
         key = (source, destination)
         if key not in self._known:
@@ -145,13 +146,13 @@ class Cluster:
         latency_us = sum(self.machine.wires[hop].latency_us for hop in hops)
         return [Port(node, *hop) for hop in hops], latency_us
 
-    def _inside(self, source: int, destination: int) -> Way:
+    def _inside(self, source: int, destination: int) -> Route:
         node, start = divmod(source, self.local_size)
         ranks = self.machine.ranks
         hops, latency_us = self._hops(node, ranks[start], ranks[destination % self.local_size])
-        return Way(tuple(hops), latency_us)
+        return Route(tuple(hops), latency_us)
 
-    def _between(self, source: int, destination: int) -> Way:
+    def _between(self, source: int, destination: int) -> Route:
         network = self.network
         assert network is not None
         ends = []
@@ -169,4 +170,4 @@ class Cluster:
         if leaf != to_leaf:
             links += [Port(_LEAF, leaf, "spine"), Port(_LEAF, "spine", to_leaf)]
             latency_us += network.spine_latency_us
-        return Way((*links, Port(to_node, "leaf", to_card), *back), latency_us)
+        return Route((*links, Port(to_node, "leaf", to_card), *back), latency_us)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll topo`: how the ranks of a machine or a cluster are wired.
+
+Decides what is shown; the topologies are fastcoll.topology's.
+"""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.tree import Tree
+
+from fastcoll.cli.console import make_console
+from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, refusals
+from fastcoll.topology.model import (
+    MACHINES,
+    NETWORKS,
+    Machine,
+    Network,
+    Wire,
+    cards_of,
+    load_machine,
+    load_network,
+)
+
+_MAX_MATRIX = 16
+
+
+def topo(
+    machine: Annotated[str | None, typer.Argument(help=MACHINE_HELP)] = None,
+    network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
+) -> None:
+    """Show a machine's wires as a tree and a matrix, with the source of every number.
+
+    Without a name: the machines and networks that come with fastcoll.
+    """
+    console = make_console()
+    with refusals():
+        found = load_machine(machine) if machine else None
+        between = load_network(network) if network else None
+    if found is None and between is None:
+        console.print(_list())
+        return
+    if found is not None:
+        console.print(_tree(found))
+        if len(found.ranks) <= _MAX_MATRIX:
+            console.print(_matrix(found))
+    if between is not None:
+        console.print(_network(between))
+
+
+def _list() -> Table:
+    table = Table(title="topologies that come with fastcoll", title_justify="left")
+    table.add_column("name")
+    table.add_column("what")
+    for name in MACHINES:
+        table.add_row(name, load_machine(name).title)
+    table.add_section()
+    for name in NETWORKS:
+        table.add_row(name, load_network(name).title)
+    return table
+
+
+def _tree(machine: Machine) -> Tree:
+    tree = Tree(f"[bold]{machine.title}[/bold]", highlight=False)
+    rates = f"adds {machine.reduce_gbps:g} GB/s, copies {machine.copy_gbps:g} GB/s"
+    tree.add(f"a rank: {rates}, {machine.memory_gb:g} GB\n[dim]{machine.source}[/dim]")
+    pairs: dict[Wire, list[str]] = {}
+    for (one, other), wire in machine.wires.items():
+        if one < other:
+            pairs.setdefault(wire, []).append(f"{one}-{other}")
+    for wire, between in pairs.items():
+        numbers = f"{wire.gbps:g} GB/s each way, {wire.latency_us:g} us"
+        branch = tree.add(f"{wire.kind}: {numbers}\n[dim]{wire.source}[/dim]")
+        shown = between if len(between) <= _MAX_MATRIX else [*between[:3], "...", between[-1]]
+        branch.add(" ".join(shown))
+    for card, num_ranks in cards_of(machine).items():
+        if num_ranks > 1:
+            tree.add(f"{card}: shared by {num_ranks} ranks")
+    if machine.multicast:
+        tree.add(f"{machine.multicast} adds and multicasts")
+    return tree
+
+
+def _matrix(machine: Machine) -> Table:
+    table = Table(title="GB/s from rank to rank, of the slowest wire", title_justify="left")
+    table.add_column("")
+    for rank in machine.ranks:
+        table.add_column(rank, justify="right")
+    for one in machine.ranks:
+        cells = [
+            "" if one == other else f"{machine.bottleneck(one, other).gbps:g}"
+            for other in machine.ranks
+        ]
+        table.add_row(one, *cells)
+    return table
+
+
+def _network(network: Network) -> Tree:
+    tree = Tree(f"[bold]{network.title}[/bold]", highlight=False)
+    tree.add(f"a card: {network.gbps:g} GB/s each way\n[dim]{network.source}[/dim]")
+    shape = "the i-th cards of all nodes" if network.rails else "all cards of a node"
+    tree.add(f"one leaf for {shape}, {network.nodes_per_leaf} nodes")
+    tree.add(
+        f"{network.latency_us:g} us through a leaf, {network.spine_latency_us:g} us more over the "
+        f"spine; {network.oversubscription:g}:1 above the leaves"
+    )
+    return tree

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options by which commands name a topology, and refusals in one place. Knows no command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from fastcoll.cli.console import complain
+from fastcoll.errors import UsageError
+from fastcoll.measure.sizes import parse_size
+from fastcoll.topology.cluster import Cluster
+from fastcoll.topology.model import MACHINES, NETWORKS, load_machine, load_network
+
+MACHINE_HELP = f"A machine's .json file, or one of {', '.join(MACHINES)}."
+NETWORK_HELP = f"Between nodes: a network's .json file, or one of {', '.join(NETWORKS)}."
+
+
+def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Cluster:
+    """Return as many nodes as the ranks need; one full node if no number was given.
+
+    Raises:
+        UsageError: The ranks don't fill whole nodes, or nothing connects the nodes.
+    """
+    node = load_machine(machine)
+    local_size = len(node.ranks)
+    num_ranks = num_ranks or local_size
+    num_nodes = -(-num_ranks // local_size)
+    if num_nodes > 1 and num_ranks % local_size:
+        raise UsageError(f"{num_ranks} ranks don't fill whole nodes of {local_size}")
+    if num_nodes > 1 and network is None:
+        raise UsageError(
+            f"{num_ranks} ranks are {num_nodes} x {node.name}: name what connects them with "
+            f"--network, one of {', '.join(NETWORKS)}"
+        )
+    return Cluster(node, num_nodes, load_network(network) if network else None)
+
+
+def size_option(text: str, name: str) -> int:
+    """Return the size that an option gives."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn a refused request into a message and exit code 2."""
+    try:
+        yield
+    except UsageError as error:
+        complain(str(error).replace("[", "\\["))
+        raise typer.Exit(2) from None

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which algorithm for a collective on a topology, and why: all candidates, priced or refused.
+
+Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order;
+that is not listed but proven, on a schedule of a few ranks.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Literal
+
+from fastcoll.errors import UsageError
+from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.checker import check
+from fastcoll.model.limits import least_us
+from fastcoll.model.regular import shifts_of, simulate_regular
+from fastcoll.model.schedule import REDUCTIONS, VERBS, Copy, Reduce, Schedule, moved
+from fastcoll.model.simulator import simulate
+from fastcoll.topology.cluster import Cluster
+
+_PIPELINED = ("chain", "double_binary_tree", "multimem")
+_SEGMENTS = (1, 4, 16, 64)
+_PROOF_RANKS = 6
+_MAX_TRANSFERS = 30_000  # of all ranks: a second or some
+_MAX_RANKS = 256
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm.
+
+    Attributes:
+        time_us: Simulated; None if it was refused.
+        reason: Why it was refused, or "".
+        num_segments: The best of those tried, for algorithms that pipeline.
+    """
+
+    algorithm: str
+    time_us: float | None
+    reason: str = ""
+    num_segments: int = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All candidates, fastest first, then those refused; and what no algorithm can beat."""
+
+    verb: str
+    world_size: int
+    size_bytes: int
+    candidates: list[Candidate]
+    least_us: float
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest."""
+        return self.candidates[0]
+
+
+@cache
+def adds_in_rank_order(verb: str, algorithm: str) -> bool:
+    """Return whether an algorithm adds 0 + 1 + ... + n-1, as proven for a few ranks."""
+    return check(build(verb, algorithm, _PROOF_RANKS)).rank_order
+
+
+def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
+    """Return the simulated time: step by step, or by one rank in place of all if that is too long.
+
+    Raises:
+        UsageError: It is too long, and the ranks are not all alike.
+    """
+    steps = islice(schedule.program(0, 0), _MAX_TRANSFERS)
+    num_moves = sum(len(moved(step)) for step in steps if isinstance(step, Copy | Reduce))
+    num_transfers = num_moves * schedule.world_size * schedule.num_channels
+    if num_transfers <= _MAX_TRANSFERS and schedule.world_size <= _MAX_RANKS:
+        return simulate(schedule, cluster, size_bytes).time_us
+    shifts = shifts_of(schedule, cluster.local_size)
+    if shifts is None:
+        raise UsageError(f"not priced: too many steps for {schedule.world_size} ranks")
+    return simulate_regular(schedule, cluster.under_one_leaf(), size_bytes, shifts).time_us
+
+
+def compare(
+    verb: str,
+    cluster: Cluster,
+    world_size: int,
+    size_bytes: int,
+    numerics: Literal["same_bits", "fast"] = "same_bits",
+) -> Comparison:
+    """Price every algorithm of a verb on a topology.
+
+    Args:
+        verb: One of `schedule.VERBS`.
+        cluster: The topology.
+        world_size: Ranks that take part: the first ones; whole nodes if there are several.
+        size_bytes: The larger of what a rank gives and gets.
+        numerics: "same_bits" refuses reductions in any but rank order.
+
+    Raises:
+        UsageError: The ranks don't fit the topology.
+    """
+    if verb not in VERBS:
+        raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+    local_size = min(cluster.local_size, world_size)
+    if world_size > cluster.num_ranks or world_size % local_size:
+        raise UsageError(
+            f"{world_size} ranks don't fill whole nodes of {cluster.local_size} on "
+            f"{cluster.num_nodes} x {cluster.machine.name}"
+        )
+    candidates = []
+    for algorithm in algorithms_of(verb):
+        reason = _refusal(verb, algorithm, cluster, world_size, numerics)
+        if reason:
+            candidates.append(Candidate(algorithm, None, reason))
+            continue
+        candidates.append(_priced(verb, algorithm, cluster, world_size, size_bytes))
+    candidates.sort(key=lambda c: (c.time_us is None, c.time_us or 0.0))
+    if candidates[0].time_us is None:
+        raise UsageError(f"no algorithm of {verb} could be priced: {candidates[0].reason}")
+    least = least_us(verb, cluster, world_size, size_bytes)
+    return Comparison(verb, world_size, size_bytes, candidates, least)
+
+
+def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numerics: str) -> str:
+    if verb in REDUCTIONS and numerics == "same_bits" and not adds_in_rank_order(verb, algorithm):
+        return 'does not add in rank order, as numerics="same_bits" asks for'
+    if algorithm.startswith("hierarchical") and world_size <= cluster.local_size:
+        return "there is one node only"
+    if algorithm == "multimem" and (not cluster.machine.multicast or cluster.num_nodes > 1):
+        return "no switch adds and multicasts for all ranks"
+    return ""
+
+
+def _priced(
+    verb: str, algorithm: str, cluster: Cluster, world_size: int, size_bytes: int
+) -> Candidate:
+    local_size = min(cluster.local_size, world_size)
+    times = []
+    for num_segments in _SEGMENTS if algorithm in _PIPELINED else (1,):
+        schedule = build(
+            verb, algorithm, world_size, num_segments=num_segments, local_size=local_size
+        )
+        try:
+            times.append((price_us(schedule, cluster, size_bytes), num_segments))
+        except UsageError as error:
+            if not times:
+                return Candidate(algorithm, None, str(error))
+    time_us, num_segments = min(times)
+    return Candidate(algorithm, time_us, num_segments=num_segments)

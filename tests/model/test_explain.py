@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice on paper: what is refused and why, what wins where, and what nothing can beat."""
+
+import pytest
+
+from fastcoll.errors import UsageError
+from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.explain import adds_in_rank_order, compare, price_us
+from fastcoll.model.limits import least_us
+from fastcoll.model.schedule import VERBS
+from fastcoll.topology.cluster import Cluster
+from fastcoll.topology.model import MACHINES, load_machine, load_network
+
+H100 = Cluster(load_machine("hgx-h100"))
+FOUR_NODES = Cluster(load_machine("hgx-h100"), 4, load_network("ndr-rail"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_algorithm_is_priced_or_refused_with_a_reason(verb: str) -> None:
+    found = compare(verb, H100, 8, 1 << 20)
+    assert {c.algorithm for c in found.candidates} == set(algorithms_of(verb))
+    for candidate in found.candidates:
+        assert (candidate.time_us is None) == bool(candidate.reason)
+    times = [c.time_us for c in found.candidates if c.time_us is not None]
+    assert times == sorted(times)
+
+
+def test_same_bits_refuses_what_adds_in_another_order() -> None:
+    refused = {
+        c.algorithm: c.reason for c in compare("all_reduce", H100, 8, 1024).candidates if c.reason
+    }
+    assert "rank order" in refused["ring"]
+    assert "rank order" in refused["multimem"]
+    admitted = {c.algorithm for c in compare("all_reduce", H100, 8, 1024).candidates} - set(refused)
+    assert admitted == {"one_shot", "two_shot", "chain"}
+    assert not compare("all_reduce", H100, 8, 1024, "fast").candidates[0].reason
+
+
+def test_the_paper_agrees_with_the_library_about_same_bits() -> None:
+    """What fastcoll.algorithms admits under same_bits is what the checker finds in rank order."""
+    from fastcoll import algorithms
+    from fastcoll.types import DType, Op, Request, Verb
+
+    for verb in (Verb.all_reduce, Verb.reduce_scatter):
+        request = Request(verb, DType.float32, Op.SUM, 999, 0, 6, "auto", "same_bits", 6)
+        for algorithm in algorithms.ALL:
+            if algorithm.name in algorithms_of(verb.name):
+                admitted = algorithm.admits(request) is None
+                assert admitted == adds_in_rank_order(verb.name, algorithm.name), algorithm.name
+
+
+def test_small_messages_take_one_step_and_large_ones_move_less() -> None:
+    assert compare("all_reduce", H100, 8, 64).best.algorithm == "one_shot"
+    assert compare("all_reduce", H100, 8, 64 << 20).best.algorithm == "two_shot"
+    assert compare("all_reduce", H100, 8, 64 << 20, "fast").best.algorithm == "multimem"
+    assert compare("all_reduce", FOUR_NODES, 32, 64 << 20, "fast").best.algorithm == "hierarchical"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("verb", ["all_reduce", "all_gather", "broadcast", "all_to_all"])
+def test_nothing_beats_the_limit(machine: str, verb: str) -> None:
+    cluster = Cluster(load_machine(machine))
+    world_size = min(8, cluster.local_size)
+    for size in (1, 1 << 26):
+        found = compare(verb, cluster, world_size, size, "fast")
+        assert found.best.time_us is not None
+        assert found.best.time_us >= found.least_us > 0
+
+
+def test_nothing_beats_the_limit_between_nodes() -> None:
+    two_nodes = Cluster(load_machine("hgx-h100"), 2, load_network("ndr-rail"))
+    for verb in VERBS:
+        for size in (1, 1 << 26):
+            found = compare(verb, two_nodes, 16, size, "fast")
+            assert found.best.time_us is not None
+            assert found.best.time_us >= found.least_us > 0
+    assert least_us("all_reduce", H100, 1, 1 << 20) == 0
+
+
+def test_large_worlds_are_priced_by_one_rank() -> None:
+    many = Cluster(load_machine("hgx-h100"), 500, load_network("ndr-rail"))
+    ring = build("all_reduce", "hierarchical_ring", 4000, local_size=8)
+    assert price_us(ring, many, 1e9) > 2 * 499 * 3
+    found = compare("all_reduce", many, 4000, 1 << 30, "fast")
+    assert found.best.algorithm == "hierarchical_ring"
+    reasons = {c.algorithm: c.reason for c in found.candidates}
+    assert "not priced" in reasons["chain"]
+    assert "ranks per node" in reasons["ring"]
+
+
+def test_ranks_that_do_not_fit() -> None:
+    with pytest.raises(UsageError, match="9 ranks don't fill"):
+        compare("all_reduce", H100, 9, 8)
+    with pytest.raises(UsageError, match="12 ranks don't fill"):
+        compare("all_reduce", FOUR_NODES, 12, 8)
