@@ -126,6 +126,7 @@ void bind_group(py::module_& module) {
       .def("async_end", &ProcessGroup::async_end)
       .def("check", &ProcessGroup::check)
       .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)
+      .def("abort", &ProcessGroup::abort, py::arg("reason"), without_gil)
       .def("close", &ProcessGroup::close, without_gil);
 
   module.def(

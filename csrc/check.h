@@ -10,7 +10,16 @@
 
 namespace fastcoll {
 
-enum class ErrorKind : uint32_t { usage = 1, unsupported, timeout, desync, peer_lost, driver };
+enum class ErrorKind : uint32_t {
+  usage = 1,
+  unsupported,
+  timeout,
+  desync,
+  peer_lost,
+  driver,
+  aborted
+};
+inline constexpr ErrorKind kLastKind = ErrorKind::aborted;
 
 class Failure : public std::runtime_error {
  public:

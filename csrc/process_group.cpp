@@ -182,10 +182,22 @@ void ProcessGroup::poison(const std::string& message) {
   }
 }
 
+void ProcessGroup::abort(const std::string& reason) {
+  if (forked_.load(std::memory_order_relaxed)) require_usable();
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  group_->settle_verdict(ErrorKind::aborted,
+                         "group \"" + name_ + "\" was aborted by rank " + std::to_string(rank_) +
+                             " of " + std::to_string(world_size_) + ": " + reason +
+                             ". Use of this group is over: call fastcoll.destroy()",
+                         uint64_t{1} << rank_);
+}
+
 void ProcessGroup::close() {
   if (forked_.load(std::memory_order_relaxed)) return;
   {
     const std::lock_guard guard(mutex_);
+    const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
     for (std::byte*& region : regions_) {
       memfd_close(region, kRegionBytes);

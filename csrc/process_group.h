@@ -65,7 +65,9 @@ class ProcessGroup {
 
   void check();                             // throws the verdict of a broken or closed group
   void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
-  void close();                             // idempotent; own arenas live on until destruction
+  // The same from any thread, at once: a call that waits in another thread raises it, too.
+  void abort(const std::string& reason);
+  void close();  // idempotent; own arenas live on until destruction
 
  private:
   static constexpr size_t kPlans = 256;
@@ -84,7 +86,8 @@ class ProcessGroup {
   std::array<std::byte*, kMaxWorld> regions_{};
   std::vector<int> fds_;  // kept open for the life of the group
   std::unique_ptr<Group<StdAtomics>> group_;
-  std::mutex mutex_;
+  std::mutex mutex_;       // held during a call
+  std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   std::atomic<int> queued_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};

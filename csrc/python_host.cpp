@@ -30,12 +30,13 @@ bool PythonHost::interrupted() {
 void set_python_error(const Failure& failure) {
   static const char* const kNames[] = {
       nullptr,       "UsageError",    "UnsupportedError", "CollectiveTimeout",
-      "DesyncError", "PeerLostError", "DriverError"};
+      "DesyncError", "PeerLostError", "DriverError",      "AbortedError"};
   try {
     const py::object cls =
         py::module_::import("fastcoll.errors").attr(kNames[uint32_t(failure.kind())]);
     py::object error;
-    if (failure.kind() == ErrorKind::timeout || failure.kind() == ErrorKind::peer_lost) {
+    if (failure.kind() == ErrorKind::timeout || failure.kind() == ErrorKind::peer_lost ||
+        failure.kind() == ErrorKind::aborted) {
       py::list ranks;
       for (int rank = 0; rank < 64; ++rank)
         if (failure.ranks() >> rank & 1) ranks.append(rank);

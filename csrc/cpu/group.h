@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -109,8 +110,13 @@ class Group {
 
   // ---- failure --------------------------------------------------------------------------------
   void check() const;  // throws the verdict of a broken group
-  // Make this the group's verdict, unless it has one, and throw the one that holds.
-  [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0);
+  // Make this the group's verdict, unless it has one; returns 1 + the rank whose verdict holds.
+  // In any thread, also beside a call that runs in another one.
+  uint64_t settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);
+  // The same, and throw the one that holds.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0) {
+    throw_verdict(settle_verdict(kind, text, ranks));
+  }
   std::string call_name()
       const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
 
@@ -208,6 +214,8 @@ class Group {
   Host* host_ = nullptr;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;
+  enum class Page { blank, being_written, written };
+  std::atomic<Page> page_{Page::blank};  // of my verdict
 };
 
 template <class P>

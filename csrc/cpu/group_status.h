@@ -2,6 +2,8 @@
 // What ranks say about themselves: descriptors of their calls, and the group's verdict.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -89,23 +91,33 @@ void Group<P>::check() const {
 
 template <class P>
 void Group<P>::throw_verdict(uint64_t poison) const {
+  // A peer wrote these: nothing of it may lead outside the page.
+  if (poison > uint64_t(world_size()))
+    throw Failure(ErrorKind::desync, "group \"" + options_.name + "\": a poison word is damaged");
   const VerdictPage& verdict = peers_[poison - 1].pad->verdict;
-  throw Failure(ErrorKind(verdict.kind), std::string(verdict.text, verdict.length), verdict.ranks);
+  const uint32_t kind = std::clamp(verdict.kind, uint32_t(ErrorKind::usage), uint32_t(kLastKind));
+  const size_t length = std::min(size_t(verdict.length), sizeof verdict.text);
+  throw Failure(ErrorKind(kind), std::string(verdict.text, length), verdict.ranks);
 }
 
 template <class P>
-void Group<P>::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
-  if (VerdictPage& verdict = me_->verdict; verdict.kind == 0) {  // written once, so never torn
+uint64_t Group<P>::settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks) {
+  // The page is written once, so never torn, even if two threads of this rank find an error.
+  Page page = Page::blank;
+  if (page_.compare_exchange_strong(page, Page::being_written)) {
+    VerdictPage& verdict = me_->verdict;
     verdict.length = uint32_t(std::min(text.size(), sizeof verdict.text));
     std::memcpy(verdict.text, text.data(), verdict.length);
     verdict.ranks = ranks;
     verdict.kind = uint32_t(kind);
+    page_ = Page::written;
   }
+  while (page_ != Page::written) sched_yield();
   // Rank 0's word decides between ranks that fail at once; then everybody is told the winner.
-  uint64_t winner = P::settle(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
+  const uint64_t winner = P::settle(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
   for (int peer = 0; peer < world_size(); ++peer) P::settle(peers_[peer].pad->poison.value, winner);
   wake();
-  throw_verdict(winner);
+  return winner;
 }
 
 }  // namespace fastcoll

@@ -27,6 +27,7 @@ from fastcoll.api_parts import (
 from fastcoll.bootstrap.identity import library_version
 from fastcoll.communicator import Communicator
 from fastcoll.errors import (
+    AbortedError,
     CollectiveTimeout,
     DesyncError,
     DriverError,
@@ -45,6 +46,7 @@ __version__ = library_version()
 torch_backend.register()
 
 __all__ = [
+    "AbortedError",
     "CollectiveTimeout",
     "Communicator",
     "DesyncError",

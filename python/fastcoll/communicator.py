@@ -261,6 +261,18 @@ class Communicator(PartsMethods):
         self.issue(Call(verb=Verb.all_gather, input=padded, output=rows))
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
+    def abort(self, reason: str | None = None) -> None:
+        """End the group from any thread or signal handler, with one verdict for all ranks.
+
+        Not collective. Whoever waits in a call of the group, in this process and in every other,
+        raises AbortedError with the reason within milliseconds, and so does every later call.
+        A group that has a verdict already keeps it. The group is still to be closed.
+
+        Raises:
+            UsageError: The group was closed.
+        """
+        super().abort(reason or "no reason given")
+
     @property
     def closed(self) -> bool:
         """Whether the group was closed."""

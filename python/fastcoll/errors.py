@@ -49,7 +49,12 @@ class PeerLostError(_RankError):
     """A peer process died or left; `ranks` holds its group rank."""
 
 
+class AbortedError(_RankError):
+    """A rank ended the group with `abort`; `ranks` holds it, the text its reason."""
+
+
 __all__ = [
+    "AbortedError",
     "CollectiveTimeout",
     "DesyncError",
     "DriverError",

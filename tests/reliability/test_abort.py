@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`abort`: one rank ends the group, from wherever it is, and everybody hears why."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness import Attempt, Pool, Pools, Rank, attempt
+
+SOON_S = 1.0  # milliseconds are promised; the rest is for a busy machine
+
+WAITS = {
+    "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
+    "large all_reduce": lambda comm: comm.all_reduce(torch.ones(500_000)),
+    "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
+    "empty": lambda comm: comm.empty((4,)),
+}
+
+Heard = tuple[float, float, list[Attempt]]  # when it was aborted (0 elsewhere), when a call ended
+
+
+def from_a_thread(rank: Rank, way: str) -> Heard:
+    """Rank 1 waits and aborts from another thread; rank 0 waits; rank 2 comes much later."""
+    group = rank.comm.new_group()
+    aborted = [0.0]
+
+    def abort() -> None:
+        time.sleep(0.3)
+        aborted[0] = time.monotonic()
+        group.abort("the loss is NaN")
+
+    if rank.rank == 1:
+        threading.Thread(target=abort).start()
+    if rank.rank == 2:
+        time.sleep(1.0)
+    attempts = [attempt(WAITS[way], group)]
+    heard = time.monotonic()
+    attempts += [attempt(group.barrier), attempt(group.all_reduce, torch.ones(2))]
+    group.close()
+    return aborted[0], heard, attempts
+
+
+def from_a_signal_handler(rank: Rank) -> Heard:
+    """Rank 0 waits in its main thread, where the handler runs."""
+    group = rank.comm.new_group()
+    aborted = [0.0]
+
+    def handle(number: int, frame: object) -> None:
+        aborted[0] = time.monotonic()
+        group.abort(f"signal {number}")
+
+    if rank.rank == 0:
+        signal.signal(signal.SIGUSR2, handle)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    if rank.rank == 2:
+        time.sleep(1.0)
+    attempts = [attempt(group.all_reduce, torch.ones(3))]
+    heard = time.monotonic()
+    attempts.append(attempt(group.barrier))
+    group.close()
+    return aborted[0], heard, attempts
+
+
+def assert_aborted(rows: list[Heard], by: int, reason: str) -> None:
+    aborted = rows[by][0]
+    assert aborted > 0
+    for rank, (_, heard, attempts) in enumerate(rows):
+        if rank != 2:
+            assert heard - aborted < SOON_S
+        for one in attempts:
+            assert one.kind == "AbortedError", one
+            assert one.ranks == (by,)
+            assert reason in one.text
+        assert all(one.seconds < 0.5 for one in attempts[1:])
+    assert len({one.text for _, _, attempts in rows for one in attempts}) == 1
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_from_another_thread(pools: Pools, way: str) -> None:
+    assert_aborted(pools(3).run(from_a_thread, way), 1, "the loss is NaN")
+
+
+def test_from_a_signal_handler(fresh_pool: Callable[..., Pool]) -> None:
+    reason = f"signal {int(signal.SIGUSR2)}"
+    assert_aborted(fresh_pool(3).run(from_a_signal_handler), 0, reason)
+
+
+def all_at_once(rank: Rank, rounds: int) -> list[str]:
+    """Every rank aborts, from two threads each, while calls run; the verdict of each round."""
+    verdicts = []
+    for _ in range(rounds):
+        group = rank.comm.new_group()
+        rank.comm.barrier()
+        threads = [
+            threading.Thread(target=group.abort, args=(f"thread {number} of rank {rank.rank}",))
+            for number in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        while not (one := attempt(group.all_reduce, torch.ones(3))).kind:
+            pass
+        verdicts.append(one.text)
+        for thread in threads:
+            thread.join()
+        group.close()
+        rank.comm.barrier()
+    return verdicts
+
+
+def test_one_verdict_if_all_abort_at_once(pools: Pools) -> None:
+    for verdicts in zip(*pools(3).run(all_at_once, 20), strict=True):
+        assert len(set(verdicts)) == 1
+
+
+def after_an_error(rank: Rank) -> list[Attempt]:
+    """The first verdict holds; a closed group can't be aborted; without a reason it says so."""
+    broken, group = rank.comm.new_group(timeout_s=15), rank.comm.new_group()
+    attempts = [attempt(broken.all_reduce, torch.ones(3 + rank.rank))]
+    broken.abort("too late")
+    attempts.append(attempt(broken.barrier))
+    broken.close()
+    attempts.append(attempt(broken.abort))
+    if rank.rank == 0:
+        group.abort()
+    attempts.append(attempt(group.barrier))
+    group.close()
+    return attempts
+
+
+def test_beside_other_errors(pools: Pools) -> None:
+    for first, second, closed, last in pools(2).run(after_an_error):
+        assert first.kind == second.kind == "DesyncError"
+        assert first.text == second.text
+        assert closed.kind == "UsageError"
+        assert last.kind == "AbortedError"
+        assert "no reason given" in last.text
+
+
+def closed_meanwhile(rank: Rank, rounds: int) -> list[str]:
+    """Abort and close at once, in two threads: either the one or the other was first."""
+    kinds = []
+    for _ in range(rounds):
+        group = rank.comm.new_group()
+        thread = threading.Thread(target=group.close)
+        thread.start()
+        kinds.append(attempt(group.abort).kind)
+        thread.join()
+    return kinds
+
+
+def test_abort_while_the_group_is_closed(pools: Pools) -> None:
+    for kinds in pools(2).run(closed_meanwhile, 50):
+        assert set(kinds) <= {"", "UsageError"}
