@@ -81,8 +81,8 @@ def words_in(dtype: str, numel: int, rank: int, seed: int) -> np.ndarray:
     if dtype not in oracle.FLOATS:
         return anything
     wide = np.float64 if dtype == "float64" else np.float32
-    triple = rng.choice(np.array([2.0**24, -(2.0**24), 1.0, 0.5, 0.0]), count)
-    numbers = np.where(rng.random(count) < 0.4, triple, rng.standard_normal(count)).astype(wide)
+    special = rng.choice(np.array([2.0**24, -(2.0**24), 1.0, 0.5, 0.0, -0.0]), count)
+    numbers = np.where(rng.random(count) < 0.4, special, rng.standard_normal(count)).astype(wide)
     with np.errstate(over="ignore"):
         return np.where(rng.random(count) < 0.2, anything, oracle.encode(numbers, dtype))
 
