@@ -81,7 +81,10 @@ def load_acquire(word):
 
 @triton.jit
 def store_release(word, value):
-    """What this thread has seen or stored is visible to whoever acquires the value."""
+    """What this thread has seen or stored is visible to whoever acquires the value.
+
+    Triton has no releasing store, so this is an exchange: peers' memory must take atomics.
+    """
     tl.atomic_xchg(word, value, sem="release", scope="sys")
 
 
