@@ -15,6 +15,7 @@ from fastcoll.cli.bench import bench
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
+from fastcoll.cli.plan import plan
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor, schedule, explain, topo):
+for command in (demo, bench, doctor, schedule, explain, topo, plan):
     app.command()(command)
 
 

@@ -7,11 +7,13 @@ Decides what is shown; the topologies are fastcoll.topology's.
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
 from fastcoll.cli.console import make_console
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, refusals
+from fastcoll.model.placement import best_ring, disjoint_rings
 from fastcoll.topology.model import (
     MACHINES,
     NETWORKS,
@@ -45,6 +47,7 @@ def topo(
         console.print(_tree(found))
         if len(found.ranks) <= _MAX_MATRIX:
             console.print(_matrix(found))
+            _print_rings(found, console)
     if between is not None:
         console.print(_network(between))
 
@@ -94,6 +97,13 @@ def _matrix(machine: Machine) -> Table:
         ]
         table.add_row(one, *cells)
     return table
+
+
+def _print_rings(machine: Machine, console: Console) -> None:
+    ring, gbps = best_ring(machine)
+    console.print(f"widest ring, {gbps:g} GB/s: {' '.join(ring)}", highlight=False)
+    for ring, gbps in disjoint_rings(machine):
+        console.print(f"ring of its own wires, {gbps:g} GB/s: {' '.join(ring)}", highlight=False)
 
 
 def _network(network: Network) -> Tree:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll plan`: what each parallel strategy would cost on a cluster.
+
+Decides options and what is shown; the prices are fastcoll.model's.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fastcoll.cli.console import make_console
+from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
+from fastcoll.measure.sizes import parse_count
+from fastcoll.model.placement import mapping_us
+from fastcoll.model.strategies import Phrase, Planner, Sentence, Workload
+from fastcoll.topology.cluster import Cluster
+
+
+def plan(
+    topology: Annotated[str, typer.Option(help=MACHINE_HELP)],
+    params: Annotated[str, typer.Option(help="Parameters of the model, such as 7B.")],
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")],
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the activations.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and step.")] = 4096,
+    dtype_bytes: Annotated[int, typer.Option(min=1, max=8, help="2 for bf16.")] = 2,
+    utilisation: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of the peak that computation reaches.")
+    ] = 0.4,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
+    network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
+
+    Which verbs, how often, over how many bytes, on which links, what hides behind computation.
+    """
+    try:
+        num_params = parse_count(params)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from None
+    workload = Workload(num_params, layers, hidden, tokens, dtype_bytes, utilisation)
+    with refusals():
+        cluster = cluster_for(topology, network, ranks)
+        if ranks is not None and ranks < cluster.local_size:
+            raise typer.BadParameter("a plan needs whole nodes", param_hint="--ranks")
+        sentences = Planner(workload, cluster).all()
+        mapped = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
+    if as_json:
+        shown = [
+            {**asdict(one), "exposed_us": one.exposed_us, "efficiency": one.efficiency}
+            for one in sentences
+        ]
+        typer.echo(json.dumps(shown, indent=1))
+        return
+    _print(sentences, workload, cluster)
+    if cluster.num_nodes > 1:
+        near_us, far_us = mapped["neighbours"][1], mapped["far apart"][1]
+        typer.echo(
+            "placement: tensor and expert groups are neighbours here; dealt out over the nodes their "
+            f"all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
+        )
+
+
+def _print(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> None:
+    where = f"{cluster.num_nodes} x {cluster.machine.name}"
+    if cluster.num_nodes > 1 and cluster.network is not None:
+        where += f", {cluster.network.name}"
+    title = (
+        f"{workload.num_params / 1e9:g} B parameters, {workload.tokens} tokens per rank and step, "
+        f"{cluster.num_ranks} ranks: {where}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("strategy", "verbs per step"):
+        table.add_column(name)
+    for name in ("moving ms", "exposed ms", "GB per rank", "efficiency"):
+        table.add_column(name, justify="right")
+    for one in sentences:
+        said = "\n".join(map(_said, one.phrases))
+        if one.bubble_us:
+            said += f"\nbubble {one.bubble_us / 1e3:.3g} ms"
+        moving_us = sum(phrase.time_us for phrase in one.phrases)
+        result = f"[red]{one.problem}[/red]" if one.problem else f"{one.efficiency:.0%}"
+        table.add_row(
+            one.strategy,
+            said or "nothing",
+            f"{moving_us / 1e3:.3g}",
+            f"{one.exposed_us / 1e3:.3g}",
+            f"{one.memory_gb:.3g}",
+            result,
+        )
+        table.add_section()
+    console = make_console()
+    console.print(table)
+    console.print(
+        f"computation: {sentences[0].compute_us / 1e3:.4g} ms per step at "
+        f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s",
+        highlight=False,
+    )
+
+
+def _said(phrase: Phrase) -> str:
+    size = f"{phrase.size_bytes / 1e6:.3g} MB"
+    return f"{phrase.times} x {phrase.verb} of {size} in {phrase.ranks}, {phrase.links}"
