@@ -138,6 +138,40 @@ FASTCOLL_DEVICE void store_data(std::byte* to, T value) {
   }
 }
 
+// ---- the switch: sums of what all regions hold at an offset, and stores into all of them. Kernels
+// for older architectures have these bodies too, but no host launches them.
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FASTCOLL_MULTIMEM_SUM(type)                                                         \
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add." type " {%0, %1, %2, %3}, [%4];" \
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])                             \
+               : "l"(from)                                                                  \
+               : "memory")
+#endif
+
+template <DType kDType>
+FASTCOLL_DEVICE Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
+  Pack pack{};
+#ifdef FASTCOLL_MULTIMEM_SUM
+  uint32_t* w = pack.words;
+  const std::byte* from = call.multicast + offset_bytes;
+  if constexpr (kDType == DType::float32) FASTCOLL_MULTIMEM_SUM("v4.f32");
+  if constexpr (kDType == DType::float16) FASTCOLL_MULTIMEM_SUM("acc::f32.v4.f16x2");
+  if constexpr (kDType == DType::bfloat16) FASTCOLL_MULTIMEM_SUM("acc::f32.v4.bf16x2");
+#endif
+  return pack;
+}
+
+FASTCOLL_DEVICE void multimem_store(const DeviceCall& call, size_t offset_bytes, const Pack& pack) {
+#ifdef FASTCOLL_MULTIMEM_SUM
+  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   call.multicast + offset_bytes),
+               "r"(pack.words[0]), "r"(pack.words[1]), "r"(pack.words[2]), "r"(pack.words[3])
+               : "memory");
+#endif
+}
+#undef FASTCOLL_MULTIMEM_SUM
+
 // ---- the rest
 
 FASTCOLL_DEVICE uint64_t time_ns() {

@@ -106,4 +106,29 @@ inline void spin(int peer, Phase phase, uint64_t expected, uint64_t seen) {
 inline float widen_fp16(uint16_t code) { return Fp16::widen(code); }
 inline uint16_t narrow_fp16(float value) { return uint16_t(Fp16::narrow(value)); }
 
+// The switch, which here sums in the order of ranks.
+template <DType kDType>
+Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
+  const auto load = [&](int rank, int i) {
+    const std::byte* from = call.regions[rank] + offset_bytes;
+    if constexpr (kDType == DType::float32) return load_data<float>(from + i * 4);
+    const auto code = load_data<uint16_t>(from + i * 2);
+    return kDType == DType::float16 ? Fp16::widen(code) : widen_bf16(code);
+  };
+  Pack pack{};
+  constexpr int kNumel = int(kPackBytes / dtype_size(kDType));
+  for (int i = 0; i < kNumel; ++i) {
+    float sum = load(0, i);
+    for (int rank = 1; rank < call.world_size; ++rank) sum += load(rank, i);
+    auto* to = reinterpret_cast<std::byte*>(pack.words) + size_t(i) * dtype_size(kDType);
+    if constexpr (kDType == DType::float32) store_data(to, sum);
+    else store_data(to, kDType == DType::float16 ? narrow_fp16(sum) : narrow_bf16(sum));
+  }
+  return pack;
+}
+inline void multimem_store(const DeviceCall& call, size_t offset_bytes, const Pack& pack) {
+  for (int rank = 0; rank < call.world_size; ++rank)
+    store_data<Pack>(call.regions[rank] + offset_bytes, pack);
+}
+
 }  // namespace fastcoll

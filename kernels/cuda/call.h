@@ -37,6 +37,7 @@ struct DeviceVerdict {
 // By value, as `const __grid_constant__ DeviceCall`. Every kernel has this one argument.
 struct DeviceCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
+  std::byte* multicast;              // all of them at once, for multimem; else nullptr
   const std::byte* input;            // this rank's own pointers, private or in its region; any
   std::byte* output;                 // alignment; equal or disjoint, as each verb allows
   const uint64_t* splits;            // all_to_all: 2 * world_size counts of elements, those sent to

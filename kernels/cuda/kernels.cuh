@@ -6,6 +6,7 @@
 
 #include "cuda/chain.cuh"
 #include "cuda/direct.cuh"
+#include "cuda/multimem.cuh"
 #include "cuda/one_shot.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/two_shot.cuh"
@@ -26,6 +27,9 @@ KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
   if (ll) return nullptr;
   if (one || (algorithm == Algorithm::direct && verb == Verb::reduce)) return one_shot<P, kDType>;
   if (verb == Verb::reduce) return nullptr;
+  if constexpr (kDType == DType::float32 || kDType == DType::float16 || kDType == DType::bfloat16) {
+    if (algorithm == Algorithm::multimem) return multimem<P, kDType>;
+  }
   if (algorithm == Algorithm::two_shot) return two_shot<P, kDType>;
   if (algorithm == Algorithm::ring) return ring<P, kDType>;
   if (algorithm == Algorithm::chain) return chain<P, kDType>;

@@ -22,7 +22,8 @@ inline constexpr uint32_t kSlots = 3 * kLag;
 constexpr bool splits_message(Algorithm algorithm, Verb verb) {
   return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter ||
          (verb == Verb::all_reduce &&
-          (algorithm == Algorithm::two_shot || algorithm == Algorithm::ring));
+          (algorithm == Algorithm::two_shot || algorithm == Algorithm::ring ||
+           algorithm == Algorithm::multimem));
 }
 
 // Scratch that one segment takes in a channel, in tiles. partial_tiles: what the accumulators of a

@@ -20,6 +20,8 @@ constexpr Choice kChoices[] = {
     {Algorithm::one_shot, Verb::reduce_scatter, false},
     {Algorithm::ring, Verb::all_reduce, false},
     {Algorithm::ring, Verb::reduce_scatter, false},
+    {Algorithm::multimem, Verb::all_reduce, false},
+    {Algorithm::multimem, Verb::reduce_scatter, false},
     {Algorithm::chain, Verb::all_reduce, false},
     {Algorithm::chain, Verb::reduce_scatter, false},
     {Algorithm::direct, Verb::reduce, false},
@@ -108,10 +110,15 @@ Step draw_step(Random& random, int world, const std::string& only) {
   step.algorithm = choice.algorithm;
   step.verb = choice.verb;
   step.ll = choice.ll;
-  step.dtype =
-      std::is_same_v<P, Protocol> ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
+  constexpr bool kAllTypes = std::is_same_v<P, Protocol>;
+  step.dtype = kAllTypes ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
+  if (step.algorithm == Algorithm::multimem)
+    step.dtype = kAllTypes && pick(random, 2) == 0 ? DType::float16 : DType::float32;
   do step.op = Op(pick(random, kNumOps));
   while (!op_has_meaning(step.dtype, step.op));
+  // The switch rounds before a division.
+  if (step.algorithm == Algorithm::multimem)
+    step.op = step.dtype == DType::float32 ? Op(pick(random, 2)) : Op::sum;
   step.blocks = 1 + int(pick(random, 2));
   step.threads = 1 + int(pick(random, 6));
   step.tile_bytes = uint32_t(16 << pick(random, 3));

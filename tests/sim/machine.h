@@ -52,6 +52,18 @@ class Machine {
   bool run() { return simulator_.run(); }
   uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
 
+  // As if nearly 2^32 calls had been made before: epochs and progress wrap.
+  void start_before_wrap() {
+    constexpr uint64_t kBefore = 0xfffffff8;
+    for (std::byte* region : regions_) {
+      auto* pad = reinterpret_cast<GpuPad*>(region);
+      for (GpuChannel& channel : pad->channels) {
+        channel.state = {kBefore << 32, 0, kBefore, uint32_t(kBefore), 1};
+        for (GpuWords& words : channel.from) words.progress = kBefore << 32;
+      }
+    }
+  }
+
   // One rank's part of a call. checks: its output must be right.
   void enqueue(const Step& step, int rank, KernelFn kernel, bool checks = true) {
     buffers_.push_back(std::make_unique<Buffers>());

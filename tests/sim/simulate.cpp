@@ -3,9 +3,10 @@
 //
 //   simulate VARIANT SCHEDULE FIRST_SEED NUM_SEEDS ["ALGORITHM VERB"]
 //
-// Each seed is a workspace of 1 to 8 ranks and 20 calls on it that mix verbs, algorithms, types,
-// sizes and placements. `correct` must pass; the other variants have one planted bug each and must
-// not, under some schedule or under ThreadSanitizer. `absent` and `mismatch` are in failures.h.
+// Each seed is a workspace of 1 to 8 ranks, or of 16, and 20 calls on it that mix verbs,
+// algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
+// bug each and must not, under some schedule or under ThreadSanitizer. `absent` and `mismatch` are
+// in failures.h.
 #include <cstring>
 
 #include "draw.h"
@@ -38,8 +39,9 @@ template <class P>
 int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds, const std::string& only) {
   for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
     Random random(seed);
-    const int world = 1 + int(pick(random, 8));
+    const int world = pick(random, 16) == 0 ? kMaxGpuWorld : 1 + int(pick(random, 8));
     Machine machine(world, schedule, random(), ~uint64_t{0});
+    if (seed % 4 == 0) machine.start_before_wrap();
     for (int call = 0; call < kCallsPerSeed; ++call) {
       const Step step = draw_step<P>(random, world, only);
       if (std::is_same_v<P, Protocol> && pick(random, 8) == 0)

@@ -23,8 +23,9 @@ FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc
 
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
-KERNELS_PER_DTYPE = 5  # one_shot, one_shot_ll, two_shot, ring, chain
 MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
+REDUCING_KERNELS = 5  # one_shot, one_shot_ll, two_shot, ring, chain
+MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 
 REDUCING = "template KernelFn reducing_kernel<Protocol, DType::{}>(Algorithm, Verb, bool);"
 MOVING = "template KernelFn moving_kernel<Protocol>(Verb, bool);"
@@ -156,7 +157,8 @@ def test_no_kernel_uses_a_stack(
 ) -> None:
     for (dtype, _), compiled in kernels.items():
         entries = re.findall(r"Compiling entry function", compiled.ptxas)
-        assert len(entries) == (KERNELS_PER_DTYPE if dtype else MOVING_KERNELS)
+        expected = (REDUCING_KERNELS if dtype else MOVING_KERNELS) + (dtype in MULTIMEM_DTYPES)
+        assert len(entries) == expected
         frames = stack_frames(compiled)
         assert len(frames) >= len(entries)
         assert set(frames) == {0}, compiled.ptxas
@@ -205,8 +207,9 @@ def test_machine_code_keeps_what_the_ptx_says(
     tool = cuobjdump()
     if tool is None:
         pytest.skip("not run: cuobjdump is neither installed nor part of an installed triton")
-    for compiled in kernels.values():
+    for (dtype, arch), compiled in kernels.items():
         sass = run([tool, "-sass", str(compiled.cubin)])
+        assert ("LDGMC" in sass) == (dtype in MULTIMEM_DTYPES and arch >= 90)
         assert "LDG.E.128.STRONG.SYS" in sass
         assert "STG.E.128.STRONG.SYS" in sass
         assert not re.search(r"LDG\S*\.CONSTANT", sass)
