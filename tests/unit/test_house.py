@@ -230,7 +230,8 @@ def rule_named(start: str) -> Rule:
 def violations(rule: Rule, root: Path) -> list[str]:
     """All violations of one rule below a root, as path:line."""
     found = []
-    candidates = [path for path in root.iterdir() if path.is_file()]
+    # .git: a file, in a second work tree
+    candidates = [path for path in root.iterdir() if path.is_file() and path.name != ".git"]
     for folder in FOLDERS:
         candidates += [path for path in root.glob(f"{folder}/**/*") if path.is_file()]
     for path in sorted(candidates):
