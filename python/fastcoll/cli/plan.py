@@ -59,8 +59,8 @@ def plan(
     if cluster.num_nodes > 1:
         near_us, far_us = mapped["neighbours"][1], mapped["far apart"][1]
         typer.echo(
-            "placement: tensor and expert groups are neighbours here; dealt out over the nodes their "
-            f"all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
+            "placement: tensor and expert groups are neighbours here; dealt out over the nodes "
+            f"their all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
         )
 
 
