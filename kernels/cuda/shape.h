@@ -50,14 +50,17 @@ constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
 }  // namespace detail
 
 // part_bytes: of the part of one rank where the message is split, else of the whole; for LL what
-// goes from one rank to another. max_blocks: how many may be resident, agreed by all ranks.
+// goes from one rank to another. max_blocks: how many may be resident, agreed by all ranks. The
+// blocks of a send or recv are its pair_channels.
 constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, bool ll,
                                 uint64_t part_bytes, int world_size, int max_blocks) {
   using detail::clamp, detail::div_up;
   constexpr uint64_t kPacksPerLlBlock = 128;     // one pack a thread: latency is all that counts
   constexpr uint64_t kBytesPerBlock = 8 << 10;   // one pack a thread
   constexpr uint64_t kMostTileBytes = 32 << 10;  // more does not hide more latency
-  const uint64_t most_blocks = clamp(uint64_t(max_blocks), 1, kMaxChannels);
+  const bool pair = verb == Verb::send || verb == Verb::recv;
+  const uint64_t half_bytes = pair ? kPairHalfBytes : kChannelHalfBytes;
+  const uint64_t most_blocks = clamp(uint64_t(max_blocks), 1, pair ? kPairChannels : kMaxChannels);
   if (ll) {
     const uint64_t packs = div_up(part_bytes, kLlBytes);
     const uint64_t most = most_blocks < kMaxLlChannels ? most_blocks : kMaxLlChannels;
@@ -67,8 +70,7 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   }
   const uint32_t partial_tiles = uint32_t(accumulator_size(dtype) / dtype_size(dtype));
   const uint64_t tiles = slot_tiles(algorithm, verb, partial_tiles, world_size);
-  const uint64_t room =
-      kChannelHalfBytes / kSlots / (tiles > 0 ? tiles : 1) / kPackBytes * kPackBytes;
+  const uint64_t room = half_bytes / kSlots / (tiles > 0 ? tiles : 1) / kPackBytes * kPackBytes;
   const uint64_t most_tile = room < kMostTileBytes ? room : kMostTileBytes;
   const uint64_t blocks = clamp(div_up(part_bytes, kBytesPerBlock), 1, most_blocks);
   const uint64_t segments = clamp(div_up(part_bytes, blocks * most_tile), 1, ~uint64_t{0});

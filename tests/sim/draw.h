@@ -83,6 +83,18 @@ inline uint64_t draw_numel(Random& random, const Step& step, int world) {
   return step.ll && numel > most ? most : numel;
 }
 
+// What a launch would choose for a larger message; fewer threads, as each is a fiber.
+inline void take_real_shape(Random& random, Step& step, int world) {
+  if (!step.ll) step.numel = pick(random, 40000) / uint64_t(world);
+  const bool per_rank = splits_message(step.algorithm, step.verb) && step.verb == Verb::all_reduce;
+  const uint64_t part_bytes = step.numel * step.elem_bytes() / uint64_t(per_rank ? world : 1);
+  const LaunchShape shape = shape_for(step.algorithm, step.verb, step.dtype, step.ll, part_bytes,
+                                      world, 1 + int(pick(random, 4)));
+  step.blocks = shape.blocks;
+  step.threads = std::min(shape.threads, 32);
+  step.tile_bytes = shape.tile_bytes;
+}
+
 // Half of the time all equal, which is then known without counts.
 inline void draw_splits(Random& random, Step& step, int world) {
   step.even = step.ll || pick(random, 2) == 0;
@@ -124,6 +136,7 @@ Step draw_step(Random& random, int world, const std::string& only) {
   step.tile_bytes = uint32_t(16 << pick(random, 3));
   step.root = int(pick(random, uint64_t(world)));
   step.numel = draw_numel(random, step, world);
+  if (pick(random, 16) == 0) take_real_shape(random, step, world);
   if (step.verb == Verb::all_to_all) draw_splits(random, step, world);
   for (int rank = 0; rank < world; ++rank) {
     Placement place{};

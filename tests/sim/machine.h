@@ -139,6 +139,7 @@ class Machine {
     call.numel = transfer.codes.size();
     call.root = sends ? transfer.to : transfer.from;
     call.pair_channels = transfer.pair_channels;
+    call.tile_bytes = std::min(step.tile_bytes, 64u);
     call.plan_hash = uint32_t(mix64(transfer.codes.size()));
     batch.calls.push_back(call);
     batch.transfers.push_back(transfer);

@@ -11,6 +11,7 @@
 
 #include "draw.h"
 #include "failures.h"
+#include "shapes.h"
 #include "variants.h"
 
 using namespace fastcoll;
@@ -67,6 +68,7 @@ int main(int argc, char** argv) {
   const uint64_t first = std::strtoull(argv[3], nullptr, 10);
   const uint64_t count = std::strtoull(argv[4], nullptr, 10);
   const std::string only = argc > 5 ? argv[5] : "";
+  if (variant == "shapes") return check_shapes();
   if (variant == "absent") return run_absent(count);
   if (variant == "mismatch") return run_mismatch(count);
   const auto run = [&]<class P>(P) { return run_seeds<P>(schedule, first, count, only); };

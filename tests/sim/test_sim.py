@@ -41,6 +41,9 @@ class Case:
     only: str = ""  # "algorithm verb": nothing else
 
 
+# In the quick suite.
+QUICK = [Case("correct", "uniform", 20), Case("shapes", "uniform", 1)]
+
 CASES = [
     Case("correct", "uniform", 150),
     Case("correct", "starving", 150),
@@ -123,14 +126,13 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
-@pytest.mark.native
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    CASES,
+    [*QUICK, *(pytest.param(case, marks=pytest.mark.native) for case in CASES)],
     ids=lambda case: (
-        f"{case.variant}-{case.schedule}{'-tsan' if case.tsan else ''}"
-        + (f"-{case.only}" if case.only else "")
+        "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
+        + ("-tsan" if case.tsan else "")
     ),
 )
 def test_simulated_kernels(case: Case, builds: Builds) -> None:
