@@ -33,7 +33,8 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give g
   for (uint32_t i = thread_idx(); i < count; i += num_threads()) {
     const uint64_t at = (least + i) * kLlBytes;
     for (int rank = 0; rank < call.world_size; ++rank) {
-      if (rank == call.rank) continue;
+      // Nobody is written to in a broken group.
+      if (rank == call.rank || channel.failed()) continue;
       store_relaxed(&area(rank, call.rank)[i],
                     LlPack{at < num_bytes ? give(rank, at) : 0, channel.slot()});
     }

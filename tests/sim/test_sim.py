@@ -47,8 +47,8 @@ QUICK = [Case("correct", "uniform", 20), Case("shapes", "uniform", 1)]
 CASES = [
     Case("correct", "uniform", 150),
     Case("correct", "starving", 150),
-    Case("correct", "uniform", 12, tsan=True),
-    Case("correct", "starving", 12, tsan=True),
+    Case("correct", "uniform", 8, tsan=True),
+    Case("correct", "starving", 8, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).
     Case("absent", "uniform", 6),
     Case("mismatch", "uniform", 6),
