@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model against published measurements of others (`published.json`).
+
+Decides how a score is made. Two scores: one alpha and one beta, fitted to every second size of a
+series, predict the sizes between; and the shipped constants alone, fitted to nothing. Every row is
+kept, the bad ones too.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastcoll.model.explain import compare
+from fastcoll.model.formulas import Constants
+from fastcoll.topology.cluster import Cluster
+from fastcoll.topology.model import load_machine
+
+_DATA = Path(__file__).with_name("published.json")
+_NCCL = ("ring", "double_binary_tree", "multimem")  # what NCCL chooses from, in our words
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size of a series: published and predicted."""
+
+    system: str
+    source: str
+    size_bytes: int
+    published_us: float
+    predicted_us: float
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.1 if the prediction is 10 % too high."""
+        return self.predicted_us / self.published_us - 1
+
+
+def load_series() -> list[dict[str, Any]]:
+    """Return the published series."""
+    series: list[dict[str, Any]] = json.loads(_DATA.read_text(encoding="utf-8"))["series"]
+    return series
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Constants:
+    """Return alpha and beta of the line through (bytes, us) with the least relative error.
+
+    Least squares of predicted / published - 1; needs two different sizes.
+    """
+    sizes, times_us = np.array(points, float).T
+    terms = np.stack([np.ones_like(sizes), sizes], axis=1) / times_us[:, None]
+    solution, *_ = np.linalg.lstsq(terms, np.ones_like(times_us), rcond=None)
+    return Constants(float(solution[0]), float(solution[1]))
+
+
+def held_out_rows() -> list[Row]:
+    """Return the sizes that the fit did not see: every second one of each series."""
+    rows = []
+    for series in load_series():
+        line = fit(series["points"][::2])
+        rows += [
+            Row(series["system"], series["source"], size, time_us, line.message_us(size))
+            for size, time_us in series["points"][1::2]
+        ]
+    return rows
+
+
+def unfitted_rows() -> list[Row]:
+    """Return all sizes of the series whose machine ships with fastcoll, by its constants alone."""
+    rows = []
+    for series in load_series():
+        if not series["machine"]:
+            continue
+        cluster = Cluster(load_machine(series["machine"]))
+        names = _NCCL if series["algorithm"] == "nccl" else (series["algorithm"],)
+        for size, time_us in series["points"]:
+            found = compare("all_reduce", cluster, series["ranks"], size, "fast").candidates
+            best_us = min(
+                c.time_us for c in found if c.algorithm in names and c.time_us is not None
+            )
+            rows.append(Row(series["system"], series["source"], size, time_us, best_us))
+    return rows
+
+
+def median_error(rows: Sequence[Row]) -> float:
+    """Return the median of the absolute relative errors."""
+    return float(np.median([abs(row.error) for row in rows]))
