@@ -32,8 +32,8 @@ def report() -> str:
         "## One alpha and one beta per series, fitted to every second size",
         "",
         f"Median error of the {len(fitted)} sizes that the fit did not see: "
-        f"**{median_error(fitted):.1%}**. Where a library changes its algorithm or protocol between "
-        "two sizes, one line can't follow.",
+        f"**{median_error(fitted):.1%}**. Where a library changes its algorithm or protocol "
+        "between two sizes, one line can't follow.",
         "",
         *table(fitted),
         "",
