@@ -47,7 +47,6 @@ def plan(
         if ranks is not None and ranks < cluster.local_size:
             raise typer.BadParameter("a plan needs whole nodes", param_hint="--ranks")
         sentences = Planner(workload, cluster).all()
-        mapped = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
     if as_json:
         shown = [
             {**asdict(one), "exposed_us": one.exposed_us, "efficiency": one.efficiency}
@@ -57,7 +56,7 @@ def plan(
         return
     _print(sentences, workload, cluster)
     if cluster.num_nodes > 1:
-        near_us, far_us = mapped["neighbours"][1], mapped["far apart"][1]
+        near_us, far_us = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
         typer.echo(
             "placement: tensor and expert groups are neighbours here; dealt out over the nodes "
             f"their all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"

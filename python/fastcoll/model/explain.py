@@ -114,7 +114,7 @@ def compare(
         if reason:
             candidates.append(Candidate(algorithm, None, reason))
             continue
-        candidates.append(_priced(verb, algorithm, cluster, world_size, size_bytes))
+        candidates.append(priced(verb, algorithm, cluster, world_size, size_bytes))
     candidates.sort(key=lambda c: (c.time_us is None, c.time_us or 0.0))
     if candidates[0].time_us is None:
         raise UsageError(f"no algorithm of {verb} could be priced: {candidates[0].reason}")
@@ -132,9 +132,10 @@ def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numer
     return ""
 
 
-def _priced(
+def priced(
     verb: str, algorithm: str, cluster: Cluster, world_size: int, size_bytes: int
 ) -> Candidate:
+    """Return one algorithm with its simulated time, or why it has none; see `compare`."""
     local_size = min(cluster.local_size, world_size)
     times = []
     for num_segments in _SEGMENTS if algorithm in _PIPELINED else (1,):

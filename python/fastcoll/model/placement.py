@@ -7,7 +7,7 @@ Decides the order of ranks; finds rings exactly, for machines of up to some sixt
 from collections.abc import Mapping
 
 from fastcoll.errors import UsageError
-from fastcoll.model.groups import Groups, consecutive, groups_us, strided
+from fastcoll.model.groups import consecutive, groups_us, strided
 from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.model import Machine
 
@@ -95,16 +95,14 @@ def _ring(hops: Mapping[tuple[str, str], float], ranks: tuple[str, ...]) -> list
 
 def mapping_us(
     verb: str, cluster: Cluster, group_size: int, size_bytes: float
-) -> dict[str, tuple[Groups, float]]:
-    """Return what a collective costs in groups of neighbours, and in groups dealt out far apart.
+) -> tuple[float, float]:
+    """Return the time of a collective in groups of neighbours, and in groups dealt out far apart.
 
     Tensor-parallel groups belong on neighbours: this says what a careless mapping costs.
     """
-    ways = {
-        "neighbours": consecutive(cluster.num_ranks, group_size),
-        "far apart": strided(cluster.num_ranks, group_size),
-    }
-    return {
-        name: (groups, groups_us(verb, cluster, groups, size_bytes))
-        for name, groups in ways.items()
-    }
+    near = consecutive(cluster.num_ranks, group_size)
+    far = strided(cluster.num_ranks, group_size)
+    return (
+        groups_us(verb, cluster, near, size_bytes),
+        groups_us(verb, cluster, far, size_bytes),
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcoll.model.explain import compare
+from fastcoll.model.explain import priced
 from fastcoll.model.formulas import Constants
 from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.model import load_machine
@@ -77,10 +77,8 @@ def unfitted_rows() -> list[Row]:
         cluster = Cluster(load_machine(series["machine"]))
         names = _NCCL if series["algorithm"] == "nccl" else (series["algorithm"],)
         for size, time_us in series["points"]:
-            found = compare("all_reduce", cluster, series["ranks"], size, "fast").candidates
-            best_us = min(
-                c.time_us for c in found if c.algorithm in names and c.time_us is not None
-            )
+            found = [priced("all_reduce", name, cluster, series["ranks"], size) for name in names]
+            best_us = min(each.time_us for each in found if each.time_us is not None)
             rows.append(Row(series["system"], series["source"], size, time_us, best_us))
     return rows
 
