@@ -74,8 +74,13 @@ struct alignas(kLineBytes) SleepLine {
 struct alignas(128) Descriptor {
   static constexpr int kWords = 5;
   uint64_t sequence;
-  uint64_t words[kWords];  // see describe.h
-  uint64_t reserved[10];   // split hashes, tags and times of later verbs
+  uint64_t words[kWords];  // plan_words, stamp and hash, the segment after the call's last
+  // Outside the lock, written only by a call that waited long; they hold if `timed_call` is the
+  // entry's. CLOCK_MONOTONIC, `wait_ended_us` is 0 while it waits.
+  uint64_t timed_call;
+  uint64_t wait_began_us;
+  uint64_t wait_ended_us;
+  uint64_t reserved[7];  // split hashes and tags of later verbs
 };
 static_assert(sizeof(Descriptor) == 128);
 inline constexpr int kRingEntries = 64;

@@ -135,6 +135,10 @@ class Group {
     std::byte* scratch = nullptr;
     uint32_t cpu = ~0u;       // where it ran when it last arrived
     uint64_t known_done = 0;  // a lower bound of its `done`
+    // While a wait is long: the last call it entered, and since when it is that one.
+    uint64_t last_call = 0;
+    int64_t since_us = 0;
+    bool was_seen = false;  // entering it; else it did so some time before
   };
 
   // Spins before yielding: about 20 us, less than a sleep and a wake would cost.
@@ -151,6 +155,7 @@ class Group {
   uint64_t progress(uint64_t count) const { return first_segment_ * (2 * kMaxWorld) + count; }
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
+  Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
   std::byte* slot_ptr(int peer, uint64_t segment) {
     return peers_[peer].scratch + segment % P::kSlots * kSlotBytes;
   }
@@ -178,6 +183,7 @@ class Group {
     wait_long(peer, awaited);
   }
   void wait_long(int peer, const Awaited& awaited);
+  bool yield_until(int peer, const Awaited& awaited);
   void sleep(int peer, const Awaited& awaited);
   void patrol(int peer, const Awaited& awaited, int64_t waited_us);
 
@@ -195,6 +201,10 @@ class Group {
   // What `peer` said it called as number `call`; false if it has not said it or the entry is gone.
   bool read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp);
   uint64_t last_entered_call(int peer);
+  // A wait is long: note it in my descriptor, and begin to note when peers enter their calls.
+  void note_wait(int64_t since_us);
+  // "entered all_reduce(SUM, float32, numel=8) #41, not #42, 12.3 s ago; process 4711 is stopped"
+  std::string what_it_did_last(int peer, int64_t time_us);
   void compare_descriptors(int peer);
   [[noreturn]] void fail_timeout(int peer, int64_t waited_us);
   [[noreturn]] void throw_verdict(uint64_t poison) const;

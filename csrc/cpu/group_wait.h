@@ -16,28 +16,37 @@ void Group<P>::wake() {
 }
 
 template <class P>
+bool Group<P>::yield_until(int peer, const Awaited& awaited) {
+  for (int i = 0; i < kYields; ++i) {
+    sched_yield();
+    if (met(awaited)) return true;
+    cpu_ = current_cpu();
+    if (peers_[peer].cpu == cpu_) continue;
+    for (int spin = 0; spin < kSpinsPerYield; ++spin) {
+      cpu_pause();
+      if (met(awaited)) return true;
+    }
+  }
+  return false;
+}
+
+template <class P>
 void Group<P>::wait_long(int peer, const Awaited& awaited) {
   host_->blocking();
   const int64_t start_us = now_us();
   int64_t next_patrol_us = start_us + kPatrolUs;
-  for (;;) {
-    for (int i = 0; i < kYields; ++i) {
-      sched_yield();
-      if (met(awaited)) return;
-      cpu_ = current_cpu();
-      if (peers_[peer].cpu == cpu_) continue;
-      for (int spin = 0; spin < kSpinsPerYield; ++spin) {
-        cpu_pause();
-        if (met(awaited)) return;
-      }
-    }
+  bool is_noted = false;
+  while (!yield_until(peer, awaited)) {
     if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
+      if (!is_noted) note_wait(start_us);
+      is_noted = true;
       patrol(peer, awaited, time_us - start_us);
       next_patrol_us = time_us + kPatrolUs;
     }
     sleep(peer, awaited);
-    if (met(awaited)) return;
+    if (met(awaited)) break;
   }
+  if (is_noted) P::store_relaxed(my_entry().wait_ended_us, uint64_t(now_us()));
 }
 
 template <class P>
@@ -56,6 +65,14 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
 template <class P>
 void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   if (P::load_relaxed(me_->poison.value)) check();
+  for (int other = 0; other < world_size(); ++other) {
+    Peer& seen = peers_[other];
+    const uint64_t next = seen.last_call + 1;
+    if (P::load_acquire(pad(other).ring[next % kRingEntries].sequence) < 2 * next) continue;
+    seen.last_call = last_entered_call(other);
+    seen.since_us = now_us();
+    seen.was_seen = true;
+  }
   for (int other = 0; other < world_size(); ++other)
     if (other != rank()) compare_descriptors(other);
   if (host_->interrupted()) {
@@ -77,11 +94,11 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
            call_name() + " lost rank " + std::to_string(peer) +
                ", which could not finish init: " + text + ". Call fastcoll.destroy()",
            farewell.ranks);
-    const uint64_t last = last_entered_call(peer);
     fail(ErrorKind::peer_lost,
-         call_name() + " lost rank " + std::to_string(peer) + ": its process (pid " +
-             std::to_string(options_.links[peer].pid) + ") ended or left the group after call #" +
-             std::to_string(last) + ". Use of this group is over: call fastcoll.destroy()",
+         call_name() + " lost rank " + std::to_string(peer) + ": process " +
+             std::to_string(options_.links[peer].pid) + " " + fate(options_.links[peer]) +
+             "; it had " + what_it_did_last(peer, now_us()) +
+             ". Use of this group is over: call fastcoll.destroy()",
          uint64_t{1} << peer);
   }
   if (double(waited_us) >= timeout_s_ * 1e6) fail_timeout(peer, waited_us);
@@ -104,38 +121,69 @@ double Group<P>::time_one_way_flag(int iterations, Host& host) {
 }
 
 template <class P>
+void Group<P>::note_wait(int64_t since_us) {
+  Descriptor& entry = my_entry();
+  P::store_relaxed(entry.wait_ended_us, 0);
+  if (P::load_relaxed(entry.timed_call) != call_)
+    P::store_relaxed(entry.wait_began_us, uint64_t(since_us));
+  P::store_release(entry.timed_call, call_);
+  for (int peer = 0; peer < world_size(); ++peer) {
+    peers_[peer].last_call = last_entered_call(peer);
+    peers_[peer].since_us = since_us;
+    peers_[peer].was_seen = false;
+  }
+}
+
+inline std::string seconds_text(int64_t time_us) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", double(time_us) * 1e-6);
+  return text;
+}
+
+template <class P>
+std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
+  const uint64_t last = last_entered_call(peer);
+  if (last == options_.first_call) return "never called anything";
+  Plan plan;
+  uint32_t stamp;
+  std::string text = "entered ";
+  text += (read_descriptor(peer, last, &plan, &stamp) ? describe(plan) + " #" : "call #") +
+          std::to_string(last);
+  if (int64_t(last - call_) < 0) text += ", not #" + std::to_string(call_);
+  const Descriptor& entry = pad(peer).ring[last % kRingEntries];
+  const Peer& seen = peers_[peer];
+  // What it noted itself, if it waited there; else what was seen from here.
+  if (P::load_acquire(entry.timed_call) == last)
+    text += ", " + seconds_text(time_us - int64_t(P::load_acquire(entry.wait_began_us))) + " ago";
+  else if (seen.last_call == last && seen.since_us != 0)
+    text +=
+        (seen.was_seen ? ", " : ", more than ") + seconds_text(time_us - seen.since_us) + " ago";
+  if (process_is_stopped(options_.links[peer].pid))
+    text += "; process " + std::to_string(options_.links[peer].pid) + " is stopped";
+  return text;
+}
+
+template <class P>
 void Group<P>::fail_timeout(int peer, int64_t waited_us) {
+  const int64_t time_us = now_us();
   uint64_t missing = 0;
   std::string who;
   for (int other = 0; other < world_size(); ++other) {
-    const uint64_t last = last_entered_call(other);
-    if (other == rank() || int64_t(last - call_) >= 0) continue;
+    if (other == rank() || int64_t(last_entered_call(other) - call_) >= 0) continue;
     missing |= uint64_t{1} << other;
-    who += (who.empty() ? "rank " : ", rank ") + std::to_string(other);
-    Plan plan;
-    uint32_t stamp;
-    if (last == options_.first_call) who += " (never called anything";
-    else if (read_descriptor(other, last, &plan, &stamp))
-      who += " (last entered " + describe(plan) + " #" + std::to_string(last);
-    else who += " (last entered call #" + std::to_string(last);
-    if (process_is_stopped(options_.links[other].pid))
-      who += "; process " + std::to_string(options_.links[other].pid) + " is stopped";
-    who += ")";
+    who += (who.empty() ? "rank " : ", rank ") + std::to_string(other) + " (" +
+           what_it_did_last(other, time_us) + ")";
   }
   if (missing == 0) {  // all came, one got stuck inside
     missing = uint64_t{1} << peer;
-    who = "rank " + std::to_string(peer) + " (entered this call too, but did not finish its part";
-    if (process_is_stopped(options_.links[peer].pid))
-      who += "; process " + std::to_string(options_.links[peer].pid) + " is stopped";
-    who += ")";
+    who = "rank " + std::to_string(peer) + " (" + what_it_did_last(peer, time_us) +
+          ", but did not finish its part)";
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.3g", double(waited_us) * 1e-6);
   fail(ErrorKind::timeout,
-       call_name() + " waited " + seconds + " s for " + who +
+       call_name() + " waited " + seconds_text(waited_us) + " for " + who +
            ". Plan: " + (plan_ ? describe_choice(*plan_) : "none") +
-           ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S; "
-           "`fastcoll doctor` shows this machine",
+           ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S; `fastcoll "
+           "inspect` shows what every rank of this machine does, `fastcoll doctor` the machine",
        missing);
 }
 

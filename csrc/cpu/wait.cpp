@@ -7,12 +7,14 @@
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace fastcoll {
@@ -49,17 +51,51 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) 
   }
 }
 
-bool process_is_stopped(int pid) {
-  if (pid <= 0) return false;
-  char path[32], line[512];
+namespace {
+
+struct ProcessStat {
+  char state = 0;       // 0: there is no such process, or it is not visible
+  int wait_status = 0;  // as of waitpid, once it has ended
+};
+
+ProcessStat read_stat(int pid) {
+  if (pid <= 0) return {};
+  char path[32], line[1024];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
   FILE* file = std::fopen(path, "re");
-  if (!file) return false;
+  if (!file) return {};
   const size_t length = std::fread(line, 1, sizeof line - 1, file);
   std::fclose(file);
   line[length] = 0;
   const char* after_name = std::strrchr(line, ')');
-  return after_name && (after_name[1] == ' ') && (after_name[2] == 'T' || after_name[2] == 't');
+  const char* last = std::strrchr(line, ' ');
+  if (!after_name || after_name[1] != ' ') return {};
+  return {after_name[2], std::atoi(last)};
+}
+
+}  // namespace
+
+bool process_is_stopped(int pid) {
+  const char state = read_stat(pid).state;
+  return state == 'T' || state == 't';
+}
+
+std::string fate(const PeerLink& link) {
+  // Its sockets close a moment before it has ended altogether.
+  pollfd end{link.pidfd, POLLIN, 0};
+  const bool ended = link.pidfd >= 0 && poll(&end, 1, 100) > 0;
+  // Until its parent has asked, a process that ended still has an entry, with the status.
+  const ProcessStat stat = read_stat(link.pid);
+  if (stat.state == 'Z' || stat.state == 'X') {
+    const int status = stat.wait_status;
+    if (WIFSIGNALED(status))
+      return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" +
+             strsignal(WTERMSIG(status)) + ")";
+    return "exited with status " + std::to_string(WEXITSTATUS(status));
+  }
+  if (ended) return "ended (with which status only its parent knows)";
+  if (link.pidfd >= 0) return "left the group; its process lives";
+  return "ended or left the group";
 }
 
 bool register_membarrier() {

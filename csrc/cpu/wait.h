@@ -39,6 +39,9 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text);
 
 bool process_is_stopped(int pid);  // as by SIGSTOP; false where it can't be known
 
+// What became of a peer that hung up, as text: "was killed by signal 9 (Killed)".
+std::string fate(const PeerLink& link);
+
 // The sleeper's store-load handshake: after this call every process that registered has executed a
 // full barrier. False where the kernel can't; sleeps must then be short.
 bool membarrier_everywhere();

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -321,3 +322,40 @@ def test_the_survivors_make_a_new_group(fresh_pool: Callable[..., Pool]) -> None
     first, second, third = fresh_pool(3).outcomes(survive)
     assert second.exit_code == -signal.SIGKILL
     assert first.value == third.value == ("PeerLostError", [2.0, 2.0])
+
+
+def lose_a_child(rank: Rank, way: str) -> tuple[int, Attempt]:
+    """Rank 1 is a child of rank 0, which has not asked for its status yet."""
+    import fastcoll
+
+    folder = tempfile.TemporaryDirectory()
+    child = os.fork()
+    store = torch.distributed.FileStore(f"{folder.name}/store", 2)
+    comm = fastcoll.init(store=store, rank=int(child == 0), world_size=2, timeout_s=10)
+    comm.barrier()
+    if child == 0:
+        if way == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif way == "closed":
+            comm.close()
+            time.sleep(1)
+        os._exit(7)
+    one = attempt(comm.all_reduce, torch.ones(3))
+    os.waitpid(child, 0)
+    fastcoll.destroy()
+    folder.cleanup()
+    return child, one
+
+
+@pytest.mark.parametrize(
+    ("way", "fate"),
+    [
+        ("killed", "was killed by signal 9 (Killed)"),
+        ("exited", "exited with status 7"),
+        ("closed", "left the group; its process lives"),
+    ],
+)
+def test_the_exit_status_is_told(fresh_pool: Callable[..., Pool], way: str, fate: str) -> None:
+    [(child, one)] = fresh_pool(1, Setup(init=False)).run(lose_a_child, way)
+    assert one.kind == "PeerLostError"
+    assert f"process {child} {fate}; it had entered barrier() #1, not #2" in one.text

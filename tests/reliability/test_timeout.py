@@ -2,6 +2,7 @@
 """A rank that does not come: every wait ends at its limit, and says who is missing."""
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -236,3 +237,56 @@ def test_a_stopped_rank(pools: Pools, numel: int) -> None:
     for rank in (0, 2):
         assert rows[rank][0].seconds <= 1.2 * 1.0 + 0.5
     assert len({one.text for one, _, _ in rows}) == 1
+
+
+def late_for_several_reasons(rank: Rank) -> Attempt | None:
+    """Rank 1 never calls, rank 2 made one call less long ago, rank 3 a moment ago."""
+    group = rank.comm.new_group(ranks=None, timeout_s=3 * LIMIT_S)
+    result = None
+    if rank.rank == 0:
+        group.broadcast(torch.ones(3), 0)
+        result = attempt(group.all_reduce, torch.ones(5))
+    elif rank.rank == 2:
+        group.broadcast(torch.ones(3), 0)
+    elif rank.rank == 3:
+        time.sleep(1.5 * LIMIT_S)
+        group.broadcast(torch.ones(3), 0)
+    rank.comm.barrier()
+    group.close()
+    return result
+
+
+def test_what_each_missing_rank_did_last(pools: Pools) -> None:
+    one = pools(4).run(late_for_several_reasons)[0]
+    assert_in_time(one, 3 * LIMIT_S)
+    assert one.ranks == (1, 2, 3)
+    seconds = r"([\d.]+) s ago\)"
+    last = r"entered broadcast\(float32, numel=3, src=0\) #1, not #2, "
+    found = re.search(
+        rf"rank 1 \(never called anything\), rank 2 \({last}more than {seconds}, "
+        rf"rank 3 \({last}{seconds}",
+        one.text,
+    )
+    assert found, one.text
+    assert 0.9 * 3 * LIMIT_S <= float(found[1]) <= one.seconds
+    assert 0 < float(found[2]) < 3 * LIMIT_S  # seen from here, so no longer than the wait
+
+
+def stopped_peer(rank: Rank) -> tuple[Attempt, int]:
+    group = rank.comm.new_group(timeout_s=LIMIT_S)
+    group.barrier()
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    one = attempt(group.all_reduce, torch.ones(5))
+    group.close()
+    return one, os.getpid()
+
+
+def test_a_stopped_process_is_named(fresh_pool: Any) -> None:
+    pool = fresh_pool(2)
+    pool.start(stopped_peer)
+    time.sleep(LIMIT_S + 0.7)
+    os.kill(pool.pids[1], signal.SIGCONT)
+    (one, _), (_, pid) = pool.finish()
+    assert one.kind == "CollectiveTimeout"
+    assert f"process {pid} is stopped" in one.text
