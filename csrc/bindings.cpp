@@ -3,7 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include "cpu/reduce.h"
+#include "cpu/status.h"
 #include "fast_calls.h"
 #include "memory/memfd.h"
 #include "process_group.h"
@@ -149,7 +152,42 @@ void bind_group(py::module_& module) {
       py::arg("group"), py::arg("iterations"));
 }
 
+py::dict status_of(const Pad& pad) {
+  if (StdAtomics::load_acquire(pad.identity.magic) != kLayoutMagic)
+    throw Failure(ErrorKind::driver, "not a region of this version of fastcoll, or not ready yet");
+  const uint64_t done = StdAtomics::load_acquire(pad.done.value);
+  py::list operations;
+  for (const Operation& operation : read_operations<StdAtomics>(pad)) {
+    const Plan& plan = operation.plan;
+    const bool known = int(plan.verb) < kNumVerbs && int(plan.dtype) < kNumDTypes &&
+                       int(plan.op) < kNumOps && int(plan.algorithm) < kNumAlgorithms;
+    if (!known) continue;  // written by somebody else
+    operations.append(
+        py::dict(py::arg("call") = operation.call, py::arg("verb") = verb_name(plan.verb),
+                 py::arg("what") = describe(plan), py::arg("plan") = describe_choice(plan),
+                 py::arg("message_bytes") = plan.numel * plan.elem_bytes(),
+                 py::arg("is_complete") = StdAtomics::reached(done, operation.end_segment),
+                 py::arg("wait_began_us") = operation.wait_began_us,
+                 py::arg("wait_ended_us") = operation.wait_ended_us));
+  }
+  const Identity& identity = pad.identity;
+  return py::dict(
+      py::arg("group") = std::string(identity.name, strnlen(identity.name, sizeof identity.name)),
+      py::arg("rank") = identity.rank, py::arg("world_size") = identity.world_size,
+      py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
+      py::arg("operations") = operations);
+}
+
 void bind_machine(py::module_& module) {
+  module.def(
+      "read_status",
+      [](int fd) {
+        const auto close = [](std::byte* region) { memfd_close(region, kRegionBytes); };
+        const std::unique_ptr<std::byte, decltype(close)> region(memfd_open(fd, kRegionBytes),
+                                                                 close);
+        return status_of(*reinterpret_cast<const Pad*>(region.get()));
+      },
+      py::arg("fd"));
   module.def("region_bytes", [] { return kRegionBytes; });
   module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
   module.def("simd_levels", [] {

@@ -67,7 +67,15 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
     close_fds();
     throw;
   }
-  for (int fd : fds.regions) ::close(fd);  // the mappings keep the memory
+  for (size_t peer = 0; peer < world; ++peer) {                   // the mappings keep the memory
+    if (peer == size_t(rank)) fds_.push_back(fds.regions[peer]);  // for `fastcoll inspect`
+    else ::close(fds.regions[peer]);
+  }
+  Identity& identity = group_->pad(rank).identity;
+  identity.rank = uint32_t(rank);
+  identity.world_size = uint32_t(world_size);
+  name.copy(identity.name, sizeof identity.name - 1);
+  StdAtomics::store_release(identity.magic, kLayoutMagic);
   const std::lock_guard guard(groups_mutex);
   groups.push_back(this);
 }

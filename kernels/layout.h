@@ -94,6 +94,16 @@ struct alignas(kLineBytes) VerdictPage {
 };
 static_assert(sizeof(VerdictPage) == 2048);
 
+// Who the owner is, for those who look from outside the group (`fastcoll inspect`). Written once,
+// `magic` last.
+struct alignas(kLineBytes) Identity {
+  uint64_t magic;
+  uint32_t rank;
+  uint32_t world_size;
+  char name[112];  // of the group, ends with a zero
+};
+static_assert(sizeof(Identity) == 2 * kLineBytes);
+
 struct alignas(4096) Pad {
   ArriveLine arrive[kDepth];
   InlineLine inlined[kDepth][kInlineLines];
@@ -105,7 +115,7 @@ struct alignas(4096) Pad {
   Word ping;  // flag-time measurement only
   Descriptor ring[kRingEntries];
   VerdictPage verdict;
-  uint64_t magic;
+  Identity identity;
 };
 
 inline constexpr size_t kPadBytes = sizeof(Pad);

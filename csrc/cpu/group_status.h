@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "cpu/group.h"
+#include "cpu/status.h"
 
 namespace fastcoll {
 
@@ -19,23 +20,18 @@ void Group<P>::write_descriptor() {
   P::store_release(entry.words[0], words.kinds);
   P::store_release(entry.words[1], words.numel);
   P::store_release(entry.words[2], words.root_and_segment);
-  P::store_release(entry.words[3], uint64_t(stamp_) << 32 | plan_->hash);
+  P::store_release(entry.words[3], uint64_t(stamp_) << 32 | uint32_t(next_segment_));
   P::store_release(entry.words[4], words.splits);
   P::store_release(entry.sequence, 2 * call_);
 }
 
 template <class P>
 bool Group<P>::read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp) {
-  const Descriptor& entry = pad(peer).ring[call % kRingEntries];
-  if (P::load_acquire(entry.sequence) != 2 * call) return false;
-  PlanWords words;
-  words.kinds = P::load_acquire(entry.words[0]);
-  words.numel = P::load_acquire(entry.words[1]);
-  words.root_and_segment = P::load_acquire(entry.words[2]);
-  words.splits = P::load_acquire(entry.words[4]);
-  *stamp = uint32_t(P::load_acquire(entry.words[3]) >> 32);
-  *plan = plan_from_words(words);
-  return P::load_acquire(entry.sequence) == 2 * call;  // else it changed while being read
+  const auto operation = read_operation<P>(pad(peer).ring[call % kRingEntries], call);
+  if (!operation) return false;
+  *plan = operation->plan;
+  *stamp = operation->stamp;
+  return true;
 }
 
 template <class P>

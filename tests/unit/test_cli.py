@@ -25,7 +25,7 @@ def findings() -> dict[str, Any]:
 def test_help_names_every_command() -> None:
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert all(name in result.output for name in ("demo", "bench", "doctor"))
+    assert all(name in result.output for name in ("demo", "bench", "doctor", "inspect"))
 
 
 def test_doctor_tries_what_fastcoll_needs_and_lists_every_setting() -> None:

@@ -15,6 +15,7 @@ from fastcoll.cli.bench import bench
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
+from fastcoll.cli.inspect import inspect
 from fastcoll.cli.plan import plan
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor, schedule, explain, topo, plan):
+for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan):
     app.command()(command)
 
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder as seen from outside: what the ranks of running groups did last.
+
+Every rank keeps its last 64 calls in its own shared memory, which other processes of its user can
+read through /proc, also while it is stuck or stopped. Decides how the ranks are found and how
+their calls become a trace. Must not know how it is shown.
+"""
+
+import contextlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcoll import _C
+from fastcoll.errors import DriverError
+
+_REGION = "/memfd:fastcoll-region"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a rank.
+
+    Attributes:
+        what: The call as error messages show it.
+        is_complete: This rank needs nothing more of it.
+        wait_began_us: When it began to wait, by CLOCK_MONOTONIC; 0 if it never waited over 1 ms.
+        wait_ended_us: 0 while it waits, and if it never did.
+    """
+
+    call: int
+    verb: str
+    what: str
+    plan: str
+    message_bytes: int
+    is_complete: bool
+    wait_began_us: int
+    wait_ended_us: int
+
+    @property
+    def state(self) -> str:
+        """Return "complete", "waiting" (for over 1 ms, now) or "inside"."""
+        if self.is_complete:
+            return "complete"
+        return "waiting" if self.wait_began_us and not self.wait_ended_us else "inside"
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank of one group; `operations` are its last ones, oldest first."""
+
+    pid: int
+    group: str
+    rank: int
+    world_size: int
+    is_broken: bool
+    is_stopped: bool
+    operations: list[Operation]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can carry it."""
+        rows = [{**asdict(one), "state": one.state} for one in self.operations]
+        return {**asdict(self), "operations": rows}
+
+
+def find_pids() -> list[int]:
+    """Return the processes that are ranks of a group and may be looked at, this one not."""
+    pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if pid != os.getpid() and _region_links(pid):
+                found.append(pid)
+    return found
+
+
+def read_process(pid: int) -> list[RankStatus]:
+    """Return what a process is in each of its groups.
+
+    Raises:
+        OSError: There is no such process, or it is another user's.
+        DriverError: It runs another version of fastcoll.
+    """
+    found = [_read_region(pid, link) for link in _region_links(pid)]
+    return sorted(found, key=lambda status: status.group)
+
+
+def _region_links(pid: int) -> list[Path]:
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(link.readlink()).startswith(_REGION):
+                links.append(link)
+    return links
+
+
+def _read_region(pid: int, link: Path) -> RankStatus:
+    fd = os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        status = _C.read_status(fd)
+    except DriverError as error:
+        raise DriverError(f"process {pid}: {error}") from error
+    finally:
+        os.close(fd)
+    operations = [Operation(**row) for row in status.pop("operations")]
+    return RankStatus(pid=pid, is_stopped=_is_stopped(pid), operations=operations, **status)
+
+
+def _is_stopped(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state in "Tt"
+
+
+def to_trace(statuses: list[RankStatus], now_us: int) -> dict[str, Any]:
+    """Return the waits as a trace that Chrome and Perfetto show: one row for each rank.
+
+    Only calls that waited over a millisecond have times; the others are not in it.
+    """
+    events: list[dict[str, Any]] = []
+    for status in statuses:
+        name = f"{status.group}, rank {status.rank}"
+        place = {"pid": status.pid, "tid": status.rank}
+        events.append({"ph": "M", "name": "thread_name", "args": {"name": name}, **place})
+        for one in status.operations:
+            if not one.wait_began_us:
+                continue
+            end_us = one.wait_ended_us or now_us
+            duration_us = max(0, end_us - one.wait_began_us)
+            times = {"ts": one.wait_began_us, "dur": duration_us}
+            details = {"call": one.call, "plan": one.plan, "state": one.state}
+            events.append({"ph": "X", "name": one.what, "args": details, **times, **place})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

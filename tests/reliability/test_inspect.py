@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder from outside: ranks that work, wait, are stopped, or never called."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from typer.testing import CliRunner
+
+from fastcoll.cli import app
+from harness import Attempt, Pool, Rank, attempt
+
+runner = CliRunner()
+
+
+def get_stuck(rank: Rank) -> Attempt:
+    """All come to 70 calls; then rank 1 stays away, ranks 0 and 2 wait for it."""
+    for _ in range(69):
+        rank.comm.all_reduce(torch.ones(3))
+    rank.comm.broadcast(torch.ones(50_000), 2)
+    if rank.rank == 1:
+        time.sleep(60)
+    return attempt(rank.comm.all_reduce, torch.ones(7), timeout_s=30)
+
+
+def look(*arguments: str) -> dict[int, dict[str, Any]]:
+    """What inspect says as JSON, by rank of group "world"."""
+    result = runner.invoke(app, ["inspect", "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    ranks = json.loads(result.stdout)["ranks"]
+    return {one["rank"]: one for one in ranks if one["group"] == "world"}
+
+
+def of(pool: Pool) -> list[str]:
+    return [text for pid in pool.pids for text in ("--pid", str(pid))]
+
+
+def are_stuck(found: dict[int, dict[str, Any]]) -> bool:
+    newest = [found[rank]["operations"][-1:] for rank in (0, 2)]
+    return all(row and row[0]["call"] == 71 and row[0]["state"] == "waiting" for row in newest)
+
+
+def test_a_stuck_job(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
+    pool = fresh_pool(3)
+    pool.start(get_stuck)
+    end = time.monotonic() + 30
+    while time.monotonic() < end and not are_stuck(look(*of(pool))):
+        time.sleep(0.1)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    time.sleep(0.2)
+    trace = tmp_path / "trace.json"
+    found = look(*of(pool), "--trace", str(trace))
+    table = runner.invoke(app, ["inspect", *of(pool)]).output
+    listed = runner.invoke(app, ["inspect", "--json"]).output
+    os.kill(pool.pids[0], signal.SIGCONT)
+
+    assert [found[rank]["pid"] for rank in range(3)] == pool.pids
+    assert [found[rank]["is_stopped"] for rank in range(3)] == [True, False, False]
+    for rank in range(3):
+        calls = [one["call"] for one in found[rank]["operations"]]
+        last = 71 if rank != 1 else 70
+        assert calls == list(range(last - 63, last + 1))
+        assert not found[rank]["is_broken"]
+        *earlier, newest = found[rank]["operations"]
+        assert all(one["state"] == "complete" for one in earlier)
+        if rank == 1:
+            assert newest["what"] == "broadcast(float32, numel=50000, src=2)"
+            assert newest["state"] == "complete"
+        else:
+            assert newest["what"] == "all_reduce(SUM, float32, numel=7)"
+            assert newest["state"] == "waiting"
+            assert newest["message_bytes"] == 28
+
+    waits = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    stuck = [event for event in waits if event["args"]["call"] == 71]
+    assert {event["tid"] for event in stuck} == {0, 2}
+    assert all(0.1e6 < event["dur"] < 60e6 for event in stuck)
+
+    assert "stopped" in table
+    assert "waiting" in table
+    assert all(str(pid) in listed for pid in pool.pids)
+
+    os.kill(pool.pids[1], signal.SIGKILL)
+    for outcome in pool.collect(ranks=(0, 2)):
+        assert outcome.value.kind == "PeerLostError"
+    assert look("--pid", str(pool.pids[0]))[0]["is_broken"]
+
+
+def test_what_can_not_be_inspected(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2)
+    silent = look("--pid", str(pool.pids[1]))
+    assert silent[1]["operations"] == []
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        result = runner.invoke(app, ["inspect", "--pid", str(other.pid)])
+        assert result.exit_code == 1
+        assert "no group" in result.output
+    finally:
+        other.kill()
+        other.communicate()
+    result = runner.invoke(app, ["inspect", "--pid", str(other.pid)])
+    assert result.exit_code == 1
+    assert str(other.pid) in result.output
