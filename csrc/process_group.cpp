@@ -56,13 +56,14 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
   try {
     if (!problem.empty()) throw Failure(ErrorKind::usage, problem);
     for (size_t peer = 0; peer < world; ++peer) {
-      regions_[peer] = memfd_open(fds.regions[peer], kRegionBytes);
+      regions_[peer] = memfd_open(fds.regions[peer], mapped_bytes(world_size_));
       options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
     }
     options.regions = regions_;
     group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
+    p2p_ = std::make_unique<PointToPoint<StdAtomics>>(*group_);
   } catch (...) {
-    for (std::byte* region : regions_) memfd_close(region, kRegionBytes);
+    for (std::byte* region : regions_) memfd_close(region, mapped_bytes(world_size_));
     for (int fd : fds.regions) ::close(fd);
     close_fds();
     throw;
@@ -122,6 +123,19 @@ void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double 
   Call<StdAtomics> call{*group_, plan, nullptr, nullptr, &parts};
   fastcoll::run(call, host, timeout_s);
 }
+
+// Not under the group's lock: a transfer must get on while a call waits, and the other way round.
+void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer) {
+  require_usable();
+  if (transfer->timeout_s < 0) transfer->timeout_s = group_->options().timeout_s;
+  p2p_->post(transfer);
+}
+
+bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
+  return p2p_->wait(transfer, host, limit_s);
+}
+
+void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
 
 double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
                                Host& host) {
@@ -203,12 +217,13 @@ void ProcessGroup::abort(const std::string& reason) {
 
 void ProcessGroup::close() {
   if (forked_.load(std::memory_order_relaxed)) return;
+  if (p2p_) p2p_->close();
   {
     const std::lock_guard guard(mutex_);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
     for (std::byte*& region : regions_) {
-      memfd_close(region, kRegionBytes);
+      memfd_close(region, mapped_bytes(world_size_));
       region = nullptr;
     }
     for (Arena& arena : group_->arenas()) {  // own arenas: tensors may still live in them

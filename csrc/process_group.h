@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/call.h"
+#include "cpu/p2p.h"
 
 namespace fastcoll {
 
@@ -41,6 +42,11 @@ class ProcessGroup {
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
+
+  // Start a send or a receive; wait for one (false: limit_s > 0 ran out); move all that are open.
+  void post(const std::shared_ptr<Transfer>& transfer);
+  bool wait(Transfer& transfer, Host& host, double limit_s);
+  void drive(Host& host);
 
   // Plans of the fast path, by what the call says; a small direct-mapped table.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root) const {
@@ -86,6 +92,7 @@ class ProcessGroup {
   std::array<std::byte*, kMaxWorld> regions_{};
   std::vector<int> fds_;  // kept open for the life of the group
   std::unique_ptr<Group<StdAtomics>> group_;
+  std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
   std::mutex mutex_;       // held during a call
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   std::atomic<int> queued_{0};

@@ -112,7 +112,8 @@ struct alignas(4096) Pad {
   Word done;     // segments consumed since the group began
   Word poison;   // 0, or 1 + the rank whose verdict holds; written by compare-exchange by any rank
   SleepLine sleep;
-  Word ping;  // flag-time measurement only
+  Word ping;     // flag-time measurement only
+  Word blocked;  // the send or receive this rank waits in: kind | peer << 8; 0: none
   Descriptor ring[kRingEntries];
   VerdictPage verdict;
   Identity identity;
@@ -126,6 +127,37 @@ static_assert(kRegionBytes <= size_t{4} << 20,
               "staging memory per rank is promised to stay <= 4 MiB");
 static_assert(kSlotBytes % (kMaxWorld * kLineBytes) == 0,
               "a slot holds a whole line for every rank");
+
+// Point-to-point, behind the region in the same memfd: for each peer what its owner sends to it,
+// and what it has taken from it. A pair that never talks takes no memory: pages come when touched.
+struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is stored last
+  static constexpr size_t kPayloadBytes = 216;
+  uint64_t number;  // of the pair's messages, from 1; 0: never used
+  uint64_t num_bytes;
+  uint64_t numel;
+  uint64_t tag_and_dtype;            // tag (32) | dtype (8)
+  std::byte payload[kPayloadBytes];  // all of a small message
+};
+static_assert(sizeof(Message) == 256);
+
+struct alignas(4096) Channel {
+  static constexpr int kMessages = 32;  // offered at once; more wait with their sender
+  // Half a MiB: fewer turns between two ranks that share a CPU, and still within an L2 cache.
+  static constexpr int kChunks = 16;
+  static constexpr size_t kChunkBytes = size_t{32} << 10;
+  // Written by the owner as sender, for the peer.
+  Word offered;  // messages offered so far
+  Word sent;     // chunks sent so far
+  Message messages[kMessages];
+  // Written by the owner as receiver, from the peer.
+  Word granted;                           // number of the message whose chunks shall come now
+  Word received;                          // chunks received so far
+  alignas(64) uint64_t taken[kMessages];  // number of the message last taken from each place
+  alignas(4096) std::byte chunks[kChunks][kChunkBytes];  // the sender's
+};
+constexpr size_t mapped_bytes(int world_size) {
+  return kRegionBytes + size_t(world_size) * sizeof(Channel);
+}
 
 // Where a tensor lies: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48 bits).
 struct Location {

@@ -25,7 +25,7 @@ struct GroupOptions {
   int rank = 0;
   int world_size = 1;
   std::string name;
-  std::array<std::byte*, kMaxWorld> regions{};  // every rank's, mapped here; kRegionBytes each
+  std::array<std::byte*, kMaxWorld> regions{};  // every rank's, mapped here; mapped_bytes() each
   std::array<PeerLink, kMaxWorld> links{};
   double timeout_s = 30;
   uint64_t first_call = 0;  // calls made before; tests start shortly before a wrap

@@ -15,6 +15,7 @@ from fastcoll.api import (
     reduce_scatter_tensor,
     zeros,
 )
+from fastcoll.api_p2p import batch_isend_irecv, irecv, isend, recv, send
 from fastcoll.api_parts import (
     all_gather,
     all_to_all,
@@ -39,6 +40,7 @@ from fastcoll.errors import (
 from fastcoll.groups import destroy, init, new_group
 from fastcoll.integrations import torch_backend
 from fastcoll.types import ReduceOp
+from fastcoll.verbs_p2p import P2POp
 from fastcoll.work import Work
 
 __version__ = library_version()
@@ -52,6 +54,7 @@ __all__ = [
     "DesyncError",
     "DriverError",
     "FastcollError",
+    "P2POp",
     "PeerLostError",
     "ReduceOp",
     "UnsupportedError",
@@ -64,16 +67,21 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
     "destroy",
     "empty",
     "from_tensor",
     "gather",
     "init",
+    "irecv",
+    "isend",
     "new_group",
+    "recv",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "send",
     "zeros",
 ]

@@ -33,7 +33,9 @@ from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.reliability.limits import call_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
+from fastcoll.transfers import Transfers
 from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
+from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.verbs_parts import PartsMethods
 from fastcoll.work import CallQueue, Work
 
@@ -72,7 +74,7 @@ def _run_all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-class Communicator(PartsMethods):
+class Communicator(PartsMethods, P2PMethods):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A
@@ -82,7 +84,7 @@ class Communicator(PartsMethods):
     def __init__(self, name: str, settings: Settings, peers: Peers, deadline: Deadline) -> None:
         mesh = peers.mesh
         try:
-            region_fds = mesh.exchange_fds(create_region(), 0, deadline)
+            region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
         except BaseException:
             mesh.close()
             raise
@@ -103,6 +105,7 @@ class Communicator(PartsMethods):
         self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
         self._plans: dict[Request, _C.Plan] = {}
         self._queue = CallQueue(self)
+        self._transfers = Transfers(self)
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
         self._num_exchanges = 0
         self._num_groups = 0

@@ -57,6 +57,18 @@ def close_pool() -> None:
     _pool.close()
 
 
+def run_in_pool(task: Callable[..., object], *args: object) -> None:
+    """Run a task in a thread of the process's pool.
+
+    Raises:
+        FastcollError: There is no thread for it.
+    """
+    try:
+        _pool.submit(task, *args)
+    except RuntimeError as error:
+        raise FastcollError(f"no thread for an asynchronous call: {error}") from error
+
+
 class Work:
     """A call that was started with `async_op=True`."""
 
@@ -166,10 +178,7 @@ class CallQueue:
         work = Work(run, outputs)
         with self._lock:
             if not self._has_thread:
-                try:
-                    _pool.submit(self._drain)
-                except RuntimeError as error:
-                    raise FastcollError(f"no thread for an asynchronous call: {error}") from error
+                run_in_pool(self._drain)
                 self._has_thread = True
             self._owner.async_begin()
             self._num_pending += 1

@@ -25,6 +25,7 @@ from fastcoll.communicator import Communicator
 from fastcoll.errors import UnsupportedError
 from fastcoll.groups import adopt
 from fastcoll.parts import PartsCall
+from fastcoll.transfers import TransferWork
 from fastcoll.types import REDUCE_OPS, ReduceOp, Verb
 from fastcoll.work import Work
 
@@ -36,7 +37,7 @@ NAME = "fastcoll"
 class TorchWork(dist.Work):
     """A call of a communicator as torch sees it."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[Work | TransferWork]) -> None:
         super().__init__()
         self._works = works
 
@@ -65,6 +66,13 @@ class TorchWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """Wait, then return the outputs."""
         return [output for work in self._works for output in work.result()]  # type: ignore[misc]
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent what was received here."""
+        [work] = self._works
+        return work.source_rank() if isinstance(work, TransferWork) else -1
+
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
@@ -104,7 +112,7 @@ class FastcollProcessGroup(ProcessGroup):
         self._name = comm.name
         self._desc = "undefined"
         self._default_limit_s: float | None = None
-        self._coalescing: list[Work] | None = None
+        self._coalescing: list[Work | TransferWork] | None = None
         self._sequence = 0
 
     # ---- what torch asks a group -----------------------------------------------------------------
@@ -196,8 +204,9 @@ class FastcollProcessGroup(ProcessGroup):
         return self._wrap(self.communicator.issue_all(calls, self._asynchronous(opts)))
 
     def _wrap(self, work: Work | None) -> TorchWork | None:
-        if work is None:
-            return None
+        return None if work is None else self._track(work)
+
+    def _track(self, work: Work | TransferWork) -> TorchWork:
         if self._coalescing is not None:
             self._coalescing.append(work)
         return TorchWork([work])
@@ -373,6 +382,23 @@ class FastcollProcessGroup(ProcessGroup):
     def barrier(self, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.barrier`."""
         return self._issue([Call(verb=Verb.barrier, timeout_s=self._limit_of(opts))], opts)
+
+    # ---- point-to-point --------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
+        """See `fastcoll.isend`."""
+        limit_s = self._default_limit_s
+        return self._track(self.communicator.isend(_one(tensors), dst, tag, timeout_s=limit_s))
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
+        """See `fastcoll.irecv`."""
+        limit_s = self._default_limit_s
+        return self._track(self.communicator.irecv(_one(tensors), src, tag, timeout_s=limit_s))
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
+        """See `fastcoll.irecv`."""
+        limit_s = self._default_limit_s
+        return self._track(self.communicator.irecv(_one(tensors), None, tag, timeout_s=limit_s))
 
     # The names of torch 2.11.
     _allgather_base = all_gather_single

@@ -7,9 +7,9 @@ Decides the names that /proc/<pid>/maps shows. Must not know how descriptors tra
 from fastcoll import _C
 
 
-def create_region() -> int:
-    """Return a descriptor of this rank's new pad and scratch; the caller's to close."""
-    return _C.memfd_create("fastcoll-region", _C.region_bytes())
+def create_region(world_size: int) -> int:
+    """Return a descriptor of this rank's new pad, scratch and channels; the caller's to close."""
+    return _C.memfd_create("fastcoll-region", _C.mapped_bytes(world_size))
 
 
 def create_arena(num_bytes: int) -> int:

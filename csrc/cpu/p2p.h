@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+// Point-to-point: send and receive between two ranks, beside the group's calls and in any order.
+//
+// A sender offers a message in a place of its channel to the peer; a small one is there at once.
+// The receiver looks for the oldest offer with its tag, and grants a large one: then its chunks go
+// through the channel's ring, one message of a pair at a time. All operations of a rank make
+// progress whenever one of its threads polls, whichever it waits for.
+#pragma once
+
+#include <sched.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <chrono>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "cpu/group.h"
+
+namespace fastcoll {
+
+inline constexpr int kAnyPeer = -1;
+
+// One send or receive. Guarded by the engine's mutex, but for `done`.
+struct Transfer {
+  bool sends = false;
+  int peer = 0;  // kAnyPeer: whoever offers first; then that rank
+  uint32_t tag = 0;
+  DType dtype = DType::uint8;
+  uint64_t numel = 0;
+  std::byte* data = nullptr;
+  size_t num_bytes = 0;
+  double timeout_s = 0;
+
+  enum class State { fresh, offered, moving } state = State::fresh;
+  int place = 0;        // of the message in the sender's channel
+  uint64_t number = 0;  // of the message
+  uint64_t seen = 0;    // offers looked through, in vain
+  size_t moved_bytes = 0;
+  int64_t start_us = 0;
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+};
+
+template <class P>
+class PointToPoint {
+ public:
+  explicit PointToPoint(Group<P>& group) : group_(group) {
+    for (int peer = 0; peer < group.world_size(); ++peer) {
+      auto* channels =
+          reinterpret_cast<Channel*>(group.options().regions[size_t(peer)] + kRegionBytes);
+      mine_[size_t(peer)] =
+          reinterpret_cast<Channel*>(group.options().regions[size_t(group.rank())] + kRegionBytes) +
+          peer;
+      theirs_[size_t(peer)] = channels + group.rank();
+    }
+  }
+
+  // Start a transfer; it may be done at once.
+  void post(const std::shared_ptr<Transfer>& transfer) {
+    const std::lock_guard guard(mutex_);
+    if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
+    group_.check();
+    transfer->start_us = now_us();
+    open_.push_back(transfer);
+    pass();
+  }
+
+  // Wait for one transfer, while all make progress. False: limit_s > 0 ran out, and it goes on.
+  bool wait(Transfer& transfer, Host& host, double limit_s) {
+    if (!transfer.done)
+      say_blocked(uint64_t(transfer.sends ? 1 : 2) | uint64_t(uint8_t(transfer.peer)) << 8);
+    const int64_t start_us = now_us();
+    const bool over = poll_until(
+        [&] {
+          return transfer.done || (limit_s > 0 && double(now_us() - start_us) > limit_s * 1e6);
+        },
+        host);
+    say_blocked(0);
+    if (!over) throw Interrupted{};
+    if (!transfer.done) return false;
+    if (transfer.error) std::rethrow_exception(transfer.error);
+    return true;
+  }
+
+  // Make progress until nothing is open, for programs that do something else meanwhile.
+  void drive(Host& host) {
+    poll_until(
+        [&] {
+          const std::lock_guard guard(mutex_);
+          return open_.empty();
+        },
+        host);
+  }
+
+  // No transfer is open from here on, and none can be started.
+  void close() {
+    const std::lock_guard guard(mutex_);
+    closed_ = true;
+    fail_all(std::make_exception_ptr(
+        Failure(ErrorKind::usage, "the group was destroyed before the transfer was complete")));
+  }
+
+ private:
+  static constexpr int kSpins = 300;
+  static constexpr int kYields = 200;
+  static constexpr int64_t kPatrolUs = 1000;
+  static constexpr std::chrono::microseconds kNap{100};
+
+  void say_blocked(uint64_t what) {
+    const std::lock_guard guard(mutex_);
+    if (!closed_) P::store_release(group_.pad(group_.rank()).blocked.value, what);
+  }
+
+  // False: the program was interrupted.
+  template <class Over>
+  bool poll_until(Over over, Host& host) {
+    int64_t next_patrol_us = now_us() + kPatrolUs;
+    for (int round = 0; !over(); ++round) {
+      bool moved;
+      {
+        const std::lock_guard guard(mutex_);
+        moved = pass();
+      }
+      if (moved) {
+        round = 0;
+        continue;
+      }
+      if (round < kSpins) {
+        cpu_pause();
+        continue;
+      }
+      host.blocking();
+      if (round < kSpins + kYields) sched_yield();
+      else std::this_thread::sleep_for(kNap);
+      if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
+        next_patrol_us = time_us + kPatrolUs;
+        if (host.interrupted()) return interrupt();
+        const std::lock_guard guard(mutex_);
+        patrol(time_us);
+      }
+    }
+    return true;
+  }
+
+  bool interrupt() {
+    const std::lock_guard guard(mutex_);
+    if (closed_) return false;
+    try {
+      group_.fail(
+          ErrorKind::peer_lost,
+          "rank " + std::to_string(group_.rank()) +
+              " was interrupted (KeyboardInterrupt) and left a send or receive in group \"" +
+              group_.options().name + "\"",
+          uint64_t{1} << group_.rank());
+    } catch (const Failure&) {
+      fail_all(std::current_exception());
+    }
+    return false;
+  }
+
+  // ---- progress ---------------------------------------------------------------------------------
+  // Move on whatever can be moved; whether anything was.
+  bool pass() {
+    bool moved = false;
+    looked_.reset();
+    std::array<bool, kMaxWorld> must_queue{};  // an older send to this peer has no place yet
+    try {
+      for (auto it = open_.begin(); it != open_.end();) {
+        Transfer& transfer = **it;
+        moved |= transfer.sends ? advance_send(transfer, must_queue) : advance_receive(transfer);
+        it = transfer.done ? open_.erase(it) : std::next(it);
+      }
+    } catch (const Failure&) {
+      fail_all(std::current_exception());
+      return true;
+    }
+    return moved;
+  }
+
+  void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
+
+  bool advance_send(Transfer& transfer, std::array<bool, kMaxWorld>& must_queue) {
+    Channel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
+    const Channel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
+    if (transfer.state == Transfer::State::fresh) {
+      if (must_queue[size_t(transfer.peer)] || !offer(transfer, channel, back)) {
+        must_queue[size_t(transfer.peer)] = true;
+        return false;
+      }
+      if (transfer.num_bytes <= Message::kPayloadBytes) finish(transfer);
+      return true;
+    }
+    if (transfer.state == Transfer::State::offered) {
+      if (P::load_acquire(back.granted.value) != transfer.number) return false;
+      transfer.state = Transfer::State::moving;
+    }
+    uint64_t sent = channel.sent.value;
+    const uint64_t received = P::load_acquire(back.received.value);
+    bool moved = false;
+    for (; transfer.moved_bytes < transfer.num_bytes && sent - received < Channel::kChunks;
+         ++sent) {
+      const size_t num_bytes = next_chunk(transfer);
+      std::memcpy(channel.chunks[sent % Channel::kChunks], transfer.data + transfer.moved_bytes,
+                  num_bytes);
+      transfer.moved_bytes += num_bytes;
+      P::arrive(channel.sent.value, sent + 1);
+      moved = true;
+    }
+    if (transfer.moved_bytes == transfer.num_bytes) finish(transfer);
+    return moved;
+  }
+
+  // Put the message where the peer sees it. False while all places hold messages not taken yet.
+  bool offer(Transfer& transfer, Channel& channel, const Channel& back) {
+    for (int i = 0; i < Channel::kMessages; ++i) {
+      Message& message = channel.messages[i];
+      if (message.number != P::load_acquire(back.taken[i])) continue;
+      message.num_bytes = transfer.num_bytes;
+      message.numel = transfer.numel;
+      message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
+      if (transfer.num_bytes <= Message::kPayloadBytes)
+        copy_bytes(message.payload, transfer.data, transfer.num_bytes);
+      transfer.number = channel.offered.value + 1;
+      transfer.place = i;
+      transfer.state = Transfer::State::offered;
+      P::arrive(message.number, transfer.number);
+      P::arrive(channel.offered.value, transfer.number);
+      return true;
+    }
+    return false;
+  }
+
+  bool advance_receive(Transfer& transfer) {
+    if (transfer.state == Transfer::State::fresh && !match(transfer)) return false;
+    Channel& back = *mine_[size_t(transfer.peer)];
+    const Channel& channel = *theirs_[size_t(transfer.peer)];
+    const Message& message = channel.messages[transfer.place];
+    if (transfer.num_bytes <= Message::kPayloadBytes) {
+      copy_bytes(transfer.data, message.payload, transfer.num_bytes);
+      return taken(transfer, back);
+    }
+    Transfer*& mover = movers_[size_t(transfer.peer)];
+    if (!mover) {
+      mover = &transfer;
+      P::arrive(back.granted.value, transfer.number);
+    }
+    if (mover != &transfer) return false;  // another message of this pair comes first
+    uint64_t received = back.received.value;
+    const uint64_t sent = P::load_acquire(channel.sent.value);
+    const bool moved = received != sent;
+    for (; received != sent; ++received) {
+      const size_t num_bytes = next_chunk(transfer);
+      std::memcpy(transfer.data + transfer.moved_bytes, channel.chunks[received % Channel::kChunks],
+                  num_bytes);
+      transfer.moved_bytes += num_bytes;
+      P::arrive(back.received.value, received + 1);
+    }
+    if (transfer.moved_bytes < transfer.num_bytes) return moved;
+    mover = nullptr;
+    return taken(transfer, back);
+  }
+
+  bool taken(Transfer& transfer, Channel& back) {
+    P::arrive(back.taken[transfer.place], transfer.number);
+    finish(transfer);
+    return true;
+  }
+
+  size_t next_chunk(const Transfer& transfer) const {
+    return std::min(Channel::kChunkBytes, transfer.num_bytes - transfer.moved_bytes);
+  }
+
+  // Find the oldest offer that is for this receive.
+  bool match(Transfer& transfer) {
+    if (transfer.peer != kAnyPeer) return match_from(transfer, transfer.peer);
+    for (int peer = 0; peer < group_.world_size(); ++peer)
+      if (match_from(transfer, peer)) return true;
+    return false;
+  }
+
+  // The same for all receives of a pass: else an offer that comes in between would go to a receive
+  // that was started later than one which has looked already.
+  uint64_t offered_by(int peer) {
+    if (!looked_[size_t(peer)]) {
+      offered_[size_t(peer)] = P::load_acquire(theirs_[size_t(peer)]->offered.value);
+      looked_[size_t(peer)] = true;
+    }
+    return offered_[size_t(peer)];
+  }
+
+  bool match_from(Transfer& transfer, int peer) {
+    const Channel& channel = *theirs_[size_t(peer)];
+    const uint64_t offered = offered_by(peer);
+    // What was offered before this receive looked, and was not for it, will not be later.
+    if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
+    // One that is offered while I look may lie before the place where I find a younger one: what
+    // comes after `offered` has to wait for the next look.
+    const Message* found = nullptr;
+    uint64_t least = offered + 1;
+    for (int i = 0; i < Channel::kMessages; ++i) {
+      const Message& message = channel.messages[i];
+      const uint64_t number = P::load_acquire(message.number);
+      if (number <= claimed_[size_t(peer)][size_t(i)] || number >= least) continue;
+      if (uint32_t(message.tag_and_dtype) != transfer.tag) continue;
+      found = &message;
+      least = number;
+      transfer.place = i;
+    }
+    if (!found) {
+      if (transfer.peer != kAnyPeer) transfer.seen = offered;
+      return false;
+    }
+    const DType dtype = DType(found->tag_and_dtype >> 32 & 0xff);
+    if (dtype != transfer.dtype || found->numel != transfer.numel)
+      group_.fail(ErrorKind::desync,
+                  "rank " + std::to_string(peer) + " sends " + std::to_string(found->numel) +
+                      " x " + dtype_name(dtype) + " to rank " + std::to_string(group_.rank()) +
+                      ", which receives " + std::to_string(transfer.numel) + " x " +
+                      dtype_name(transfer.dtype) + " (tag " + std::to_string(transfer.tag) +
+                      ", group \"" + group_.options().name + "\")",
+                  uint64_t{1} << peer | uint64_t{1} << group_.rank());
+    claimed_[size_t(peer)][size_t(transfer.place)] = least;
+    transfer.peer = peer;
+    transfer.number = least;
+    transfer.state = Transfer::State::moving;
+    return true;
+  }
+
+  // ---- failure
+  // ------------------------------------------------------------------------------------
+  void fail_all(const std::exception_ptr& error) {
+    for (const auto& transfer : open_) {
+      transfer->error = error;
+      finish(*transfer);
+    }
+    open_.clear();
+  }
+
+  // Why does nothing move? Ends everything that is open if there is a reason.
+  void patrol(int64_t time_us) {
+    if (closed_) return;
+    looked_.reset();
+    try {
+      group_.check();
+      for (const auto& transfer : open_) {
+        look_for_loss(*transfer);
+        if (double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
+          fail_timeout(*transfer, time_us);
+      }
+    } catch (const Failure&) {
+      fail_all(std::current_exception());
+    }
+  }
+
+  std::string name(const Transfer& transfer) const {
+    std::string text = transfer.sends ? "send" : "recv";
+    text += "(" + std::string(dtype_name(transfer.dtype)) +
+            ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
+            (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+            ", tag=" + std::to_string(transfer.tag) + ")";
+    return text + " in group \"" + group_.options().name + "\" (rank " +
+           std::to_string(group_.rank()) + " of " + std::to_string(group_.world_size()) + ")";
+  }
+
+  void look_for_loss(Transfer& transfer) {
+    if (transfer.done || transfer.peer == group_.rank()) return;
+    if (transfer.peer == kAnyPeer) {
+      for (int peer = 0; peer < group_.world_size(); ++peer)
+        if (peer == group_.rank() || !peer_is_gone(group_.options().links[size_t(peer)])) return;
+    } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
+      return;
+    }
+    // What it sent before it went is still there.
+    if (!transfer.sends && advance_receive(transfer)) return;
+    const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
+    group_.fail(ErrorKind::peer_lost,
+                name(transfer) + " lost rank " + std::to_string(peer) +
+                    ": its process ended or left the group. Use of this group is over: call "
+                    "fastcoll.destroy()",
+                uint64_t{1} << peer);
+  }
+
+  [[noreturn]] void fail_timeout(const Transfer& transfer, int64_t time_us) {
+    const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
+    uint64_t ranks = 0;
+    for (int peer = 0; peer < group_.world_size(); ++peer)
+      if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
+        ranks |= uint64_t{1} << peer;
+    group_.fail(ErrorKind::timeout,
+                name(transfer) + " waited " + seconds + " for rank " +
+                    (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+                    (transfer.sends ? ", which did not receive it" : ", which did not send it") +
+                    cycle() +
+                    ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S",
+                ranks);
+  }
+
+  // "; rank 0 sends to rank 1, which sends to rank 0": who blocks on whom, if that ends where it
+  // began.
+  std::string cycle() const {
+    std::string text;
+    int rank = group_.rank();
+    for (int hops = 0; hops < group_.world_size(); ++hops) {
+      const uint64_t blocked = P::load_acquire(group_.pad(rank).blocked.value);
+      const int peer = int(int8_t(blocked >> 8 & 0xff));
+      if (blocked == 0 || peer < 0) return "";
+      text += hops == 0 ? "; rank " + std::to_string(rank) : ", which";
+      text += (blocked & 0xff) == 1 ? " sends to rank " : " receives from rank ";
+      text += std::to_string(peer);
+      rank = peer;
+      if (rank == group_.rank()) return text + ": a cycle. Use isend, or batch_isend_irecv";
+    }
+    return "";
+  }
+
+  Group<P>& group_;
+  std::mutex mutex_;
+  std::list<std::shared_ptr<Transfer>> open_;  // in the order they were started
+  std::array<Channel*, kMaxWorld> mine_{}, theirs_{};
+  std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked
+  std::bitset<kMaxWorld> looked_;
+  // As receiver: numbers of the messages that a receive has, by sender and place.
+  std::array<std::array<uint64_t, Channel::kMessages>, kMaxWorld> claimed_{};
+  std::array<Transfer*, kMaxWorld> movers_{};  // whose chunks come, by sender
+  bool closed_ = false;
+};
+
+}  // namespace fastcoll

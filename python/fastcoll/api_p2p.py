@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the module that move a tensor between two ranks.
+
+Decides which group and which of its ranks a call means; the rest is in the group's methods.
+"""
+
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from fastcoll.api_parts import GroupLike, member_of, rank_in
+from fastcoll.memory.array import Array
+from fastcoll.transfers import TransferWork
+from fastcoll.verbs_p2p import P2POp
+
+
+def send(
+    tensor: Array,
+    dst: int,
+    group: GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> None:
+    """Send a tensor to another rank; return once it may be changed again.
+
+    A message of up to 216 bytes is sent without waiting for the receiver.
+
+    Args:
+        tensor: CPU tensor or NumPy array.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+        tag: Tells messages apart: a receive gets the oldest one with its tag.
+        timeout_s: Limit of this call; None takes the group's.
+
+    Raises:
+        UsageError: The arguments do not fit together; nothing was sent.
+        DesyncError: The receiver expects another dtype or number of elements.
+        CollectiveTimeout: The receiver did not come within the limit; the text shows a cycle of
+            ranks that wait for each other, if there is one.
+        PeerLostError: The receiver died.
+    """
+    comm = member_of(group, "send")
+    if comm is not None:
+        comm.send(tensor, rank_in(group, dst, "dst"), tag, timeout_s=timeout_s)
+
+
+def recv(
+    tensor: Array,
+    src: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> int:
+    """Receive a tensor from another rank.
+
+    Args:
+        tensor: Where it goes, of the dtype and number of elements that are sent.
+        src: Rank in the group; the global rank if `group` is a torch process group; None is
+            whoever sends first.
+        group: See `send`, as for the other arguments and the errors.
+        tag: See `send`.
+        timeout_s: Limit of this call.
+
+    Returns:
+        The rank that sent it; -1 if this rank is not in the group.
+    """
+    comm = member_of(group, "recv")
+    if comm is None:
+        return -1
+    source = comm.recv(tensor, _source(group, src), tag, timeout_s=timeout_s)
+    return dist.get_global_rank(group, source) if isinstance(group, ProcessGroup) else source
+
+
+def isend(
+    tensor: Array,
+    dst: int,
+    group: GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> TransferWork | None:
+    """Start to send a tensor; it must not be changed before the Work is complete. See `send`."""
+    comm = member_of(group, "isend")
+    if comm is None:
+        return None
+    return comm.isend(tensor, rank_in(group, dst, "dst"), tag, timeout_s=timeout_s)
+
+
+def irecv(
+    tensor: Array,
+    src: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> TransferWork | None:
+    """Start to receive a tensor; it is there once the Work is complete. See `recv`."""
+    comm = member_of(group, "irecv")
+    if comm is None:
+        return None
+    return comm.irecv(tensor, _source(group, src), tag, timeout_s=timeout_s)
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list[TransferWork]:
+    """Start several sends and receives, in any order; return a Work for each.
+
+    Args:
+        p2p_op_list: What to start.
+        group: The group whose ranks the peers are. See `send`.
+    """
+    comm = member_of(group, "batch_isend_irecv")
+    if comm is None:
+        return []
+    ops = [replace(op, peer=_source(group, op.peer)) for op in p2p_op_list]
+    return comm.batch_isend_irecv(ops)
+
+
+def _source(group: GroupLike, src: int | None) -> int | None:
+    return None if src is None else rank_in(group, src, "src")

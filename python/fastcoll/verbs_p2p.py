@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""send, recv and their fellows as methods of a group.
+
+Decides how torch.distributed's arguments become transfers. Must not know how they are carried out.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fastcoll.errors import UsageError
+from fastcoll.memory.array import Array
+from fastcoll.transfers import TransferCall, Transfers, TransferWork
+
+
+@dataclass(frozen=True)
+class P2POp:
+    """One transfer of a batch; see `batch_isend_irecv`.
+
+    Attributes:
+        op: "isend" or "irecv", or the function of that name.
+        tensor: What is sent, or where what comes is put.
+        peer: Rank in the group; for irecv None is any rank.
+        tag: Tells messages of one pair apart.
+    """
+
+    op: object
+    tensor: Array
+    peer: int | None
+    tag: int = 0
+
+    @property
+    def kind(self) -> Literal["isend", "irecv"]:
+        """Whether it sends or receives."""
+        name = getattr(self.op, "__name__", self.op)
+        if name == "isend":
+            return "isend"
+        if name == "irecv":
+            return "irecv"
+        raise UsageError(f"op must be isend or irecv, not {self.op!r}")
+
+
+class P2PMethods:
+    """Sends and receives. Messages of one pair and tag arrive in the order they were sent."""
+
+    _transfers: Transfers
+
+    def send(
+        self, tensor: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> None:
+        """See `fastcoll.send`; `dst` is a rank of this group."""
+        call = TransferCall(sends=True, tensor=tensor, peer=dst, tag=tag, timeout_s=timeout_s)
+        self._transfers.run(call)
+
+    def recv(
+        self,
+        tensor: Array,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See `fastcoll.recv`; `src` and the result are ranks of this group."""
+        call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
+        return self._transfers.run(call).source_rank()
+
+    def isend(
+        self, tensor: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> TransferWork:
+        """See `fastcoll.isend`; `dst` is a rank of this group."""
+        call = TransferCall(sends=True, tensor=tensor, peer=dst, tag=tag, timeout_s=timeout_s)
+        return self._transfers.start([call])[0]
+
+    def irecv(
+        self,
+        tensor: Array,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> TransferWork:
+        """See `fastcoll.irecv`; `src` is a rank of this group."""
+        call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
+        return self._transfers.start([call])[0]
+
+    def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[TransferWork]:
+        """See `fastcoll.batch_isend_irecv`; peers are ranks of this group."""
+        calls = [
+            TransferCall(sends=op.kind == "isend", tensor=op.tensor, peer=op.peer, tag=op.tag)
+            for op in p2p_op_list
+        ]
+        return self._transfers.start(calls)
