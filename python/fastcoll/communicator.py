@@ -35,8 +35,8 @@ from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
 from fastcoll.transfers import Transfers
 from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
+from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
-from fastcoll.verbs_parts import PartsMethods
 from fastcoll.work import CallQueue, Work
 
 _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
@@ -74,7 +74,7 @@ def _run_all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-class Communicator(PartsMethods, P2PMethods):
+class Communicator(ObjectMethods, P2PMethods):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A
@@ -254,15 +254,6 @@ class Communicator(PartsMethods, P2PMethods):
         if peers is None:
             return None
         return Communicator(f"{self.name}/{self._num_groups}", settings, peers, deadline)
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Gather a string of bytes from every rank; they may differ in length. Collective."""
-        lengths = [row[0] for row in self.gather_words([len(data)])]
-        padded = np.zeros(max(lengths), dtype=np.uint8)
-        padded[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-        rows = np.empty((self.world_size, len(padded)), dtype=np.uint8)
-        self.issue(Call(verb=Verb.all_gather, input=padded, output=rows))
-        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread or signal handler, with one verdict for all ranks.

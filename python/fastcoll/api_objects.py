@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the module that move Python objects, and the barrier that names who is missing.
+
+Decides which group and which of its ranks a call means; the rest is in the group's methods.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from fastcoll.api_parts import GroupLike, member_of, rank_in
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+    """Gather a picklable object from every rank, on every rank. Collective.
+
+    Args:
+        object_list: Where they go: a list of as many elements as the group has ranks.
+        obj: What this rank gives.
+        group: A Communicator or a torch process group; None is the default group.
+    """
+    comm = member_of(group, "all_gather_object")
+    if comm is not None:
+        comm.all_gather_object(object_list, obj)
+
+
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: GroupLike = None) -> None:
+    """Copy one rank's list of picklable objects to all others. Collective.
+
+    Args:
+        object_list: What to send on rank `src`; on the others, what is replaced: of that length.
+        src: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+    """
+    comm = member_of(group, "broadcast_object_list")
+    if comm is not None:
+        comm.broadcast_object_list(object_list, rank_in(group, src, "src"))
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int = 0,
+    group: GroupLike = None,
+) -> None:
+    """Gather a picklable object from every rank, on rank `dst`. Collective.
+
+    Args:
+        obj: What this rank gives.
+        object_gather_list: On rank `dst`, where they go; None on the others.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+    """
+    comm = member_of(group, "gather_object")
+    if comm is not None:
+        comm.gather_object(obj, object_gather_list, rank_in(group, dst, "dst"))
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int = 0,
+    group: GroupLike = None,
+) -> None:
+    """Give every rank its object of a list on rank `src`. Collective.
+
+    Args:
+        scatter_object_output_list: Its first element becomes this rank's object.
+        scatter_object_input_list: On rank `src`, an object for each rank; None on the others.
+        src: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+    """
+    comm = member_of(group, "scatter_object_list")
+    if comm is not None:
+        comm.scatter_object_list(
+            scatter_object_output_list, scatter_object_input_list, rank_in(group, src, "src")
+        )
+
+
+def monitored_barrier(
+    group: GroupLike = None,
+    timeout: float | timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Wait until every rank has come here; the error names all that have not. Collective.
+
+    Args:
+        group: A Communicator or a torch process group; None is the default group.
+        timeout: Limit in seconds; None takes the group's.
+        wait_all_ranks: Changes nothing: missing ranks are always named together.
+
+    Raises:
+        CollectiveTimeout: Ranks are missing; `ranks` holds them.
+    """
+    comm = member_of(group, "monitored_barrier")
+    if comm is not None:
+        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        comm.monitored_barrier(limit_s, wait_all_ranks)

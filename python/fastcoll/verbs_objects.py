@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs for Python objects, and the barrier that names who is missing, as methods of a group.
+
+Objects travel as pickles: only between the processes of one user, which the group's making checks.
+Decides how objects become tensors. Must not know how a call is carried out.
+"""
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from fastcoll.calls import Call, checked_root
+from fastcoll.errors import UsageError
+from fastcoll.parts import PartsCall
+from fastcoll.types import Verb
+from fastcoll.verbs_parts import PartsMethods
+
+
+class ObjectMethods(PartsMethods):
+    """Collectives of anything that can be pickled."""
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Gather a string of bytes from every rank; they may differ in length. Collective."""
+        lengths = [row[0] for row in self.gather_words([len(data)])]
+        rows = [np.empty(length, dtype=np.uint8) for length in lengths]
+        self.issue(
+            PartsCall(verb=Verb.all_gather, input=np.frombuffer(data, dtype=np.uint8), output=rows)
+        )
+        return [row.tobytes() for row in rows]
+
+    def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
+        """See `fastcoll.all_gather_object`."""
+        _check_length(object_list, "object_list", self.world_size)
+        object_list[:] = [pickle.loads(data) for data in self.gather_bytes(pickle.dumps(obj))]
+
+    def broadcast_object_list(self, object_list: list[Any], src: int = 0) -> None:
+        """See `fastcoll.broadcast_object_list`; `src` is a rank of this group."""
+        root = checked_root(src, "src", self.world_size)
+        data = pickle.dumps(object_list) if self.rank == root else b""
+        length = np.array([len(data)], np.int64)
+        self.issue(Call(verb=Verb.broadcast, input=length, output=length, root=root))
+        message = np.frombuffer(data, np.uint8) if data else np.empty(int(length[0]), np.uint8)
+        self.issue(Call(verb=Verb.broadcast, input=message, output=message, root=root))
+        objects = pickle.loads(message.tobytes())
+        if len(objects) != len(object_list):
+            raise UsageError(
+                f"object_list has {len(object_list)} objects, but rank {root} sent {len(objects)}"
+            )
+        object_list[:] = objects
+
+    def gather_object(
+        self, obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0
+    ) -> None:
+        """See `fastcoll.gather_object`; `dst` is a rank of this group."""
+        root = checked_root(dst, "dst", self.world_size)
+        if self.rank == root:
+            _check_length(object_gather_list, "object_gather_list", self.world_size)
+        everything = self.gather_bytes(pickle.dumps(obj))
+        if object_gather_list is not None and self.rank == root:
+            object_gather_list[:] = [pickle.loads(data) for data in everything]
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int = 0,
+    ) -> None:
+        """See `fastcoll.scatter_object_list`; `src` is a rank of this group."""
+        root = checked_root(src, "src", self.world_size)
+        if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+            raise UsageError("scatter_object_output_list must be a list of at least one element")
+        everything: list[Any] = [None]
+        if self.rank == root:
+            _check_length(scatter_object_input_list, "scatter_object_input_list", self.world_size)
+            everything = [scatter_object_input_list]
+        self.broadcast_object_list(everything, root)
+        scatter_object_output_list[0] = everything[0][self.rank]
+
+    def monitored_barrier(
+        self, timeout_s: float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """See `fastcoll.monitored_barrier`."""
+        del wait_all_ranks  # an error names all missing ranks in any case
+        self.issue(Call(verb=Verb.barrier, timeout_s=timeout_s))
+
+
+def _check_length(objects: object, name: str, world_size: int) -> None:
+    if not isinstance(objects, list) or len(objects) != world_size:
+        what = f"{len(objects)} elements" if isinstance(objects, list) else type(objects).__name__
+        raise UsageError(f"{name} must be a list of {world_size} elements, one a rank, not {what}")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of Python objects, and the barrier that names who is missing."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from harness import Attempt, Pools, Rank, attempt
+
+
+def every_verb(rank: Rank, root: int) -> list[Any]:
+    import fastcoll
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    mine = {"rank": me, "text": "x" * (1000 * me), "nothing": None}
+    everything = [None] * world
+    fastcoll.all_gather_object(everything, mine, comm)
+    known: list[Any] = [(1, 2), {root}] if me == root else [None, "replaced"]
+    fastcoll.broadcast_object_list(known, root, comm)
+    gathered = [None] * world if me == root else None
+    fastcoll.gather_object([me], gathered, root, comm)
+    part: list[Any] = ["replaced", "kept"]
+    given = [f"for {rank}" for rank in range(world)] if me == root else None
+    fastcoll.scatter_object_list(part, given, root, comm)
+    return [everything, known, gathered, part]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_verb_and_root(pools: Pools, world: int) -> None:
+    everything = [{"rank": r, "text": "x" * (1000 * r), "nothing": None} for r in range(world)]
+    for root in range(world):
+        for rank, row in enumerate(pools(world).run(every_verb, root)):
+            gathered = [[one] for one in range(world)] if rank == root else None
+            assert row == [everything, [(1, 2), {root}], gathered, [f"for {rank}", "kept"]]
+
+
+def mistakes(rank: Rank) -> list[Attempt]:
+    comm, world = rank.comm, rank.world_size
+    return [
+        attempt(comm.all_gather_object, [None] * (world + 1), 1),
+        attempt(comm.gather_object, 1, None, rank.rank),
+        attempt(comm.broadcast_object_list, [1], world),
+        attempt(comm.scatter_object_list, [], [1] * world, rank.rank),
+        attempt(comm.scatter_object_list, [None], [1], rank.rank),
+    ]
+
+
+def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
+    for row in pools(2).run(mistakes):
+        assert [one.kind for one in row] == ["UsageError"] * 5
+    assert pools(2).run(every_verb, 0)[1][3] == ["for 1", "kept"]
+
+
+def lengths_differ(rank: Rank) -> list[str]:
+    kinds = [attempt(rank.comm.broadcast_object_list, [1] * (1 + rank.rank), 0).kind]
+    return [*kinds, attempt(rank.comm.barrier).kind]
+
+
+def test_lists_of_other_lengths(pools: Pools) -> None:
+    assert pools(2).run(lengths_differ) == [["", ""], ["UsageError", ""]]
+
+
+def missing(rank: Rank) -> Attempt | None:
+    import fastcoll
+
+    group = rank.comm.new_group()
+    fastcoll.monitored_barrier(group)
+    one = None
+    if rank.rank in (0, 3):
+        one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.4))
+    else:
+        time.sleep(0.9)
+    group.close()
+    return one
+
+
+def test_a_monitored_barrier_names_all_who_are_missing(pools: Pools) -> None:
+    first, _, _, last = pools(4).run(missing)
+    for one in (first, last):
+        assert one.kind == "CollectiveTimeout"
+        assert one.ranks == (1, 2)
+        assert "rank 1" in one.text
+        assert "rank 2" in one.text
