@@ -395,6 +395,25 @@ def test_limits(bare_pools: Any, way: str) -> None:
     assert other.kind == ("" if way == "wait" else "CollectiveTimeout")
 
 
+def missing(rank: Rank) -> list[Attempt]:
+    limit = timedelta(seconds=0.4)
+    dist.monitored_barrier(timeout=limit)
+    group = dist.new_group()
+    if rank.rank == 1:
+        time.sleep(1)
+    return [attempt(dist.monitored_barrier, group, limit)]
+
+
+def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:
+    """torch's own function; on Gloo it is what it was."""
+    [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", missing)
+    assert one.kind == other.kind == "CollectiveTimeout"
+    assert one.ranks == (1,)
+    [[one], _] = bare_pools(2).run(on_backend, "gloo", missing)
+    assert one.kind != "CollectiveTimeout"
+    assert "monitoredBarrier" in one.text
+
+
 def with_functions(rank: Rank) -> list[float]:
     """fastcoll's own functions on a group of this backend use its communicator."""
     import fastcoll

@@ -13,6 +13,7 @@ are called from C++ (DDP, functional collectives), the others by torch.distribut
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -383,6 +384,13 @@ class FastcollProcessGroup(ProcessGroup):
         """See `fastcoll.barrier`."""
         return self._issue([Call(verb=Verb.barrier, timeout_s=self._limit_of(opts))], opts)
 
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """See `fastcoll.monitored_barrier`."""
+        limit_s = timeout.total_seconds() if timeout else self._default_limit_s
+        self.communicator.monitored_barrier(limit_s, wait_all_ranks)
+
     # ---- point-to-point --------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
@@ -427,3 +435,23 @@ def register() -> None:
     """Make "fastcoll" a backend of torch.distributed; once is enough."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+        _admit_to_monitored_barrier()
+
+
+def _admit_to_monitored_barrier() -> None:
+    """Let dist.monitored_barrier take groups of this backend; torch refuses all but Gloo's."""
+    torchs = dist.monitored_barrier
+
+    @wraps(torchs)
+    def monitored_barrier(
+        group: ProcessGroup | None = None,
+        timeout: timedelta | None = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        ours = dist.group.WORLD if group is None else group
+        if isinstance(ours, FastcollProcessGroup):
+            ours.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            torchs(group, timeout, wait_all_ranks)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
