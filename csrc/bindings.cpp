@@ -10,6 +10,7 @@
 #include "fast_calls.h"
 #include "memory/memfd.h"
 #include "process_group.h"
+#include "python_errors.h"
 #include "python_host.h"
 
 namespace py = pybind11;
@@ -29,9 +30,12 @@ std::vector<std::string> names(int count, const char* (*name)(Enum)) {
 void bind_plan(py::module_& module) {
   py::class_<Plan>(module, "Plan")
       .def(py::init([](int verb, int dtype, int op, int algorithm, uint64_t numel, int root,
-                       uint32_t segment_bytes, bool fast_numerics, bool inline_, uint64_t splits) {
-             if (verb < 0 || verb >= kNumVerbs || dtype < 0 || dtype >= kNumDTypes || op < 0 ||
-                 op >= kNumOps || algorithm < 0 || algorithm >= kNumAlgorithms)
+                       uint32_t segment_bytes, bool fast_numerics, bool inline_, uint64_t splits,
+                       uint8_t channels) {
+             const bool on_gpu = channels != 0;
+             if (verb < 0 || verb >= (on_gpu ? kNumGpuVerbs : kNumVerbs) || dtype < 0 ||
+                 dtype >= kNumDTypes || op < 0 || op >= kNumOps || algorithm < 0 ||
+                 algorithm >= (on_gpu ? kNumGpuAlgorithms : kNumAlgorithms))
                throw Failure(ErrorKind::usage, "Plan: a code out of range");
              Plan plan;
              plan.verb = Verb(verb);
@@ -44,6 +48,7 @@ void bind_plan(py::module_& module) {
              plan.fast_numerics = fast_numerics;
              plan.inlined = inline_;
              plan.splits = splits;
+             plan.channels = channels;
              if (verb_reduces(plan.verb) && !op_has_meaning(plan.dtype, plan.op))
                throw Failure(
                    ErrorKind::unsupported,
@@ -52,7 +57,7 @@ void bind_plan(py::module_& module) {
            }),
            py::arg("verb"), py::arg("dtype"), py::arg("op"), py::arg("algorithm"), py::arg("numel"),
            py::arg("root"), py::arg("segment_bytes"), py::arg("fast_numerics"), py::arg("inline"),
-           py::arg("splits") = 0)
+           py::arg("splits") = 0, py::arg("channels") = 0)
       .def_property_readonly("verb", [](const Plan& plan) { return int(plan.verb); })
       .def_property_readonly("dtype", [](const Plan& plan) { return int(plan.dtype); })
       .def_property_readonly("op", [](const Plan& plan) { return int(plan.op); })
@@ -63,6 +68,7 @@ void bind_plan(py::module_& module) {
       .def_readonly("fast_numerics", &Plan::fast_numerics)
       .def_readonly("inline", &Plan::inlined)
       .def_readonly("splits", &Plan::splits)
+      .def_readonly("channels", &Plan::channels)
       .def("__repr__",
            [](const Plan& plan) { return describe(plan) + " by " + describe_choice(plan); });
 }
@@ -170,6 +176,18 @@ void bind_group(py::module_& module) {
       .def("check", &ProcessGroup::check)
       .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)
       .def("abort", &ProcessGroup::abort, py::arg("reason"), without_gil)
+      .def(
+          "fail",
+          [](ProcessGroup& group, int kind, const std::string& text,
+             const std::vector<int>& ranks) {
+            if (kind < int(ErrorKind::usage) || kind > int(ErrorKind::driver))
+              throw Failure(ErrorKind::usage, "fail(): no such kind of error");
+            uint64_t bits = 0;
+            for (const int rank : ranks) bits |= uint64_t{1} << (rank & 63);
+            group.fail(ErrorKind(kind), text, bits);
+          },
+          py::arg("kind"), py::arg("text"), py::arg("ranks"), without_gil)
+      .def("peer_is_gone", &ProcessGroup::peer_is_gone, py::arg("peer"))
       .def("close", &ProcessGroup::close, without_gil);
 
   module.def(
@@ -274,5 +292,9 @@ PYBIND11_MODULE(_C, module) {
   bind_plan(module);
   bind_group(module);
   bind_machine(module);
-  bind_fast_calls(module);
+  const auto group_of = [](PyObject* object) {
+    return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
+                                                : nullptr;
+  };
+  if (!add_fast_calls(module.ptr(), group_of)) throw py::error_already_set();
 }

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string>
 
 #include "process_group.h"
+#include "python_errors.h"
 #include "python_host.h"
 #include "tensor_view.h"
-
-namespace py = pybind11;
 
 namespace fastcoll {
 
@@ -93,6 +93,7 @@ std::array<PyMethodDef, kNumFastVerbs> definitions{};
 std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
 std::array<std::array<PyObject*, 9>, kNumFastVerbs> param_names{};
 PyObject* auto_string = nullptr;
+GroupOf* group_in_object = nullptr;
 
 using Args = std::array<PyObject*, kNumParams>;
 
@@ -123,8 +124,7 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
 
 ProcessGroup* group_of(PyObject* object) {
   if (!object || object == Py_None) return default_group;
-  return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
-                                              : nullptr;
+  return group_in_object(object);
 }
 
 bool overlap(const TensorView& a, const TensorView& b) {
@@ -224,7 +224,7 @@ PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObj
 }
 
 template <Verb kVerb>
-void bind(py::module_& module) {
+bool bind(PyObject* module) {
   const Signature& signature = kSignatures[int(kVerb)];
   for (int i = 0; i < signature.num_params; ++i)
     param_names[size_t(kVerb)][size_t(i)] = PyUnicode_InternFromString(signature.params[i].name);
@@ -233,52 +233,84 @@ void bind(py::module_& module) {
   definition = {signature.name,
                 reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&fast_call<kVerb>)),
                 METH_FASTCALL | METH_KEYWORDS, docs[size_t(kVerb)].c_str()};
-  module.add_object(signature.name,
-                    py::reinterpret_steal<py::object>(PyCFunction_NewEx(
-                        &definition, nullptr, py::str("fastcoll").release().ptr())));
+  PyObject* package = PyUnicode_InternFromString("fastcoll");
+  PyObject* function = PyCFunction_NewEx(&definition, nullptr, package);
+  Py_XDECREF(package);
+  const int failed = PyModule_AddObjectRef(module, signature.name, function);
+  Py_XDECREF(function);
+  return failed == 0;
 }
 
-int verb_of(const std::string& name) {
-  for (int verb = 0; verb < kNumFastVerbs; ++verb)
-    if (name == kSignatures[verb].name) return verb;
-  throw Failure(ErrorKind::usage, "no fast call named " + name);
+// The reference that `place` holds becomes one to `object`.
+void keep(PyObject*& place, PyObject* object) {
+  Py_INCREF(object);
+  Py_XDECREF(place);
+  place = object;
 }
+
+PyObject* set_default_group(PyObject*, PyObject* object) {
+  ProcessGroup* group = object == Py_None ? nullptr : group_in_object(object);
+  if (!group && object != Py_None)
+    return PyErr_Format(PyExc_TypeError, "set_default_group takes a Group or None, not %R", object);
+  keep(default_group_object, object);
+  default_group = group;
+  Py_RETURN_NONE;
+}
+
+PyObject* set_reduce_ops(PyObject*, PyObject* ops) {
+  if (!PyTuple_Check(ops) || PyTuple_GET_SIZE(ops) != kNumOps)
+    return PyErr_Format(PyExc_TypeError, "set_reduce_ops takes a tuple in the order of Op");
+  for (int op = 0; op < kNumOps; ++op) keep(reduce_ops[size_t(op)], PyTuple_GET_ITEM(ops, op));
+  Py_RETURN_NONE;
+}
+
+PyObject* set_tensor_types(PyObject*, PyObject* types) {
+  if (!PyTuple_Check(types))
+    return PyErr_Format(PyExc_TypeError, "set_tensor_types takes a tuple of types");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
+    PyObject* type = PyTuple_GET_ITEM(types, i);
+    if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "%R is not a type", type);
+    add_tensor_type(reinterpret_cast<PyTypeObject*>(type));
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* set_fallback(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  PyObject* function = nullptr;
+  if (!PyArg_ParseTuple(args, "sO", &name, &function)) return nullptr;
+  for (size_t verb = 0; verb < kNumFastVerbs; ++verb) {
+    if (std::strcmp(name, kSignatures[verb].name) != 0) continue;
+    PyObject* doc = PyObject_GetAttrString(function, "__doc__");
+    const char* text = doc && PyUnicode_Check(doc) ? PyUnicode_AsUTF8(doc) : "";
+    if (text) {
+      docs[verb] = std::string(kSignatures[verb].doc) + text;
+      definitions[verb].ml_doc = docs[verb].c_str();
+      keep(fallbacks[verb], function);
+    }
+    Py_XDECREF(doc);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+  }
+  return PyErr_Format(PyExc_ValueError, "no fast call named %s", name);
+}
+
+PyMethodDef setters[] = {
+    {"set_default_group", set_default_group, METH_O, nullptr},
+    {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
+    {"set_tensor_types", set_tensor_types, METH_O, nullptr},
+    {"set_fallback", set_fallback, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace
 
-void bind_fast_calls(py::module_& module) {
+bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
+  group_in_object = group_of_object;
   auto_string = PyUnicode_InternFromString("auto");
-  bind<Verb::all_reduce>(module);
-  bind<Verb::reduce_scatter>(module);
-  bind<Verb::all_gather>(module);
-  bind<Verb::broadcast>(module);
-  bind<Verb::barrier>(module);
-
-  module.def("set_default_group", [](py::object object) {
-    ProcessGroup* group = object.is_none() ? nullptr : object.cast<ProcessGroup*>();
-    Py_XDECREF(default_group_object);
-    default_group_object = object.release().ptr();
-    default_group = group;
-  });
-  module.def("set_reduce_ops", [](const py::sequence& ops) {
-    if (ops.size() != kNumOps)
-      throw Failure(ErrorKind::usage, "set_reduce_ops takes the operations in order of Op");
-    for (size_t i = 0; i < kNumOps; ++i) {
-      Py_XDECREF(reduce_ops[i]);
-      reduce_ops[i] = py::object(ops[i]).release().ptr();
-    }
-  });
-  module.def("set_tensor_types", [](const py::sequence& types) {
-    for (const py::handle type : types)
-      add_tensor_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
-  });
-  module.def("set_fallback", [](const std::string& name, py::object function) {
-    const size_t verb = size_t(verb_of(name));
-    docs[verb] = kSignatures[verb].doc + py::str(function.attr("__doc__")).cast<std::string>();
-    definitions[verb].ml_doc = docs[verb].c_str();
-    Py_XDECREF(fallbacks[verb]);
-    fallbacks[verb] = function.release().ptr();
-  });
+  return bind<Verb::all_reduce>(module) && bind<Verb::reduce_scatter>(module) &&
+         bind<Verb::all_gather>(module) && bind<Verb::broadcast>(module) &&
+         bind<Verb::barrier>(module) && PyModule_AddFunctions(module, setters) == 0;
 }
 
 }  // namespace fastcoll

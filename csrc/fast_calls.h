@@ -2,12 +2,20 @@
 // The public verbs as C functions (METH_FASTCALL): a call whose plan is known, on contiguous CPU
 // tensors, runs without a Python frame. Every other call goes to the Python function of the same
 // name (set_fallback), which checks, plans and explains.
+//
+// Plain CPython here: pybind11 costs seconds of compile time in every file that includes it.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 namespace fastcoll {
 
-void bind_fast_calls(pybind11::module_& module);
+class ProcessGroup;
+
+// The group inside a Python object, or null if it is none.
+using GroupOf = ProcessGroup*(PyObject*);
+
+// Add the verbs and their setters to the module. False with a Python error set.
+bool add_fast_calls(PyObject* module, GroupOf* group_of_object);
 
 }  // namespace fastcoll

@@ -26,6 +26,7 @@ struct Plan {
   int32_t root = 0;
   uint64_t splits = 0;  // parts of unequal size: a hash of what all ranks know of them; 0: equal
   uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
+  uint8_t channels = 0;        // thread blocks of a rank's kernel; 0 on CPUs
   uint32_t hash = 0;           // of all the above
 
   size_t elem_bytes() const { return dtype_size(dtype); }
@@ -43,7 +44,7 @@ struct PlanWords {
 inline PlanWords plan_words(const Plan& plan) {
   return {uint64_t(plan.verb) | uint64_t(plan.dtype) << 8 | uint64_t(plan.op) << 16 |
               uint64_t(plan.algorithm) << 24 | uint64_t(plan.fast_numerics) << 32 |
-              uint64_t(plan.inlined) << 40,
+              uint64_t(plan.inlined) << 40 | uint64_t(plan.channels) << 48,
           plan.numel, uint64_t(uint32_t(plan.root)) | uint64_t(plan.segment_bytes) << 32,
           plan.splits};
 }
@@ -56,6 +57,7 @@ inline Plan plan_from_words(const PlanWords& words) {
   plan.algorithm = Algorithm(words.kinds >> 24 & 0xff);
   plan.fast_numerics = (words.kinds >> 32 & 0xff) != 0;
   plan.inlined = (words.kinds >> 40 & 0xff) != 0;
+  plan.channels = uint8_t(words.kinds >> 48 & 0xff);
   plan.numel = words.numel;
   plan.root = int32_t(words.root_and_segment & 0xffffffff);
   plan.segment_bytes = uint32_t(words.root_and_segment >> 32);
@@ -69,8 +71,13 @@ inline constexpr size_t kLeastSegmentBytes = size_t{32} << 10;
 static_assert(kLeastSegmentBytes >= kMaxWorld * kLineBytes * 5);
 
 inline Plan make_plan(Plan plan) {
-  if (plan.segment_bytes > kSlotBytes || plan.segment_bytes % (kMaxWorld * kLineBytes) != 0 ||
-      plan.segment_bytes < kLeastSegmentBytes)
+  if (plan.channels > kMaxChannels)
+    throw Failure(ErrorKind::usage, "a plan has at most " + std::to_string(kMaxChannels) +
+                                        " channels, not " + std::to_string(plan.channels));
+  const bool on_cpu = plan.channels == 0;  // on a GPU the kernel's shape follows from the plan
+  if (on_cpu &&
+      (plan.segment_bytes > kSlotBytes || plan.segment_bytes % (kMaxWorld * kLineBytes) != 0 ||
+       plan.segment_bytes < kLeastSegmentBytes))
     throw Failure(ErrorKind::usage, "segment_bytes must be a multiple of " +
                                         std::to_string(kMaxWorld * kLineBytes) + " from " +
                                         std::to_string(kLeastSegmentBytes) + " to " +
@@ -103,8 +110,10 @@ inline std::string describe(const Plan& plan) {
 // "one_shot inlined, numerics same_bits".
 inline std::string describe_choice(const Plan& plan) {
   std::string text = algorithm_name(plan.algorithm);
-  text += plan.inlined ? " inlined"
-                       : " in segments of " + std::to_string(plan.segment_bytes) + " bytes";
+  if (plan.inlined) text += " inlined";
+  if (plan.channels != 0) text += " on " + std::to_string(plan.channels) + " channels";
+  else if (!plan.inlined)
+    text += " in segments of " + std::to_string(plan.segment_bytes) + " bytes";
   return text + ", numerics=" + (plan.fast_numerics ? "fast" : "same_bits");
 }
 

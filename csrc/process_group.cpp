@@ -195,13 +195,25 @@ void ProcessGroup::check() {
 }
 
 void ProcessGroup::poison(const std::string& message) {
+  require_usable();
+  try {
+    fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
+  } catch (const Failure&) {  // the verdict is for the calls to come
+  }
+}
+
+void ProcessGroup::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
   Host host;
   const auto guard = lock(host);
   require_usable();
-  try {
-    group_->fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
-  } catch (const Failure&) {  // the verdict is for the calls to come
-  }
+  group_->fail(kind, text, ranks);
+}
+
+bool ProcessGroup::peer_is_gone(int peer) const {
+  require_usable();
+  if (peer < 0 || peer >= world_size_)
+    throw Failure(ErrorKind::usage, std::to_string(peer) + " is no rank of this group");
+  return fastcoll::peer_is_gone(group_->options().links[size_t(peer)]);
 }
 
 void ProcessGroup::abort(const std::string& reason) {

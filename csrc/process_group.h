@@ -73,7 +73,10 @@ class ProcessGroup {
   void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
   // The same from any thread, at once: a call that waits in another thread raises it, too.
   void abort(const std::string& reason);
-  void close();  // idempotent; own arenas live on until destruction
+  // Make this the group's verdict, unless it has one, and throw the one that holds.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks);
+  bool peer_is_gone(int peer) const;  // its process ended, or left the group
+  void close();                       // idempotent; own arenas live on until destruction
 
  private:
   static constexpr size_t kPlans = 256;

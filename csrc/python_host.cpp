@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python_host.h"
 
-#include <pybind11/pybind11.h>
-
-namespace py = pybind11;
-
 namespace fastcoll {
+
+namespace {
+
+// The identifier of Python's main thread; 0 if it can't be had. Takes the GIL.
+unsigned long main_thread_ident() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* threading = PyImport_ImportModule("threading");
+  PyObject* thread = threading ? PyObject_CallMethod(threading, "main_thread", nullptr) : nullptr;
+  PyObject* ident = thread ? PyObject_GetAttrString(thread, "ident") : nullptr;
+  const unsigned long value = ident ? PyLong_AsUnsignedLong(ident) : 0;
+  Py_XDECREF(ident);
+  Py_XDECREF(thread);
+  Py_XDECREF(threading);
+  PyErr_Clear();
+  PyGILState_Release(state);
+  return value;
+}
+
+}  // namespace
 
 bool PythonHost::interrupted() {
   // Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
   constexpr int64_t kLookUs = 50000;
-  static const unsigned long main_thread = [] {
-    const py::gil_scoped_acquire gil;
-    return py::module_::import("threading")
-        .attr("main_thread")()
-        .attr("ident")
-        .cast<unsigned long>();
-  }();
+  static const unsigned long main_thread = main_thread_ident();
   if (PyThread_get_thread_ident() != main_thread) return false;
   const int64_t time_us = now_us();
   if (time_us < next_look_us_) return false;
@@ -25,29 +34,6 @@ bool PythonHost::interrupted() {
   const bool raised = PyErr_CheckSignals() != 0;
   if (!raised) blocking();
   return raised;
-}
-
-void set_python_error(const Failure& failure) {
-  static const char* const kNames[] = {
-      nullptr,       "UsageError",    "UnsupportedError", "CollectiveTimeout",
-      "DesyncError", "PeerLostError", "DriverError",      "AbortedError"};
-  try {
-    const py::object cls =
-        py::module_::import("fastcoll.errors").attr(kNames[uint32_t(failure.kind())]);
-    py::object error;
-    if (failure.kind() == ErrorKind::timeout || failure.kind() == ErrorKind::peer_lost ||
-        failure.kind() == ErrorKind::aborted) {
-      py::list ranks;
-      for (int rank = 0; rank < 64; ++rank)
-        if (failure.ranks() >> rank & 1) ranks.append(rank);
-      error = cls(failure.what(), py::tuple(ranks));
-    } else {
-      error = cls(failure.what());
-    }
-    PyErr_SetObject(cls.ptr(), error.ptr());
-  } catch (py::error_already_set& problem) {
-    problem.restore();
-  }
 }
 
 }  // namespace fastcoll

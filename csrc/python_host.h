@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python interpreter as a waiting rank sees it (GIL, Ctrl-C), and C++ failures as Python
-// errors.
+// The Python interpreter as a waiting rank sees it: the GIL, Ctrl-C.
 #pragma once
 
 #include <Python.h>
 
-#include "check.h"
 #include "cpu/wait.h"
 
 namespace fastcoll {
@@ -31,8 +29,5 @@ class PythonHost final : public Host {
   PyThreadState* thread_ = nullptr;
   int64_t next_look_us_ = 0;
 };
-
-// Sets the Python error of this failure. Needs the GIL.
-void set_python_error(const Failure& failure);
 
 }  // namespace fastcoll

@@ -23,8 +23,10 @@ size_t num_segments(const Call<P>& call) {
       return chain_segments(call);
     case Algorithm::direct:
       return direct_segments(call);
+    case Algorithm::multimem:
+      break;
   }
-  throw Failure(ErrorKind::usage, "a plan with an unknown algorithm");
+  throw Failure(ErrorKind::usage, "a plan that is not for CPUs");
 }
 
 template <class P>
@@ -54,6 +56,8 @@ void run_together(Call<P>& call) {
       return chain(call);
     case Algorithm::direct:
       return Direct<P>(call).run();
+    case Algorithm::multimem:
+      break;
   }
 }
 

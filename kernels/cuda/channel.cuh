@@ -254,9 +254,9 @@ class Channel {
                                                     state_.ll, met};
   }
 
-  // The same call on the channel, but another plan.
+  // The same call on the channel, but another plan. 0: nothing was ever written there.
   static FASTCOLL_DEVICE bool differs(uint64_t seen, uint64_t slot) {
-    return seen >> 32 == slot >> 32 && seen != slot;
+    return seen >> 32 == slot >> 32 && seen != slot && seen != 0;
   }
   FASTCOLL_DEVICE uint32_t parity() const { return uint32_t(state_.pipelined) % P::kParities; }
   FASTCOLL_DEVICE uint64_t progress(uint32_t step) const { return state_.pipelined << 32 | step; }

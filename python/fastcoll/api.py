@@ -30,7 +30,10 @@ GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
 
 
 def empty(
-    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: GroupLike = None
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: GroupLike = None,
 ) -> torch.Tensor:
     """Make a symmetric tensor: one that the ranks reduce in place, without a copy. Collective.
 
@@ -40,29 +43,36 @@ def empty(
     Args:
         size: The shape, as integers or as one sequence.
         dtype: None takes torch's default.
+        device: Where it lies, the same kind on every rank: None or "cpu", or this rank's CUDA
+            device, where FASTCOLL_GPU_HEAP_MIB says how much there is.
         group: The group that shares the memory: a Communicator or a torch process group; None is
             the default group.
 
     Raises:
         DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
+        UnsupportedError: There is no such device, or the ranks can't reach each other's.
     """
     comm = communicator_of(group)
     if comm is None:
         raise UsageError("empty(): this rank is not in the group")
-    return comm.empty(*size, dtype=dtype)
+    return comm.empty(*size, dtype=dtype, device=device)
 
 
 def zeros(
-    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: GroupLike = None
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: GroupLike = None,
 ) -> torch.Tensor:
     """Make a symmetric tensor of zeros; see `empty`. Collective."""
-    return empty(*size, dtype=dtype, group=group).zero_()
+    return empty(*size, dtype=dtype, device=device, group=group).zero_()
 
 
 def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
     """Make a symmetric copy of a tensor or a NumPy array; see `empty`. Collective."""
     source = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
-    return empty(source.shape, dtype=source.dtype, group=group).copy_(source)
+    copy = empty(source.shape, dtype=source.dtype, device=source.device, group=group)
+    return copy.copy_(source)
 
 
 # ---- verbs: what the C functions of the same names pass on ---------------------------------------
@@ -90,8 +100,8 @@ def _all_reduce(
     """Reduce a tensor over all ranks; every rank gets the result. Collective.
 
     Args:
-        tensor: CPU tensor or NumPy array, of the same number of elements and dtype on every rank;
-            overwritten with the result unless `out` is given.
+        tensor: A tensor on the CPU or a CUDA device, or a NumPy array, of the same number of
+            elements and dtype on every rank; overwritten with the result unless `out` is given.
         op: What to reduce with.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.

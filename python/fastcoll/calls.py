@@ -64,6 +64,12 @@ class Operands:
     output: ArrayView | None
     splits: int = 0
 
+    @property
+    def device(self) -> int:
+        """Index of the GPU that the arrays lie on; -1 for the CPU."""
+        some = self.input or self.output
+        return -1 if some is None else some.device
+
     def dense(self) -> tuple[ArrayView | None, ArrayView | None]:
         """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
         source, target = self.input, self.output
@@ -106,6 +112,11 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         return Operands(source.dtype, op, source.numel, root, source, None)
     target = source if call.output is call.input else view(call.output, output_name)
     check_output(target, output_name)
+    if target.device != source.device:
+        raise UsageError(
+            f"{input_name} is on {_place(source)} and {output_name} on {_place(target)}; "
+            "they need one device"
+        )
     if target.dtype is not source.dtype:
         raise UsageError(
             f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
@@ -116,6 +127,10 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         check_overlap(source, target, f"{input_name} and {output_name}")
     op = Op.SUM if call.verb is Verb.all_gather else reduction_of(call.op, source.dtype)
     return Operands(source.dtype, op, numel, root, source, target)
+
+
+def _place(array: ArrayView) -> str:
+    return "the CPU" if array.device < 0 else f"cuda:{array.device}"
 
 
 def _fit(

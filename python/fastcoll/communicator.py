@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -30,14 +30,19 @@ from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
-from fastcoll.reliability.limits import call_limit_s
+from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
+from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
 from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
+
+if TYPE_CHECKING:
+    from fastcoll.device_group import DeviceGroup
+    from fastcoll.memory.device import Terms
 
 _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
 
@@ -110,6 +115,7 @@ class Communicator(ObjectMethods, P2PMethods):
         self._num_exchanges = 0
         self._num_groups = 0
         self._closed = False
+        self._gpus: DeviceGroup | None = None
         _living.add(self)
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -122,15 +128,23 @@ class Communicator(ObjectMethods, P2PMethods):
         """Check and plan several calls, then start them as one: all of them, or none at all."""
         runs: list[Callable[[], None]] = []
         outputs: list[Array] = []
+        on_gpus: list[tuple[Call, Operands]] = []
         for call in calls:
             operands: Operands | PartsOperands
             if isinstance(call, Call):
                 operands = check(call, self.rank, self.world_size)
+                if operands.device >= 0:
+                    on_gpus.append((call, operands))
+                    continue
             else:
                 operands = check_parts(call, self.rank, self.world_size)
             limit_s = call_limit_s(call.timeout_s)
             runs.append(partial(operands.carry_out, self, self._plan(call, operands), limit_s))
             outputs += operands.outputs()
+        if on_gpus and runs:
+            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        if on_gpus:
+            return self._issue_on_gpus(on_gpus, async_op)
         run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
         if async_op:
             return self._queue.submit(run, outputs)
@@ -140,7 +154,36 @@ class Communicator(ObjectMethods, P2PMethods):
             self._queue.submit(run, []).wait()
         return None
 
-    def _plan(self, call: Call | PartsCall, operands: Operands | PartsOperands) -> _C.Plan:
+    def _on_gpus(self, device: int) -> "DeviceGroup":
+        """Return the group's side on GPUs; made at the first call with a tensor there."""
+        if self._gpus is None:
+            gpu.require()
+            # Only now: without GPUs there may be no such extension.
+            from fastcoll.device_group import DeviceGroup
+
+            self._gpus = DeviceGroup(self, device)
+        if self._gpus.device != device:
+            raise UsageError(
+                f'group "{self.name}" works on cuda:{self._gpus.device} here, not on '
+                f"cuda:{device}: a rank has one GPU; make another group for another one"
+            )
+        return self._gpus
+
+    def _issue_on_gpus(self, calls: list[tuple[Call, Operands]], async_op: bool) -> Work | None:
+        starts: list[tuple[_C.Plan, Operands, float]] = []
+        for call, operands in calls:
+            gpus = self._on_gpus(operands.device)
+            limit_s = call_limit_s(call.timeout_s)
+            limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
+            starts.append((self._plan(call, operands, gpus.terms), operands, limit_s))
+        return gpus.run(starts, async_op=async_op)
+
+    def _plan(
+        self,
+        call: Call | PartsCall,
+        operands: Operands | PartsOperands,
+        terms: "Terms | None" = None,
+    ) -> _C.Plan:
         numerics = self._settings.numerics
         if call.numerics is not None:
             numerics = checked_numerics(call.numerics)
@@ -155,6 +198,8 @@ class Communicator(ObjectMethods, P2PMethods):
             numerics=numerics if call.verb in REDUCTIONS else "same_bits",
             num_cpus=self._num_cpus,
             splits=operands.splits,
+            num_channels=0 if terms is None else terms.num_channels,
+            ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
         )
         plan = self._plans.get(request)
         if plan is None:
@@ -165,13 +210,33 @@ class Communicator(ObjectMethods, P2PMethods):
                 self._plans.clear()
             plan = self._plans[request] = _C.Plan(*choice.plan.args())
         usual = call.algorithm == "auto" and numerics == self._settings.numerics
-        if usual and not plan.splits:  # the table knows no splits
+        if usual and terms is None and not plan.splits:  # the table knows neither
             self.cache_plan(plan)
         return plan
 
+    def check(self) -> None:
+        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        if self._gpus is not None:
+            self._gpus.check()
+        else:
+            super().check()
+
+    def check_host(self) -> None:
+        """Raise what broke the group on its CPUs; part of the GPU side's interface."""
+        super().check()
+
+    def gpu_report(self) -> str:
+        """Return how the ranks reach each other's GPUs, or that no call was made there yet."""
+        return "no call on a GPU yet" if self._gpus is None else self._gpus.report()
+
     # ---- symmetric tensors -----------------------------------------------------------------------
 
-    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
         """See `fastcoll.empty`."""
         extents: Sequence[Any] = size
         if len(size) == 1 and not isinstance(size[0], SupportsIndex):
@@ -182,6 +247,13 @@ class Communicator(ObjectMethods, P2PMethods):
             raise UnsupportedError(f"symmetric tensors of {dtype} are not supported")
         if any(size < 0 for size in shape):
             raise UsageError(f"shape {tuple(shape)} has a negative size")
+        place = torch.device(device or "cpu")
+        if place.type == "cuda":
+            gpu.require()
+            index = torch.cuda.current_device() if place.index is None else place.index
+            return self._on_gpus(index).empty(shape, dtype)
+        if place.type != "cpu":
+            raise UnsupportedError(f"symmetric tensors lie on CPUs or CUDA devices, not on {place}")
         block = self._heap.allocate(prod(shape) * dtype.itemsize)
         return tensor_on(block, shape, dtype, self, self._heap.release)
 
@@ -194,17 +266,25 @@ class Communicator(ObjectMethods, P2PMethods):
 
     def add_shared_arena(self, num_bytes: int) -> int:
         """Add an arena and return its address. Collective; part of the heap's interface."""
-        self._num_exchanges += 1
-        deadline = Deadline(self._settings.timeout_s)
         try:
-            fd = create_arena(num_bytes)
-            fds = self._mesh.exchange_fds(fd, self._num_exchanges, deadline)
+            fds = self.exchange_fds(create_arena(num_bytes))
             arena_idx = self.add_arena(fds, num_bytes)
         except BaseException as error:
             # The others may have got theirs: the heaps are not in step any more.
             self.poison(f"the symmetric heap could not grow: {error}")
             raise
         return self.arena_ptr(arena_idx)
+
+    def exchange_fds(self, fd: int) -> list[int]:
+        """Give every rank a copy of `fd` and return everybody's, by rank. Collective."""
+        self._num_exchanges += 1
+        deadline = Deadline(self._settings.timeout_s)
+        return self._mesh.exchange_fds(fd, self._num_exchanges, deadline)
+
+    @property
+    def socket_fds(self) -> list[int]:
+        """The sockets to the other ranks, by rank; -1 for this one."""
+        return self._mesh.socket_fds
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -283,7 +363,11 @@ class Communicator(ObjectMethods, P2PMethods):
         self._queue.join()
         self._closed = True
         _living.discard(self)
-        super().close()
+        try:
+            if self._gpus is not None:
+                self._gpus.close()
+        finally:
+            super().close()
         if self.on_close is not None:
             self.on_close()
 

@@ -50,6 +50,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("must be a whole number")
+    return value
+
+
 def _one_of(*values: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in values:
@@ -80,8 +87,34 @@ SIMD = Variable(
     "instruction set of the reductions; default: the best one this CPU has",
     str,
 )
+CUDA = Variable(
+    "FASTCOLL_CUDA",
+    "auto",
+    "read when fastcoll is built: auto has GPU support where nvcc is, 0 never, 1 or fail",
+    _one_of("auto", "0", "1"),
+)
+GPU_CHANNELS = Variable(
+    "FASTCOLL_GPU_CHANNELS",
+    0,
+    "the most thread blocks of a collective on a GPU; 0: up to 32 and half of what is free",
+    _count,
+)
+GPU_HEAP_MIB = Variable(
+    "FASTCOLL_GPU_HEAP_MIB",
+    256,
+    "memory of each GPU rank for symmetric tensors, in MiB; taken at a group's first GPU call",
+    _count,
+)
 
-VARIABLES: tuple[Variable[float] | Variable[str], ...] = (TIMEOUT_S, NUMERICS, LOG, SIMD)
+VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
+    TIMEOUT_S,
+    NUMERICS,
+    LOG,
+    SIMD,
+    CUDA,
+    GPU_CHANNELS,
+    GPU_HEAP_MIB,
+)
 
 
 @dataclass(frozen=True)
@@ -117,3 +150,13 @@ def launch() -> Launch | None:
     if not 0 <= result.rank < result.world_size:
         raise UsageError(f"RANK={result.rank} is outside WORLD_SIZE={result.world_size}")
     return result
+
+
+def prepare_gpu_threads() -> None:
+    """Set what ranks that are threads sharing a GPU need; before CUDA is first used.
+
+    Kernels of different ranks wait for each other. Each rank's stream needs a hardware queue of its
+    own, and no kernel may have to be loaded while another one waits.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

@@ -19,6 +19,7 @@ class Plan:
         fast_numerics: The order of a float reduction is free.
         inline: Data and flag travel in one cache line; for the smallest messages.
         splits: See `fastcoll.types.Request`.
+        channels: Thread blocks of each rank's kernel; 0 on CPUs.
     """
 
     verb: Verb
@@ -31,8 +32,9 @@ class Plan:
     fast_numerics: bool
     inline: bool
     splits: int = 0
+    channels: int = 0
 
-    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool, int]:
+    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool, int, int]:
         """Return the positional arguments of `_C.Plan`."""
         return (
             int(self.verb),
@@ -45,6 +47,7 @@ class Plan:
             self.fast_numerics,
             self.inline,
             self.splits,
+            self.channels,
         )
 
     def describe(self) -> str:
@@ -58,6 +61,8 @@ class Plan:
             words.append("in uneven parts")
         words.append(f"-> {self.algorithm.name}")
         words.append("inline" if self.inline else f"segments of {self.segment_bytes} bytes")
+        if self.channels:
+            words.append(f"on {self.channels} channels")
         if self.fast_numerics:
             words.append("fast numerics")
         return " ".join(words)

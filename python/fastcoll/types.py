@@ -121,6 +121,9 @@ class Request:
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
         splits: 0 if all parts are of one size; COUNTED if a rank knows the sizes of its own parts
             only; else a hash of the sizes, which all ranks know.
+        num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
+            to its GPUs; 0 where the tensors are on CPUs.
+        ranks_per_gpu: The most ranks that share one GPU.
     """
 
     verb: Verb
@@ -133,6 +136,13 @@ class Request:
     numerics: Numerics
     num_cpus: int
     splits: int = 0
+    num_channels: int = 0
+    ranks_per_gpu: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the tensors lie on GPUs."""
+        return self.num_channels > 0
 
     @property
     def staged_bytes(self) -> int:

@@ -96,7 +96,9 @@ def facade_imports(path: str, text: str) -> Iterator[int]:
     """Imports of the package itself, for anything but a module of it or the extension."""
     del path
     package = ROOT / "python/fastcoll"
-    modules = {"_C"} | {entry.stem for entry in package.iterdir() if entry.suffix in ("", ".py")}
+    modules = {"_C", "_cuda"} | {
+        entry.stem for entry in package.iterdir() if entry.suffix in ("", ".py")
+    }
     for node in ast.walk(ast.parse(text)):
         taken: set[str] = set()
         if isinstance(node, ast.ImportFrom) and node.module == "fastcoll":

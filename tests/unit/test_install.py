@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,20 +18,25 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Runs with every warning shown; the output counts."""
+def attempt(*command: str | Path, cwd: Path, **env: str) -> tuple[int, str]:
+    """Runs with every warning shown; the exit code and the output."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={**os.environ, "PYTHONWARNINGS": "default", "PYTHONPATH": ""},
+        env={**os.environ, "PYTHONWARNINGS": "default", "PYTHONPATH": "", **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return done.returncode, done.stdout
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    code, output = attempt(*command, cwd=cwd, **env)
+    assert code == 0, output
+    return output
 
 
 def warnings_of_build(output: str) -> list[str]:
@@ -71,17 +77,20 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
 
     [wheel] = (tmp_path / "wheels").glob("fastcoll-*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    extension = f"fastcoll/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    extensions = {f"fastcoll/_C{suffix}"}
+    if shutil.which("nvcc"):
+        extensions.add(f"fastcoll/_cuda{suffix}")
     sources = {
         path.relative_to(checkout / folder).as_posix()
         for folder, package in (("python", "fastcoll"), ("kernels", "fastcoll_kernels"))
         for pattern in ("**/*.py", "**/*.pyi", "**/py.typed", "**/*.json", "**/*.c")
         for path in (checkout / folder / package).glob(pattern)
     }
-    assert {extension, *sources} <= packed
+    assert {*extensions, *sources} <= packed
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in packed)
     installed = {name for name in packed if ".dist-info/" not in name}
-    assert installed == {extension, *sources}, "nothing else is shipped"
+    assert installed == {*extensions, *sources}, "nothing else is shipped"
 
 
 def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
@@ -100,3 +109,51 @@ def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
     assert warnings_of_build(output) == []
     where = "import fastcoll, fastcoll._C, fastcoll_kernels; print(fastcoll.__file__)"
     assert str(checkout) in run(python, "-c", where, cwd=tmp_path)
+
+
+def path_without_nvcc(folder: Path) -> str:
+    """The tools of PATH, but for nvcc."""
+    folder.mkdir()
+    for part in reversed(os.environ["PATH"].split(os.pathsep)):
+        for tool in Path(part).glob("*") if Path(part).is_dir() else ():
+            if tool.name != "nvcc" and tool.is_file():
+                (folder / tool.name).unlink(missing_ok=True)
+                (folder / tool.name).symlink_to(tool)
+    return str(folder)
+
+
+BUILD = (sys.executable, "setup.py", "build_ext", "-b", "out", "-t", "objects")
+
+
+def test_gpu_support_that_is_asked_for_needs_nvcc(checkout: Path, tmp_path: Path) -> None:
+    tools = path_without_nvcc(tmp_path / "tools")
+    env = {"PATH": tools, "CUDA_HOME": "/nowhere"}
+    code, output = attempt(*BUILD, cwd=checkout, FASTCOLL_CUDA="1", **env)
+    assert code != 0
+    assert "CUDA_HOME=/nowhere has no bin/nvcc" in output
+    assert "put nvcc on PATH, or set CUDA_HOME" in output
+    code, output = attempt(*BUILD, cwd=checkout, FASTCOLL_CUDA="maybe", **env)
+    assert code != 0
+    assert "FASTCOLL_CUDA=maybe: must be auto, 0 or 1" in output
+    assert not (checkout / "out").exists(), "told before anything was compiled"
+
+
+# What a toolkit is asked before it compiles, answered as a good one would.
+HONEST = """case "$*" in
+  *--dryrun*) echo "#$ TOP=$PWD" >&2; exit 0 ;;
+  *--list-gpu-arch*) echo compute_90; exit 0 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("nvcc", ["echo out of order >&2; exit 3", HONEST + "exit 3"])
+def test_a_broken_nvcc_costs_gpu_support_only(checkout: Path, tmp_path: Path, nvcc: str) -> None:
+    tools = path_without_nvcc(tmp_path / "tools")
+    script = Path(tools, "nvcc")
+    script.write_text(f"#!/bin/sh\n{nvcc}\n")
+    script.chmod(0o755)
+    output = run(*BUILD, cwd=checkout, PATH=tools, CUDA_HOME="/nowhere", FASTCOLL_CUDA="")
+    [warning] = [line for line in output.splitlines() if "no GPU support" in line]
+    assert "warning" in warning
+    built = [path.name for path in (checkout / "out").rglob("*.so")]
+    assert [name.split(".")[0] for name in built] == ["_C"]

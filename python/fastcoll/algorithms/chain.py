@@ -13,14 +13,15 @@ name = "chain"
 
 def admits(request: Request) -> str | None:
     """Return None if chain can run the request, else the reason."""
-    return shared.not_a_chain(request)
+    return shared.not_a_chain(request) or shared.no_kernel(request, Algorithm.chain)
 
 
 def estimate_us(request: Request) -> float:
     """Return the modelled time of one call."""
     steps = max(1, 2 * (request.world_size - 1))
     # Pipelined: every rank moves the whole message there and back, once.
-    moving_us = 2 * request.staged_bytes * (shared.COPY_US_PER_BYTE + shared.PEER_US_PER_BYTE)
+    costs = shared.costs(request)
+    moving_us = 2 * request.staged_bytes * (costs.copy_us_per_byte + costs.peer_us_per_byte)
     return steps * shared.sync_us(request) + moving_us * shared.share(request)
 
 

@@ -12,18 +12,19 @@ def admits(request: Request) -> str | None:
     """Return None if direct can run the request, else the reason."""
     if request.verb in REDUCTIONS:
         return f"direct only moves data; {request.verb.name} reduces"
-    return None
+    return shared.no_kernel(request, Algorithm.direct)
 
 
 def estimate_us(request: Request) -> float:
     """Return the modelled time of one call."""
     size = request.staged_bytes
-    moving_us = size * (
-        shared.COPY_US_PER_BYTE + (request.world_size - 1) * shared.PEER_US_PER_BYTE
-    )
+    costs = shared.costs(request)
+    moving_us = size * (costs.copy_us_per_byte + (request.world_size - 1) * costs.peer_us_per_byte)
     return shared.sync_us(request) + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:
     """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.direct, inline=shared.fits_inline(request))
+    return shared.make_plan(
+        request, Algorithm.direct, inline=shared.fits_inline(request, Algorithm.direct)
+    )

@@ -14,7 +14,7 @@ name = "one_shot"
 
 def admits(request: Request) -> str | None:
     """Return None if one_shot can run the request, else the reason."""
-    return shared.not_a_reduction(request)
+    return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.one_shot)
 
 
 def estimate_us(request: Request) -> float:
@@ -24,10 +24,13 @@ def estimate_us(request: Request) -> float:
         return two_shot.estimate_us(request)
     size = request.staged_bytes
     read_bytes = size * (request.world_size - 1)
-    moving_us = size * shared.COPY_US_PER_BYTE + read_bytes * shared.PEER_US_PER_BYTE
+    costs = shared.costs(request)
+    moving_us = size * costs.copy_us_per_byte + read_bytes * costs.peer_us_per_byte
     return shared.sync_us(request) + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:
     """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.one_shot, inline=shared.fits_inline(request))
+    return shared.make_plan(
+        request, Algorithm.one_shot, inline=shared.fits_inline(request, Algorithm.one_shot)
+    )

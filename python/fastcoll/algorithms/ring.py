@@ -14,7 +14,7 @@ name = "ring"
 
 def admits(request: Request) -> str | None:
     """Return None if ring can run the request, else the reason."""
-    if reason := shared.not_a_chain(request):
+    if reason := shared.not_a_chain(request) or shared.no_kernel(request, Algorithm.ring):
         return reason
     if request.numerics != "fast" and order_matters(request.dtype, request.op):
         return (
@@ -31,7 +31,8 @@ def estimate_us(request: Request) -> float:
         steps *= 2
     step_bytes = request.staged_bytes / request.world_size
     # A step reads the neighbour's partial result and writes the next one.
-    step_us = step_bytes * (2 * shared.COPY_US_PER_BYTE + shared.PEER_US_PER_BYTE)
+    costs = shared.costs(request)
+    step_us = step_bytes * (2 * costs.copy_us_per_byte + costs.peer_us_per_byte)
     return max(1, steps) * (shared.sync_us(request) + step_us * shared.share(request))
 
 

@@ -4,15 +4,39 @@
 Decides the alpha-beta constants and the segment size. Must not know which algorithm wins.
 """
 
+from dataclasses import dataclass
+
 from fastcoll import _C
 from fastcoll.plan import Plan
-from fastcoll.types import COUNTED, REDUCTIONS, Algorithm, Request, Verb
+from fastcoll.topology import gpu
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The constants of the cost model on one kind of device.
+
+    Attributes:
+        copy_us_per_byte: A copy in the rank's own memory.
+        peer_us_per_byte: A read of what another rank wrote.
+    """
+
+    flag_us: float
+    copy_us_per_byte: float
+    peer_us_per_byte: float
+
 
 # measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
-# AVX-512; best windows.
-FLAG_US = 0.16
-COPY_US_PER_BYTE = 1 / 50e3  # 50 GB/s: copy within a core's own cache
-PEER_US_PER_BYTE = 1 / 20e3  # 20 GB/s: read lines that another core wrote
+# AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
+# core wrote.
+CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3)
+# Not measured: data sheets. 2 TB/s is a copy in HBM3; 400 GB/s a read over NVLink 4, which for
+# ranks on one device is another copy in its memory.
+GPU = Costs(flag_us=1.5, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 400e3)
+GPU_ALONE = Costs(flag_us=1.0, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 2e6)
+# A message whose packs carry their own flags takes twice its bytes; not measured.
+GPU_LL_BYTES = 16 << 10
+
 # With more ranks than CPUs a synchronisation waits for other ranks to be scheduled. Set so that
 # one_shot and two_shot cross near 96 KiB for 4 ranks on 2 CPUs, where they tie when measured.
 SWITCH_US = 7.5
@@ -23,20 +47,36 @@ SEGMENT_BYTES = 128 << 10
 SHARED_SEGMENT_BYTES = 64 << 10
 
 
+def costs(request: Request) -> Costs:
+    """Return the constants for where the tensors are."""
+    if not request.on_gpu:
+        return CPU
+    return GPU_ALONE if request.ranks_per_gpu == request.world_size else GPU
+
+
 def sync_us(request: Request) -> float:
     """Return the time of one synchronisation of all ranks."""
+    flag_us = costs(request).flag_us
+    if request.on_gpu:
+        return flag_us  # a rank's threads signal all peers at once
     waiting = max(0, request.world_size - request.num_cpus)
-    return FLAG_US * max(1, request.world_size - 1) + SWITCH_US * waiting
+    return flag_us * max(1, request.world_size - 1) + SWITCH_US * waiting
 
 
 def share(request: Request) -> float:
-    """Return how many ranks share one CPU: what moves bytes takes that much longer."""
+    """Return how many ranks share one CPU or GPU: what moves bytes takes that much longer."""
+    if request.on_gpu:
+        return request.ranks_per_gpu
     return max(1.0, request.world_size / max(1, request.num_cpus))
 
 
-def fits_inline(request: Request) -> bool:
-    """Return whether the message can travel in the flag lines."""
-    return request.splits != COUNTED and request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+def fits_inline(request: Request, algorithm: Algorithm) -> bool:
+    """Return whether the message can travel with its flags."""
+    if not request.on_gpu:
+        return request.splits != COUNTED and request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+    num_bytes = request.numel * ITEMSIZE[request.dtype]  # from one rank to another
+    most = min(GPU_LL_BYTES, gpu.max_ll_bytes(request.num_channels))
+    return num_bytes <= most and gpu.has_kernel(algorithm, request.verb, request.dtype, ll=True)
 
 
 def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -> Plan:
@@ -48,11 +88,25 @@ def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -
         algorithm=algorithm,
         numel=request.numel,
         root=request.root,
-        segment_bytes=SEGMENT_BYTES if share(request) == 1 else SHARED_SEGMENT_BYTES,
+        segment_bytes=_segment_bytes(request),
         fast_numerics=request.numerics == "fast",
         inline=inline,
         splits=request.splits,
+        channels=request.num_channels,
     )
+
+
+def _segment_bytes(request: Request) -> int:
+    if request.on_gpu:
+        return 0  # the kernel's shape decides, from the plan
+    return SEGMENT_BYTES if share(request) == 1 else SHARED_SEGMENT_BYTES
+
+
+def no_kernel(request: Request, algorithm: Algorithm) -> str | None:
+    """Return why an algorithm can't run on GPUs if it has to, else None."""
+    if not request.on_gpu or gpu.has_kernel(algorithm, request.verb, request.dtype):
+        return None
+    return f"{algorithm.name} has no GPU kernel for {request.verb.name} of {request.dtype.name}"
 
 
 def not_a_reduction(request: Request) -> str | None:

@@ -13,14 +13,15 @@ name = "two_shot"
 
 def admits(request: Request) -> str | None:
     """Return None if two_shot can run the request, else the reason."""
-    return shared.not_a_reduction(request)
+    return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.two_shot)
 
 
 def estimate_us(request: Request) -> float:
     """Return the modelled time of one call."""
     others = request.staged_bytes * (request.world_size - 1) / request.world_size
     shots = 1 if request.verb is Verb.reduce_scatter else 2
-    moving_us = others * (shared.COPY_US_PER_BYTE + shots * shared.PEER_US_PER_BYTE)
+    costs = shared.costs(request)
+    moving_us = others * (costs.copy_us_per_byte + shots * costs.peer_us_per_byte)
     return shots * shared.sync_us(request) + moving_us * shared.share(request)
 
 

@@ -163,7 +163,27 @@ def _gpu() -> Findings:
     else:
         text = f"not used: torch is built for {built_for} but finds no device"
     yield Finding("GPU", "torch", text, "ok" if torch.cuda.is_available() else "note")
-    yield Finding("GPU", "fastcoll", "tensors on CPUs only, so far", "note")
+    yield from _gpu_part()
+
+
+def _gpu_part() -> Findings:
+    from fastcoll.cli.probes import try_gpu_ranks
+    from fastcoll.topology import gpu
+
+    if problem := gpu.problem():
+        yield Finding("GPU", "fastcoll", f"tensors on CPUs only: {problem}", "note")
+        return
+    gpus = gpu.gpus()
+    for one in gpus:
+        handles = "descriptors" if one.has_vmm_fds else "no descriptors of its memory"
+        multicast = "multicast" if one.has_multicast else "no multicast"
+        text = f"{one.name}, sm_{one.capability}, {one.num_sms} SMs, {handles}, {multicast}"
+        yield Finding("GPU", f"cuda:{one.index}", text)
+    apart = gpu.pairs_without_access()
+    if len(gpus) > 1:
+        text = f"not between {apart}" if apart else "between all"
+        yield Finding("GPU", "peer access", text, "note" if apart else "ok")
+    yield Finding("GPU", "between processes", try_gpu_ranks(len(gpus)))
 
 
 def _mpi() -> Findings:

@@ -141,6 +141,56 @@ def _read_memory(pid: int, address: int) -> bytes:
     return into.raw if count == len(_WORD) else b""
 
 
+# A rank of a group on GPUs: meets the others in a store, reduces, says by which route.
+_GPU_RANK = r"""
+import sys
+import torch
+from torch.distributed import TCPStore
+from fastcoll import Communicator
+rank, port, num_gpus = map(int, sys.argv[1:])
+store = TCPStore("127.0.0.1", port, is_master=False)
+with Communicator.from_store(store, rank, 2, timeout_s=30) as comm:
+    tensor = torch.full((5000,), rank + 1.0, device=f"cuda:{rank % num_gpus}")
+    comm.all_reduce(tensor)
+    torch.cuda.synchronize()
+    comm.check()
+    assert bool((tensor == 3).all()), "a wrong sum"
+    print(comm.gpu_report())
+"""
+
+
+def try_gpu_ranks(num_gpus: int) -> str:
+    """Reduce between two processes on GPUs and return by which route they did.
+
+    Raises:
+        OSError: It did not work; the text is what a rank said last.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _GPU_RANK, str(rank), str(store.port), str(num_gpus)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90) for process in ranks]
+    except subprocess.TimeoutExpired:
+        raise OSError("two ranks on GPUs did not end within 90 s") from None
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for process, (_, errors) in zip(ranks, outputs, strict=True):
+        if process.returncode != 0:
+            raise OSError(errors.strip().splitlines()[-1] if errors.strip() else "a rank failed")
+    return f"works by {outputs[0][0].strip()}"
+
+
 def membarrier() -> bool:
     """Return whether membarrier's global expedited form works, after calling it.
 

@@ -29,6 +29,7 @@ class ArrayView:
     Attributes:
         source: The user's array.
         dense: The elements lie one after another, in C order, as they mean.
+        device: Index of the GPU they lie on; -1 for the CPU.
         strides_bytes: Bytes between neighbours, by dimension.
     """
 
@@ -40,6 +41,7 @@ class ArrayView:
     numel: int
     dense: bool
     writable: bool
+    device: int = -1
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +53,7 @@ def view(array: object, name: str) -> ArrayView:
     """Look at a user's array.
 
     Args:
-        array: A CPU tensor or a NumPy array.
+        array: A tensor on the CPU or a CUDA device, a NumPy array, or an array of CuPy's kind.
         name: The argument's name, for error texts.
 
     Raises:
@@ -62,13 +64,25 @@ def view(array: object, name: str) -> ArrayView:
         return _view_tensor(array, name)
     if isinstance(array, np.ndarray):
         return _view_numpy(array, name)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _view_tensor(_as_tensor(array, name), name)
     raise UsageError(f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}")
 
 
+def _as_tensor(array: object, name: str) -> torch.Tensor:
+    """Return a tensor on the same memory of a GPU."""
+    try:
+        return torch.as_tensor(array, device="cuda")
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        kind = type(array).__name__
+        raise UnsupportedError(f"{name}, a {kind}, can't be taken as a tensor: {error}") from error
+
+
 def _view_tensor(tensor: torch.Tensor, name: str) -> ArrayView:
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedError(
-            f"{name} is on {tensor.device}; fastcoll works on CPU tensors: pass {name}.cpu()"
+            f"{name} is on {tensor.device}; fastcoll works on tensors of CPUs and CUDA devices: "
+            f"pass {name}.cpu()"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
@@ -90,6 +104,7 @@ def _view_tensor(tensor: torch.Tensor, name: str) -> ArrayView:
         numel=tensor.numel(),
         dense=tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg(),
         writable=True,
+        device=tensor.device.index if tensor.is_cuda else -1,
     )
 
 
@@ -185,7 +200,7 @@ def dense_copy(array: ArrayView, *, fill: bool) -> ArrayView:
     source = array.source
     copy: Array
     if isinstance(source, torch.Tensor):
-        copy = torch.empty(source.shape, dtype=source.dtype)
+        copy = torch.empty(source.shape, dtype=source.dtype, device=source.device)
         if fill:
             copy.copy_(source.detach())
     else:

@@ -59,11 +59,16 @@ class _Live:
 class SymmetricHeap:
     """Allocates blocks; every rank calls `allocate` in the same order with the same size."""
 
-    def __init__(self, host: HeapHost, rank: int, world_size: int) -> None:
+    def __init__(
+        self, host: HeapHost, rank: int, world_size: int, arena: tuple[int, int] | None = None
+    ) -> None:
+        """Make an empty heap; `arena`: address and bytes of what it has from the start."""
         self._host = host
         self._rank = rank
         self._world_size = world_size
         self._arenas: list[_Arena] = []
+        if arena is not None:
+            self._arenas.append(_Arena(arena[0], Spans(arena[1])))
         self._live: dict[int, _Live] = {}
         self._next_id = 0
         # Appended to by finalizers, in any thread, so it must need no lock.

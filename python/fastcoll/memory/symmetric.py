@@ -8,6 +8,7 @@ groups; `owner` is whatever has to live as long as the memory is used.
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -20,16 +21,43 @@ def tensor_on(
     dtype: torch.dtype,
     owner: object,
     release: Callable[[int], None],
+    device: int = -1,
 ) -> torch.Tensor:
-    """Return a tensor on `block`; `release` is told the block's id when its storage dies."""
-    memory = (ctypes.c_char * max(1, block.num_bytes)).from_address(block.ptr)
-    memory.owner = owner  # type: ignore[attr-defined]
+    """Return a tensor on `block`; `release` is told the block's id when its storage dies.
+
+    `device` is the GPU that the block lies on; -1 for the CPU.
+    """
+    memory: Any
+    if device < 0:
+        memory = (ctypes.c_char * max(1, block.num_bytes)).from_address(block.ptr)
+        memory.owner = owner
+    else:
+        memory = _DeviceMemory(block, owner)
     finalizer = weakref.finalize(memory, release, block.block_id)
     finalizer.atexit = False  # at exit the memory goes with the process
+    place = "cpu" if device < 0 else f"cuda:{device}"
     if block.num_bytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return torch.empty(shape, dtype=dtype, device=place)
+    raw = (
+        torch.frombuffer(memory, dtype=torch.uint8)
+        if device < 0
+        else torch.as_tensor(memory, device=place)
+    )
     # set_ and not a view: the tensor shall be its own base.
-    tensor = torch.empty(0, dtype=dtype)
-    tensor.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload]
+    tensor = torch.empty(0, dtype=dtype, device=place)
+    tensor.set_(raw.untyped_storage(), 0, torch.Size(shape))  # type: ignore[call-overload]
     return tensor
+
+
+class _DeviceMemory:
+    """Bytes on a GPU, as torch takes them over: it keeps this object while a tensor lives."""
+
+    def __init__(self, block: Block, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (block.num_bytes,),
+            "typestr": "|u1",
+            "data": (block.ptr, False),
+            "strides": None,
+        }

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few small calls by two ranks as threads, for compute-sanitizer."""
+
+import torch
+
+from fastcoll import env
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+
+
+def calls(me: GpuRank) -> None:
+    world = me.world_size
+    whole, part = torch.ones(4 * world, device=me.device), torch.ones(4, device=me.device)
+    large = torch.ones(20_000, device=me.device)
+    me.synchronize()
+    me.comm.barrier()
+    for algorithm in ("one_shot", "two_shot"):
+        me.comm.all_reduce(large, algorithm=algorithm)
+    me.comm.all_reduce(part)
+    me.comm.reduce_scatter_tensor(part, whole)
+    me.comm.all_gather_into_tensor(whole, part)
+    me.comm.broadcast(part, 1)
+    me.synchronize()
+    me.comm.check()
+
+
+if __name__ == "__main__":
+    env.prepare_gpu_threads()
+    ranks = GpuRanks(["cuda:0"] * 2, timeout_s=40.0)
+    ranks.run(calls)
+    ranks.close()
+    print("ok")

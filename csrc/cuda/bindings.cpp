@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// fastcoll._cuda: the GPU side, as Python reaches it. Integers for addresses, streams and
+// descriptors; no torch. Plans are those of fastcoll._C, which must be imported first.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cuda/device_group.h"
+#include "cuda/driver.h"
+#include "cuda/launch_table.h"
+#include "memory/cuda_ipc.h"
+#include "memory/cuda_vmm.h"
+#include "python_errors.h"
+
+namespace py = pybind11;
+using namespace fastcoll;
+
+namespace {
+
+std::byte* to_ptr(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+uintptr_t to_int(const std::byte* ptr) { return reinterpret_cast<uintptr_t>(ptr); }
+cudaStream_t to_stream(uintptr_t handle) { return reinterpret_cast<cudaStream_t>(handle); }
+
+// What waits for the device, or for other ranks through it, must not hold the GIL: with ranks as
+// threads they may need it to get on.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+void bind_devices(py::module_& module) {
+  module.def("device_count", [] {
+    std::string reason;
+    const int count = device_count(&reason);
+    return py::make_tuple(count, reason);
+  });
+  module.def("driver_version", &driver_version);
+  module.def("can_access_peer", &can_access_peer, py::arg("device"), py::arg("peer"));
+  module.def("enable_peer_access", &enable_peer_access, py::arg("device"), py::arg("peer"),
+             WithoutGil());
+  module.def(
+      "device_facts",
+      [](int device) {
+        const DeviceFacts facts = device_facts(device);
+        py::dict result;
+        result["name"] = facts.name;
+        result["uuid"] = facts.uuid;
+        result["pci_id"] = facts.pci_id;
+        result["capability"] = facts.capability;
+        result["num_sms"] = facts.num_sms;
+        result["memory_bytes"] = facts.memory_bytes;
+        result["l2_bytes"] = facts.l2_bytes;
+        result["has_vmm_fds"] = facts.has_vmm_fds;
+        result["has_multicast"] = facts.has_multicast;
+        return result;
+      },
+      py::arg("device"));
+  module.def(
+      "load_kernels",
+      [](int device) {
+        const OnDevice on(device);
+        return load_kernels();
+      },
+      py::arg("device"), WithoutGil());
+}
+
+void bind_memory(py::module_& module) {
+  module.def("vmm_granularity", &cuda_vmm_granularity, py::arg("device"), WithoutGil());
+  module.def(
+      "vmm_create",
+      [](int device, size_t num_bytes) {
+        const CudaVmmMemory memory = cuda_vmm_create(device, num_bytes);
+        return std::pair(to_int(memory.ptr), memory.fd);
+      },
+      py::arg("device"), py::arg("num_bytes"), WithoutGil());
+  module.def(
+      "vmm_open",
+      [](int device, int fd, size_t num_bytes) {
+        return to_int(cuda_vmm_open(device, fd, num_bytes));
+      },
+      py::arg("device"), py::arg("fd"), py::arg("num_bytes"), WithoutGil());
+  module.def(
+      "vmm_close",
+      [](int device, uintptr_t ptr, size_t num_bytes) {
+        cuda_vmm_close(device, to_ptr(ptr), num_bytes);
+      },
+      py::arg("device"), py::arg("ptr"), py::arg("num_bytes"), WithoutGil());
+  module.def(
+      "ipc_create",
+      [](int device, size_t num_bytes) {
+        CudaIpcMemory memory;
+        {
+          const py::gil_scoped_release release;
+          memory = cuda_ipc_create(device, num_bytes);
+        }
+        return py::make_tuple(to_int(memory.ptr), py::bytes(memory.handle));
+      },
+      py::arg("device"), py::arg("num_bytes"));
+  module.def(
+      "ipc_open",
+      [](int device, const std::string& handle) { return to_int(cuda_ipc_open(device, handle)); },
+      py::arg("device"), py::arg("handle"), WithoutGil());
+  module.def(
+      "ipc_close", [](int device, uintptr_t ptr) { cuda_ipc_close(device, to_ptr(ptr)); },
+      py::arg("device"), py::arg("ptr"), WithoutGil());
+  module.def(
+      "ipc_destroy", [](int device, uintptr_t ptr) { cuda_ipc_destroy(device, to_ptr(ptr)); },
+      py::arg("device"), py::arg("ptr"), WithoutGil());
+}
+
+Regions to_regions(const std::vector<uintptr_t>& ptrs) {
+  if (ptrs.size() > kMaxGpuWorld) throw Failure(ErrorKind::usage, "too many regions");
+  Regions regions{};
+  for (size_t i = 0; i < ptrs.size(); ++i) regions[i] = to_ptr(ptrs[i]);
+  return regions;
+}
+
+void bind_group(py::module_& module) {
+  py::class_<DeviceGroup>(module, "Group")
+      .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
+                       uint64_t data_bytes) {
+             return std::make_unique<DeviceGroup>(DeviceGroupOptions{
+                 device, rank, int(regions.size()), to_regions(regions), data_bytes});
+           }),
+           py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("data_bytes"))
+      .def("probe_put", &DeviceGroup::probe_put, py::arg("token"), WithoutGil())
+      .def(
+          "probe_get",
+          [](DeviceGroup& group, uint64_t token) {
+            const auto seen = group.probe_get(token);
+            return std::vector<uint32_t>(seen.begin(), seen.end());
+          },
+          py::arg("token"), WithoutGil())
+      .def(
+          "launch",
+          [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
+             uintptr_t stream, double limit_s) {
+            const Plan copy = plan;  // the object may change hands while the GIL is away
+            const py::gil_scoped_release release;  // a full queue blocks
+            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), limit_s);
+          },
+          py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("stream"),
+          py::arg("limit_s"))
+      .def("verdict",
+           [](const DeviceGroup& group) -> py::object {
+             const std::optional<DeviceVerdict> found = group.verdict();
+             if (!found) return py::none();
+             return py::make_tuple(found->kind, found->raiser, found->rank, found->channel,
+                                   found->epoch, found->expected_stamp, found->seen_stamp,
+                                   found->phase);
+           })
+      .def("close", &DeviceGroup::close, WithoutGil());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, module) {
+  module.doc() = "The GPU side of fastcoll. Use the functions of the package instead.";
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Failure& failure) {
+      set_python_error(failure);
+    }
+  });
+  bind_devices(module);
+  bind_memory(module);
+  bind_group(module);
+  module.def("data_offset_bytes", [] { return kGpuDataOffsetBytes; });
+  module.def("layout", [] {
+    return std::to_string(kGpuLayoutMagic) + "/" + std::to_string(kGpuDataOffsetBytes);
+  });
+  module.def(
+      "has_kernel",
+      [](int algorithm, int verb, int dtype, bool ll) {
+        return has_kernel(Algorithm(algorithm), Verb(verb), DType(dtype), ll);
+      },
+      py::arg("algorithm"), py::arg("verb"), py::arg("dtype"), py::arg("ll"));
+  module.def("max_ll_bytes", &max_ll_bytes, py::arg("max_blocks"));
+  module.attr("K_MAX_WORLD") = kMaxGpuWorld;
+  module.attr("K_MAX_CHANNELS") = kMaxChannels;
+  module.attr("K_PROBE_OK") = kProbePushed | kProbePulled;
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <string>
+
+#include "cuda/driver.h"
+
+namespace fastcoll {
+
+DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) {
+  if (options.world_size < 1 || options.world_size > kMaxGpuWorld || options.rank < 0 ||
+      options.rank >= options.world_size)
+    throw Failure(ErrorKind::usage, "rank " + std::to_string(options.rank) + " of " +
+                                        std::to_string(options.world_size) +
+                                        " ranks with GPUs (1 to " + std::to_string(kMaxGpuWorld) +
+                                        " are possible)");
+  const OnDevice on(options.device);
+  void* memory = nullptr;
+  check_cuda(cudaHostAlloc(&memory, sizeof(DeviceVerdict), cudaHostAllocMapped),
+             "allocating host memory for verdicts");
+  verdict_ = new (memory) DeviceVerdict{};
+  for (Last* last : {&eager_, &captured_}) {
+    const cudaError_t error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
+    if (error == cudaSuccess) continue;
+    if (eager_.event) cudaEventDestroy(eager_.event);
+    cudaFreeHost(memory);
+    check_cuda(error, "making an event");
+  }
+}
+
+DeviceGroup::~DeviceGroup() {
+  try {
+    close();
+  } catch (const Failure&) {  // the context is broken: nothing left to save
+  }
+  cudaFreeHost(verdict_);
+}
+
+void DeviceGroup::order(cudaStream_t stream) {
+  cudaStreamCaptureStatus status;
+  unsigned long long capture = 0;
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &capture),
+             "asking whether the stream is being captured");
+  if (status == cudaStreamCaptureStatusInvalidated)
+    throw Failure(ErrorKind::usage, "the stream's capture was invalidated by an earlier error");
+  if (status == cudaStreamCaptureStatusNone) capture = 0;
+  // A captured call is ordered among its capture's; how a replay stands to eager calls is up to the
+  // streams on which the program replays it.
+  Last& last = capture == 0 ? eager_ : captured_;
+  if (last.used && last.capture == capture && last.stream != stream) {
+    check_cuda(cudaEventRecord(last.event, last.stream), "recording an event");
+    check_cuda(cudaStreamWaitEvent(stream, last.event, 0), "waiting for an event");
+  }
+  last.stream = stream;
+  last.capture = capture;
+  last.used = true;
+}
+
+uint32_t DeviceGroup::locate(const std::byte* ptr) const {
+  const std::byte* data = options_.regions[size_t(options_.rank)] + kGpuDataOffsetBytes;
+  if (ptr < data || ptr >= data + options_.data_bytes) return GpuLocation::kStaged;
+  return GpuLocation::encode(uint64_t(ptr - data));
+}
+
+void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* output,
+                         cudaStream_t stream, double limit_s) {
+  const std::lock_guard guard(mutex_);
+  if (closed_) throw Failure(ErrorKind::usage, "this group's GPU side was closed");
+  const OnDevice on(options_.device);
+  DeviceCall call{};
+  std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
+  call.input = input;
+  call.output = output;
+  call.verdict = verdict_;
+  call.limit_ns = uint64_t(limit_s * 1e9);
+  call.input_location = locate(input);
+  call.output_location = locate(output);
+  call.rank = options_.rank;
+  call.world_size = options_.world_size;
+  order(stream);
+  launch_collective(plan, call, stream);
+}
+
+std::optional<DeviceVerdict> DeviceGroup::verdict() const {
+  if (!verdict_) return std::nullopt;
+  // `kind` is stored last.
+  if (std::atomic_ref(verdict_->kind).load(std::memory_order_acquire) == 0) return std::nullopt;
+  return *verdict_;
+}
+
+void DeviceGroup::probe_put(uint64_t token) {
+  const OnDevice on(options_.device);
+  fastcoll::probe_put(options_.regions, options_.rank, options_.world_size, token);
+}
+
+std::array<uint32_t, kMaxGpuWorld> DeviceGroup::probe_get(uint64_t token) {
+  const OnDevice on(options_.device);
+  return fastcoll::probe_get(options_.regions, options_.rank, options_.world_size, token);
+}
+
+void DeviceGroup::close() {
+  const std::lock_guard guard(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  const OnDevice on(options_.device);
+  // All of the device: a captured graph may run in any stream. Bounded, as every wait in a kernel
+  // is.
+  const cudaError_t error = cudaDeviceSynchronize();
+  cudaEventDestroy(eager_.event);
+  cudaEventDestroy(captured_.event);
+  check_cuda(error, "waiting for the group's kernels");
+}
+
+}  // namespace fastcoll

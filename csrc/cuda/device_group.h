@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's GPU side of a group: the regions as mapped here, what orders its launches, and the host
+// memory in which kernels leave their verdict. No Python here; it does not own the regions.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+#include <optional>
+
+#include "cuda/call.h"
+#include "cuda/launch.h"
+#include "plan.h"
+
+namespace fastcoll {
+
+struct DeviceGroupOptions {
+  int device = 0;
+  int rank = 0;
+  int world_size = 1;
+  Regions regions{};
+  uint64_t data_bytes = 0;  // of each region, behind scratch
+};
+
+class DeviceGroup {
+ public:
+  explicit DeviceGroup(const DeviceGroupOptions& options);
+  ~DeviceGroup();
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  // Start a plan on a stream, behind this group's earlier calls whatever their streams. In a stream
+  // that is being captured it becomes part of the graph. Allocates nothing.
+  void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
+              double limit_s);
+  std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
+
+  void probe_put(uint64_t token);
+  std::array<uint32_t, kMaxGpuWorld> probe_get(uint64_t token);
+
+  // Wait until this rank's kernels are over, captured graphs included. Idempotent.
+  void close();
+
+ private:
+  // The last launch of one kind. At most one kernel of a group runs at a time: a launch on another
+  // stream waits for the last one's.
+  struct Last {
+    cudaStream_t stream = nullptr;
+    unsigned long long capture = 0;  // the capture's number; 0: none
+    bool used = false;
+    cudaEvent_t event = nullptr;
+  };
+  void order(cudaStream_t stream);
+  uint32_t locate(const std::byte* ptr) const;
+
+  const DeviceGroupOptions options_;
+  DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
+  Last eager_, captured_;
+  std::mutex mutex_;
+  bool closed_ = false;
+};
+
+}  // namespace fastcoll

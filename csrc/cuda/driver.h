@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA driver has to say: which devices there are, and the driver's functions that the
+// runtime does not wrap. Nothing here needs a driver to load: without one there are 0 devices.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace fastcoll {
+
+// Throws a DriverError that says what failed and why; the error is cleared.
+void check_cuda(cudaError_t error, const std::string& what);
+void check_cuda(CUresult error, const std::string& what);
+
+// Devices this process can use. Any error of the driver counts as none; `reason` gets its text.
+int device_count(std::string* reason = nullptr);
+
+struct DeviceFacts {
+  std::string name;
+  std::string uuid;    // tells devices apart across processes; MIG instances have their own
+  std::string pci_id;  // domain:bus:device.function
+  int capability;      // 90 for sm_90
+  int num_sms;
+  size_t memory_bytes;
+  size_t l2_bytes;
+  bool has_vmm_fds;    // memory can be handed to other processes as descriptors
+  bool has_multicast;  // NVLink SHARP
+};
+DeviceFacts device_facts(int device);
+bool can_access_peer(int device, int peer);
+// Let kernels of `device` reach what this process allocates on `peer`. Once more is fine.
+void enable_peer_access(int device, int peer);
+std::string driver_version();  // "13.0"; "none" without a driver
+
+// The current device of this thread, put back at the end of the scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+// Found at run time, so that the extension needs no libcuda to load. Null: the driver has it not.
+struct DriverApi {
+  decltype(&::cuGetErrorString) get_error_string;
+  decltype(&::cuDeviceGetAttribute) device_get_attribute;
+  decltype(&::cuMemGetAllocationGranularity) mem_get_allocation_granularity;
+  decltype(&::cuMemCreate) mem_create;
+  decltype(&::cuMemRelease) mem_release;
+  decltype(&::cuMemExportToShareableHandle) mem_export;
+  decltype(&::cuMemImportFromShareableHandle) mem_import;
+  decltype(&::cuMemAddressReserve) mem_address_reserve;
+  decltype(&::cuMemAddressFree) mem_address_free;
+  decltype(&::cuMemMap) mem_map;
+  decltype(&::cuMemUnmap) mem_unmap;
+  decltype(&::cuMemSetAccess) mem_set_access;
+  bool has_vmm() const;
+};
+const DriverApi& driver_api();
+
+}  // namespace fastcoll

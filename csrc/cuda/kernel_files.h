@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the host finds the kernels; each is instantiated in one of several files, so that they
+// compile side by side. nullptr where there is none.
+#pragma once
+
+#include "dtypes.h"
+
+namespace fastcoll {
+
+template <DType kDType>
+const void* reduction_kernel(Algorithm algorithm, Verb verb, bool ll);
+const void* move_kernel(Verb verb, bool ll);
+
+}  // namespace fastcoll

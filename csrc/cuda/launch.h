@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one place from which kernels are launched.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+
+#include "cuda/call.h"
+#include "plan.h"
+
+namespace fastcoll {
+
+// Load every kernel into the current device's context now: loading one later may have to wait for
+// kernels that run, which may wait for the one to be loaded. Returns how many blocks of the largest
+// kernel can be resident at once.
+int load_kernels();
+
+// Start the kernel of a plan on the current device. `call` has everything but what the plan says.
+// Throws UnsupportedError if there is no such kernel.
+void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream);
+
+// Whether there is a kernel for such plans.
+bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll);
+
+using Regions = std::array<std::byte*, kMaxGpuWorld>;
+
+inline constexpr uint32_t kProbePushed = 1;  // the peer's store reached my memory
+inline constexpr uint32_t kProbePulled = 2;  // my load sees what the peer has in its own
+
+// Write a word into every region; then, when all ranks have, say what arrived, by rank: the bits
+// above. Both wait for the device.
+void probe_put(const Regions& regions, int rank, int world_size, uint64_t token);
+std::array<uint32_t, kMaxGpuWorld> probe_get(const Regions& regions, int rank, int world_size,
+                                             uint64_t token);
+
+}  // namespace fastcoll

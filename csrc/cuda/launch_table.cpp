@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_table.h"
+
+#include "cuda/kernel_files.h"
+
+namespace fastcoll {
+
+namespace {
+
+template <int kCode = 0>
+const void* reduction_of(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
+  if constexpr (kCode == kNumDTypes) {
+    return nullptr;
+  } else {
+    constexpr DType kDType = DType(kCode);
+    if (dtype != kDType) return reduction_of<kCode + 1>(algorithm, verb, dtype, ll);
+    return reduction_kernel<kernel_dtype(kDType)>(algorithm, verb, ll);
+  }
+}
+
+}  // namespace
+
+const void* kernel_for(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
+  if (const void* reduction = reduction_of(algorithm, verb, dtype, ll)) return reduction;
+  return algorithm == Algorithm::direct ? move_kernel(verb, ll) : nullptr;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/kernel_files.h"
+#include "cuda/kernels.cuh"
+
+namespace fastcoll {
+
+const void* move_kernel(Verb verb, bool ll) {
+  return reinterpret_cast<const void*>(moving_kernel<Protocol>(verb, ll));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/kernel_files.cuh"
+
+namespace fastcoll {
+
+template const void* reduction_kernel<DType::float32>(Algorithm, Verb, bool);
+template const void* reduction_kernel<DType::float64>(Algorithm, Verb, bool);
+
+}  // namespace fastcoll

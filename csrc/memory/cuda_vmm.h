@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory of the virtual memory API, handed to other processes as descriptors over the same
+// sockets as memfd's: create, open (map) it from its descriptor, close (unmap). A mapping keeps the
+// memory, so ranks may close in any order, and a killed process leaves nothing behind.
+#pragma once
+
+#include <cstddef>
+
+namespace fastcoll {
+
+struct CudaVmmMemory {
+  std::byte* ptr;
+  int fd;  // the caller's to close; the mapping does not need it
+};
+
+// num_bytes must be a multiple of this on every device of the group.
+size_t cuda_vmm_granularity(int device);
+
+// num_bytes zeroes on `device`.
+CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes);
+// Map it into `device`, wherever it lies; the descriptor stays the caller's.
+std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes);
+void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes);
+
+}  // namespace fastcoll

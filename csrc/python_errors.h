@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// C++ failures as Python errors; both extensions have it.
+#pragma once
+
+#include <Python.h>
+
+#include "check.h"
+
+namespace fastcoll {
+
+// Sets the Python error of this failure. Needs the GIL.
+void set_python_error(const Failure& failure);
+
+}  // namespace fastcoll

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads of this process, for tests and measurements on few GPUs.
+
+Decides which device and stream a rank has and in which thread its functions run. Several ranks
+may share a device: their kernels are resident together, which separate processes' are not.
+"""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastcoll.communicator import Communicator
+
+
+@dataclass
+class GpuRank:
+    """What a function sees of the rank it runs on; the stream is the current one there."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    comm: Communicator
+    stream: torch.cuda.Stream | None = None
+
+    def synchronize(self) -> None:
+        """Wait until everything in this rank's stream is over."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+class GpuRanks:
+    """A group of rank threads."""
+
+    def __init__(self, devices: Sequence[str], timeout_s: float = 30.0) -> None:
+        """Make a group with one rank for each of `devices` ("cuda:0"; "cpu" for rehearsals)."""
+        store = dist.HashStore()
+        self.world_size = len(devices)
+        self._threads = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(self.world_size)]
+        self._ranks: list[GpuRank] = []
+
+        def come_up(rank: int) -> GpuRank:
+            device = torch.device(devices[rank])
+            comm = Communicator.from_store(store, rank, self.world_size, timeout_s=timeout_s)
+            me = GpuRank(rank, self.world_size, device, comm)
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                me.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                # The group comes to its GPUs now: to allocate later could mean to wait for
+                # kernels that run.
+                comm.all_reduce(torch.zeros(1, device=device))
+                torch.cuda.synchronize(device)
+            return me
+
+        self._ranks = self._collect(come_up, list(range(self.world_size)))
+
+    def _collect(self, function: Callable[..., Any], firsts: Sequence[Any], *args: Any) -> Any:
+        jobs = [
+            thread.submit(function, first, *args)
+            for thread, first in zip(self._threads, firsts, strict=True)
+        ]
+        wait(jobs)
+        problems = [(rank, job.exception()) for rank, job in enumerate(jobs) if job.exception()]
+        if problems:
+            text = "\n".join(
+                f"rank {rank}: {''.join(traceback.format_exception(error))}"
+                for rank, error in problems
+            )
+            raise RuntimeError(f"{len(problems)} ranks failed\n{text}") from problems[0][1]
+        return [job.result() for job in jobs]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(rank, *args)` on every rank and return the values in rank order.
+
+        Raises:
+            RuntimeError: It raised on a rank; the text has every rank's traceback.
+        """
+
+        def in_stream(me: GpuRank) -> Any:
+            with _stream(me):
+                return function(me, *args)
+
+        return list(self._collect(in_stream, self._ranks))
+
+    def close(self) -> None:
+        """Close the group and end the threads."""
+        for thread, me in zip(self._threads, self._ranks, strict=False):
+            thread.submit(me.comm.close)
+        for thread in self._threads:
+            thread.shutdown()
+
+
+@contextlib.contextmanager
+def _stream(me: GpuRank) -> Iterator[None]:
+    if me.stream is None:
+        yield
+        return
+    with torch.cuda.stream(me.stream):
+        yield

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU kernel found wrong, as an error that a user can act on.
+
+Decides the texts. Pure; the numbers are those of kernels/cuda/call.h.
+"""
+
+from dataclasses import dataclass
+
+TIMEOUT, DESYNC, PEER_LOST = 3, 4, 5  # ErrorKind in csrc/check.h
+# Phase in kernels/cuda/call.h
+_COUNT = 4
+_PHASES = (
+    "did not come to the call before this one",
+    "did not arrive",
+    "arrived, but did not finish its part",
+    "arrived, but did not say that it is through with this rank's tensor",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The words that a kernel left; see DeviceVerdict in kernels/cuda/call.h."""
+
+    kind: int
+    raiser: int
+    rank: int
+    channel: int
+    epoch: int
+    expected_stamp: int
+    seen_stamp: int
+    phase: int
+
+
+def explain(
+    verdict: Verdict, me: int, where: str, last_call: str, *, peer_is_gone: bool
+) -> tuple[int, str, tuple[int, ...]]:
+    """Return the kind, text and guilty ranks of the error.
+
+    Args:
+        verdict: What the kernel left.
+        me: This rank.
+        where: The group and this rank, as text.
+        last_call: What this rank started last.
+        peer_is_gone: Whether the process of `verdict.rank` ended or left.
+    """
+    peer = verdict.rank
+    call = f"GPU call {verdict.epoch} on channel {verdict.channel} {where}"
+    rest = f"Last started here: {last_call}. Outputs since then are undefined (NaN where floating)"
+    if verdict.kind == DESYNC:
+        if verdict.phase == _COUNT:
+            what = f"rank {peer} sends another number of elements than rank {verdict.raiser} takes"
+        else:
+            what = f"rank {peer} called something else than rank {verdict.raiser}"
+        if verdict.raiser == me:
+            what += f" (stamps {verdict.seen_stamp:#x} and {verdict.expected_stamp:#x})"
+        return DESYNC, f"{call}: {what}. {rest}", (peer,)
+    if peer_is_gone:
+        return PEER_LOST, f"{call} lost rank {peer}: its process ended or left. {rest}", (peer,)
+    phase = _PHASES[verdict.phase] if verdict.phase < len(_PHASES) else "did not answer"
+    who = "this rank" if verdict.raiser == me else f"rank {verdict.raiser}"
+    text = (
+        f"{call}: {who} waited to the limit for rank {peer}, which {phase}. If the ranks are only "
+        f"slow, raise timeout_s= or FASTCOLL_TIMEOUT_S. {rest}"
+    )
+    return TIMEOUT, text, (peer,)

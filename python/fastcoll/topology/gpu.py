@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process can see of the GPUs, and why it can't use them where it can't.
+
+Reads the driver through the extension `_cuda`, which is there only in builds with nvcc. Knows
+nothing of ranks.
+"""
+
+from dataclasses import dataclass
+
+from fastcoll import _C  # noqa: F401  (defines the plans that _cuda takes)
+from fastcoll.errors import UnsupportedError
+
+try:
+    from fastcoll import _cuda
+
+    _import_error = ""
+except ImportError as error:
+    _import_error = str(error)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device.
+
+    Attributes:
+        uuid: The same for every process that sees the device; a MIG instance has its own.
+        capability: 90 for sm_90.
+        has_vmm_fds: Its memory can be handed to other processes as descriptors.
+        has_multicast: Its switch can reduce (NVLink SHARP).
+    """
+
+    index: int
+    name: str
+    uuid: str
+    pci_id: str
+    capability: int
+    num_sms: int
+    memory_bytes: int
+    l2_bytes: int
+    has_vmm_fds: bool
+    has_multicast: bool
+
+
+def problem() -> str:
+    """Return why no GPU can be used, or an empty string."""
+    if _import_error:
+        if "cannot import name '_cuda'" in _import_error:
+            return (
+                "this fastcoll was built without GPU support: install it again where nvcc is on "
+                "PATH (FASTCOLL_CUDA=1 makes a missing nvcc an error)"
+            )
+        return f"fastcoll's GPU support does not load: {_import_error}"
+    count, reason = _cuda.device_count()
+    if count == 0:
+        return f"no CUDA device can be used: {reason or 'the driver lists none'}"
+    return ""
+
+
+def require() -> None:
+    """Make sure that GPUs can be used.
+
+    Raises:
+        UnsupportedError: They can't; the text says why.
+    """
+    if text := problem():
+        raise UnsupportedError(text)
+
+
+def gpus() -> list[Gpu]:
+    """Return the devices this process can use; none where there is a problem."""
+    if problem():
+        return []
+    count, _ = _cuda.device_count()
+    return [gpu(index) for index in range(count)]
+
+
+def gpu(index: int) -> Gpu:
+    """Return one device.
+
+    Raises:
+        DriverError: There is no such device.
+    """
+    return Gpu(index=index, **_cuda.device_facts(index))
+
+
+def pairs_without_access() -> list[tuple[int, int]]:
+    """Return the pairs of devices of which the first can't reach the second's memory."""
+    indices = [one.index for one in gpus()]
+    return [(a, b) for a in indices for b in indices if not _cuda.can_access_peer(a, b)]
+
+
+def has_kernel(algorithm: int, verb: int, dtype: int, *, ll: bool = False) -> bool:
+    """Return whether this build has a kernel; `ll` is one whose packs carry their own flags."""
+    return not _import_error and _cuda.has_kernel(algorithm, verb, dtype, ll)
+
+
+def max_ll_bytes(num_channels: int) -> int:
+    """Return the most that such packs can carry from one rank to another."""
+    return _cuda.max_ll_bytes(num_channels)
+
+
+def driver_version() -> str:
+    """Return the newest CUDA that the driver runs, or "none"."""
+    return "none" if _import_error else _cuda.driver_version()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests that need a GPU: deselected, with the reason in the report, where there is none.
+
+Ranks are threads of this process (`threads`), which run together even on one GPU, or processes
+(`pools` of the folder above), which take turns on it.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastcoll import env
+from fastcoll.measure.gpu_ranks import GpuRanks
+from fastcoll.topology import gpu
+
+env.prepare_gpu_threads()
+HERE = Path(__file__).parent
+
+
+def problem() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return gpu.problem()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+    if mine and problem():
+        config.stash[NOT_RUN] = len(mine)
+        config.hook.pytest_deselected(items=mine)
+        items[:] = [item for item in items if HERE not in item.path.parents]
+
+
+NOT_RUN = pytest.StashKey[int]()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(NOT_RUN, 0):
+        terminalreporter.write_line(f"{count} GPU tests not run: {problem()}", yellow=True)
+
+
+def placements() -> list[str]:
+    return ["one_gpu", "spread"] if torch.cuda.device_count() > 1 else ["one_gpu"]
+
+
+@pytest.fixture(scope="session", params=placements())
+def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], GpuRanks]]:
+    """`threads(n)` is a group of n rank threads; tests must leave it in order.
+
+    One at a time, as each claims its share of the device.
+    """
+    made: dict[int, GpuRanks] = {}
+
+    def group(world_size: int) -> GpuRanks:
+        if world_size not in made:
+            while made:
+                made.popitem()[1].close()
+            made[world_size] = GpuRanks(devices(request.param, world_size))
+        return made[world_size]
+
+    yield group
+    for ranks in made.values():
+        ranks.close()
+
+
+@pytest.fixture
+def fresh_threads() -> Iterator[Callable[[int, float], GpuRanks]]:
+    """`fresh_threads(n, timeout_s)` is a group for this test alone: it may break it."""
+    made: list[GpuRanks] = []
+
+    def group(world_size: int, timeout_s: float) -> GpuRanks:
+        made.append(GpuRanks(devices("one_gpu", world_size), timeout_s))
+        return made[-1]
+
+    yield group
+    for ranks in made:
+        ranks.close()
+
+
+def devices(placement: str, world_size: int) -> list[str]:
+    num_gpus = 1 if placement == "one_gpu" else torch.cuda.device_count()
+    return [f"cuda:{rank % num_gpus}" for rank in range(world_size)]

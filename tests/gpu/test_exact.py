@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every result on GPUs equals the CPU's, bit for bit: ranks as threads."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import work
+from work import Case, ops_of, perform
+
+from fastcoll import algorithms
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.topology import gpu
+from fastcoll.types import ITEMSIZE, Algorithm, DType, Verb
+
+Threads = Callable[[int], GpuRanks]
+
+# Elements: none, one, odd, a pack more or less, LL's end, several segments.
+SIZES = (0, 1, 7, 1023, 4096, 65_537)
+VERBS = {
+    "all_reduce": Verb.all_reduce,
+    "reduce_scatter": Verb.reduce_scatter,
+    "all_gather": Verb.all_gather,
+    "broadcast": Verb.broadcast,
+}
+
+
+def kernels_of(verb: str, dtype: DType) -> list[str]:
+    """The algorithms that have a kernel for this, apart from those that change the order."""
+    return [
+        one.name
+        for one in algorithms.ALL
+        if one.name != "ring" and gpu.has_kernel(Algorithm[one.name], VERBS[verb], dtype)
+    ]
+
+
+def check(ranks: GpuRanks, cases: list[Case]) -> None:
+    assert cases, "there is no kernel for this"
+    problems = [text for texts in ranks.run(perform, cases) for text in texts]
+    assert not problems, f"{len(problems)} problems:\n" + "\n".join(problems[:8])
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter"])
+def test_every_operation_and_algorithm(threads: Threads, verb: str, dtype: DType) -> None:
+    ranks = threads(2)
+    cases = [
+        Case(verb, dtype, numel, op, algorithm, seed=seed)
+        for algorithm in kernels_of(verb, dtype)
+        for op in ops_of(dtype)
+        for numel in (1, 1023, 20_001)
+        for seed in (0, 1)
+    ]
+    check(ranks, cases)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_size_and_world(threads: Threads, verb: str, world: int) -> None:
+    cases = []
+    for dtype in (DType.float32, DType.bfloat16, DType.uint8):
+        names = kernels_of(verb, dtype)
+        moves = verb in ("all_gather", "broadcast")
+        for name in names:
+            for numel in SIZES:
+                algorithm = "auto" if moves else name
+                case = Case(verb, dtype, numel, algorithm=algorithm, seed=numel % 7)
+                cases.append(case)
+                cases.append(replace(case, offset=1))
+                if verb == "all_reduce":
+                    cases.append(replace(case, in_place=True, seed=numel % 5 + 1))
+    check(threads(world), cases)
+
+
+def test_a_long_sequence_of_mixed_calls(threads: Threads) -> None:
+    cases = [
+        Case(verb, dtype, numel, in_place=seed % 3 == 0, offset=seed % 2, seed=seed)
+        for seed in range(12)
+        for verb in VERBS
+        for dtype in (DType.float16, DType.int64)
+        for numel in (5, 9000)
+        if kernels_of(verb, dtype)
+    ]
+    check(threads(4), cases)
+
+
+def test_a_large_message(threads: Threads) -> None:
+    numel = (32 << 20) // ITEMSIZE[DType.float32] + 3
+    names = kernels_of("all_reduce", DType.float32)
+    check(threads(4), [Case("all_reduce", DType.float32, numel, algorithm=n) for n in names])
+
+
+def test_the_comparison_sees_a_wrong_bit(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: one bit of what rank 1 expects is wrong."""
+    right = work.expected
+
+    def wrong(me: GpuRank, case: Case, given: torch.Tensor) -> torch.Tensor:
+        result = right(me, case, given)
+        if me.rank == 1:
+            result.view(torch.uint8)[3] ^= 1
+        return result
+
+    monkeypatch.setattr(work, "expected", wrong)
+    found = threads(2).run(perform, [Case("all_reduce", DType.int32, 1000)])
+    assert found[0] == []
+    assert "1 bytes differ, first byte 3" in found[1][0]

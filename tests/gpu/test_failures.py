@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong on a GPU becomes one clear error on every rank, within the limit."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, UsageError
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+
+Fresh = Callable[[int, float], GpuRanks]
+LIMIT_S = 2.0
+
+
+def miss(me: GpuRank, missing: int) -> tuple[str, tuple[int, ...], float, bool, float]:
+    """Every rank but one calls; what it gets, after how long; then a hundred calls more."""
+    tensor = torch.ones(5000, device=me.device)
+    me.synchronize()
+    me.comm.barrier()
+    start = time.monotonic()
+    if me.rank == missing:
+        time.sleep(2 * LIMIT_S)
+        return "", (), 0.0, True, 0.0
+    me.comm.all_reduce(tensor)
+    me.synchronize()
+    took_s = time.monotonic() - start
+    with pytest.raises(CollectiveTimeout) as caught:
+        me.comm.check()
+    all_nan = bool(tensor.isnan().all())
+    start = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(FastcollError):
+            me.comm.all_reduce(tensor)
+    me.synchronize()
+    return str(caught.value), caught.value.ranks, took_s, all_nan, time.monotonic() - start
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_rank_that_never_comes_is_named(fresh_threads: Fresh, missing: int) -> None:
+    results = fresh_threads(3, LIMIT_S).run(miss, missing)
+    for rank, (text, ranks, took_s, all_nan, drained_s) in enumerate(results):
+        if rank == missing:
+            continue
+        assert ranks == (missing,), text
+        assert f"rank {missing}" in text
+        assert LIMIT_S * 0.9 < took_s < LIMIT_S * 1.5
+        assert all_nan
+        assert drained_s < LIMIT_S * 1.2
+
+
+def replay_alone(me: GpuRank) -> tuple[float, str]:
+    """Rank 0 replays a hundred collectives that rank 1 does not join."""
+    tensor = torch.ones(256, device=me.device)
+    graph = torch.cuda.CUDAGraph()
+    if me.rank == 0:
+        with torch.cuda.graph(graph, stream=me.stream, capture_error_mode="thread_local"):
+            for _ in range(100):
+                me.comm.all_reduce(tensor)
+    me.comm.barrier()
+    if me.rank != 0:
+        time.sleep(2 * LIMIT_S)
+        return 0.0, ""
+    start = time.monotonic()
+    graph.replay()
+    me.synchronize()
+    took_s = time.monotonic() - start
+    with pytest.raises(CollectiveTimeout) as caught:
+        me.comm.check()
+    return took_s, str(caught.value)
+
+
+def test_a_replay_with_a_dead_peer_drains_at_once(fresh_threads: Fresh) -> None:
+    took_s, text = fresh_threads(2, LIMIT_S).run(replay_alone)[0]
+    assert took_s < 1.2 * LIMIT_S
+    assert "rank 1" in text
+
+
+def differ(me: GpuRank, what: str) -> str:
+    numel = 1000 + (me.rank if what == "size" else 0)
+    dtype = torch.float64 if what == "dtype" and me.rank else torch.float32
+    tensor = torch.ones(numel, dtype=dtype, device=me.device)
+    algorithm = "two_shot" if what == "algorithm" and me.rank else "one_shot"
+    me.synchronize()
+    me.comm.barrier()
+    me.comm.all_reduce(tensor, algorithm=algorithm)
+    me.synchronize()
+    time.sleep(0.5)  # until both sides know
+    with pytest.raises(DesyncError) as caught:
+        me.comm.check()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["size", "dtype", "algorithm"])
+def test_different_calls_are_told_apart(fresh_threads: Fresh, what: str) -> None:
+    texts = fresh_threads(2, 20.0).run(differ, what)
+    assert all("called something else" in text for text in texts)
+    assert texts[0] == texts[1], "one verdict for all"
+
+
+def first_in_capture(me: GpuRank) -> None:
+    comm = me.comm.new_group()
+    tensor = torch.ones(10, device=me.device)
+    if me.rank == 0:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(UsageError, match="one call before the capture"),
+            torch.cuda.graph(graph, stream=me.stream, capture_error_mode="thread_local"),
+        ):
+            comm.all_reduce(tensor)
+    me.comm.barrier()
+    comm.close()
+
+
+def test_the_first_call_cannot_be_captured(fresh_threads: Fresh) -> None:
+    fresh_threads(2, 10.0).run(first_in_capture)
+
+
+def bad_arguments(me: GpuRank) -> None:
+    on_gpu, on_cpu = torch.ones(4, device=me.device), torch.ones(4)
+    with pytest.raises(UsageError, match=r"tensor is on cuda:0 and out on the CPU"):
+        me.comm.all_reduce(on_gpu, out=on_cpu)
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(UsageError, match="a rank has one GPU"):
+            me.comm.all_reduce(torch.ones(4, device="cuda:1"))
+    me.comm.all_reduce(on_gpu)
+    me.synchronize()
+    assert float(on_gpu[0]) == me.world_size, "the group is as usable as before"
+
+
+def test_bad_arguments_leave_the_group_usable(fresh_threads: Fresh) -> None:
+    fresh_threads(2, 10.0).run(bad_arguments)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as processes, by the route they agree on: on one GPU they take turns, so calls are few."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+from work import Case, perform
+
+import harness
+from fastcoll.errors import FastcollError
+from fastcoll.measure.gpu_ranks import GpuRank
+from fastcoll.types import DType
+
+FreshPool = Callable[..., harness.Pool]
+
+
+def as_gpu_rank(rank: harness.Rank) -> GpuRank:
+    device = torch.device("cuda", rank.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    stream = torch.cuda.current_stream(device)
+    return GpuRank(rank.rank, rank.world_size, device, rank.comm, stream)
+
+
+def exact(rank: harness.Rank) -> tuple[list[str], str]:
+    me = as_gpu_rank(rank)
+    cases = [
+        Case(verb, dtype, numel, seed=numel)
+        for verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        for dtype in (DType.float32, DType.bfloat16)
+        for numel in (10, 40_000)
+    ]
+    return perform(me, cases), rank.comm.gpu_report()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_get_the_cpus_bits(fresh_pool: FreshPool, world: int) -> None:
+    pool = fresh_pool(world)
+    results = pool.run(exact, deadline_s=120)
+    problems = [text for texts, _ in results for text in texts]
+    assert not problems, "\n".join(problems[:8])
+    assert len({report for _, report in results}) == 1, "one route for all"
+
+
+def route(rank: harness.Rank, hidden: str) -> str:
+    from fastcoll.memory import device
+
+    device.ROUTES = tuple(name for name in device.ROUTES if name != hidden)
+    me = as_gpu_rank(rank)
+    problems = perform(me, [Case("all_reduce", DType.float32, 3000)])
+    assert not problems, problems
+    return rank.comm.gpu_report()
+
+
+def test_handles_of_the_runtime_work_too(fresh_pool: FreshPool) -> None:
+    reports = fresh_pool(2).run(route, "vmm", deadline_s=120)
+    assert all(report.startswith("ipc") for report in reports), reports
+
+
+def come_and_go(rank: harness.Rank) -> list[int]:
+    """Free memory of the device after each of several groups."""
+    free = []
+    for _ in range(3):
+        comm = rank.comm.new_group()
+        tensor = torch.ones(1000, device=as_gpu_rank(rank).device)
+        comm.all_reduce(tensor)
+        torch.cuda.synchronize()
+        comm.close()
+        rank.comm.barrier()
+        free.append(torch.cuda.mem_get_info()[0])
+    return free
+
+
+def test_groups_leave_no_memory_behind(fresh_pool: FreshPool) -> None:
+    for free in fresh_pool(2).run(come_and_go, deadline_s=120):
+        assert free[-1] >= free[0] - (16 << 20), free
+
+
+def die(rank: harness.Rank) -> str:
+    me = as_gpu_rank(rank)
+    tensor = torch.ones(1000, device=me.device)
+    rank.comm.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.comm.all_reduce(tensor)
+    torch.cuda.synchronize()
+    try:
+        rank.comm.check()
+    except FastcollError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_a_killed_peer_is_named(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(2, harness.Setup(timeout_s=5.0))
+    first, second = pool.outcomes(die, deadline_s=90)
+    assert second.exit_code == -signal.SIGKILL
+    assert first.ok, first.describe()
+    assert first.value.startswith("PeerLostError"), first.value
+    assert "rank 1" in first.value

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host side of the GPU path, as far as no device is needed: terms, budget, plans, texts."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcoll import _C
+from fastcoll.algorithms import shared
+from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
+from fastcoll.reliability.residency import Residency
+from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain
+from fastcoll.topology import gpu
+from fastcoll.types import Algorithm, DType, Op, Request, Verb
+
+needs_extension = pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+needs_no_device = pytest.mark.skipif(not gpu.problem(), reason="not run: there is a GPU here")
+
+GIB = 1 << 30
+OFFSET = 84 << 20
+
+
+# ---- without a driver ----------------------------------------------------------------------------
+
+
+@needs_extension
+@needs_no_device
+def test_without_a_driver_there_are_no_devices_and_errors_are_clear() -> None:
+    from fastcoll import _cuda
+
+    count, reason = _cuda.device_count()
+    assert count == 0
+    assert reason
+    assert gpu.gpus() == []
+    assert "no CUDA device can be used" in gpu.problem()
+    with pytest.raises(UnsupportedError, match="no CUDA device"):
+        gpu.require()
+    for call in (
+        lambda: _cuda.ipc_create(0, 1 << 21),
+        lambda: _cuda.vmm_create(0, 1 << 21),
+        lambda: _cuda.load_kernels(0),
+        lambda: _cuda.Group(0, 0, [0], 0),
+        lambda: _cuda.device_facts(0),
+    ):
+        with pytest.raises((DriverError, UnsupportedError)) as caught:
+            call()
+        assert str(caught.value)
+    # An error was cleared, so the next question gets its own answer.
+    assert _cuda.device_count() == (count, reason)
+
+
+def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
+    program = (
+        "import sys; sys.modules['fastcoll._cuda'] = None\n"
+        "import fastcoll\n"
+        "from fastcoll.topology import gpu\n"
+        "print(gpu.problem(), gpu.gpus(), gpu.driver_version(), gpu.has_kernel(0, 0, 0))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "GPU" in done.stdout
+    assert done.stdout.strip().endswith("[] none False")
+
+
+# ---- terms ---------------------------------------------------------------------------------------
+
+
+def settle(hellos):
+    from fastcoll.memory.device import settle
+
+    return settle(hellos, OFFSET)
+
+
+def hello(uuid: str = "a", **fields):
+    from fastcoll.memory.device import DeviceHello
+
+    facts = {
+        "problem": "",
+        "device": 0,
+        "uuid": uuid,
+        "process": "p",
+        "layout": "1",
+        "has_vmm": True,
+        "granularity": 2 << 20,
+        "free_blocks": 264,
+        "heap_bytes": 256 << 20,
+        "most_channels": 0,
+    }
+    return DeviceHello(**{**facts, **fields})
+
+
+@needs_extension
+def test_terms_follow_from_everybodys_introduction() -> None:
+    alone = settle([hello("a"), hello("b")])
+    assert (alone.num_channels, alone.ranks_per_gpu) == (32, 1)
+    assert alone.num_bytes % (2 << 20) == 0
+    assert alone.data_bytes == alone.num_bytes - OFFSET >= 256 << 20
+    shared_gpu = settle([hello()] * 8)
+    assert (shared_gpu.num_channels, shared_gpu.ranks_per_gpu) == (16, 8)
+    # The fullest device decides for all, as channels must be equal on all ranks.
+    assert settle([hello("a"), hello("b", free_blocks=10)]).num_channels == 5
+    assert settle([hello("a"), hello("b", free_blocks=1)]).num_channels == 1
+    # A wish holds for all, and is not halved; what is not free can't be had.
+    assert settle([hello("a"), hello("b", most_channels=48)]).num_channels == 48
+    assert settle([hello(most_channels=999)]).num_channels == 64
+    assert settle([hello(most_channels=64)] * 8).num_channels == 33
+    assert settle([hello(), hello(heap_bytes=0)]).data_bytes < 2 << 20
+    assert settle([hello(), hello()]).routes == ("vmm", "ipc")
+    assert settle([hello(), hello(has_vmm=False)]).routes == ("ipc",)
+
+
+@needs_extension
+def test_terms_are_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedError, match=r"rank 1: no CUDA device"):
+        settle([hello(), hello(problem="no CUDA device")])
+    with pytest.raises(UnsupportedError, match=r"3 ranks on GPU a .* 2 are free: use fewer ranks"):
+        settle([hello(free_blocks=2)] * 3)
+    with pytest.raises(UsageError, match=r"equal builds .* rank 0: 1, rank 1: 2"):
+        settle([hello(), hello(layout="2")])
+
+
+@needs_extension
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 300), st.integers(0, GIB)),
+        min_size=1,
+        max_size=16,
+    ),
+    st.integers(0, 99),
+)
+def test_terms_never_ask_for_more_than_is_free(rows, most: int) -> None:
+    hellos = [
+        hello(uuid, free_blocks=free, heap_bytes=heap, most_channels=most)
+        for uuid, free, heap in rows
+    ]
+    per_device = {uuid: sum(row[0] == uuid for row in rows) for uuid, _, _ in rows}
+    try:
+        terms = settle(hellos)
+    except UnsupportedError:
+        assert any(free < per_device[uuid] for uuid, free, _ in rows)
+        return
+    assert 1 <= terms.num_channels <= (most or 32)
+    for uuid, free, _ in rows:
+        assert terms.num_channels * per_device[uuid] <= free
+
+
+# ---- budget --------------------------------------------------------------------------------------
+
+
+def test_claims_add_up_and_what_does_not_fit_is_refused() -> None:
+    residency = Residency()
+    assert residency.claim(0, 60, 100)
+    assert not residency.claim(0, 41, 100)
+    assert residency.free(0, 100) == 40
+    assert residency.claim(1, 100, 100), "another device has its own budget"
+    assert residency.claim(0, 40, 100)
+    residency.release(0, 60)
+    assert residency.free(0, 100) == 60
+
+
+def test_claims_of_many_threads_never_exceed_the_device() -> None:
+    residency = Residency()
+    granted: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: granted.append(residency.claim(0, 3, 100)))
+        for _ in range(50)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(granted) == 33
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def request(**fields) -> Request:
+    return dataclasses.replace(
+        Request(Verb.all_reduce, DType.float32, Op.SUM, 1000, 0, 8, "auto", "same_bits", 8),
+        **fields,
+    )
+
+
+def test_a_gpu_plan_is_another_plan() -> None:
+    on_cpu = shared.make_plan(request(), Algorithm.two_shot)
+    on_gpu = shared.make_plan(request(num_channels=16, ranks_per_gpu=1), Algorithm.two_shot)
+    assert on_cpu.channels == 0
+    assert (on_gpu.channels, on_gpu.segment_bytes) == (16, 0)
+    assert "on 16 channels" in repr(_C.Plan(*on_gpu.args()))
+    assert "channels" not in repr(_C.Plan(*on_cpu.args()))
+    with pytest.raises(UsageError, match="segment_bytes"):
+        _C.Plan(*dataclasses.replace(on_gpu, channels=0).args())
+    with pytest.raises(UsageError, match="at most 64 channels, not 65"):
+        _C.Plan(*dataclasses.replace(on_gpu, channels=65).args())
+
+
+def test_a_group_on_cpus_refuses_a_gpu_plan() -> None:
+    multimem = 5
+    plan = shared.make_plan(request(num_channels=16, ranks_per_gpu=1), Algorithm.one_shot).args()
+    _C.Plan(*plan[:3], multimem, *plan[4:])
+    with pytest.raises(UsageError, match="out of range"):
+        _C.Plan(*plan[:3], multimem, *plan[4:-1], 0)
+
+
+def test_an_algorithm_without_a_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "has_kernel", lambda *_, **__: False)
+    on_gpu = request(num_channels=16, ranks_per_gpu=1)
+    reason = shared.no_kernel(on_gpu, Algorithm.two_shot)
+    assert reason == "two_shot has no GPU kernel for all_reduce of float32"
+    assert shared.no_kernel(request(), Algorithm.two_shot) is None, "CPUs need no kernel"
+
+
+# ---- arrays --------------------------------------------------------------------------------------
+
+
+@needs_no_device
+def test_an_array_on_a_gpu_is_refused_where_there_is_none() -> None:
+    from fastcoll.memory.array import view
+
+    class Array:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "version": 3,
+            "shape": (4,),
+            "typestr": "<f4",
+            "data": (0x1000, False),
+        }
+
+    with pytest.raises(UnsupportedError, match="tensor, a Array, can't be taken as a tensor"):
+        view(Array(), "tensor")
+    with pytest.raises(UsageError, match="tensor must be a torch tensor"):
+        view(object(), "tensor")
+
+
+# ---- verdicts ------------------------------------------------------------------------------------
+
+WHERE = 'in group "world" (rank 0 of 4)'
+
+
+def verdict(**fields) -> Verdict:
+    found = Verdict(TIMEOUT, 0, 2, 5, 41, 0xA, 0xB, 1)
+    return dataclasses.replace(found, **fields)
+
+
+def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
+    kind, text, ranks = explain(verdict(), 0, WHERE, "all_reduce(...)", peer_is_gone=False)
+    assert (kind, ranks) == (TIMEOUT, (2,))
+    assert "GPU call 41 on channel 5" in text
+    assert "this rank waited to the limit for rank 2, which did not arrive" in text
+    assert "FASTCOLL_TIMEOUT_S" in text
+    assert "all_reduce(...)" in text
+    assert WHERE in text
+    kind, text, _ = explain(verdict(raiser=3), 0, WHERE, "", peer_is_gone=False)
+    assert "rank 3 waited to the limit for rank 2" in text
+    kind, text, ranks = explain(verdict(kind=DESYNC), 0, WHERE, "", peer_is_gone=True)
+    assert (kind, ranks) == (DESYNC, (2,))
+    assert "rank 2 called something else than rank 0 (stamps 0xb and 0xa)" in text
+    kind, text, ranks = explain(verdict(), 0, WHERE, "", peer_is_gone=True)
+    assert (kind, ranks) == (PEER_LOST, (2,))
+    assert "lost rank 2" in text
+
+
+@pytest.mark.parametrize("kind", [TIMEOUT, DESYNC, PEER_LOST])
+def test_the_kinds_are_those_of_the_core(kind: int, pools) -> None:
+    pool = pools(2)
+    outcomes = pool.outcomes(fail_with, kind)
+    pool.close()
+    names = {TIMEOUT: "CollectiveTimeout", DESYNC: "DesyncError", PEER_LOST: "PeerLostError"}
+    for outcome in outcomes:
+        assert type(outcome.error).__name__ == names[kind]
+        assert "told by a kernel" in str(outcome.error)
+        if kind != DESYNC:
+            assert outcome.error.ranks == (1,)
+
+
+def fail_with(rank, kind: int) -> None:
+    """Rank 0's GPU finds something; both ranks' groups end with it."""
+    if rank.rank == 0:
+        assert not rank.comm.peer_is_gone(1)
+        with pytest.raises(FastcollError, match="told by a kernel"):
+            rank.comm.fail(kind, "told by a kernel", [1])
+    rank.comm.barrier()
