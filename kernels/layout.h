@@ -74,7 +74,7 @@ struct alignas(kLineBytes) SleepLine {
 struct alignas(128) Descriptor {
   static constexpr int kWords = 5;
   uint64_t sequence;
-  uint64_t words[kWords];  // plan_words, stamp and hash, the segment after the call's last
+  uint64_t words[kWords];  // plan_words; [3]: stamp, and low half of the segment after the last
   // Outside the lock, written only by a call that waited long; they hold if `timed_call` is the
   // entry's. CLOCK_MONOTONIC, `wait_ended_us` is 0 while it waits.
   uint64_t timed_call;
@@ -140,7 +140,7 @@ struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is s
 };
 static_assert(sizeof(Message) == 256);
 
-struct alignas(4096) Channel {
+struct alignas(4096) PairChannel {
   static constexpr int kMessages = 32;  // offered at once; more wait with their sender
   // Half a MiB: fewer turns between two ranks that share a CPU, and still within an L2 cache.
   static constexpr int kChunks = 16;
@@ -156,7 +156,7 @@ struct alignas(4096) Channel {
   alignas(4096) std::byte chunks[kChunks][kChunkBytes];  // the sender's
 };
 constexpr size_t mapped_bytes(int world_size) {
-  return kRegionBytes + size_t(world_size) * sizeof(Channel);
+  return kRegionBytes + size_t(world_size) * sizeof(PairChannel);
 }
 
 // Where a tensor lies: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48 bits).

@@ -53,10 +53,10 @@ class PointToPoint {
   explicit PointToPoint(Group<P>& group) : group_(group) {
     for (int peer = 0; peer < group.world_size(); ++peer) {
       auto* channels =
-          reinterpret_cast<Channel*>(group.options().regions[size_t(peer)] + kRegionBytes);
-      mine_[size_t(peer)] =
-          reinterpret_cast<Channel*>(group.options().regions[size_t(group.rank())] + kRegionBytes) +
-          peer;
+          reinterpret_cast<PairChannel*>(group.options().regions[size_t(peer)] + kRegionBytes);
+      mine_[size_t(peer)] = reinterpret_cast<PairChannel*>(
+                                group.options().regions[size_t(group.rank())] + kRegionBytes) +
+                            peer;
       theirs_[size_t(peer)] = channels + group.rank();
     }
   }
@@ -186,8 +186,8 @@ class PointToPoint {
   void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
 
   bool advance_send(Transfer& transfer, std::array<bool, kMaxWorld>& must_queue) {
-    Channel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
-    const Channel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
+    PairChannel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
+    const PairChannel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
     if (transfer.state == Transfer::State::fresh) {
       if (must_queue[size_t(transfer.peer)] || !offer(transfer, channel, back)) {
         must_queue[size_t(transfer.peer)] = true;
@@ -203,10 +203,10 @@ class PointToPoint {
     uint64_t sent = channel.sent.value;
     const uint64_t received = P::load_acquire(back.received.value);
     bool moved = false;
-    for (; transfer.moved_bytes < transfer.num_bytes && sent - received < Channel::kChunks;
+    for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
          ++sent) {
       const size_t num_bytes = next_chunk(transfer);
-      std::memcpy(channel.chunks[sent % Channel::kChunks], transfer.data + transfer.moved_bytes,
+      std::memcpy(channel.chunks[sent % PairChannel::kChunks], transfer.data + transfer.moved_bytes,
                   num_bytes);
       transfer.moved_bytes += num_bytes;
       P::arrive(channel.sent.value, sent + 1);
@@ -217,8 +217,8 @@ class PointToPoint {
   }
 
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
-  bool offer(Transfer& transfer, Channel& channel, const Channel& back) {
-    for (int i = 0; i < Channel::kMessages; ++i) {
+  bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
+    for (int i = 0; i < PairChannel::kMessages; ++i) {
       Message& message = channel.messages[i];
       if (message.number != P::load_acquire(back.taken[i])) continue;
       message.num_bytes = transfer.num_bytes;
@@ -238,8 +238,8 @@ class PointToPoint {
 
   bool advance_receive(Transfer& transfer) {
     if (transfer.state == Transfer::State::fresh && !match(transfer)) return false;
-    Channel& back = *mine_[size_t(transfer.peer)];
-    const Channel& channel = *theirs_[size_t(transfer.peer)];
+    PairChannel& back = *mine_[size_t(transfer.peer)];
+    const PairChannel& channel = *theirs_[size_t(transfer.peer)];
     const Message& message = channel.messages[transfer.place];
     if (transfer.num_bytes <= Message::kPayloadBytes) {
       copy_bytes(transfer.data, message.payload, transfer.num_bytes);
@@ -256,8 +256,8 @@ class PointToPoint {
     const bool moved = received != sent;
     for (; received != sent; ++received) {
       const size_t num_bytes = next_chunk(transfer);
-      std::memcpy(transfer.data + transfer.moved_bytes, channel.chunks[received % Channel::kChunks],
-                  num_bytes);
+      std::memcpy(transfer.data + transfer.moved_bytes,
+                  channel.chunks[received % PairChannel::kChunks], num_bytes);
       transfer.moved_bytes += num_bytes;
       P::arrive(back.received.value, received + 1);
     }
@@ -266,14 +266,14 @@ class PointToPoint {
     return taken(transfer, back);
   }
 
-  bool taken(Transfer& transfer, Channel& back) {
+  bool taken(Transfer& transfer, PairChannel& back) {
     P::arrive(back.taken[transfer.place], transfer.number);
     finish(transfer);
     return true;
   }
 
   size_t next_chunk(const Transfer& transfer) const {
-    return std::min(Channel::kChunkBytes, transfer.num_bytes - transfer.moved_bytes);
+    return std::min(PairChannel::kChunkBytes, transfer.num_bytes - transfer.moved_bytes);
   }
 
   // Find the oldest offer that is for this receive.
@@ -295,7 +295,7 @@ class PointToPoint {
   }
 
   bool match_from(Transfer& transfer, int peer) {
-    const Channel& channel = *theirs_[size_t(peer)];
+    const PairChannel& channel = *theirs_[size_t(peer)];
     const uint64_t offered = offered_by(peer);
     // What was offered before this receive looked, and was not for it, will not be later.
     if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
@@ -303,7 +303,7 @@ class PointToPoint {
     // comes after `offered` has to wait for the next look.
     const Message* found = nullptr;
     uint64_t least = offered + 1;
-    for (int i = 0; i < Channel::kMessages; ++i) {
+    for (int i = 0; i < PairChannel::kMessages; ++i) {
       const Message& message = channel.messages[i];
       const uint64_t number = P::load_acquire(message.number);
       if (number <= claimed_[size_t(peer)][size_t(i)] || number >= least) continue;
@@ -422,11 +422,11 @@ class PointToPoint {
   Group<P>& group_;
   std::mutex mutex_;
   std::list<std::shared_ptr<Transfer>> open_;  // in the order they were started
-  std::array<Channel*, kMaxWorld> mine_{}, theirs_{};
+  std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked
   std::bitset<kMaxWorld> looked_;
   // As receiver: numbers of the messages that a receive has, by sender and place.
-  std::array<std::array<uint64_t, Channel::kMessages>, kMaxWorld> claimed_{};
+  std::array<std::array<uint64_t, PairChannel::kMessages>, kMaxWorld> claimed_{};
   std::array<Transfer*, kMaxWorld> movers_{};  // whose chunks come, by sender
   bool closed_ = false;
 };

@@ -16,7 +16,7 @@ struct Operation {
   uint64_t call = 0;
   Plan plan;
   uint32_t stamp = 0;
-  uint64_t end_segment = 0;    // `done` of a rank that is through with the call
+  uint32_t end_segment = 0;    // low half of the `done` of a rank that is through with the call
   uint64_t wait_began_us = 0;  // CLOCK_MONOTONIC; both 0 if it did not wait long
   uint64_t wait_ended_us = 0;  // 0 while it waits
 };
@@ -29,11 +29,13 @@ std::optional<Operation> read_operation(const Descriptor& entry, uint64_t call) 
   words.kinds = P::load_acquire(entry.words[0]);
   words.numel = P::load_acquire(entry.words[1]);
   words.root_and_segment = P::load_acquire(entry.words[2]);
+  const uint64_t stamp_and_end = P::load_acquire(entry.words[3]);
+  words.splits = P::load_acquire(entry.words[4]);
   Operation operation;
   operation.call = call;
   operation.plan = plan_from_words(words);
-  operation.stamp = uint32_t(P::load_acquire(entry.words[3]) >> 32);
-  operation.end_segment = P::load_acquire(entry.words[4]);
+  operation.stamp = uint32_t(stamp_and_end >> 32);
+  operation.end_segment = uint32_t(stamp_and_end);
   if (P::load_acquire(entry.timed_call) == call) {
     operation.wait_began_us = P::load_acquire(entry.wait_began_us);
     operation.wait_ended_us = P::load_acquire(entry.wait_ended_us);
