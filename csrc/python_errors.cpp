@@ -19,14 +19,26 @@ PyObject* rank_tuple(uint64_t ranks) {
   return tuple;
 }
 
+// What this rank did last, where FASTCOLL_DUMP_DIR says; the error comes first, whatever happens.
+void write_down(const char* reason) {
+  PyObject* recorder = PyImport_ImportModule("fastcoll.reliability.recorder");
+  PyObject* nothing = recorder ? PyObject_CallMethod(recorder, "dump", "s", reason) : nullptr;
+  PyErr_Clear();
+  Py_XDECREF(nothing);
+  Py_XDECREF(recorder);
+}
+
 }  // namespace
 
 void set_python_error(const Failure& failure) {
   static const char* const kNames[] = {
       nullptr,       "UsageError",    "UnsupportedError", "CollectiveTimeout",
-      "DesyncError", "PeerLostError", "DriverError"};
-  const bool names_ranks =
-      failure.kind() == ErrorKind::timeout || failure.kind() == ErrorKind::peer_lost;
+      "DesyncError", "PeerLostError", "DriverError",      "AbortedError"};
+  const bool names_ranks = failure.kind() == ErrorKind::timeout ||
+                           failure.kind() == ErrorKind::peer_lost ||
+                           failure.kind() == ErrorKind::aborted;
+  if (failure.kind() != ErrorKind::usage && failure.kind() != ErrorKind::unsupported)
+    write_down(failure.what());
   PyObject* errors = PyImport_ImportModule("fastcoll.errors");
   PyObject* cls =
       errors ? PyObject_GetAttrString(errors, kNames[uint32_t(failure.kind())]) : nullptr;

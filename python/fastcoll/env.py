@@ -105,6 +105,12 @@ GPU_HEAP_MIB = Variable(
     "memory of each GPU rank for symmetric tensors, in MiB; taken at a group's first GPU call",
     _count,
 )
+DUMP_DIR = Variable(
+    "FASTCOLL_DUMP_DIR",
+    "",
+    "where a rank writes what it did last when its group breaks; default: nowhere",
+    str,
+)
 
 VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     TIMEOUT_S,
@@ -114,6 +120,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     CUDA,
     GPU_CHANNELS,
     GPU_HEAP_MIB,
+    DUMP_DIR,
 )
 
 
