@@ -3,6 +3,7 @@
 
 import gc
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -368,6 +369,25 @@ def mistakes(rank: Rank) -> list[str]:
 def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
     assert pools(2).run(mistakes) == [[], []]
     assert pools(2).run(ring, 5, "float32") == [True, True]
+
+
+def aborted(rank: Rank) -> list[Attempt]:
+    """Rank 0 ends the group while both wait in a receive."""
+    group = rank.comm.new_group(timeout_s=15)
+    if rank.rank == 0:
+        timer = threading.Timer(0.3, group.abort, ["enough"])
+        timer.start()
+    attempts = [attempt(group.recv, torch.ones(9), 1 - rank.rank), attempt(group.barrier)]
+    group.close()
+    return attempts
+
+
+def test_abort_ends_a_receive_on_every_rank(pools: Pools) -> None:
+    for row in pools(2).run(aborted):
+        for one in row:
+            assert one.kind == "AbortedError", one
+            assert "enough" in one.text
+            assert one.seconds < 2
 
 
 def closed_under_a_receive(rank: Rank) -> str:

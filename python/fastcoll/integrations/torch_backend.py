@@ -190,9 +190,9 @@ class FastcollProcessGroup(ProcessGroup):
         self.communicator.close()
 
     def abort(self) -> None:
-        """Give the group up: calls on every rank raise PeerLostError."""
+        """Give the group up: whoever waits in it, on any rank, raises AbortedError."""
         if not self.communicator.closed:
-            self.communicator.poison("was told to abort")
+            self.communicator.abort("torch.distributed was told to abort the group")
             self.communicator.close()
 
     # ---- calls -----------------------------------------------------------------------------------
