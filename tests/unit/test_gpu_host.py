@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll import _C
+from fastcoll import _C, algorithms
 from fastcoll.algorithms import shared
 from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
 from fastcoll.reliability.residency import Residency
 from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain
+from fastcoll.selection import select
 from fastcoll.topology import gpu
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
@@ -210,6 +211,23 @@ def test_a_group_on_cpus_refuses_a_gpu_plan() -> None:
     _C.Plan(*plan[:3], multimem, *plan[4:])
     with pytest.raises(UsageError, match="out of range"):
         _C.Plan(*plan[:3], multimem, *plan[4:-1], 0)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
+def test_every_verb_has_a_kernel_for_every_dtype(dtype: DType) -> None:
+    verbs = (Verb.all_reduce, Verb.reduce_scatter, Verb.all_gather, Verb.broadcast, Verb.reduce)
+    for verb in verbs:
+        for numel in (0, 10, 10_000_000):
+            wanted = request(verb=verb, dtype=dtype, numel=numel, num_channels=16, ranks_per_gpu=2)
+            plan = select(wanted, algorithms.ALL).plan
+            assert gpu.has_kernel(plan.algorithm, plan.verb, plan.dtype, ll=plan.inline)
+            assert (plan.channels, plan.numel) == (16, numel)
+            _C.Plan(*plan.args())
+    small = select(request(dtype=dtype, numel=10, num_channels=16, ranks_per_gpu=2), algorithms.ALL)
+    assert small.plan.inline, "the smallest travel with their flags"
+    asked = request(dtype=dtype, algorithm="chain", num_channels=16, ranks_per_gpu=2)
+    assert select(asked, algorithms.ALL).plan.algorithm is Algorithm.chain
 
 
 def test_an_algorithm_without_a_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
