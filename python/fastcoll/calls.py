@@ -103,14 +103,14 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     if call.verb is Verb.barrier:
         return Operands(DType.uint8, Op.SUM, 0, 0, None, None)
     input_name, output_name = _NAMES[call.verb]
-    source = view(call.input, input_name)
+    source = view(call.input, input_name, gpu=True)
     if call.verb is Verb.broadcast:
         return _broadcast(source, call.root, rank, world_size)
     root = checked_root(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
     if call.verb is Verb.reduce and rank != root:
         op = reduction_of(call.op, source.dtype)
         return Operands(source.dtype, op, source.numel, root, source, None)
-    target = source if call.output is call.input else view(call.output, output_name)
+    target = source if call.output is call.input else view(call.output, output_name, gpu=True)
     check_output(target, output_name)
     if target.device != source.device:
         raise UsageError(

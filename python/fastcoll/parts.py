@@ -16,7 +16,7 @@ import torch
 
 from fastcoll import _C
 from fastcoll.calls import checked_root, reduction_of
-from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.errors import UsageError
 from fastcoll.memory.array import (
     Array,
     ArrayView,
@@ -196,13 +196,7 @@ def _side(arrays: object, name: str, world_size: int) -> Side:
 def _checked(source: Side | None, target: Side | None, input_name: str, output_name: str) -> DType:
     for index, array in enumerate(target.views if target else ()):
         check_output(array, f"{output_name}[{index}]" if len(target.views) > 1 else output_name)  # type: ignore[union-attr]
-    views = [array for side in (source, target) if side for array in side.views]
-    if any(array.device >= 0 for array in views):
-        raise UnsupportedError(
-            f"{input_name} and {output_name} must be CPU tensors: verbs with a part for each rank "
-            "do not run on GPUs yet"
-        )
-    kinds = {array.dtype for array in views}
+    kinds = {array.dtype for side in (source, target) if side for array in side.views}
     if len(kinds) != 1:
         names = " and ".join(sorted(kind.name for kind in kinds))
         raise UsageError(f"{input_name} and {output_name} need one dtype, not {names}")

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,9 +255,19 @@ def test_an_array_on_a_gpu_is_refused_where_there_is_none() -> None:
         }
 
     with pytest.raises(UnsupportedError, match="tensor, a Array, can't be taken as a tensor"):
-        view(Array(), "tensor")
-    with pytest.raises(UsageError, match="tensor must be a torch tensor"):
-        view(object(), "tensor")
+        view(Array(), "tensor", gpu=True)
+    for other, gpu_too in ((Array(), False), (object(), True)):
+        with pytest.raises(UsageError, match="tensor must be a torch tensor"):
+            view(other, "tensor", gpu=gpu_too)
+
+
+@pytest.mark.parametrize("gpu_too", [False, True])
+def test_a_verb_names_where_its_tensors_may_be(gpu_too: bool) -> None:
+    from fastcoll.memory.array import view
+
+    places = "CPUs and CUDA devices" if gpu_too else "CPUs"
+    with pytest.raises(UnsupportedError, match=f"is on meta; this verb takes tensors on {places}:"):
+        view(torch.empty(3, device="meta"), "tensor", gpu=gpu_too)
 
 
 # ---- verdicts ------------------------------------------------------------------------------------

@@ -49,23 +49,25 @@ class ArrayView:
         return self.numel * ITEMSIZE[self.dtype]
 
 
-def view(array: object, name: str) -> ArrayView:
+def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
     """Look at a user's array.
 
     Args:
         array: A tensor on the CPU or a CUDA device, a NumPy array, or an array of CuPy's kind.
         name: The argument's name, for error texts.
+        gpu: Whether the verb runs on GPUs; else a tensor there is refused, as its address means
+            nothing to a CPU.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is none of these.
         UnsupportedError: It lies where fastcoll can't reach, or its dtype is unknown.
     """
     if isinstance(array, torch.Tensor):
-        return _view_tensor(array, name)
+        return _view_tensor(array, name, gpu)
     if isinstance(array, np.ndarray):
         return _view_numpy(array, name)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _view_tensor(_as_tensor(array, name), name)
+    if gpu and hasattr(array, "__cuda_array_interface__"):
+        return _view_tensor(_as_tensor(array, name), name, gpu)
     raise UsageError(f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}")
 
 
@@ -78,11 +80,11 @@ def _as_tensor(array: object, name: str) -> torch.Tensor:
         raise UnsupportedError(f"{name}, a {kind}, can't be taken as a tensor: {error}") from error
 
 
-def _view_tensor(tensor: torch.Tensor, name: str) -> ArrayView:
-    if tensor.device.type not in ("cpu", "cuda"):
+def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
+    if tensor.device.type != "cpu" and not (gpu and tensor.is_cuda):
+        places = "CPUs and CUDA devices" if gpu else "CPUs"
         raise UnsupportedError(
-            f"{name} is on {tensor.device}; fastcoll works on tensors of CPUs and CUDA devices: "
-            f"pass {name}.cpu()"
+            f"{name} is on {tensor.device}; this verb takes tensors on {places}: pass {name}.cpu()"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
@@ -207,7 +209,7 @@ def dense_copy(array: ArrayView, *, fill: bool) -> ArrayView:
         copy = np.empty(source.shape, dtype=source.dtype)
         if fill:
             copy[...] = source
-    return view(copy, "copy")
+    return view(copy, "copy", gpu=array.device >= 0)
 
 
 def copy_back(array: ArrayView, dense: ArrayView) -> None:
