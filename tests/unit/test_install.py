@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+# Machine code for three GPUs takes minutes on two cores that others use too.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def attempt(*command: str | Path, cwd: Path, **env: str) -> tuple[int, str]:
@@ -105,7 +106,7 @@ def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
             Path(purelib.strip(), entry.name).symlink_to(entry)
     pip = [sys.executable, "-m", "pip", "--python", python]
     command = [*pip, "install", "-v", "--no-deps", "--no-build-isolation", "-e", "."]
-    output = run(*command, cwd=checkout)
+    output = run(*command, cwd=checkout, FASTCOLL_CUDA="0")
     assert warnings_of_build(output) == []
     where = "import fastcoll, fastcoll._C, fastcoll_kernels; print(fastcoll.__file__)"
     assert str(checkout) in run(python, "-c", where, cwd=tmp_path)
