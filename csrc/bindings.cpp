@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/reduce.h"
@@ -240,9 +241,10 @@ void bind_machine(py::module_& module) {
   module.def(
       "read_status",
       [](int fd) {
-        const auto close = [](std::byte* region) { memfd_close(region, kRegionBytes); };
-        const std::unique_ptr<std::byte, decltype(close)> region(memfd_open(fd, kRegionBytes),
-                                                                 close);
+        // How many ranks share the region is not known yet; what is read lies in its first part.
+        const size_t num_bytes = std::max(memfd_bytes(fd), kRegionBytes);
+        const auto close = [num_bytes](std::byte* region) { memfd_close(region, num_bytes); };
+        const std::unique_ptr<std::byte, decltype(close)> region(memfd_open(fd, num_bytes), close);
         return status_of(*reinterpret_cast<const Pad*>(region.get()));
       },
       py::arg("fd"));

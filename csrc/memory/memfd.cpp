@@ -23,12 +23,17 @@ int memfd_create_sealed(const std::string& name, size_t num_bytes) {
   return fd;
 }
 
-std::byte* memfd_open(int fd, size_t num_bytes) {
+size_t memfd_bytes(int fd) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system("fstat of a region's descriptor");
+  return size_t(status.st_size);
+}
+
+std::byte* memfd_open(int fd, size_t num_bytes) {
+  const size_t found_bytes = memfd_bytes(fd);
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (size_t(status.st_size) != num_bytes || seals < 0 || !(seals & F_SEAL_SHRINK))
-    throw Failure(ErrorKind::driver, "a peer's region has " + std::to_string(status.st_size) +
+  if (found_bytes != num_bytes || seals < 0 || !(seals & F_SEAL_SHRINK))
+    throw Failure(ErrorKind::driver, "a peer's region has " + std::to_string(found_bytes) +
                                          " bytes where " + std::to_string(num_bytes) +
                                          " were expected, or is not sealed: do all ranks run the "
                                          "same version of fastcoll?");

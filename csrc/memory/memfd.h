@@ -12,6 +12,8 @@ namespace fastcoll {
 // (SIGBUS) or grow it. `name` shows in /proc/<pid>/maps only.
 int memfd_create_sealed(const std::string& name, size_t num_bytes);
 
+size_t memfd_bytes(int fd);
+
 // Map all of it, read and write. Refuses a descriptor of another size or one that is not sealed.
 // Not inherited by forked children (MADV_DONTFORK): a DataLoader worker must not keep or touch it.
 std::byte* memfd_open(int fd, size_t num_bytes);
