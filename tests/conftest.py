@@ -1,11 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that every folder of tests shares."""
+"""What every folder of tests shares: pools of ranks, and no GPU tests where there is no GPU."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 import harness
+
+NOT_RUN = pytest.StashKey[int]()
+
+
+def why_no_gpu() -> str:
+    """Return why the tests marked `gpu` can't run here, "" if they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    from fastcoll.topology import gpu
+
+    return gpu.problem()
+
+
+@pytest.hookimpl(trylast=True)  # after the folders have set their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if item.get_closest_marker("gpu")]
+    if mine and why_no_gpu():
+        config.stash[NOT_RUN] = len(mine)
+        config.hook.pytest_deselected(items=mine)
+        items[:] = [item for item in items if item not in mine]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(NOT_RUN, 0):
+        terminalreporter.write_line(f"{count} GPU tests not run: {why_no_gpu()}", yellow=True)
 
 
 @pytest.fixture(scope="session")

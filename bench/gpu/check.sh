@@ -32,10 +32,16 @@ if ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())
   exit 77
 fi
 
-step build 150 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation --no-deps \
+step build 110 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation --no-deps \
   --no-index --disable-pip-version-check --target "$work/site" . || exit 1
-step tests 170 "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 100 \
+step tests 150 "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 100 \
   --junit-xml "$work/tests.xml" tests/gpu
+if "$python" -c 'import triton' 2>/dev/null; then
+  step triton 70 "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
+    --junit-xml "$work/triton.xml" tests/triton_kernels
+else
+  printf 'triton\tskip\t0\n' >>"$work/steps.tsv"
+fi
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
     step "$tool" 35 compute-sanitizer --tool "$tool" --error-exitcode 1 \

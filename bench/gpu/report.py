@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts what check.sh found into one JSON and one picture, and prints it as a table.
 
-`python report.py WORK [OUT]`: WORK holds steps.tsv, tests.xml and measured.json as far as the
-steps came. Without OUT the results go to bench/results/<gpu>.
+`python report.py WORK [OUT]`: WORK holds steps.tsv, tests.xml, triton.xml and measured.json as far
+as the steps came. Without OUT the results go to bench/results/<gpu>.
 """
 
 import json
@@ -34,11 +34,11 @@ def steps(work: Path) -> list[dict[str, Any]]:
 
 def tests(work: Path) -> dict[str, Any]:
     """Count what pytest wrote; what it did not get to is not there, so a crash counts nothing."""
-    path = work / "tests.xml"
-    if not path.exists():
+    paths = [path for path in (work / "tests.xml", work / "triton.xml") if path.exists()]
+    if not paths:
         return {"passed": 0, "failed": [], "skipped": [], "note": "pytest left no report"}
     failed, skipped, passed = [], [], 0
-    for case in ElementTree.parse(path).iter("testcase"):
+    for case in (case for path in paths for case in ElementTree.parse(path).iter("testcase")):
         name = f"{case.get('classname')}::{case.get('name')}"
         if case.find("failure") is not None or case.find("error") is not None:
             failed.append(name)

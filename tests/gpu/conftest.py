@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that need a GPU: deselected, with the reason in the report, where there is none.
+"""The tests of groups on GPUs; where there is none, the folder above deselects them.
 
 Ranks are threads of this process (`threads`), which run together even on one GPU, or processes
 (`pools` of the folder above), which take turns on it.
@@ -13,36 +13,15 @@ import torch
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRanks
-from fastcoll.topology import gpu
 
 env.prepare_gpu_threads()
 HERE = Path(__file__).parent
 
 
-def problem() -> str:
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    return gpu.problem()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
-    for item in mine:
-        item.add_marker(pytest.mark.gpu)
-    if mine and problem():
-        config.stash[NOT_RUN] = len(mine)
-        config.hook.pytest_deselected(items=mine)
-        items[:] = [item for item in items if HERE not in item.path.parents]
-
-
-NOT_RUN = pytest.StashKey[int]()
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    if count := config.stash.get(NOT_RUN, 0):
-        terminalreporter.write_line(f"{count} GPU tests not run: {problem()}", yellow=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
 
 
 def placements() -> list[str]:
