@@ -17,6 +17,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "check.h"
+
 namespace fastcoll {
 
 int64_t now_us() {
@@ -45,7 +47,10 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) 
     if (length <= 0) return false;
     if (size_t(length) < sizeof *farewell) continue;
     std::memcpy(farewell, message, sizeof *farewell);
-    if (farewell->tag != kFarewell) continue;
+    const auto kind = ErrorKind(farewell->kind);
+    const bool is_known =
+        kind == ErrorKind::timeout || kind == ErrorKind::desync || kind == ErrorKind::peer_lost;
+    if (farewell->tag != kFarewell || !is_known) continue;
     text->assign(message + sizeof *farewell, size_t(length) - sizeof *farewell);
     return true;
   }
