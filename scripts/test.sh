@@ -16,4 +16,5 @@ case ${1:-} in
 esac
 
 install_checkout test
-exec python -m pytest -q "${select[@]}" "$@"
+# Two files at a time: most of a test is waiting. Whole files: they share ranks and builds.
+exec python -m pytest -q -n 2 --dist loadfile "${select[@]}" "$@"

@@ -122,10 +122,10 @@ def churn(rank: Rank, seed: int, rounds: int) -> int:
 
 
 def test_blocks_are_freed_in_any_order_and_come_back(pools: Pools) -> None:
-    """1 MiB tensors, hundreds of them: more than the library ever maps."""
+    """A hundred tensors of up to 4 MiB: more than the library ever maps."""
     pools(3).run(churn, 1, 20)
-    before = pools(3).run(churn, 2, 60)
-    after = pools(3).run(churn, 3, 150)
+    before = pools(3).run(churn, 2, 30)
+    after = pools(3).run(churn, 3, 80)
     assert after == before
 
 

@@ -268,7 +268,7 @@ def test_what_each_missing_rank_did_last(pools: Pools) -> None:
         one.text,
     )
     assert found, one.text
-    assert 0.9 * 3 * LIMIT_S <= float(found[1]) <= one.seconds
+    assert 0.9 * 3 * LIMIT_S <= float(found[1]) <= one.seconds + 0.01  # it is rounded
     assert 0 < float(found[2]) < 3 * LIMIT_S  # seen from here, so no longer than the wait
 
 
