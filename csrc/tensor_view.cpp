@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor_view.h"
 
+#include <iterator>
+
 namespace fastcoll {
 
 namespace {
@@ -52,14 +54,28 @@ const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
   return nullptr;
 }
 
-// The imaginary part of a conjugated complex number is a float whose sign is only marked. DLPack
-// does not show the mark; among contiguous tensors only those of one element can have it.
-bool is_negated(PyObject* tensor) {
+// Tensors whose sign is stored, not only marked (the imaginary part of a conjugated number, what
+// torch._neg_view returns). DLPack does not show the mark, and asking torch takes as long as all
+// else on the fast path, so each tensor is asked once. A weak reference vouches for the object at
+// an address: it leads to a tensor only as long as that one lives.
+PyObject* plain_tensors[64];
+
+PyObject*& place_of(PyObject* tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor);
+  return plain_tensors[(address >> 4 ^ address >> 10) % std::size(plain_tensors)];
+}
+
+bool is_plain(PyObject* tensor) {
+  PyObject*& place = place_of(tensor);
+  if (place && PyWeakref_GET_OBJECT(place) == tensor) return true;
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
   PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
+  PyObject* reference = answer == Py_False ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
   PyErr_Clear();
   Py_XDECREF(answer);
-  return answer != Py_False;
+  if (!reference) return false;
+  Py_XSETREF(place, reference);
+  return true;
 }
 
 std::optional<DType> dtype_of(const DLDataType& type) {
@@ -133,8 +149,7 @@ std::optional<TensorView> view_tensor(PyObject* object) {
     if (tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel) return std::nullopt;
     numel *= tensor.shape[i];
   }
-  if (numel == 1 && is_negated(object)) return std::nullopt;
-  if (!tensor.data && numel != 0) return std::nullopt;
+  if ((!tensor.data && numel != 0) || !is_plain(object)) return std::nullopt;
   return TensorView{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, uint64_t(numel),
                     *dtype, tensor.ndim, tensor.shape};
 }

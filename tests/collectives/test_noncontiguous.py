@@ -165,6 +165,28 @@ def test_layouts_with_a_name(pools: Pools) -> None:
     assert summed("a column") == column
 
 
+def negated(rank: Rank, numel: int) -> list[float]:
+    """Greatest of plain and of lazily negated tensors in turn; later ones take the short way."""
+    import fastcoll
+
+    found = []
+    for turn in range(20):
+        # A new object each time: it may lie where one of the other kind lay.
+        tensor = torch.full((numel,), float(turn + rank.rank))
+        given = torch._neg_view(tensor) if turn % 2 else tensor
+        assert given.is_neg() == bool(turn % 2)
+        fastcoll.all_reduce(given, fastcoll.ReduceOp.MAX, rank.comm)
+        assert bool((given == given[0]).all())
+        found.append(given[-1].item())
+    return found
+
+
+@pytest.mark.parametrize("numel", [1, 2, 3_000])
+def test_a_sign_that_is_only_marked(pools: Pools, numel: int) -> None:
+    wants = [float(-turn if turn % 2 else turn + 1) for turn in range(20)]
+    assert pools(2).run(negated, numel) == [wants, wants]
+
+
 def strided_parts(rank: Rank, dtype: str) -> list[list[int]]:
     """reduce_scatter from, and all_gather into, transposed matrices."""
     import fastcoll
