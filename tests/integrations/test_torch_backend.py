@@ -6,7 +6,6 @@ be what it returns on Gloo, or on one process alone.
 """
 
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,48 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from backends import Program, on_backend, same
 from torch import nn
 
-from harness import Attempt, Pool, Rank, Setup, attempt
-
-Program = Callable[[Rank], Any]
-
-
-def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
-    """Run a program inside a process group of its own."""
-    import fastcoll  # noqa: F401 - registers the backend
-
-    number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
-    store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
-    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
-    try:
-        return program(rank, *args)
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def bare_pools() -> Iterator[Callable[[int], Pool]]:
-    """`bare_pools(n)` is the module's pool of n ranks that have made no group."""
-    opened: dict[int, Pool] = {}
-
-    def pool(world_size: int) -> Pool:
-        if world_size not in opened or not opened[world_size].is_open:
-            opened[world_size] = Pool(world_size, Setup(init=False))
-        return opened[world_size]
-
-    yield pool
-    for one in opened.values():
-        one.close()
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether results are equal, tensors bit by bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+from harness import Attempt, Rank, attempt
 
 
 def test_a_single_wrong_element_is_seen() -> None:

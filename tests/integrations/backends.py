@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of torch.distributed on one backend or another, and whether they did the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness import Rank
+
+Program = Callable[..., Any]
+
+
+def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
+    """Run a program inside a process group of its own."""
+    import fastcoll  # noqa: F401 - registers the backend
+
+    number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
+    store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
+    try:
+        return program(rank, *args)
+    finally:
+        dist.destroy_process_group()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether results are equal, tensors bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of examples/: each runs, prints what to look at, and fails if a result is wrong.
+
+The ranks are a pool's, whose environment is made to look like torchrun's: a start of torchrun takes
+longer than all examples together. One example is started by torchrun itself.
+"""
+
+import contextlib
+import io
+import itertools
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from harness import Attempt, Rank, attempt
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples"
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py"))
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def launched(rank: Rank, number: int) -> Iterator[None]:
+    """Make the environment that of a rank of torchrun, whose store is the session's."""
+    store: Any = rank.store.underlying_store
+    variables = {
+        "RANK": rank.rank,
+        "WORLD_SIZE": rank.world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": number,  # what one program put there, the next won't find
+    }
+    with mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}):
+        yield
+
+
+def run(rank: Rank, program: str, number: int) -> str:
+    """Run a program as torchrun would; return what it printed."""
+    printed = io.StringIO()
+    with launched(rank, number), contextlib.redirect_stdout(printed):
+        runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
+    return printed.getvalue()
+
+
+def check_on(pools: Any, world_size: int, program: str) -> None:
+    printed = pools(world_size).run(run, program, next(_numbers))
+    assert sum("Look at:" in text for text in printed) == 1, printed
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_example_runs(bare_pools: Any, program: str) -> None:
+    check_on(bare_pools, 2, program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_example_runs_on_three_ranks(bare_pools: Any, program: str) -> None:
+    check_on(bare_pools, 3, program)
+
+
+# The calls in which a wrong number must make a program fail. pitfalls.py is about calls that fail,
+# and compares its one result with itself.
+VERBS = ["all_reduce", "reduce", "reduce_scatter_tensor", "broadcast", "all_gather_into_tensor"]
+VERBS += ["gather", "scatter", "all_to_all_single"]
+WRONG = [("verbs", verb) for verb in VERBS] + [
+    ("mean", "all_reduce"),
+    ("argmax", "broadcast"),
+    ("ring_all_reduce", "recv"),
+    ("softmax", "all_reduce"),
+    ("ddp_by_hand", "all_reduce"),
+    ("zero", "reduce_scatter_tensor"),
+    ("zero", "all_gather_into_tensor"),
+    ("tensor_parallel", "all_reduce"),
+    ("experts", "all_to_all_single"),
+    ("embedding", "all_to_all_single"),
+    ("pipeline", "recv"),
+    ("parameter_server", "broadcast"),
+    ("parameter_server", "gather"),
+    ("actor_learner", "broadcast"),
+    ("actor_learner", "gather"),
+]
+# Where the tensor that a call reads is among its arguments; of a list, the first is taken.
+INPUT = {verb: 1 for verb in VERBS if verb.startswith(("reduce_scatter", "all_gather", "all_to"))}
+INPUT["scatter"] = 1
+
+
+def run_with_a_wrong_number(rank: Rank, program: str, verb: str, number: int) -> Attempt:
+    """Run a program in which one number of one verb's inputs, or of what came, is 1 too large."""
+    import fastcoll
+
+    right = getattr(fastcoll, verb)
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        def spoil(given: Any) -> None:
+            tensor = given[0] if isinstance(given, list) else given
+            if tensor is not None and tensor.numel():
+                with torch.no_grad():
+                    tensor.view(-1)[0] += 1
+
+        where = args[INPUT.get(verb, 0)]
+        if verb != "recv":
+            spoil(where)
+        result = right(*args, **options)
+        if verb == "recv":
+            spoil(where)
+        return result
+
+    with mock.patch.object(fastcoll, verb, wrong):
+        return attempt(run, rank, program, number)
+
+
+@pytest.mark.parametrize(("program", "verb"), WRONG)
+def test_the_example_sees_a_wrong_number(bare_pools: Any, program: str, verb: str) -> None:
+    attempts = bare_pools(2).run(run_with_a_wrong_number, program, verb, next(_numbers))
+    # Those that noticed nothing themselves lose a peer, or are through already.
+    assert any(one.kind in ("AssertionError", "RuntimeError") for one in attempts), attempts
+
+
+def test_every_example_is_held_to_its_result_and_in_the_readme() -> None:
+    assert {program for program, _ in WRONG} | {"pitfalls"} == set(PROGRAMS)
+    rows = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", (FOLDER / "README.md").read_text(), re.M)
+    assert sorted(rows) == PROGRAMS
+
+
+def test_the_pitfalls_name_what_differs(bare_pools: Any) -> None:
+    text, *_ = bare_pools(2).run(run, "pitfalls", next(_numbers))
+    for word in ("float16", "float32", "all_reduce", "barrier", "CollectiveTimeout"):
+        assert word in text
+
+
+@pytest.mark.slow
+def test_torchrun_itself(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(FOLDER / "argmax.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Look at:" in done.stdout
