@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 15 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes about 25 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,6 +29,10 @@ for verb in reduce_scatter all_gather broadcast barrier; do
   echo "== $out/$verb"
   fastcoll bench "$verb" --sizes 8:64M:8 --vs "gloo,$mpis" --json "$out/$verb.json"
 done
+fastcoll regret --json "$out/regret.json"
+tuning=$(mktemp)
+fastcoll tune --out "$tuning"
+FASTCOLL_TUNING=$tuning fastcoll regret --json "$out/regret-tuned.json"
 fastcoll demo --json "$out/demo.json" --plot "$out/demo.png"
 fastcoll demo --params 25M --json "$out/demo-25M.json" --plot "$out/demo-25M.png"
 python bench/targets.py "$out"

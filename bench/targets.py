@@ -54,6 +54,7 @@ GOALS = (
     Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8M", "32M", 4),
 )
 MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0.15
+LEAST_GOOD_CHOICES = 0.95
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,24 @@ def _core_verdicts(folder: Path) -> Iterator[Verdict]:
             )
 
 
+def _choice_verdicts(folder: Path) -> Iterator[Verdict]:
+    for name, by in (("regret", "the model"), ("regret-tuned", "a tuning table")):
+        if regret := _load(folder, name):
+            share = regret["share_within"]
+            yield Verdict(
+                f"choices by {by} within 10 % of the best",
+                f">= {LEAST_GOOD_CHOICES:.0%}",
+                f"{share:.1%} of {regret['num_points']}",
+                share >= LEAST_GOOD_CHOICES,
+            )
+
+
 def verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield how every goal stands."""
     for goal in GOALS:
         yield judge(goal, _load(folder, goal.file))
     yield from _core_verdicts(folder)
+    yield from _choice_verdicts(folder)
     demo = _load(folder, "demo-25M")
     if demo:
         ratio = demo["communication_ratio"]

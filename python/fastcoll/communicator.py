@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.distributed import Store
 
-from fastcoll import _C, algorithms, env
+from fastcoll import _C, algorithms, env, tuning
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.join import Peers, checked_members, join
@@ -35,6 +35,7 @@ from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
 from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
+from fastcoll.tuning import Tuning
 from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
@@ -67,11 +68,15 @@ def connect(exchange: Exchange, name: str, settings: Settings) -> "Communicator"
             levels = ", ".join(_C.simd_levels())
             raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
         _C.set_simd_level(level)
+    found = tuning.find()
     deadline = Deadline(settings.timeout_s)
-    peers = join(exchange, settings.numerics, deadline)
+    peers = join(exchange, settings.numerics, deadline, tuning=found.digest)
     if peers is None:
         raise UsageError(f"rank {exchange.rank} is not in its own group")
-    return Communicator(name, settings, peers, deadline)
+    agreed = tuning.agree(found, peers.tunings)
+    if agreed.is_refusal and exchange.rank == 0:
+        sys.stderr.write(f'fastcoll: "{name}" chooses by the model: {agreed.reason}\n')
+    return Communicator(name, settings, peers, deadline, agreed)
 
 
 def _run_all(runs: Sequence[Callable[[], None]]) -> None:
@@ -86,7 +91,9 @@ class Communicator(ObjectMethods, P2PMethods):
     communicator is a context manager: leaving it closes it.
     """
 
-    def __init__(self, name: str, settings: Settings, peers: Peers, deadline: Deadline) -> None:
+    def __init__(
+        self, name: str, settings: Settings, peers: Peers, deadline: Deadline, tuned: Tuning
+    ) -> None:
         mesh = peers.mesh
         try:
             region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
@@ -107,6 +114,7 @@ class Communicator(ObjectMethods, P2PMethods):
         self._settings = settings
         self._mesh = mesh
         self._num_cpus = peers.num_cpus
+        self._tuning = tuned
         self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
         self._plans: dict[Request, _C.Plan] = {}
         self._queue = CallQueue(self)
@@ -203,7 +211,7 @@ class Communicator(ObjectMethods, P2PMethods):
         )
         plan = self._plans.get(request)
         if plan is None:
-            choice = select(request, algorithms.ALL)
+            choice = select(request, algorithms.ALL, self._tuning.table)
             if self._log_plans:
                 sys.stderr.write(f'fastcoll: "{self.name}" {choice.plan.describe()}\n')
             if len(self._plans) >= _MOST_PLANS:
@@ -224,6 +232,11 @@ class Communicator(ObjectMethods, P2PMethods):
     def check_host(self) -> None:
         """Raise what broke the group on its CPUs; part of the GPU side's interface."""
         super().check()
+
+    @property
+    def tuning(self) -> str:
+        """By which tuning table the group chooses its algorithms; or why by the model alone."""
+        return self._tuning.reason
 
     def gpu_report(self) -> str:
         """Return how the ranks reach each other's GPUs, or that no call was made there yet."""
@@ -333,7 +346,8 @@ class Communicator(ObjectMethods, P2PMethods):
         peers = join(exchange, settings.numerics, deadline, members)
         if peers is None:
             return None
-        return Communicator(f"{self.name}/{self._num_groups}", settings, peers, deadline)
+        name = f"{self.name}/{self._num_groups}"
+        return Communicator(name, settings, peers, deadline, self._tuning)
 
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread or signal handler, with one verdict for all ranks.

@@ -111,6 +111,12 @@ DUMP_DIR = Variable(
     "where a rank writes what it did last when its group breaks; default: nowhere",
     str,
 )
+TUNING = Variable(
+    "FASTCOLL_TUNING",
+    "",
+    "a table of `fastcoll tune`: what it measured decides before the model does; default: none",
+    str,
+)
 
 VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     TIMEOUT_S,
@@ -121,6 +127,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     GPU_CHANNELS,
     GPU_HEAP_MIB,
     DUMP_DIR,
+    TUNING,
 )
 
 

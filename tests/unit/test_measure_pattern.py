@@ -11,8 +11,7 @@ NUMEL = PERIOD + 1000  # more than a period, and no multiple of it
 
 
 def inputs_of(cell: Cell) -> list[torch.Tensor]:
-    numel = cell.total_numel if cell.verb == "reduce_scatter" else cell.numel
-    inputs = [torch.empty(numel, dtype=cell.torch_dtype) for _ in range(cell.world_size)]
+    inputs = [torch.empty(cell.input_numel, dtype=cell.torch_dtype) for _ in range(cell.world_size)]
     for rank, tensor in enumerate(inputs):
         fill_input(tensor, cell, rank)
     return inputs
@@ -21,20 +20,37 @@ def inputs_of(cell: Cell) -> list[torch.Tensor]:
 def result_of(cell: Cell, rank: int) -> torch.Tensor:
     """What `rank` must get, by the plainest means."""
     inputs = inputs_of(cell)
-    if cell.verb == "all_gather":
+    mine = slice(rank * cell.numel, (rank + 1) * cell.numel)
+    if cell.verb in ("all_gather", "gather"):
         return torch.cat(inputs)
+    if cell.verb == "all_to_all":
+        return torch.cat([tensor[mine] for tensor in inputs])
+    if cell.verb == "scatter":
+        return inputs[cell.root][mine].clone()
     if cell.verb == "broadcast":
         return inputs[cell.root]
     total = sum(tensor.to(torch.float64) for tensor in inputs)
     assert isinstance(total, torch.Tensor)
     total = total.to(cell.torch_dtype)
     if cell.verb == "reduce_scatter":
-        return total[rank * cell.numel : (rank + 1) * cell.numel].clone()
+        return total[mine].clone()
     return total
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "float64"])
-@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_to_all",
+    ],
+)
 def test_a_right_result_passes_and_a_wrong_element_is_found(verb: str, dtype: str) -> None:
     cell = Cell(verb, dtype, "sum", NUMEL, WORLD_SIZE, root=1)
     for rank in range(WORLD_SIZE):
@@ -42,7 +58,8 @@ def test_a_right_result_passes_and_a_wrong_element_is_found(verb: str, dtype: st
         assert count_wrong(output, cell, rank) == 0
         output[-1] = 9
         output[NUMEL // 2] = 9
-        assert count_wrong(output, cell, rank) in (1, 2)
+        gets = verb not in ("reduce", "gather") or rank == cell.root
+        assert count_wrong(output, cell, rank) in ((1, 2) if gets else (0,))
 
 
 def test_elements_in_the_wrong_place_are_found() -> None:

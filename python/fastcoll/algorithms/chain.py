@@ -5,6 +5,7 @@ A ring's links with the bits of rank order; 2 (n - 1) steps over the whole messa
 """
 
 from fastcoll.algorithms import shared
+from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.types import Algorithm, Request
 
@@ -16,13 +17,14 @@ def admits(request: Request) -> str | None:
     return shared.not_a_chain(request) or shared.no_kernel(request, Algorithm.chain)
 
 
-def estimate_us(request: Request) -> float:
-    """Return the modelled time of one call."""
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
     steps = max(1, 2 * (request.world_size - 1))
     # Pipelined: every rank moves the whole message there and back, once.
-    costs = shared.costs(request)
-    moving_us = 2 * request.staged_bytes * (costs.copy_us_per_byte + costs.peer_us_per_byte)
-    return steps * shared.sync_us(request) + moving_us * shared.share(request)
+    costs = shared.costs(request, calibrated)
+    per_byte = 2 * (costs.copy_us_per_byte + costs.peer_us_per_byte) + costs.reduce_us_per_byte
+    moving_us = request.staged_bytes * per_byte
+    return steps * shared.sync_us(request, costs) + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:

@@ -6,6 +6,7 @@ flag lines.
 """
 
 from fastcoll.algorithms import shared, two_shot
+from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb
 
@@ -17,16 +18,18 @@ def admits(request: Request) -> str | None:
     return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.one_shot)
 
 
-def estimate_us(request: Request) -> float:
-    """Return the modelled time of one call."""
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
     if request.verb is Verb.reduce_scatter:
         # It has but one shot: csrc runs it as two_shot without its second.
-        return two_shot.estimate_us(request)
+        return two_shot.estimate_us(request, calibrated)
     size = request.staged_bytes
     read_bytes = size * (request.world_size - 1)
-    costs = shared.costs(request)
-    moving_us = size * costs.copy_us_per_byte + read_bytes * costs.peer_us_per_byte
-    return shared.sync_us(request) + moving_us * shared.share(request)
+    costs = shared.costs(request, calibrated)
+    moving_us = size * costs.copy_us_per_byte + read_bytes * (
+        costs.peer_us_per_byte + costs.reduce_us_per_byte
+    )
+    return shared.sync_us(request, costs) + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:

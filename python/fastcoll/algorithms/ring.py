@@ -6,6 +6,7 @@ can't matter, or where the user does not mind.
 """
 
 from fastcoll.algorithms import shared
+from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb, order_matters
 
@@ -24,16 +25,18 @@ def admits(request: Request) -> str | None:
     return None
 
 
-def estimate_us(request: Request) -> float:
-    """Return the modelled time of one call."""
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
     steps = request.world_size - 1
     if request.verb is Verb.all_reduce:
         steps *= 2
     step_bytes = request.staged_bytes / request.world_size
     # A step reads the neighbour's partial result and writes the next one.
-    costs = shared.costs(request)
+    costs = shared.costs(request, calibrated)
     step_us = step_bytes * (2 * costs.copy_us_per_byte + costs.peer_us_per_byte)
-    return max(1, steps) * (shared.sync_us(request) + step_us * shared.share(request))
+    added_us = (request.world_size - 1) * step_bytes * costs.reduce_us_per_byte
+    syncs_us = max(1, steps) * shared.sync_us(request, costs)
+    return syncs_us + (max(1, steps) * step_us + added_us) * shared.share(request)
 
 
 def plan(request: Request) -> Plan:

@@ -4,32 +4,18 @@
 Decides the alpha-beta constants and the segment size. Must not know which algorithm wins.
 """
 
-from dataclasses import dataclass
-
 from fastcoll import _C
+from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.topology import gpu
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb
 
-
-@dataclass(frozen=True)
-class Costs:
-    """The constants of the cost model on one kind of device.
-
-    Attributes:
-        copy_us_per_byte: A copy in the rank's own memory.
-        peer_us_per_byte: A read of what another rank wrote.
-    """
-
-    flag_us: float
-    copy_us_per_byte: float
-    peer_us_per_byte: float
-
-
 # measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
 # AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
 # core wrote.
-CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3)
+# With more ranks than CPUs a synchronisation waits for other ranks to be scheduled: set so that
+# one_shot and two_shot cross near 96 KiB for 4 ranks on 2 CPUs, where they tie when measured.
+CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3, switch_us=7.5)
 # Not measured: data sheets. 2 TB/s is a copy in HBM3; 400 GB/s a read over NVLink 4, which for
 # ranks on one device is another copy in its memory.
 GPU = Costs(flag_us=1.5, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 400e3)
@@ -37,30 +23,25 @@ GPU_ALONE = Costs(flag_us=1.0, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 2e
 # A message whose packs carry their own flags takes twice its bytes; not measured.
 GPU_LL_BYTES = 16 << 10
 
-# With more ranks than CPUs a synchronisation waits for other ranks to be scheduled. Set so that
-# one_shot and two_shot cross near 96 KiB for 4 ranks on 2 CPUs, where they tie when measured.
-SWITCH_US = 7.5
-
 # measured: with a CPU for each rank 128 KiB is best from 2 to 32 MiB, and within 8 % of the best
 # from 32 KiB to 1 MiB; with 4 ranks on 2 CPUs, whose slots share the caches, 64 KiB is 5 % better.
 SEGMENT_BYTES = 128 << 10
 SHARED_SEGMENT_BYTES = 64 << 10
 
 
-def costs(request: Request) -> Costs:
-    """Return the constants for where the tensors are."""
+def costs(request: Request, calibrated: Costs | None = None) -> Costs:
+    """Return the constants for where the tensors are; `calibrated` are this machine's CPUs'."""
     if not request.on_gpu:
-        return CPU
+        return calibrated or CPU
     return GPU_ALONE if request.ranks_per_gpu == request.world_size else GPU
 
 
-def sync_us(request: Request) -> float:
+def sync_us(request: Request, costs: Costs) -> float:
     """Return the time of one synchronisation of all ranks."""
-    flag_us = costs(request).flag_us
     if request.on_gpu:
-        return flag_us  # a rank's threads signal all peers at once
+        return costs.flag_us  # a rank's threads signal all peers at once
     waiting = max(0, request.world_size - request.num_cpus)
-    return flag_us * max(1, request.world_size - 1) + SWITCH_US * waiting
+    return costs.flag_us * max(1, request.world_size - 1) + costs.switch_us * waiting
 
 
 def share(request: Request) -> float:

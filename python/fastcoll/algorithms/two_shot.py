@@ -5,6 +5,7 @@ Two synchronisations, pipelined by segments; (5 - 2/n) S bytes per rank. For lar
 """
 
 from fastcoll.algorithms import shared
+from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb
 
@@ -16,13 +17,15 @@ def admits(request: Request) -> str | None:
     return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.two_shot)
 
 
-def estimate_us(request: Request) -> float:
-    """Return the modelled time of one call."""
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
     others = request.staged_bytes * (request.world_size - 1) / request.world_size
     shots = 1 if request.verb is Verb.reduce_scatter else 2
-    costs = shared.costs(request)
-    moving_us = others * (costs.copy_us_per_byte + shots * costs.peer_us_per_byte)
-    return shots * shared.sync_us(request) + moving_us * shared.share(request)
+    costs = shared.costs(request, calibrated)
+    moving_us = others * (
+        costs.copy_us_per_byte + shots * costs.peer_us_per_byte + costs.reduce_us_per_byte
+    )
+    return shots * shared.sync_us(request, costs) + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:

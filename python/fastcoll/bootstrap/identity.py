@@ -25,7 +25,7 @@ def library_version() -> str:
         return "unknown"
 
 
-def _layout() -> str:
+def layout() -> str:
     """Return what two builds must have in common to share a region."""
     return f"{_C.region_bytes()}/{_C.K_SLOT_BYTES}/{_C.K_NUM_SLOTS}/{_C.K_INLINE_MAX_BYTES}"
 
@@ -56,6 +56,7 @@ class Hello:
         address: Name of the abstract socket on which the rank listens.
         token: What a peer must say to be let in.
         ranks: Ranks of the parent group that the new group is made of, for a subgroup.
+        tuning: Digest of its tuning table, or nothing.
     """
 
     node: str
@@ -69,13 +70,16 @@ class Hello:
     address: str
     token: str
     ranks: list[int]
+    tuning: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can carry them."""
         return asdict(self)
 
 
-def introduce(address: str, token: str, numerics: str, ranks: Sequence[int] = ()) -> Hello:
+def introduce(
+    address: str, token: str, numerics: str, ranks: Sequence[int] = (), tuning: str = ""
+) -> Hello:
     """Return this process's introduction."""
     return Hello(
         node=f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}",
@@ -84,11 +88,12 @@ def introduce(address: str, token: str, numerics: str, ranks: Sequence[int] = ()
         cpus=sorted(os.sched_getaffinity(0)),
         cpu_quota=cpu_quota(),
         version=library_version(),
-        layout=_layout(),
+        layout=layout(),
         numerics=numerics,
         address=address,
         token=token,
         ranks=list(ranks),
+        tuning=tuning,
     )
 
 

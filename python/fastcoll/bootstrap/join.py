@@ -22,10 +22,12 @@ class Peers:
 
     Attributes:
         num_cpus: CPUs that the ranks have between them.
+        tunings: Digests of the ranks' tuning tables, by rank.
     """
 
     mesh: Mesh
     num_cpus: int
+    tunings: list[str]
 
 
 def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
@@ -43,7 +45,11 @@ def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
 
 
 def join(
-    exchange: Exchange, numerics: str, deadline: Deadline, members: Sequence[int] = ()
+    exchange: Exchange,
+    numerics: str,
+    deadline: Deadline,
+    members: Sequence[int] = (),
+    tuning: str = "",
 ) -> Peers | None:
     """Connect some ranks of an exchange. Collective over all its ranks.
 
@@ -52,6 +58,7 @@ def join(
         numerics: What the group's arithmetic promises; must be equal on all ranks.
         deadline: When to give up.
         members: The ranks to connect, in their new order; none means all.
+        tuning: Digest of this rank's tuning table, for the others to compare.
 
     Returns:
         The connected ranks, or None where this rank is not one of them.
@@ -65,7 +72,7 @@ def join(
     """
     listener = Listener()
     try:
-        hello = introduce(listener.address, listener.token, numerics, members)
+        hello = introduce(listener.address, listener.token, numerics, members, tuning)
         hellos = meet(exchange.gather(hello.to_dict(), deadline))
         if any(other.ranks != hello.ranks for other in hellos):
             sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
@@ -75,6 +82,6 @@ def join(
             return None
         hellos = [hellos[rank] for rank in ranks]
         mesh = listener.connect(ranks.index(exchange.rank), hellos, deadline)
-        return Peers(mesh, shared_cpus(hellos))
+        return Peers(mesh, shared_cpus(hellos), [hello.tuning for hello in hellos])
     finally:
         listener.close()

@@ -17,8 +17,10 @@ from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
 from fastcoll.cli.inspect import inspect
 from fastcoll.cli.plan import plan
+from fastcoll.cli.regret import regret
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
+from fastcoll.cli.tune import tune
 
 app = typer.Typer(
     help="Collectives between the processes of one machine.",
@@ -26,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan):
+for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan, tune, regret):
     app.command()(command)
 
 

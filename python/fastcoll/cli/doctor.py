@@ -79,6 +79,15 @@ def _simd() -> Findings:
     yield Finding("fastcoll", "shared memory", staging)
 
 
+def _tuning() -> Findings:
+    from fastcoll import tuning
+
+    found = tuning.find()
+    state = "no" if found.is_refusal else "ok" if found.table else "note"
+    text = f"refused: {found.reason}" if found.is_refusal else found.reason
+    yield Finding("fastcoll", "tuning table", text, state)
+
+
 def _shm() -> Findings:
     status = os.statvfs("/dev/shm")
     size_bytes = status.f_blocks * status.f_frsize
@@ -215,6 +224,7 @@ _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("versions", "versions", _versions),
     ("machine", "CPU", _cpu),
     ("fastcoll", "SIMD level", _simd),
+    ("fastcoll", "tuning table", _tuning),
     ("processes", "memfd, sealed", _sealed_memory),
     ("processes", "memory passed to a peer", _peer),
     ("processes", "membarrier", _membarrier),

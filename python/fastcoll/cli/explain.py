@@ -1,51 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll explain`: which algorithm a collective would take on a topology, and why.
+"""`fastcoll explain`: which algorithm a collective takes, and why: here, or on a topology on paper.
 
-Decides what is shown; the comparison is fastcoll.model's.
+Decides what is shown; the comparison is fastcoll.model's, the choice here fastcoll.selection's.
 """
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
+from fastcoll import algorithms, tuning
 from fastcoll.cli.console import make_console
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
+from fastcoll.errors import UsageError
 from fastcoll.measure.busbw import VERBS as MEASURED
 from fastcoll.measure.busbw import busbw_gbps
+from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.pool import available_cpus
 from fastcoll.measure.sizes import format_size
+from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.schedule import VERBS
+from fastcoll.selection import select
 from fastcoll.topology.cluster import Cluster
+from fastcoll.types import Numerics
 
 
 def explain(
     verb: Annotated[str, typer.Argument(help=", ".join(VERBS))],
     size: Annotated[str, typer.Argument(help="Size of the message, such as 1M.")],
-    topology: Annotated[str, typer.Option(help=MACHINE_HELP)],
-    ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help=f"{MACHINE_HELP} Default: this machine, for real."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Default: one full node; here: a rank on every CPU.")
+    ] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
     numerics: Annotated[str, typer.Option(help="same_bits or fast.")] = "same_bits",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare all algorithms of a collective on a topology: admitted or why not, time, choice.
+    """Compare all algorithms of a collective: admitted or why not, time, choice.
 
-    Times are simulated from the topology's constants; nothing is measured, and no setup cost of a
-    call is counted.
+    On a topology, times are simulated from its constants; nothing is measured, and no setup cost of
+    a call is counted. Without one: what a group of this machine chooses for a float32 SUM, by the
+    tuning table that FASTCOLL_TUNING names, else by the model.
     """
     size_bytes = size_option(size, "SIZE")
     if numerics not in ("same_bits", "fast"):
         raise typer.BadParameter("write same_bits or fast", param_hint="--numerics")
+    kind = cast(Numerics, numerics)
+    if topology is None:
+        with refusals():
+            _explain_here(verb, size_bytes, ranks or max(2, len(available_cpus())), kind, as_json)
+        return
     with refusals():
         cluster = cluster_for(topology, network, ranks)
-        kind = cast(Literal["same_bits", "fast"], numerics)
         found = compare(verb, cluster, ranks or cluster.num_ranks, size_bytes, kind)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1))
         return
     _print(found, cluster)
+
+
+def _explain_here(
+    verb: str, size_bytes: int, world_size: int, numerics: Numerics, as_json: bool
+) -> None:
+    if verb not in VERBS:
+        raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+    tuned = tuning.find()
+    request = request_of(make_cell(verb, "float32", "sum", size_bytes, world_size), numerics)
+    choice = select(request, algorithms.ALL, tuned.table)
+    if as_json:
+        entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}
+        typer.echo(json.dumps({**entry, "tuning": tuned.reason}, indent=1))
+        return
+    console = make_console()
+    where = f"{world_size} ranks on {request.num_cpus} CPUs"
+    table = Table(title=f"{verb} of {format_size(size_bytes)}: {where}", title_justify="left")
+    table.add_column("algorithm")
+    table.add_column("time, or why not")
+    for name, reason in choice.reasons.items():
+        table.add_row(name, reason)
+    console.print(table)
+    console.print(f"choice: [bold]{choice.plan.describe()}[/bold]", highlight=False)
+    console.print(f"chosen by: {tuned.reason}", highlight=False)
 
 
 def _print(found: Comparison, cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ of the process that measures, of windows, or of other libraries.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll import _C
+from fastcoll import _C, algorithms
 from fastcoll.calls import Call, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.types import Verb
+from fastcoll.selection import select
+from fastcoll.types import DType, Op, Request, Verb
 
 
 class Fastcoll(Library):
@@ -87,6 +89,47 @@ class FastcollCore(Fastcoll):
     def loop(self, iterations: int) -> float:
         time_loop, args = self._call
         return float(time_loop(*args, iterations))
+
+
+class FastcollVariants(FastcollCore):
+    """The core, one algorithm and segment size after the other on the same tensors."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self._cell: Cell | None = None
+        self._algorithm, self._segment_bytes = "auto", 0
+
+    def prepare(self, cell: Cell) -> int | None:
+        self._cell = cell
+        return super().prepare(cell)
+
+    def choose(self, algorithm: str, segment_bytes: int) -> None:
+        self._algorithm, self._segment_bytes = algorithm, segment_bytes
+        if self._cell is not None:
+            self._call = self.bind(self._cell, self._output, self._input)
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        # In "fast" numerics every algorithm is admitted; it changes nothing else about a plan.
+        request = Request(
+            verb=Verb[cell.verb],
+            dtype=DType[cell.dtype],
+            op=Op[cell.op.upper()],
+            numel=cell.numel,
+            root=cell.root,
+            world_size=self.world_size,
+            algorithm=self._algorithm,
+            numerics="fast",
+            num_cpus=self.world_size,
+        )
+        plan = select(request, algorithms.ALL).plan
+        if self._segment_bytes:
+            plan = replace(plan, segment_bytes=self._segment_bytes)
+        built = _C.Plan(*plan.args())
+        return _C.time_loop, (self.comm, built, source.data_ptr(), output.data_ptr())
+
+    def release(self) -> None:
+        self._cell = None
+        super().release()
 
 
 class Gloo(Library):
@@ -190,6 +233,7 @@ def _torch_op(op: str) -> Any:
 LIBRARIES: dict[str, type[Library]] = {
     "fastcoll": Fastcoll,
     "fastcoll_core": FastcollCore,
+    "fastcoll_variants": FastcollVariants,
     "gloo": Gloo,
     "mpi": Mpi,
 }

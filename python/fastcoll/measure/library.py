@@ -79,13 +79,11 @@ class Library(ABC):
             self._call = self.bind(cell, self._output, self._input)
             self.loop(1)
             return None
-        gathers = cell.verb == "all_gather"
-        scatters = cell.verb == "reduce_scatter"
-        out_numel = cell.total_numel if gathers else cell.numel
-        in_numel = cell.total_numel if scatters else cell.numel
-        self._output = self.allocate(out_numel, cell.torch_dtype)
-        separate = gathers or scatters
-        self._input = self.allocate(in_numel, cell.torch_dtype) if separate else self._output
+        in_place = cell.verb in ("all_reduce", "broadcast")
+        self._output = self.allocate(cell.output_numel, cell.torch_dtype)
+        self._input = (
+            self._output if in_place else self.allocate(cell.input_numel, cell.torch_dtype)
+        )
         self._output.fill_(1 if cell.dtype == "bool" else _POISON)
         if cell.verb != "broadcast" or self.rank == cell.root:
             fill_input(self._input, cell, self.rank)
@@ -102,6 +100,10 @@ class Library(ABC):
         """Return the seconds of `iterations` back-to-back calls of what was prepared."""
         fn, args = self._call
         return time_calls(fn, args, iterations)
+
+    def choose(self, algorithm: str, segment_bytes: int) -> None:
+        """Take this algorithm, in segments of this size, from now on."""
+        raise NotImplementedError(f"{self.config.library} does not let one choose")
 
     def one_way_flag(self, iterations: int) -> float:
         """Return the seconds of one flag from rank 0 to rank 1, where the library can tell."""

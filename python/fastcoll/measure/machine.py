@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from fastcoll.topology.cpu import cache_sizes, numa_nodes, usable_cpus
+from fastcoll.topology.cpu import cache_sizes, cpu_model, numa_nodes, usable_cpus
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,6 @@ def _chosen(text: str) -> str:
     """Return the bracketed word of a kernel setting such as "always [madvise] never"."""
     match = re.search(r"\[(\w+)\]", text)
     return match[1] if match else text or "unknown"
-
-
-def cpu_model() -> str:
-    """Return the CPU's name, with family and model where the name says little (as VMs' do)."""
-    fields = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", _read(Path("/proc/cpuinfo")), re.M))
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in fields:
-        name += f" (family {fields['cpu family']} model {fields.get('model', '?')})"
-    return name
 
 
 def read_machine() -> Machine:

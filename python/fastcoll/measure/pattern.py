@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 # Prime, so that no chunk or segment (powers of two) put in the wrong place looks right.
 PERIOD = 65521
 _BLOCK_NUMEL = 16 * PERIOD
+_GIVE_PARTS = ("reduce_scatter", "scatter", "all_to_all")
+_GET_PARTS = ("all_gather", "gather", "all_to_all")
 
 
 @dataclass(frozen=True)
 class Cell:
     """One call to measure.
 
-    `numel` counts the message as fastcoll does: the tensor of all_reduce and broadcast, the output
-    of reduce_scatter, the input of all_gather, 0 for barrier.
+    `numel` counts the message as fastcoll does: the tensor of all_reduce, reduce and broadcast, the
+    output of reduce_scatter and scatter, the input of all_gather and gather, one part of
+    all_to_all, 0 for barrier.
     """
 
     verb: str
@@ -42,8 +45,17 @@ class Cell:
     @property
     def total_numel(self) -> int:
         """Return the elements of the larger side."""
-        widened = self.verb in ("reduce_scatter", "all_gather")
-        return self.numel * (self.world_size if widened else 1)
+        return max(self.input_numel, self.output_numel)
+
+    @property
+    def input_numel(self) -> int:
+        """Return the elements that a rank gives."""
+        return self.numel * (self.world_size if self.verb in _GIVE_PARTS else 1)
+
+    @property
+    def output_numel(self) -> int:
+        """Return the elements that a rank gets."""
+        return self.numel * (self.world_size if self.verb in _GET_PARTS else 1)
 
     @property
     def size_bytes(self) -> int:
@@ -55,7 +67,7 @@ def make_cell(verb: str, dtype: str, op: str, size_bytes: int, world_size: int) 
     """Return the cell whose larger side has `size_bytes`, at least one element per rank."""
     if verb == "barrier":
         return Cell(verb, dtype, op, 0, world_size)
-    parts = world_size if verb in ("reduce_scatter", "all_gather") else 1
+    parts = world_size if verb in _GIVE_PARTS + _GET_PARTS else 1
     itemsize = Cell(verb, dtype, op, 0, 1).torch_dtype.itemsize
     return Cell(verb, dtype, op, max(1, size_bytes // (parts * itemsize)), world_size)
 
@@ -119,17 +131,19 @@ def _count_unequal(tensor: torch.Tensor, period: torch.Tensor, first_idx: int) -
 
 def count_wrong(output: torch.Tensor, cell: Cell, rank: int) -> int:
     """Return how many elements of rank's `output` (one dimension) are not what must come out."""
-    dtype = cell.torch_dtype
-    if cell.verb == "all_reduce":
+    dtype, root = cell.torch_dtype, cell.root
+    if cell.verb in ("reduce", "gather") and rank != root:
+        return 0
+    if cell.verb in ("all_reduce", "reduce"):
         return _count_unequal(output, _reduced(cell), 0)
     if cell.verb == "reduce_scatter":
         return _count_unequal(output, _reduced(cell), rank * cell.numel)
-    if cell.verb == "broadcast":
-        root = torch.from_numpy(_values(cell.op, cell.root)).to(dtype)
-        return _count_unequal(output, root, 0)
-    parts = output.view(cell.world_size, cell.numel).unbind()
     given = [torch.from_numpy(_values(cell.op, r)).to(dtype) for r in range(cell.world_size)]
-    return sum(_count_unequal(part, want, 0) for part, want in zip(parts, given, strict=True))
+    first = rank * cell.numel if cell.verb in _GIVE_PARTS else 0
+    if cell.verb in ("broadcast", "scatter"):
+        return _count_unequal(output, given[root], first)
+    parts = output.view(cell.world_size, cell.numel).unbind()
+    return sum(_count_unequal(part, want, first) for part, want in zip(parts, given, strict=True))
 
 
 def neutral(op: str) -> int:

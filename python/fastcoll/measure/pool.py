@@ -83,6 +83,11 @@ class Pool:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has processes that answer."""
+        return bool(self.lines)
+
     def start(self) -> None:
         """Start the processes and wait for every rank's greeting.
 

@@ -8,11 +8,27 @@ all others are blocked in a read. Knows nothing of how results are shown or stor
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import NotMeasured, Pool
+from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.protocol import Reply, prepare_command
 from fastcoll.measure.timer import Budget, Summary, summarise
+
+
+class Contender(Protocol):
+    """Whatever takes turns: the ranks of a library, or these ranks with one algorithm."""
+
+    @property
+    def name(self) -> str:
+        """What its outcomes are called."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has processes that answer."""
+
+    def command(self, text: str) -> list[Reply]:
+        """Send one command to every rank and return their replies; see `Pool.command`."""
 
 
 @dataclass
@@ -46,7 +62,7 @@ def _windows_us(replies: Sequence[Reply], iterations: int) -> list[list[float]]:
     return [[s / iterations * 1e6 for s in window] for window in zip(*columns, strict=True)]
 
 
-def _check(pool: Pool, cell: Cell, outcome: Outcome) -> None:
+def _check(pool: Contender, cell: Cell, outcome: Outcome) -> None:
     """Prepare `cell` and compare one call with the reference.
 
     Raises:
@@ -59,7 +75,7 @@ def _check(pool: Pool, cell: Cell, outcome: Outcome) -> None:
             raise NotMeasured(f"wrong result: {outcome.num_wrong} elements")
 
 
-def _call_us(pool: Pool, budget: Budget) -> float:
+def _call_us(pool: Contender, budget: Budget) -> float:
     """Return about how long an undisturbed call takes: single calls first, then short windows."""
     call_us, iterations = float("inf"), 1
     for _ in range(3):
@@ -73,7 +89,7 @@ def _call_us(pool: Pool, budget: Budget) -> float:
     return call_us
 
 
-def _take_turn(pool: Pool, outcome: Outcome, num_windows: int) -> None:
+def _take_turn(pool: Contender, outcome: Outcome, num_windows: int) -> None:
     """Take the windows of one round; the first one warms the caches and is dropped."""
     replies = pool.command(f"time {outcome.iterations} {num_windows + 1}")
     outcome.windows_us += _windows_us(replies, outcome.iterations)[1:]
@@ -81,7 +97,7 @@ def _take_turn(pool: Pool, outcome: Outcome, num_windows: int) -> None:
 
 
 def measure_cell(
-    pools: Sequence[Pool],
+    pools: Sequence[Contender],
     cell: Cell,
     budget: Budget,
     on_turn: Callable[[str], None],
@@ -124,12 +140,12 @@ def measure_cell(
         for turn in range(len(pools)):
             attempt((turn + round_idx) % len(pools), take_turn)
     for pool in pools:
-        if pool.lines:
+        if pool.is_running:
             pool.command("release")
     return outcomes
 
 
-def one_way_flag_us(pool: Pool, iterations: int) -> float | None:
+def one_way_flag_us(pool: Contender, iterations: int) -> float | None:
     """Return the time of one one-way flag, None where it can't be measured."""
     try:
         replies = pool.command(f"flag {iterations}")

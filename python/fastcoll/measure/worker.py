@@ -44,6 +44,9 @@ class Worker:
         if word == "time":
             iterations, num_windows = map(int, words)
             return {"seconds": [self._window(iterations) for _ in range(num_windows)]}
+        if word == "choose":
+            library.choose(words[0], int(words[1]))
+            return {}
         if word == "flag":
             library.barrier()
             return {"seconds": library.one_way_flag(int(words[0]))}

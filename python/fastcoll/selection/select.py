@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the algorithm of one call.
 
-Decides which candidate runs a request: the one that was asked for, or the cheapest that admits
-it. Pure: no process group, no device, no environment, no private or symmetric memory, so that
-every rank comes to the same plan.
+Decides which candidate runs a request: the one that was asked for, or the fastest of those that
+the tuning table knows, or the cheapest by the model. Pure: no process group, no device, no
+environment, no private or symmetric memory, so that every rank comes to the same plan.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fastcoll.costs import Costs
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.plan import Plan
+from fastcoll.selection.table import Measured, TuningTable
 from fastcoll.types import REDUCTIONS, Request
 
 
@@ -25,8 +27,8 @@ class Candidate(Protocol):
     def admits(self, request: Request, /) -> str | None:
         """Return None if it can run the request, else the reason."""
 
-    def estimate_us(self, request: Request, /) -> float:
-        """Return the modelled time of one call."""
+    def estimate_us(self, request: Request, calibrated: Costs | None = None, /) -> float:
+        """Return the modelled time of one call, with the model's own constants or others."""
 
     def plan(self, request: Request, /) -> Plan:
         """Return the plan that runs the request."""
@@ -40,33 +42,53 @@ class Choice:
     reasons: dict[str, str]
 
 
-def select(request: Request, candidates: Sequence[Candidate]) -> Choice:
-    """Choose the plan of `request`.
+def select(
+    request: Request, candidates: Sequence[Candidate], table: TuningTable | None = None
+) -> Choice:
+    """Choose the plan of `request`: by the table first, by the model second.
+
+    Args:
+        request: What is to be done.
+        candidates: The algorithms.
+        table: What this machine was measured to do; the same on every rank of the group. Without
+            it, and for candidates that it does not know, times are the model's.
 
     Raises:
         UsageError: `request.algorithm` is not a name of an algorithm.
         UnsupportedError: The algorithm asked for does not admit the request.
     """
     reasons: dict[str, str] = {}
-    admitted: list[tuple[float, Candidate]] = []
+    admitted: list[tuple[bool, float, Candidate]] = []
     for candidate in candidates:
         reason = candidate.admits(request)
         if reason is None:
-            cost_us = candidate.estimate_us(request)
-            admitted.append((cost_us, candidate))
-            reason = f"{cost_us:.2f} us"
+            measured = table.measured(request, candidate.name) if table else None
+            cost_us = measured.time_us if measured else _modelled_us(request, candidate, table)
+            admitted.append((measured is None, cost_us, candidate))
+            reason = f"{cost_us:.2f} us" + (" (measured)" if measured else "")
         reasons[candidate.name] = reason
     if request.algorithm != "auto":
-        return _requested(request, candidates, reasons)
-    if not admitted:
+        best = _requested(request, candidates, reasons)
+    elif not admitted:
         raise UnsupportedError(f"no algorithm runs {request}: {reasons}")
-    _, best = min(admitted, key=lambda pair: pair[0])
-    return Choice(best.plan(request), reasons)
+    else:
+        *_, best = min(admitted, key=lambda entry: entry[:2])
+    measured = table.measured(request, best.name) if table else None
+    return Choice(_plan(request, best, measured), reasons)
+
+
+def _modelled_us(request: Request, candidate: Candidate, table: TuningTable | None) -> float:
+    return candidate.estimate_us(request, table.costs if table else None)
+
+
+def _plan(request: Request, candidate: Candidate, measured: Measured | None) -> Plan:
+    plan = candidate.plan(request)
+    return plan if measured is None else replace(plan, segment_bytes=measured.segment_bytes)
 
 
 def _requested(
     request: Request, candidates: Sequence[Candidate], reasons: dict[str, str]
-) -> Choice:
+) -> Candidate:
     for candidate in candidates:
         if candidate.name != request.algorithm:
             continue
@@ -74,7 +96,7 @@ def _requested(
             raise UnsupportedError(
                 f'{request.verb.name}(algorithm="{candidate.name}"): {reasons[candidate.name]}'
             )
-        return Choice(candidate.plan(request), reasons)
+        return candidate
     names = ["auto", *(c.name for c in candidates)]
     if request.verb in REDUCTIONS:
         names.remove("direct")

@@ -7,6 +7,8 @@ ranks.
 
 import math
 import os
+import platform
+import re
 from pathlib import Path
 
 _NODES = Path("/sys/devices/system/node")
@@ -54,10 +56,21 @@ def cache_sizes() -> dict[str, str]:
     return sizes
 
 
-def model_name() -> str:
-    """Return the CPU's name, or an empty string."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Processor"):
-            return value.strip()
-    return ""
+def cpu_model() -> str:
+    """Return the CPU's name, with family and model where the name says little (as VMs' do)."""
+    fields = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", _read(Path("/proc/cpuinfo")), re.M))
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in fields:
+        name += f" (family {fields['cpu family']} model {fields.get('model', '?')})"
+    return str(name)
+
+
+def fingerprint() -> dict[str, object]:
+    """Return what must be equal for measurements of one machine to hold on another."""
+    return {
+        "cpu_model": cpu_model(),
+        "architecture": platform.machine(),
+        "num_cpus": os.cpu_count() or 1,
+        "num_numa_nodes": len(numa_nodes()) or 1,
+        "caches": cache_sizes(),
+    }

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll regret`: measure how good the choice of algorithms is on this machine.
+
+Decides options and what is shown. What is measured is fastcoll.measure's matter.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.cli.tune import sizes_option, worlds_option
+from fastcoll.measure.pattern import Cell
+from fastcoll.measure.pool import NotMeasured
+from fastcoll.measure.regret import LIMIT, VERBS, RegretSettings, is_good, run_regret
+from fastcoll.measure.results import write
+from fastcoll.measure.sizes import format_size
+
+
+def regret(
+    ranks: Annotated[
+        str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
+    ] = "",
+    sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:16M:4",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
+) -> None:
+    """Time all algorithms of the verbs that have several, and hold the chosen one against the best.
+
+    With FASTCOLL_TUNING set, the choice is the table's. Nothing else should run then.
+    """
+    settings = RegretSettings(worlds_option(ranks), sizes_option(sizes))
+    with (
+        tempfile.TemporaryDirectory(prefix="fc") as folder,
+        quiet_progress("starting", len(settings.cells())) as progress,
+    ):
+        points: set[Cell] = set()
+
+        def on_turn(cell: Cell, variant: str) -> None:
+            points.add(cell)
+            text = f"{cell.verb}, {cell.world_size} ranks, {format_size(cell.size_bytes)}"
+            task = progress.task_ids[0]
+            progress.update(task, description=f"{text}, {variant}", completed=len(points))
+            progress.refresh()
+
+        try:
+            document = run_regret(settings, Path(folder), on_turn)
+        except NotMeasured as error:
+            complain(f"not measured: {error}")
+            raise typer.Exit(1) from None
+    table = Table(title="choices that are not the best one's equal", title_justify="left")
+    for name in ("verb", "ranks", "size", "numerics", "chosen", "best", "regret"):
+        table.add_column(name, justify="left" if name in ("verb", "chosen", "best") else "right")
+    for row in document["rows"]:
+        if is_good(row):
+            continue
+        size = format_size(row["size_bytes"])
+        head = (row["verb"], str(row["world_size"]), size, row["numerics"])
+        table.add_row(*head, row["chosen"], row["best"], f"{row['regret']:.0%}")
+    console = make_console()
+    if table.row_count:
+        console.print(table)
+    console.print(
+        f"{document['num_within']} of {document['num_points']} choices "
+        f"({document['share_within']:.1%}) of {', '.join(VERBS)} are within {LIMIT:.0%} of the "
+        f"best, or can't be told from it; tuning table: {document['tuning']}",
+        highlight=False,
+    )
+    if json_path is not None:
+        write(document, json_path)
+        console.print(f"result: {json_path}")

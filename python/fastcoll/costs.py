@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constants of the cost model on one kind of device.
+
+Decides their names and units; what a call costs by them is the algorithms' matter, and what they
+are on a machine is shared.py's, or a tuning table's.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Alpha, beta and gamma of a machine (Hockney's model, with a term for the arithmetic).
+
+    Attributes:
+        flag_us: Alpha: one rank's signal reaches another.
+        copy_us_per_byte: Beta: a copy in the rank's own memory.
+        peer_us_per_byte: Beta: a read of what another rank wrote.
+        reduce_us_per_byte: Gamma: what a byte of a peer costs more if it is added, not copied.
+        switch_us: Alpha, for each rank that has no CPU of its own and waits to be scheduled.
+    """
+
+    flag_us: float
+    copy_us_per_byte: float
+    peer_us_per_byte: float
+    reduce_us_per_byte: float = 0.0
+    switch_us: float = 0.0

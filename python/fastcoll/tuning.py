@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tuning table a group chooses by: read, held against this machine, agreed.
+
+Decides when a table is used: if every rank has read an equal one. Else all ranks choose by the
+model. Must not know how ranks talk.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastcoll import _C, env
+from fastcoll.bootstrap.identity import layout, library_version
+from fastcoll.errors import UsageError
+from fastcoll.selection import TuningTable, read_table
+from fastcoll.topology.cpu import fingerprint
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A table, or why there is none.
+
+    Attributes:
+        reason: Which table it is; or why the model chooses.
+        is_refusal: A table was asked for, and can't be used.
+    """
+
+    table: TuningTable | None
+    reason: str
+    is_refusal: bool = False
+
+    @property
+    def digest(self) -> str:
+        """What the ranks compare; empty without a table."""
+        return self.table.digest if self.table else ""
+
+
+def identity() -> dict[str, dict[str, object]]:
+    """Return what a table must have in common with this process."""
+    build: dict[str, object] = {"version": library_version(), "layout": layout()}
+    return {"build": build, "machine": fingerprint() | {"simd_level": _C.simd_level()}}
+
+
+def find() -> Tuning:
+    """Read the table that FASTCOLL_TUNING names."""
+    path = env.TUNING.get()
+    if not path:
+        return Tuning(None, f"no table ({env.TUNING.name} is not set)")
+    try:
+        table = read_table(Path(path), identity())
+    except UsageError as error:
+        return Tuning(None, str(error), is_refusal=True)
+    return Tuning(
+        table, f"table {table.digest} of {table.date}, {table.num_rows} measurements, from {path}"
+    )
+
+
+def agree(mine: Tuning, digests: Sequence[str]) -> Tuning:
+    """Return what the group chooses by, the same on every rank.
+
+    Args:
+        mine: What this rank has found.
+        digests: Every rank's `Tuning.digest`, by rank.
+    """
+    if len(set(digests)) == 1:
+        return mine
+    ranks_of: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        ranks_of.setdefault(digest, []).append(rank)
+    sides = "; ".join(f"ranks {ranks}: {digest or 'none'}" for digest, ranks in ranks_of.items())
+    own = f"; here: {mine.reason}" if mine.is_refusal else ""
+    return Tuning(None, f"the ranks have different tuning tables: {sides}{own}", is_refusal=True)

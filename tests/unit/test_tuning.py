@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuning table: what it says, whose it is, and that every rank chooses by the same one."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_select import requests
+
+from fastcoll import _C, algorithms, tuning
+from fastcoll.costs import Costs
+from fastcoll.errors import UsageError
+from fastcoll.measure.fit import Point, fit
+from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.regret import is_good, judge
+from fastcoll.measure.timer import median_interval
+from fastcoll.measure.tune import make_document, write_table
+from fastcoll.selection import TuningTable, read_table, select
+from fastcoll.types import Algorithm, DType, Op, Request, Verb
+
+COSTS = Costs(0.5, 1 / 40e3, 1 / 10e3, 1 / 30e3, 5.0)
+
+
+def row(algorithm: str, size_bytes: int, time_us: float, **fields: Any) -> dict[str, Any]:
+    return {
+        "verb": "all_reduce",
+        "world_size": 2,
+        "num_cpus": 2,
+        "size_bytes": size_bytes,
+        "algorithm": algorithm,
+        "segment_bytes": 128 << 10,
+        "time_us": time_us,
+        "low_us": time_us,
+        "high_us": time_us,
+    } | fields
+
+
+# chain would never be the model's choice.
+ROWS = [
+    row("one_shot", 1024, 4.0),
+    row("one_shot", 1 << 20, 400.0),
+    row("chain", 1024, 8.0),
+    row("chain", 1 << 20, 100.0),
+    row("chain", 1 << 20, 50.0, segment_bytes=256 << 10),
+]
+
+
+def document(rows: list[dict[str, Any]] = ROWS) -> dict[str, Any]:
+    return make_document(rows, is_complete=True, fallback=COSTS)
+
+
+def request(size_bytes: int, **fields: Any) -> Request:
+    numel = size_bytes // 4
+    plain = Request(
+        Verb.all_reduce, DType.float32, Op.SUM, numel, 0, 2, "auto", "same_bits", num_cpus=2
+    )
+    return replace(plain, **fields)
+
+
+def test_the_table_decides_where_it_knows_and_the_model_elsewhere() -> None:
+    table = TuningTable(document())
+    small = select(request(1024), algorithms.ALL, table)
+    assert small.plan.algorithm is Algorithm.one_shot
+    assert small.reasons["one_shot"] == "4.00 us (measured)"
+    large = select(request(1 << 20), algorithms.ALL, table)
+    assert (large.plan.algorithm, large.plan.segment_bytes) == (Algorithm.chain, 256 << 10)
+    without = select(request(1 << 20), algorithms.ALL)
+    assert without.plan.algorithm is not Algorithm.chain
+    for unknown in (
+        request(2 << 20),
+        request(512),
+        request(1 << 20, world_size=3),
+        request(1 << 20, num_cpus=1),
+    ):
+        plan = select(unknown, algorithms.ALL, table).plan
+        assert plan == select(unknown, algorithms.ALL, TuningTable(document([]))).plan
+    asked = select(request(1 << 20, algorithm="one_shot"), algorithms.ALL, table)
+    assert asked.plan.algorithm is Algorithm.one_shot
+
+
+def test_between_sizes_the_table_is_straight_in_a_log_log_picture() -> None:
+    found = TuningTable(document()).measured(request(32 << 10), "one_shot")
+    assert found is not None
+    assert found.time_us == pytest.approx(40.0)  # 5 of 10 doublings, 1 of 2 decades
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TuningTable:
+    drawn = draw(
+        st.lists(
+            st.builds(
+                row,
+                st.sampled_from(["one_shot", "two_shot", "ring", "chain", "direct"]),
+                st.integers(1, 1 << 40),
+                st.floats(1e-3, 1e9),
+                verb=st.sampled_from([verb.name for verb in Verb if verb is not Verb.barrier]),
+                world_size=st.integers(2, 64),
+                num_cpus=st.integers(1, 64),
+                segment_bytes=st.sampled_from([64 << 10, 128 << 10, 256 << 10]),
+            ),
+            max_size=12,
+        )
+    )
+    return TuningTable({**document([]), "rows": drawn})
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests(), tables())
+def test_whatever_the_table_says_the_plan_is_sound(request: Request, table: TuningTable) -> None:
+    plan = select(request, algorithms.ALL, table).plan
+    assert plan == select(replace(request), algorithms.ALL, table).plan
+    _C.Plan(*plan.args())  # the core accepts it
+    chosen = next(one for one in algorithms.ALL if one.name == plan.algorithm.name)
+    assert chosen.admits(request) is None
+
+
+def identity_of(document: dict[str, Any]) -> dict[str, Any]:
+    return {part: document[part] for part in ("build", "machine")}
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    write_table(document(), path)
+    table = read_table(path, tuning.identity())
+    assert table.digest == TuningTable(document()).digest
+    assert table.num_rows == len(ROWS)
+    changed = copy.deepcopy(document())
+    changed["rows"][0]["time_us"] += 0.5
+    assert TuningTable(changed).digest != table.digest
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("build", "version"), "0.0.1", "stale.*version is '0.0.1' there"),
+        (("machine", "cpu_model"), "8086", "foreign.*cpu_model is '8086' there"),
+        (("machine", "caches"), None, "foreign.*caches"),
+        (("rows", 0, "time_us"), -1, r"\.rows\[0\]\.time_us.*minimum"),
+        (("rows", 0, "algorithm"), "magic", r"\.rows\[0\]\.algorithm.*magic"),
+        (("rows", 0, "segment_bytes"), 100_000, r"\.rows\[0\]\.segment_bytes"),
+        (("rows", 1), ROWS[0], r"\.rows\[1\]: measured twice"),
+        (("costs", "flag_us"), "fast", r"\.costs\.flag_us"),
+        (("schema",), "fastcoll-tuning-0", r"\.schema"),
+    ],
+)
+def test_a_table_that_is_not_ours_is_refused_with_the_reason(
+    path: tuple[Any, ...], value: Any, text: str, tmp_path: Path
+) -> None:
+    changed = copy.deepcopy(document())
+    place = changed
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=f"(?s){text}.*fastcoll tune"):
+        read_table(file, identity_of(document()))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"table"', '{"rows": NaN}', "[" * 100_000, "\0"])
+def test_what_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    with pytest.raises(UsageError, match=r"table\.json: No such file"):
+        read_table(file, {})
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"table\.json"):
+        read_table(file, identity_of(document()))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_table_is_read_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    changed: Any = copy.deepcopy(document())
+    place, key = changed, data.draw(st.sampled_from(sorted(changed)))
+    while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        key = data.draw(st.sampled_from(keys))
+    place[key] = data.draw(JSON)
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    file.write_text(json.dumps(changed))
+    try:
+        table = read_table(file, identity_of(document()))
+    except UsageError:
+        return
+    _C.Plan(*select(request(1 << 18), algorithms.ALL, table).plan.args())
+
+
+def test_the_fit_finds_planted_constants() -> None:
+    points = [
+        Point(one, candidate.name, candidate.estimate_us(one, COSTS))
+        for size in (64, 4096, 1 << 16, 1 << 20)
+        for world in (2, 4)
+        for one in (request(size, world_size=world, numerics="fast"),)
+        for candidate in (algorithms.one_shot, algorithms.two_shot, algorithms.ring)
+    ]
+    points += [
+        Point(moved, "direct", algorithms.direct.estimate_us(moved, COSTS))
+        for size in (4096, 1 << 20)
+        for moved in (request(size, verb=Verb.broadcast),)
+    ]
+    found = fit(points)
+    assert found is not None
+    for name, value in vars(COSTS).items():
+        assert getattr(found.costs, name) == pytest.approx(value, rel=0.01)
+    assert found.worst_error < 0.01
+    assert fit(points[:3]) is None
+
+
+def test_ranks_with_different_tables_fall_back_together() -> None:
+    mine = tuning.Tuning(TuningTable(document()), "mine")
+    none = tuning.Tuning(None, "no table")
+    digests = [mine.digest, mine.digest, ""]
+    assert tuning.agree(mine, [mine.digest] * 3) is mine
+    assert tuning.agree(none, [""] * 3) is none
+    for one in (mine, none):
+        agreed = tuning.agree(one, digests)
+        assert agreed.table is None
+        assert agreed.is_refusal
+        assert f"ranks [0, 1]: {mine.digest}; ranks [2]: none" in agreed.reason
+
+
+def times(**by_algorithm: tuple[float, float, float]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"time_us": middle, "low_us": low, "high_us": high}
+        for name, (low, middle, high) in by_algorithm.items()
+    }
+
+
+def test_a_choice_is_good_if_it_is_near_the_best_or_tied_with_it() -> None:
+    cell = make_cell("all_reduce", "float32", "sum", 1 << 10, 2)
+    slow = (50.0, 50.0, 50.0)
+    one_shot = (10.0, 10.0, 10.0)
+
+    def judged(two_shot: tuple[float, float, float]) -> dict[str, Any]:
+        found = times(one_shot=one_shot, two_shot=two_shot, chain=slow, ring=(1.0, 1.0, 1.0))
+        return judge(cell, "same_bits", found, None)
+
+    assert judged((9.5, 9.5, 9.5))["chosen"] == "one_shot"
+    assert is_good(judged((9.5, 9.5, 9.5)))  # near
+    assert is_good(judged((4.0, 5.0, 10.5)))  # a tie
+    beaten = judged((4.0, 5.0, 6.0))
+    assert not is_good(beaten)
+    assert (beaten["best"], beaten["regret"]) == ("two_shot", 1.0)
+    assert "ring" not in beaten["times"]  # not admitted, however fast
+
+
+def test_the_median_lies_in_its_interval() -> None:
+    assert median_interval(range(1, 101)) == (41, 60)
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
