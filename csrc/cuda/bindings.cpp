@@ -111,6 +111,16 @@ Regions to_regions(const std::vector<uintptr_t>& ptrs) {
   return regions;
 }
 
+// sends, ptr, numel, dtype, peer, tag
+using PairRow = std::tuple<bool, uintptr_t, uint64_t, int, int, uint32_t>;
+
+std::vector<PairTransfer> to_transfers(const std::vector<PairRow>& rows) {
+  std::vector<PairTransfer> transfers;
+  for (const auto& [sends, ptr, numel, dtype, peer, tag] : rows)
+    transfers.push_back({sends, to_ptr(ptr), numel, DType(dtype), peer, tag, 0});
+  return transfers;
+}
+
 void bind_group(py::module_& module) {
   py::class_<DeviceGroup>(module, "Group")
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
@@ -130,13 +140,22 @@ void bind_group(py::module_& module) {
       .def(
           "launch",
           [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
-             uintptr_t stream, double limit_s) {
+             uintptr_t stream, double limit_s, const std::vector<uint64_t>& counts) {
             const Plan copy = plan;  // the object may change hands while the GIL is away
             const py::gil_scoped_release release;  // a full queue blocks
-            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), limit_s);
+            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), limit_s, counts);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("stream"),
-          py::arg("limit_s"))
+          py::arg("limit_s"), py::arg("counts") = std::vector<uint64_t>{})
+      .def(
+          "transfer",
+          [](DeviceGroup& group, const std::vector<PairRow>& rows, int most_channels,
+             uintptr_t stream, double limit_s) {
+            const std::vector<PairTransfer> transfers = to_transfers(rows);
+            const py::gil_scoped_release release;
+            group.transfer(transfers, most_channels, to_stream(stream), limit_s);
+          },
+          py::arg("transfers"), py::arg("most_channels"), py::arg("stream"), py::arg("limit_s"))
       .def("verdict",
            [](const DeviceGroup& group) -> py::object {
              const std::optional<DeviceVerdict> found = group.verdict();
@@ -175,5 +194,6 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("max_ll_bytes", &max_ll_bytes, py::arg("max_blocks"));
   module.attr("K_MAX_WORLD") = kMaxGpuWorld;
   module.attr("K_MAX_CHANNELS") = kMaxChannels;
+  module.attr("K_PAIR_CHANNELS") = kPairChannels;
   module.attr("K_PROBE_OK") = kProbePushed | kProbePulled;
 }

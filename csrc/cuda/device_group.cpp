@@ -22,13 +22,16 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
   check_cuda(cudaHostAlloc(&memory, sizeof(DeviceVerdict), cudaHostAllocMapped),
              "allocating host memory for verdicts");
   verdict_ = new (memory) DeviceVerdict{};
-  for (Last* last : {&eager_, &captured_}) {
-    const cudaError_t error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
-    if (error == cudaSuccess) continue;
-    if (eager_.event) cudaEventDestroy(eager_.event);
-    cudaFreeHost(memory);
-    check_cuda(error, "making an event");
-  }
+  // All that calls ever need: to allocate later could mean to wait for kernels that run.
+  cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&batch_), batch_bytes());
+  for (Last* last : {&eager_, &captured_})
+    if (error == cudaSuccess)
+      error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
+  if (error == cudaSuccess) return;
+  if (eager_.event) cudaEventDestroy(eager_.event);
+  cudaFree(batch_);
+  cudaFreeHost(memory);
+  check_cuda(error, "making a group's events and buffers");
 }
 
 DeviceGroup::~DeviceGroup() {
@@ -36,6 +39,7 @@ DeviceGroup::~DeviceGroup() {
     close();
   } catch (const Failure&) {  // the context is broken: nothing left to save
   }
+  cudaFree(batch_);
   cudaFreeHost(verdict_);
 }
 
@@ -65,23 +69,41 @@ uint32_t DeviceGroup::locate(const std::byte* ptr) const {
   return GpuLocation::encode(uint64_t(ptr - data));
 }
 
-void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* output,
-                         cudaStream_t stream, double limit_s) {
-  const std::lock_guard guard(mutex_);
+DeviceCall DeviceGroup::call(double limit_s) const {
   if (closed_) throw Failure(ErrorKind::usage, "this group's GPU side was closed");
-  const OnDevice on(options_.device);
   DeviceCall call{};
   std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
-  call.input = input;
-  call.output = output;
   call.verdict = verdict_;
   call.limit_ns = uint64_t(limit_s * 1e9);
-  call.input_location = locate(input);
-  call.output_location = locate(output);
   call.rank = options_.rank;
   call.world_size = options_.world_size;
+  return call;
+}
+
+void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* output,
+                         cudaStream_t stream, double limit_s, const std::vector<uint64_t>& counts) {
+  const std::lock_guard guard(mutex_);
+  const OnDevice on(options_.device);
+  DeviceCall call = this->call(limit_s);
+  if (counts.size() != (plan.splits == 0 ? 0 : 2 * size_t(options_.world_size)))
+    throw Failure(ErrorKind::usage, "counts do not fit the plan");
+  std::copy(counts.begin(), counts.end(), call.counts);
+  call.input = input;
+  call.output = output;
+  call.input_location = locate(input);
+  call.output_location = locate(output);
   order(stream);
   launch_collective(plan, call, stream);
+}
+
+void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channels,
+                           cudaStream_t stream, double limit_s) {
+  const std::lock_guard guard(mutex_);
+  const OnDevice on(options_.device);
+  const DeviceCall call = this->call(limit_s);
+  for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
+  order(stream);
+  launch_transfers(transfers, call, batch_, most_channels, stream);
 }
 
 std::optional<DeviceVerdict> DeviceGroup::verdict() const {

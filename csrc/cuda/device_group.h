@@ -31,8 +31,12 @@ class DeviceGroup {
 
   // Start a plan on a stream, behind this group's earlier calls whatever their streams. In a stream
   // that is being captured it becomes part of the graph. Allocates nothing.
+  // counts: where a plan has splits, the elements sent to each rank, then those received from each.
   void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
-              double limit_s);
+              double limit_s, const std::vector<uint64_t>& counts = {});
+  // The same for sends and receives, as one kernel; see launch_transfers. Finds their locations.
+  void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,
+                double limit_s);
   std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
 
   void probe_put(uint64_t token);
@@ -51,10 +55,12 @@ class DeviceGroup {
     cudaEvent_t event = nullptr;
   };
   void order(cudaStream_t stream);
+  DeviceCall call(double limit_s) const;  // what all calls have
   uint32_t locate(const std::byte* ptr) const;
 
   const DeviceGroupOptions options_;
   DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
+  DeviceCall* batch_ = nullptr;       // device memory: the sends and receives of one kernel
   Last eager_, captured_;
   std::mutex mutex_;
   bool closed_ = false;

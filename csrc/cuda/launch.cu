@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "cuda/batch.cuh"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
@@ -23,6 +24,7 @@ std::set<const void*> all_kernels() {
           kernels.insert(
               kernel_for(Algorithm(algorithm), Verb(verb), kernel_dtype(DType(dtype)), ll));
   kernels.erase(nullptr);
+  kernels.insert(reinterpret_cast<const void*>(&write_batch_kernel));
   return kernels;
 }
 
@@ -36,6 +38,8 @@ void launch(const void* kernel, int blocks, int threads, Call& call, cudaStream_
 
 // What shape_for calls part_bytes: of one rank's part where the message is split, else of all.
 uint64_t part_bytes(const Plan& plan, int world_size) {
+  // No rank knows all sizes: all channels, and tiles of a pack for each thread.
+  if (plan.splits != 0) return uint64_t{plan.channels} * kMaxBlockThreads * kPackBytes;
   const uint64_t num_bytes = plan.numel * plan.elem_bytes();
   const bool whole =
       plan.verb != Verb::all_reduce || plan.inlined || !splits_message(plan.algorithm, plan.verb);
@@ -90,7 +94,48 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream) {
   call.root = plan.root;
   call.op = plan.op;
   call.verb = plan.verb;
+  call.counted = plan.splits != 0;
+  if (call.dtype != plan.dtype)
+    for (uint64_t& count : call.counts) count *= 2;
   launch(kernel, shape.blocks, shape.threads, call, stream);
+}
+
+size_t batch_bytes() { return kMaxBatch * sizeof(DeviceCall); }
+
+void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall call,
+                      DeviceCall* batch, int most_channels, cudaStream_t stream) {
+  if (transfers.empty() || transfers.size() > kMaxBatch)
+    throw Failure(ErrorKind::usage, "a batch has 1 to " + std::to_string(kMaxBatch) +
+                                        " sends and receives, not " +
+                                        std::to_string(transfers.size()));
+  BatchCall writing{call, batch, {}};
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const PairTransfer& transfer = transfers[i];
+    const uint64_t num_bytes = transfer.numel * dtype_size(transfer.dtype);
+    const LaunchShape shape = shape_for(Algorithm::direct, Verb::send, transfer.dtype, false,
+                                        num_bytes, call.world_size, most_channels);
+    const uint64_t kinds = uint64_t(transfer.dtype) | uint64_t(most_channels) << 8;
+    PairPart& part = writing.parts[i];
+    part.data = transfer.data;
+    part.dtype = kernel_dtype(transfer.dtype);
+    part.elem_bytes = uint32_t(dtype_size(part.dtype));
+    part.numel = num_bytes / part.elem_bytes;
+    part.location = transfer.location;
+    part.tile_bytes = shape.tile_bytes;
+    part.plan_hash = uint32_t(mix64(mix64(mix64(kinds) + transfer.numel) + transfer.tag));
+    part.pair_channels = uint32_t(shape.blocks);
+    part.peer = transfer.peer;
+    part.verb = transfer.sends ? Verb::send : Verb::recv;
+  }
+  const int count = int(transfers.size());
+  if (count == 1) {
+    set_part(call, writing.parts[0]);
+  } else {
+    launch(reinterpret_cast<const void*>(&write_batch_kernel), 1, count, writing, stream);
+    call.batch = batch;
+  }
+  const void* kernel = kernel_for(Algorithm::direct, Verb::send, DType::uint8, false);
+  launch(kernel, count * kPairChannels, kMaxBlockThreads, call, stream);
 }
 
 void probe_put(const Regions& regions, int rank, int world_size, uint64_t token) {

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <vector>
 
 #include "cuda/call.h"
 #include "plan.h"
@@ -19,6 +20,23 @@ int load_kernels();
 // Start the kernel of a plan on the current device. `call` has everything but what the plan says.
 // Throws UnsupportedError if there is no such kernel.
 void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream);
+
+// One send or receive of this rank.
+struct PairTransfer {
+  bool sends;
+  std::byte* data;
+  uint64_t numel;
+  DType dtype;
+  int peer;
+  uint32_t tag;       // must be the same on both sides
+  uint32_t location;  // GpuLocation of the data
+};
+
+// Start them as one kernel: each pair and direction at most once. `batch` has room for kMaxBatch
+// calls in the device's memory. most_channels: thread blocks of each, the same on all ranks.
+void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall call,
+                      DeviceCall* batch, int most_channels, cudaStream_t stream);
+size_t batch_bytes();  // of `batch`
 
 // Whether there is a kernel for such plans.
 bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll);

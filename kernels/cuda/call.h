@@ -40,8 +40,6 @@ struct DeviceCall {
   std::byte* multicast;              // all of them at once, for multimem; else nullptr
   const std::byte* input;            // this rank's own pointers, private or in its region; any
   std::byte* output;                 // alignment; equal or disjoint, as each verb allows
-  const uint64_t* splits;            // all_to_all: 2 * world_size counts of elements, those sent to
-                                     // each rank and those received from each; nullptr: all equal
   const DeviceCall* batch;           // send and recv: several of them, in memory that the device
                                      // reads, each pair and direction at most once; kPairChannels
                                      // blocks for each. nullptr: this one alone
@@ -60,6 +58,10 @@ struct DeviceCall {
   Verb verb;
   DType dtype;          // of the kernel: float32 for complex64
   uint32_t elem_bytes;  // of dtype
+  bool counted;         // all_to_all, all_gather: parts of any size, in `counts`
+  // Elements sent to each rank, then those received from each. Here, not behind a pointer, so that
+  // a captured graph keeps them.
+  uint64_t counts[2 * kMaxGpuWorld];
 };
 
 }  // namespace fastcoll

@@ -66,13 +66,13 @@ class Moves {
            call_.verb == Verb::gather;
   }
   // Where the chunk for a reader lies in an input: mine, or any if there are no counts.
-  FASTCOLL_DEVICE Span given(int reader) const { return chunk(reader, cuts_input(), call_.splits); }
+  FASTCOLL_DEVICE Span given(int reader) const { return chunk(reader, cuts_input(), call_.counts); }
   // Where a source's chunk goes in my output.
   FASTCOLL_DEVICE Span taken(int source) const {
-    return chunk(source, cuts_output(), call_.splits + call_.world_size);
+    return chunk(source, cuts_output(), call_.counts + call_.world_size);
   }
   FASTCOLL_DEVICE uint32_t num_segments() const {
-    if (call_.splits == nullptr) return Tiles(channel_, num_bytes_).num_segments();
+    if (!call_.counted) return Tiles(channel_, num_bytes_).num_segments();
     uint32_t most = 1;
     for (int rank = 0; rank < call_.world_size; ++rank) {
       const uint32_t given_segments = Tiles(channel_, given(rank).num_bytes).num_segments();
@@ -92,11 +92,10 @@ class Moves {
 
  private:
   FASTCOLL_DEVICE Span chunk(int rank, bool cuts, const uint64_t* counts) const {
-    if (call_.splits == nullptr) return {cuts ? uint64_t(rank) * num_bytes_ : 0, num_bytes_};
-    Span span{0, counts[0]};
-    for (int r = 0; r < rank; ++r) span = {span.start + counts[r], counts[r + 1]};
-    const uint64_t elem_bytes = call_.elem_bytes;
-    return {span.start * elem_bytes, span.num_bytes * elem_bytes};
+    if (!call_.counted) return {cuts ? uint64_t(rank) * num_bytes_ : 0, num_bytes_};
+    uint64_t start = 0;
+    for (int r = 0; cuts && r < rank; ++r) start += counts[r];
+    return {start * call_.elem_bytes, counts[rank] * call_.elem_bytes};
   }
 
   const Channel<P>& channel_;
@@ -111,7 +110,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
   const Moves<P> moves(channel);
   const bool cuts_input = moves.cuts_input();
   const uint32_t readers = moves.readers();
-  const uint32_t location = call.splits == nullptr ? call.input_location : GpuLocation::kStaged;
+  const uint32_t location = call.counted ? GpuLocation::kStaged : call.input_location;
   Pipeline<P> pipeline(channel,
                        {.sources = moves.sources(),
                         .readers = readers,
@@ -120,7 +119,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
                         .num_steps = 2,
                         .slot_tiles = slot_tiles(Algorithm::direct, call.verb, 1, call.world_size),
                         .reads = 1},
-                       GpuLocation::both(location, location), call.splits);
+                       GpuLocation::both(location, location), call.counted ? call.counts : nullptr);
   const auto stage = [&](uint32_t k) {
     if (!pipeline.staged() || readers == 0) return;
     for (int part = 0; part < (cuts_input ? call.world_size : 1); ++part) {
@@ -140,7 +139,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
       const uint32_t place = GpuLocation::input(pipeline.location(source));
       const std::byte* from;
       if (source == call.rank) from = call.input + moves.given(call.rank).start + span.start;
-      else if (call.splits != nullptr || place == GpuLocation::kStaged)
+      else if (call.counted || place == GpuLocation::kStaged)
         from = pipeline.slot(source, k, cuts_input ? call.rank : 0);
       else from = pipeline.symmetric(source, place) + moves.given(call.rank).start + span.start;
       std::byte* to = call.output + chunk.start + span.start;

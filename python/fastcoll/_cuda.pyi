@@ -5,6 +5,7 @@ from fastcoll._C import Plan
 
 K_MAX_WORLD: int
 K_MAX_CHANNELS: int
+K_PAIR_CHANNELS: int
 K_PROBE_OK: int
 
 class _DeviceFacts(TypedDict):
@@ -42,7 +43,20 @@ class Group:
     def probe_put(self, token: int) -> None: ...
     def probe_get(self, token: int) -> list[int]: ...
     def launch(
-        self, plan: Plan, input_ptr: int, output_ptr: int, stream: int, limit_s: float
+        self,
+        plan: Plan,
+        input_ptr: int,
+        output_ptr: int,
+        stream: int,
+        limit_s: float,
+        counts: list[int] = ...,
+    ) -> None: ...
+    def transfer(
+        self,
+        transfers: list[tuple[bool, int, int, int, int, int]],
+        most_channels: int,
+        stream: int,
+        limit_s: float,
     ) -> None: ...
     def verdict(self) -> tuple[int, int, int, int, int, int, int, int] | None: ...
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll.api_parts import GroupLike, member_of, rank_in
 from fastcoll.memory.array import Array
-from fastcoll.transfers import TransferWork
+from fastcoll.transfers import AnyTransferWork
 from fastcoll.verbs_p2p import P2POp
 
 
@@ -25,10 +25,12 @@ def send(
 ) -> None:
     """Send a tensor to another rank; return once it may be changed again.
 
-    A message of up to 216 bytes is sent without waiting for the receiver.
+    A message of up to 216 bytes is sent without waiting for the receiver. On a GPU it is the
+    current stream that waits, messages of a pair match in order, and their tags must be equal;
+    sends and receives that need each other to get on belong in one `batch_isend_irecv` there.
 
     Args:
-        tensor: CPU tensor or NumPy array.
+        tensor: Tensor, NumPy array, or an array of CuPy's kind.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         group: A Communicator or a torch process group; None is the default group.
         tag: Tells messages apart: a receive gets the oldest one with its tag.
@@ -59,7 +61,7 @@ def recv(
     Args:
         tensor: Where it goes, of the dtype and number of elements that are sent.
         src: Rank in the group; the global rank if `group` is a torch process group; None is
-            whoever sends first.
+            whoever sends first, which can't be had on GPUs.
         group: See `send`, as for the other arguments and the errors.
         tag: See `send`.
         timeout_s: Limit of this call.
@@ -81,7 +83,7 @@ def isend(
     tag: int = 0,
     *,
     timeout_s: float | None = None,
-) -> TransferWork | None:
+) -> AnyTransferWork | None:
     """Start to send a tensor; it must not be changed before the Work is complete. See `send`."""
     comm = member_of(group, "isend")
     if comm is None:
@@ -96,7 +98,7 @@ def irecv(
     tag: int = 0,
     *,
     timeout_s: float | None = None,
-) -> TransferWork | None:
+) -> AnyTransferWork | None:
     """Start to receive a tensor; it is there once the Work is complete. See `recv`."""
     comm = member_of(group, "irecv")
     if comm is None:
@@ -104,7 +106,7 @@ def irecv(
     return comm.irecv(tensor, _source(group, src), tag, timeout_s=timeout_s)
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list[TransferWork]:
+def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list[AnyTransferWork]:
     """Start several sends and receives, in any order; return a Work for each.
 
     Args:

@@ -7,6 +7,7 @@ queues.
 """
 
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastcoll import _C
@@ -48,6 +49,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Flat:
+    """What the core reads and writes, each in one piece; copies stand in for what is not.
+
+    Attributes:
+        finish: Brings the result to where the user wants it.
+        counts: Where parts are uneven, the elements given to each rank, then those got from each.
+        keeps: Copies that must live as long as this.
+    """
+
+    input_ptr: int
+    output_ptr: int
+    finish: Callable[[], None]
+    counts: tuple[int, ...] = ()
+    keeps: object = None
+
+
+@dataclass(frozen=True, slots=True)
 class Operands:
     """The checked arguments of a call.
 
@@ -70,22 +88,31 @@ class Operands:
         some = self.input or self.output
         return -1 if some is None else some.device
 
-    def dense(self) -> tuple[ArrayView | None, ArrayView | None]:
+    def flat(self) -> Flat:
         """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
         source, target = self.input, self.output
         if source is not None and not source.dense:
             source = dense_copy(source, fill=True)
         if target is not None and not target.dense:
             target = source if target is self.input else dense_copy(target, fill=False)
-        return source or target, target or source
+        source, target = source or target, target or source
+
+        def finish() -> None:
+            if self.output is not None and target is not None and target is not self.output:
+                copy_back(self.output, target)
+
+        input_ptr, output_ptr = (0 if one is None else one.ptr for one in (source, target))
+        return Flat(input_ptr, output_ptr, finish, keeps=source)
 
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
         """Run the plan of this call, and bring the result to where the user wants it."""
-        source, target = self.dense()
-        input_ptr, output_ptr = (0 if a is None else a.ptr for a in (source, target))
-        group.run(plan, input_ptr, output_ptr, limit_s)
-        if self.output is not None and target is not None and target is not self.output:
-            copy_back(self.output, target)
+        flat = self.flat()
+        group.run(plan, flat.input_ptr, flat.output_ptr, limit_s)
+        flat.finish()
+
+    def arrays(self) -> list[Array]:
+        """Return the user's arrays."""
+        return [array.source for array in (self.input, self.output) if array is not None]
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -112,11 +139,7 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         return Operands(source.dtype, op, source.numel, root, source, None)
     target = source if call.output is call.input else view(call.output, output_name, gpu=True)
     check_output(target, output_name)
-    if target.device != source.device:
-        raise UsageError(
-            f"{input_name} is on {_place(source)} and {output_name} on {_place(target)}; "
-            "they need one device"
-        )
+    check_one_device(((source, input_name), (target, output_name)))
     if target.dtype is not source.dtype:
         raise UsageError(
             f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
@@ -127,6 +150,17 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         check_overlap(source, target, f"{input_name} and {output_name}")
     op = Op.SUM if call.verb is Verb.all_gather else reduction_of(call.op, source.dtype)
     return Operands(source.dtype, op, numel, root, source, target)
+
+
+def check_one_device(arrays: Sequence[tuple[ArrayView, str]]) -> None:
+    """Raise UsageError if arrays, each with its name, lie on different devices."""
+    first, first_name = arrays[0]
+    for array, name in arrays[1:]:
+        if array.device != first.device:
+            raise UsageError(
+                f"{first_name} is on {_place(first)} and {name} on {_place(array)}; they need one "
+                "device"
+            )
 
 
 def _place(array: ArrayView) -> str:

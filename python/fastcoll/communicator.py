@@ -24,11 +24,13 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.calls import Call, Operands, check
+from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
+from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
@@ -118,7 +120,7 @@ class Communicator(ObjectMethods, P2PMethods):
         self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
         self._plans: dict[Request, _C.Plan] = {}
         self._queue = CallQueue(self)
-        self._transfers = Transfers(self)
+        self._transfers = Transfers(self, self._transfer_on_gpus)
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
         self._num_exchanges = 0
         self._num_groups = 0
@@ -136,16 +138,16 @@ class Communicator(ObjectMethods, P2PMethods):
         """Check and plan several calls, then start them as one: all of them, or none at all."""
         runs: list[Callable[[], None]] = []
         outputs: list[Array] = []
-        on_gpus: list[tuple[Call, Operands]] = []
+        on_gpus: list[tuple[Call | PartsCall, Operands | PartsOperands]] = []
         for call in calls:
             operands: Operands | PartsOperands
             if isinstance(call, Call):
                 operands = check(call, self.rank, self.world_size)
-                if operands.device >= 0:
-                    on_gpus.append((call, operands))
-                    continue
             else:
                 operands = check_parts(call, self.rank, self.world_size)
+            if operands.device >= 0:
+                on_gpus.append((call, operands))
+                continue
             limit_s = call_limit_s(call.timeout_s)
             runs.append(partial(operands.carry_out, self, self._plan(call, operands), limit_s))
             outputs += operands.outputs()
@@ -177,14 +179,22 @@ class Communicator(ObjectMethods, P2PMethods):
             )
         return self._gpus
 
-    def _issue_on_gpus(self, calls: list[tuple[Call, Operands]], async_op: bool) -> Work | None:
-        starts: list[tuple[_C.Plan, Operands, float]] = []
+    def _issue_on_gpus(
+        self, calls: list[tuple[Call | PartsCall, Operands | PartsOperands]], async_op: bool
+    ) -> Work | None:
+        starts: list[tuple[_C.Plan, Operands | PartsOperands, float]] = []
         for call, operands in calls:
             gpus = self._on_gpus(operands.device)
             limit_s = call_limit_s(call.timeout_s)
             limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
             starts.append((self._plan(call, operands, gpus.terms), operands, limit_s))
         return gpus.run(starts, async_op=async_op)
+
+    def _transfer_on_gpus(
+        self, transfers: Sequence[Transfer], async_op: bool
+    ) -> Sequence[DeviceTransferWork]:
+        gpus = self._on_gpus(transfers[0].array.device)
+        return gpus.transfer(transfers, self._settings.timeout_s, async_op=async_op)
 
     def _plan(
         self,

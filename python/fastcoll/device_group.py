@@ -7,10 +7,8 @@ device becomes the group's. Must not choose algorithms; must not know stores or 
 
 import json
 import os
-import time
 import weakref
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -18,8 +16,10 @@ import torch
 
 from fastcoll import _C, _cuda, env
 from fastcoll.calls import Operands
-from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
-from fastcoll.memory.array import Array, copy_back
+from fastcoll.device_batches import kernels, pair_channels
+from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started
+from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
 from fastcoll.memory.device import (
     DeviceHello,
     Facts,
@@ -31,15 +31,16 @@ from fastcoll.memory.device import (
 )
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.symmetric import tensor_on
+from fastcoll.pairs import ANY, Transfer
+from fastcoll.parts import PartsOperands
+from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.reliability.residency import residency
 from fastcoll.reliability.verdicts import Verdict, explain
 from fastcoll.topology import gpu
 from fastcoll.work import Work
 
 # A plan, its arguments, and the limit of its waits in seconds.
-Start: TypeAlias = tuple[_C.Plan, Operands, float]
-
-_POLL_S = 0.0002
+Start: TypeAlias = tuple[_C.Plan, Operands | PartsOperands, float]
 
 
 class DeviceHost(Protocol):
@@ -117,7 +118,7 @@ class DeviceGroup:
         self.device = device
         self._host = host
         self._pid = os.getpid()
-        self._last_plan: _C.Plan | None = None
+        self._last_call: object = None  # its text is what counts
         self._side: torch.cuda.Stream | None = None
         link = _Link(host)
         mine, capacity = _hello(device)
@@ -149,37 +150,92 @@ class DeviceGroup:
     def run(self, starts: Sequence[Start], *, async_op: bool) -> Work | None:
         """Start calls in the current stream, or beside it if they are asynchronous."""
         self.check()
-        current = torch.cuda.current_stream(self.device)
+
+        def body(stream: torch.cuda.Stream) -> None:
+            for plan, operands, limit_s in starts:
+                self._start(plan, operands, limit_s, stream.cuda_stream)
+
         if not async_op:
-            for start in starts:
-                self._start(*start, current)
+            body(torch.cuda.current_stream(self.device))
             return None
+        arrays = [array for _, operands, _ in starts for array in operands.arrays()]
+        started = self._aside(body, arrays)
+        outputs = [array for _, operands, _ in starts for array in operands.outputs()]
+        return DeviceWork(self, started, outputs)
+
+    def _aside(self, body: Callable[[torch.cuda.Stream], None], arrays: Sequence[Array]) -> Started:
+        """Start something in the stream beside the current one, behind what that has now."""
         if self._side is None:
             self._side = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         side = self._side
-        side.wait_stream(current)
+        side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            for start in starts:
-                self._start(*start, side)
+            body(side)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(side)
-        outputs: list[Array] = []
-        for _, operands, _ in starts:
-            outputs += operands.outputs()
-            for operand in (operands.input, operands.output):
-                if operand is not None and isinstance(operand.source, torch.Tensor):
-                    operand.source.record_stream(side)  # its memory is not given away before
-        return DeviceWork(self, event, outputs, side)
+        for array in arrays:
+            if isinstance(array, torch.Tensor):
+                array.record_stream(side)  # its memory is not given away before
+        return Started(event, side)
 
     def _start(
-        self, plan: _C.Plan, operands: Operands, limit_s: float, stream: torch.cuda.Stream
+        self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
     ) -> None:
-        source, target = operands.dense()
-        input_ptr, output_ptr = (0 if a is None else a.ptr for a in (source, target))
-        self._core.launch(plan, input_ptr, output_ptr, stream.cuda_stream, limit_s)
-        self._last_plan = plan
-        if operands.output is not None and target is not None and target is not operands.output:
-            copy_back(operands.output, target)
+        flat = operands.flat()
+        counts = list(flat.counts)
+        self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
+        self._last_call = plan
+        flat.finish()
+
+    def transfer(
+        self, transfers: Sequence[Transfer], limit_s: float, *, async_op: bool
+    ) -> list[DeviceTransferWork]:
+        """Start sends and receives in the current stream, or beside it.
+
+        Args:
+            limit_s: Of those that have none of their own.
+
+        Raises:
+            UnsupportedError: One receives from any rank, or the group has too few thread blocks.
+        """
+        self.check()
+        if any(one.peer == ANY for one in transfers):
+            raise UnsupportedError(
+                "a receive from any rank can't be had on GPUs, whose kernels wait for one peer: "
+                "name src"
+            )
+        host, channels = self._host, self.terms.num_channels
+        most = pair_channels(channels, _cuda.K_PAIR_CHANNELS)
+        pairs = [(one.sends, one.peer) for one in transfers]
+        batches = kernels(pairs, host.rank, host.world_size, channels, _cuda.K_PAIR_CHANNELS)
+
+        def body(stream: torch.cuda.Stream) -> None:
+            for batch in batches:
+                mine = [transfers[index] for index in batch]
+                self._start_transfers(mine, most, stream.cuda_stream, limit_s)
+
+        if not async_op:
+            body(torch.cuda.current_stream(self.device))
+            return []
+        started = self._aside(body, [one.array.source for one in transfers])
+        return [DeviceTransferWork(self, started, one) for one in transfers]
+
+    def _start_transfers(
+        self, transfers: Sequence[Transfer], most: int, stream: int, limit_s: float
+    ) -> None:
+        """Start the transfers of one kernel."""
+        dense: list[ArrayView] = []
+        rows = []
+        for one in transfers:
+            array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
+            dense.append(array)
+            rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
+        own_limits = [one.limit_s for one in transfers if one.limit_s != GROUP_LIMIT]
+        self._core.transfer(rows, most, stream, max(own_limits, default=limit_s))
+        self._last_call = ", ".join(map(_describe, transfers))
+        for one, array in zip(transfers, dense, strict=True):
+            if not one.sends and array is not one.array:
+                copy_back(one.array, array)
 
     def check(self) -> None:
         """Raise what broke the group, if anything has; does not wait for the device."""
@@ -191,7 +247,7 @@ class DeviceGroup:
         host = self._host
         where = f'in group "{host.name}" (rank {host.rank} of {host.world_size})'
         gone = host.peer_is_gone(verdict.rank)
-        last_call = repr(self._last_plan)
+        last_call = str(self._last_call)
         host.fail(*explain(verdict, host.rank, where, last_call, peer_is_gone=gone))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -248,72 +304,8 @@ def _share(hellos: Sequence[DeviceHello], rank: int) -> int:
     return -(-len(there) // len(here))
 
 
-class DeviceWork(Work):
-    """A call that was started on a GPU with `async_op=True`.
-
-    As with torch's own GPU backends, `wait` makes the current stream wait, not the program.
-    """
-
-    def __init__(
-        self,
-        group: DeviceGroup,
-        event: torch.cuda.Event,
-        outputs: list[Array],
-        stream: torch.cuda.Stream,
-    ) -> None:
-        super().__init__(lambda: None, outputs)
-        self._group = group
-        self._event = event
-        self._stream = stream
-
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Let the current stream wait for the call.
-
-        Args:
-            timeout: Seconds for which the program itself waits; None or 0 do not wait.
-
-        Returns:
-            True.
-
-        Raises:
-            FastcollError: What broke the group, if that is known already.
-            CollectiveTimeout: `timeout` ran out; the call goes on.
-        """
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
-        end = time.monotonic() + (timeout or 0)
-        while timeout and not self.is_completed():
-            if time.monotonic() > end:
-                raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
-            time.sleep(_POLL_S)
-        torch.cuda.current_stream(self._group.device).wait_event(self._event)
-        self._group.check()
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether the call is over, well or not."""
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def is_success(self) -> bool:
-        """Return whether the call is over and the group in order."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """Return what broke the group; None while the call runs or if it went well."""
-        if not self.is_completed():
-            return None
-        try:
-            self._group.check()
-        except FastcollError as error:
-            return error
-        return None
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the list of outputs; its callbacks run in streams that wait."""
-        with self._lock:
-            if self._future is None:
-                device = torch.device("cuda", self._group.device)
-                self._future = torch.futures.Future(devices=[device])
-                with torch.cuda.stream(self._stream):
-                    self._future.set_result(self._outputs)
-            return self._future
+def _describe(transfer: Transfer) -> str:
+    verb, way = ("send", "to") if transfer.sends else ("recv", "from")
+    array = transfer.array
+    call = f"{verb}({array.dtype.name}, numel={array.numel}) {way} rank {transfer.peer}"
+    return f"{call} with tag {transfer.tag}" if transfer.tag else call

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fastcoll import _C
-from fastcoll.calls import checked_root, reduction_of
+from fastcoll.calls import Flat, check_one_device, checked_root, reduction_of
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import (
     Array,
@@ -89,13 +89,28 @@ class Side:
             for start, numel in zip(starts, self.numels, strict=False)
         ]
 
-    def address(self) -> tuple[int, Array | None]:
-        """Return where the parts lie one after another, and what holds a copy made for that."""
-        parts = self.parts()
-        if all(first[0] + first[1] == second[0] for first, second in pairwise(parts)):
-            return parts[0][0], None
-        copy = torch.cat([torch.as_tensor(array.source).detach().flatten() for array in self.views])
+    def in_one_piece(self, *, fill: bool) -> tuple[int, torch.Tensor | None]:
+        """Return where all of it lies, one part after another, and the copy made for that.
+
+        The copy has the elements, or is for results to come.
+        """
+        ends = [(array.ptr, array.ptr + array.num_bytes) for array in self.views]
+        apart = any(first[1] != second[0] for first, second in pairwise(ends))
+        if not apart and all(array.dense for array in self.views):
+            return ends[0][0], None
+        tensors = [torch.as_tensor(array.source).detach() for array in self.views]
+        if fill:
+            copy = torch.cat([tensor.flatten() for tensor in tensors])
+        else:
+            numel = sum(tensor.numel() for tensor in tensors)
+            copy = torch.empty(numel, dtype=tensors[0].dtype, device=tensors[0].device)
         return copy.data_ptr(), copy
+
+    def take(self, copy: torch.Tensor) -> None:
+        """Write results in a copy of all of it to the user's arrays."""
+        pieces = torch.split(copy, [array.numel for array in self.views])
+        for array, piece in zip(self.views, pieces, strict=True):
+            copy_back(array, view(piece.view(array.shape), "copy", gpu=True))
 
     def bring_back(self, dense: "Side") -> None:
         """Write results in dense copies to the user's arrays."""
@@ -121,7 +136,7 @@ class PartsOperands:
         source = self.input and self.input.dense(fill=True)
         target = self.output and self.output.dense(fill=False)
         if plan.verb == Verb.reduce_scatter and source and target:
-            address, copy = source.address()
+            address, copy = source.in_one_piece(fill=True)
             group.run(plan, address, target.views[0].ptr, limit_s)
             del copy
         else:
@@ -129,6 +144,29 @@ class PartsOperands:
             group.run_parts(plan, given, target.parts() if target else [], limit_s)
         if self.output and target:
             self.output.bring_back(target)
+
+    def flat(self) -> Flat:
+        """Return what a GPU reads and writes: a kernel takes all parts of a side in one piece."""
+        source, target = self.input, self.output
+        input_ptr, given = source.in_one_piece(fill=True) if source else (0, None)
+        output_ptr, taken = target.in_one_piece(fill=False) if target else (0, None)
+
+        def finish() -> None:
+            if target is not None and taken is not None:
+                target.take(taken)
+
+        counts = (*source.numels, *target.numels) if self.splits and source and target else ()
+        return Flat(input_ptr, output_ptr, finish, counts, keeps=given)
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU that the arrays lie on; -1 for the CPU."""
+        some = self.input or self.output
+        return some.views[0].device if some else -1
+
+    def arrays(self) -> list[Array]:
+        """Return the user's arrays."""
+        return [array.source for side in (self.input, self.output) if side for array in side.views]
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -181,7 +219,7 @@ def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> 
 def _side(arrays: object, name: str, world_size: int) -> Side:
     """Look at an array, or at a list of one for each rank."""
     if not name.endswith("_list"):
-        one = view(arrays, name)
+        one = view(arrays, name, gpu=True)
         return Side((one,), (one.numel,) * world_size, cut=False)
     if not isinstance(arrays, list | tuple):
         raise UsageError(f"{name} must be a list of tensors, not {type(arrays).__name__}")
@@ -189,14 +227,17 @@ def _side(arrays: object, name: str, world_size: int) -> Side:
         raise UsageError(
             f"{name} has {len(arrays)} tensors; a group of {world_size} ranks needs {world_size}"
         )
-    views = tuple(view(array, f"{name}[{index}]") for index, array in enumerate(arrays))
+    views = tuple(view(array, f"{name}[{index}]", gpu=True) for index, array in enumerate(arrays))
     return Side(views, tuple(array.numel for array in views))
 
 
 def _checked(source: Side | None, target: Side | None, input_name: str, output_name: str) -> DType:
     for index, array in enumerate(target.views if target else ()):
         check_output(array, f"{output_name}[{index}]" if len(target.views) > 1 else output_name)  # type: ignore[union-attr]
-    kinds = {array.dtype for side in (source, target) if side for array in side.views}
+    sides = ((source, input_name), (target, output_name))
+    named = [(array, name) for side, name in sides if side for array in side.views]
+    check_one_device(named)
+    kinds = {array.dtype for array, _ in named}
     if len(kinds) != 1:
         names = " and ".join(sorted(kind.name for kind in kinds))
         raise UsageError(f"{input_name} and {output_name} need one dtype, not {names}")
@@ -225,7 +266,8 @@ def _fit(single: Side | None, listed: Side | None, rank: int, verb: Verb) -> tup
 
 
 def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
-    lists = not isinstance(call.input, torch.Tensor | np.ndarray)
+    whole = isinstance(call.input, torch.Tensor | np.ndarray)
+    lists = not whole and not hasattr(call.input, "__cuda_array_interface__")
     if lists:
         names = ("input_tensor_list", "output_tensor_list")
         source = _side(call.input, names[0], world_size)
@@ -252,7 +294,7 @@ def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
 
 def _cut(array: object, name: str, splits: Sequence[int] | None, world_size: int) -> Side:
     """Cut an array by its first dimension."""
-    whole = view(array, name)
+    whole = view(array, name, gpu=True)
     if not whole.shape:
         raise UsageError(f"{name} has no dimension to be cut by")
     rows = whole.shape[0]

@@ -5,60 +5,44 @@ Decides which thread drives the open transfers of a group: whoever waits for one
 of the process's pool. Must not know how bytes travel.
 """
 
-import operator
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from fastcoll import _C
-from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
-from fastcoll.memory.array import Array, ArrayView, check_output, copy_back, dense_copy, view
-from fastcoll.reliability.limits import call_limit_s
+from fastcoll.calls import check_one_device
+from fastcoll.device_work import DeviceTransferWork
+from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
+from fastcoll.pairs import Transfer, TransferCall, check_transfer
 from fastcoll.work import run_in_pool
-
-ANY = -1  # csrc/cpu/p2p.h
-_MOST_TAG = 2**32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferCall:
-    """A send or a receive as the user asked for it; a peer of None is any rank."""
-
-    sends: bool
-    tensor: Array
-    peer: object
-    tag: object = 0
-    timeout_s: float | None = None
 
 
 class TransferWork:
     """A send or a receive that was started."""
 
-    def __init__(self, group: _C.Group, call: TransferCall) -> None:
-        name = "dst" if call.sends else "src"
-        peer = _checked_peer(call.peer, name, group.world_size, call.sends)
-        array = view(call.tensor, "tensor")
-        if not call.sends:
-            check_output(array, "tensor")
+    def __init__(self, group: _C.Group, transfer: Transfer) -> None:
+        array = transfer.array
         self._group = group
         self._array = array
-        self._dense: ArrayView | None = array if array.dense else dense_copy(array, fill=call.sends)
-        self._receives = not call.sends
+        self._receives = not transfer.sends
+        self._dense: ArrayView | None = array
+        if not array.dense:
+            self._dense = dense_copy(array, fill=transfer.sends)
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._transfer = group.post(
-            call.sends,
-            peer,
-            _checked_tag(call.tag),
+            transfer.sends,
+            transfer.peer,
+            transfer.tag,
             int(array.dtype),
             array.numel,
             self._dense.ptr,
-            call_limit_s(call.timeout_s),
+            transfer.limit_s,
         )
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
@@ -136,19 +120,32 @@ class TransferWork:
             future.set_exception(error)
 
 
+AnyTransferWork: TypeAlias = TransferWork | DeviceTransferWork
+# Starts transfers on GPUs, in the current stream or (True) beside it.
+OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[DeviceTransferWork]]
+
+
 class Transfers:
     """The transfers of one group that nobody waits for yet."""
 
-    def __init__(self, group: _C.Group) -> None:
+    def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
         self._group = group
+        self._on_gpus = on_gpus
         self._lock = threading.Lock()
         self._open: list[TransferWork] = []
         self._num_posted = 0
         self._has_thread = False
 
-    def start(self, calls: Sequence[TransferCall]) -> list[TransferWork]:
-        """Start transfers; they move on whether or not somebody waits for them."""
-        works = [TransferWork(self._group, call) for call in calls]
+    def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start transfers; they move on whether or not somebody waits for them.
+
+        All on GPUs, or all on the CPU.
+        """
+        transfers = [check_transfer(call, self._group.world_size) for call in calls]
+        if any(transfer.array.device >= 0 for transfer in transfers):
+            check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
+            return list(self._on_gpus(transfers, True))
+        works = [TransferWork(self._group, transfer) for transfer in transfers]
         if not all(work._transfer.done for work in works):
             with self._lock:
                 # Kept until they are over: the user may drop a Work, and its tensor with it.
@@ -157,13 +154,20 @@ class Transfers:
                 if not self._has_thread:
                     run_in_pool(self._drive)
                     self._has_thread = True
-        return works
+        return list(works)
 
-    def run(self, call: TransferCall) -> TransferWork:
-        """Start a transfer and wait until it is complete."""
-        work = TransferWork(self._group, call)
+    def run(self, call: TransferCall) -> int:
+        """Start a transfer and wait until it is complete; return the peer.
+
+        On a GPU the current stream waits.
+        """
+        transfer = check_transfer(call, self._group.world_size)
+        if transfer.array.device >= 0:
+            self._on_gpus([transfer], False)
+            return transfer.peer
+        work = TransferWork(self._group, transfer)
         work.wait()
-        return work
+        return work.source_rank()
 
     def _drive(self) -> None:
         while True:
@@ -175,25 +179,3 @@ class Transfers:
                     self._open.clear()
                     self._has_thread = False
                     return
-
-
-def _checked_peer(peer: object, name: str, world_size: int, sends: bool) -> int:
-    if peer is None and not sends:
-        return ANY
-    try:
-        rank = operator.index(peer)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name} must be a rank, not {peer!r}") from None
-    if not 0 <= rank < world_size:
-        raise UsageError(f"{name}={rank} is not a rank of a group of {world_size}")
-    return rank
-
-
-def _checked_tag(tag: object) -> int:
-    try:
-        number = operator.index(tag)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"tag must be an integer, not {tag!r}") from None
-    if not 0 <= number < _MOST_TAG:
-        raise UsageError(f"tag={number} must be from 0 to 2**32 - 1")
-    return number

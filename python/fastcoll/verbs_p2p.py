@@ -9,7 +9,8 @@ from typing import Literal
 
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import Array
-from fastcoll.transfers import TransferCall, Transfers, TransferWork
+from fastcoll.pairs import TransferCall
+from fastcoll.transfers import AnyTransferWork, Transfers
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class P2PMethods:
     ) -> int:
         """See `fastcoll.recv`; `src` and the result are ranks of this group."""
         call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
-        return self._transfers.run(call).source_rank()
+        return self._transfers.run(call)
 
     def isend(
         self, tensor: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
-    ) -> TransferWork:
+    ) -> AnyTransferWork:
         """See `fastcoll.isend`; `dst` is a rank of this group."""
         call = TransferCall(sends=True, tensor=tensor, peer=dst, tag=tag, timeout_s=timeout_s)
         return self._transfers.start([call])[0]
@@ -77,12 +78,12 @@ class P2PMethods:
         tag: int = 0,
         *,
         timeout_s: float | None = None,
-    ) -> TransferWork:
+    ) -> AnyTransferWork:
         """See `fastcoll.irecv`; `src` is a rank of this group."""
         call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
         return self._transfers.start([call])[0]
 
-    def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[TransferWork]:
+    def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[AnyTransferWork]:
         """See `fastcoll.batch_isend_irecv`; peers are ranks of this group."""
         calls = [
             TransferCall(sends=op.kind == "isend", tensor=op.tensor, peer=op.peer, tag=op.tag)

@@ -95,14 +95,17 @@ inline void take_real_shape(Random& random, Step& step, int world) {
   step.tile_bytes = shape.tile_bytes;
 }
 
-// Half of the time all equal, which is then known without counts.
+// Half of the time all equal, which is then known without counts. An all_gather gives every rank
+// the same.
 inline void draw_splits(Random& random, Step& step, int world) {
   step.even = step.ll || pick(random, 2) == 0;
   step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
   if (step.even) return;
-  for (auto& row : step.splits)
+  for (auto& row : step.splits) {
     for (uint64_t& count : row)
       if (pick(random, 3) != 0) count = pick(random, 2 * step.numel + 2);
+    if (step.verb == Verb::all_gather) row.assign(size_t(world), row[0]);
+  }
 }
 
 // only: "ring reduce_scatter" draws nothing else; "" draws all.
@@ -137,7 +140,8 @@ Step draw_step(Random& random, int world, const std::string& only) {
   step.root = int(pick(random, uint64_t(world)));
   step.numel = draw_numel(random, step, world);
   if (pick(random, 16) == 0) take_real_shape(random, step, world);
-  if (step.verb == Verb::all_to_all) draw_splits(random, step, world);
+  if (step.verb == Verb::all_to_all || step.verb == Verb::all_gather)
+    draw_splits(random, step, world);
   for (int rank = 0; rank < world; ++rank) {
     Placement place{};
     place.symmetric_input = pick(random, 2) == 0;

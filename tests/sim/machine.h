@@ -111,7 +111,6 @@ class Machine {
     reference::Bytes private_input, private_output;
     std::byte* input;
     std::byte* output;
-    uint64_t splits[2 * kMaxGpuWorld];
   };
 
   struct Batch {
@@ -188,7 +187,9 @@ class Machine {
             : aligned(buffers.private_output, most_bytes + kPackBytes) + where.output_shift_bytes;
     if (!where.in_place) return;
     if (step.verb == Verb::all_gather) {  // my chunk of the output
-      buffers.input = buffers.output + size_t(rank) * step.numel * elem;
+      buffers.input = buffers.output;
+      for (int before = 0; before < rank; ++before)
+        buffers.input += input_numel(step, before) * elem;
     } else if (step.verb == Verb::reduce_scatter) {  // my chunk of the input
       buffers.output = buffers.input + size_t(rank) * step.numel * elem;
     } else {
@@ -223,10 +224,10 @@ class Machine {
     call.output = buffers.output;
     if (!step.even) {
       for (int peer = 0; peer < world_; ++peer) {
-        buffers.splits[peer] = step.splits[size_t(rank)][size_t(peer)];
-        buffers.splits[world_ + peer] = step.splits[size_t(peer)][size_t(rank)];
+        call.counts[peer] = step.splits[size_t(rank)][size_t(peer)];
+        call.counts[world_ + peer] = step.splits[size_t(peer)][size_t(rank)];
       }
-      call.splits = buffers.splits;
+      call.counted = true;
     }
     const int parts = dtype_kind(step.dtype) == Kind::complex ? 2 : 1;
     call.numel = step.numel * uint64_t(parts);

@@ -36,8 +36,9 @@ struct Step {
   int blocks = 1, threads = 8;
   std::vector<Placement> places;  // by rank
   std::vector<Codes> inputs;
-  std::vector<std::vector<uint64_t>> splits;  // all_to_all: elements from one rank to another
-  bool even = true;                           // all numel
+  // all_to_all, all_gather: elements from one rank to another, unless all are numel.
+  std::vector<std::vector<uint64_t>> splits;
+  bool even = true;
 
   int world() const { return int(places.size()); }
   size_t elem_bytes() const { return dtype_size(dtype); }
@@ -71,6 +72,8 @@ inline uint64_t input_numel(const Step& step, int rank) {
       return rank == step.root ? step.numel : 0;
     case Verb::barrier:
       return 0;
+    case Verb::all_gather:
+      return step.even ? step.numel : step.splits[size_t(rank)][0];
     case Verb::all_to_all: {
       uint64_t sum = 0;
       for (const uint64_t count : step.splits[size_t(rank)]) sum += count;
@@ -83,14 +86,15 @@ inline uint64_t input_numel(const Step& step, int rank) {
 
 inline uint64_t output_numel(const Step& step, int rank) {
   switch (step.verb) {
-    case Verb::all_gather:
-      return step.numel * uint64_t(step.world());
     case Verb::gather:
       return rank == step.root ? step.numel * uint64_t(step.world()) : 0;
     case Verb::reduce:
       return rank == step.root ? step.numel : 0;
     case Verb::barrier:
       return 0;
+    case Verb::all_gather:
+      if (step.even) return step.numel * uint64_t(step.world());
+      [[fallthrough]];
     case Verb::all_to_all: {
       uint64_t sum = 0;
       for (const auto& row : step.splits) sum += row[size_t(rank)];
@@ -136,7 +140,8 @@ inline Codes expected_output(const Step& step, int rank) {
       break;
     case Verb::all_gather:
     case Verb::gather:
-      for (int from = 0; from < step.world() && numel > 0; ++from) append(from, 0, step.numel);
+      for (int from = 0; from < step.world() && numel > 0; ++from)
+        append(from, 0, input_numel(step, from));
       break;
     case Verb::broadcast:
       append(step.root, 0, numel);

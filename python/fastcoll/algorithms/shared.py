@@ -55,6 +55,8 @@ def fits_inline(request: Request, algorithm: Algorithm) -> bool:
     """Return whether the message can travel with its flags."""
     if not request.on_gpu:
         return request.splits != COUNTED and request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+    if request.splits:
+        return False  # no rank knows the sizes of all parts
     num_bytes = request.numel * ITEMSIZE[request.dtype]  # from one rank to another
     most = min(GPU_LL_BYTES, gpu.max_ll_bytes(request.num_channels))
     return num_bytes <= most and gpu.has_kernel(algorithm, request.verb, request.dtype, ll=True)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles of what was started on a GPU.
+
+Decides what it means to wait there. Must not know how calls are started.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.memory.array import Array
+from fastcoll.pairs import Transfer
+from fastcoll.work import Work
+
+_POLL_S = 0.0002
+
+
+class DeviceSide(Protocol):
+    """The GPU side of a group, as far as a handle has to know it."""
+
+    device: int
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Something that runs in a stream until an event."""
+
+    event: torch.cuda.Event
+    stream: torch.cuda.Stream
+
+
+class DeviceWork(Work):
+    """A call that was started on a GPU with `async_op=True`.
+
+    As with torch's own GPU backends, `wait` makes the current stream wait, not the program.
+    """
+
+    def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
+        super().__init__(lambda: None, outputs)
+        self._group = group
+        self._event = started.event
+        self._stream = started.stream
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Let the current stream wait for the call.
+
+        Args:
+            timeout: Seconds for which the program itself waits; None or 0 do not wait.
+
+        Returns:
+            True.
+
+        Raises:
+            FastcollError: What broke the group, if that is known already.
+            CollectiveTimeout: `timeout` ran out; the call goes on.
+        """
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        end = time.monotonic() + (timeout or 0)
+        while timeout and not self.is_completed():
+            if time.monotonic() > end:
+                raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
+            time.sleep(_POLL_S)
+        torch.cuda.current_stream(self._group.device).wait_event(self._event)
+        self._group.check()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the call is over, well or not."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def is_success(self) -> bool:
+        """Return whether the call is over and the group in order."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return what broke the group; None while the call runs or if it went well."""
+        if not self.is_completed():
+            return None
+        try:
+            self._group.check()
+        except FastcollError as error:
+            return error
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs; its callbacks run in streams that wait."""
+        with self._lock:
+            if self._future is None:
+                device = torch.device("cuda", self._group.device)
+                self._future = torch.futures.Future(devices=[device])
+                with torch.cuda.stream(self._stream):
+                    self._future.set_result(self._outputs)
+            return self._future
+
+
+class DeviceTransferWork(DeviceWork):
+    """A send or a receive that was started on a GPU."""
+
+    def __init__(self, group: DeviceSide, started: Started, transfer: Transfer) -> None:
+        super().__init__(group, started, [transfer.array.source])
+        self._peer = transfer.peer
+
+    def source_rank(self) -> int:
+        """Return the group rank that sends what is received here."""
+        return self._peer

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU made of the CPU: the host side of GPU calls runs as it is, up to the launch of a kernel.
+
+What a kernel would be given (addresses, counts, transfers that share a kernel) is carried out by
+the rank's CPU group instead. So a wrong address, count or order shows as a wrong result or as a
+rank that waits in vain.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fastcoll import _C, device_group, device_work
+from fastcoll.algorithms.shared import SEGMENT_BYTES
+from fastcoll.communicator import Communicator
+from fastcoll.device_group import DeviceGroup
+from fastcoll.memory import array
+from fastcoll.memory.device import Terms
+from fastcoll.types import ITEMSIZE, DType, Verb
+
+LIMIT_S = 20.0
+_real_view = array._view_tensor
+
+
+class Core:
+    """What stands for `_cuda.Group`: one rank's kernels.
+
+    Attributes:
+        log: The verb, inlining and counts of each launch; the number of transfers of each batch.
+        words: What `verdict` says.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.log: list[Any] = []
+        self.words: tuple[int, ...] | None = None
+
+    def launch(
+        self, plan: Any, source: int, target: int, stream: int, limit_s: float, counts: list[int]
+    ) -> None:
+        assert plan.channels > 0
+        assert not (plan.inline and counts), "no LL kernel takes counts"
+        self.log.append((Verb(plan.verb).name, plan.inline, counts))
+        fields = [plan.verb, plan.dtype, plan.op, plan.algorithm, plan.numel, plan.root]
+        cpu_plan = _C.Plan(*fields, SEGMENT_BYTES, plan.fast_numerics, False, plan.splits, 0)
+        itemsize = ITEMSIZE[DType(plan.dtype)]
+        verb, world, me = Verb(plan.verb), self.comm.world_size, self.comm.rank
+        if verb not in (Verb.all_gather, Verb.all_to_all, Verb.gather, Verb.scatter):
+            self.comm.run(cpu_plan, source, target, LIMIT_S)
+            return
+        numels = counts or [plan.numel] * 2 * world
+        cut_in = verb in (Verb.all_to_all, Verb.scatter)
+        cut_out = verb in (Verb.all_to_all, Verb.all_gather, Verb.gather)
+        given = _parts(source, numels[:world], itemsize, cut_in)
+        taken = _parts(target, numels[world:], itemsize, cut_out)
+        gives = verb is not Verb.scatter or me == plan.root
+        gets = verb is not Verb.gather or me == plan.root
+        self.comm.run_parts(cpu_plan, given if gives else [], taken if gets else [], LIMIT_S)
+
+    def transfer(self, rows: list[Any], most: int, stream: int, limit_s: float) -> None:
+        assert len({(row[0], row[4]) for row in rows}) == len(rows), "a pair twice in one kernel"
+        self.log.append(len(rows))
+        # One kernel: all of it goes on together, and the next one starts when it is over.
+        posted = [
+            self.comm.post(sends, peer, tag, dtype, numel, ptr, LIMIT_S)
+            for sends, ptr, numel, dtype, peer, tag in rows
+        ]
+        for one in posted:
+            self.comm.wait(one, 0)
+
+    def verdict(self) -> tuple[int, ...] | None:
+        return self.words
+
+
+def _parts(ptr: int, numels: list[int], itemsize: int, cut: bool) -> list[tuple[int, int]]:
+    starts = accumulate(numels, initial=0) if cut else [0] * len(numels)
+    pairs = zip(starts, numels, strict=False)
+    return [(ptr + start * itemsize, numel * itemsize) for start, numel in pairs]
+
+
+class _Stream:
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+
+class _Event:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def _view_on_gpu(tensor: torch.Tensor, name: str, gpu: bool) -> array.ArrayView:
+    found = _real_view(tensor, name, gpu)
+    return dataclasses.replace(found, device=0) if gpu else found
+
+
+@contextlib.contextmanager
+def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
+    """CPU tensors pass for tensors of a GPU in this rank's process, which must have one thread."""
+    core = Core(comm)
+    side = DeviceGroup.__new__(DeviceGroup)
+    side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
+    side.terms = Terms(0, 0, num_channels, comm.world_size, ())
+    side._side, side._last_call = None, None
+    fakes = SimpleNamespace(
+        current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext
+    )
+    torch_like = SimpleNamespace(cuda=fakes, Tensor=type(None))
+    kept = device_group.torch, comm._gpus
+    device_group.torch = device_work.torch = torch_like  # type: ignore[assignment]
+    comm._gpus = side
+    array._view_tensor = _view_on_gpu
+    try:
+        yield core
+    finally:
+        array._view_tensor = _real_view
+        device_work.torch = device_group.torch = kept[0]
+        comm._gpus = kept[1]

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every verb's way to a GPU kernel, with the CPU in the kernels' place (tests/fake_gpu.py)."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcoll import device_batches
+from fastcoll.errors import UnsupportedError
+from fastcoll.topology import gpu
+from harness import Attempt, Pools, Rank, attempt
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "collectives"))
+from calls import Call, Place, expected, mixed
+from perform import Result, compare, perform_all
+
+needs_extension = pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+pytestmark = needs_extension
+
+WORLD = 3
+MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "reduce", "reduce_scatter")
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+
+def on_gpu(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any]]:
+    from fake_gpu import fake_gpu
+
+    with fake_gpu(rank.comm) as core:
+        return perform_all(rank, calls), core.log
+
+
+def matrix() -> list[Call]:
+    places = (Place(), Place(offset=3), Place(in_place=True), Place("strided"))
+    return [
+        Call(verb, dtype, numel, root=root, places=(place,), seed=numel)
+        for verb in MOVES
+        for dtype in ("uint8", "complex128")
+        for numel in (0, 700)
+        for place in places
+        for root in ((0, 2) if verb in ("gather", "scatter", "broadcast", "reduce") else (0,))
+        if not (place.in_place and verb == "all_to_all")
+    ]
+
+
+def test_what_a_kernel_gets_is_what_the_user_meant(pools: Pools) -> None:
+    calls = [*matrix(), *mixed(WORLD, 60, seed=5)]
+    rows = pools(WORLD).run(on_gpu, calls)
+    wants = [expected(call, WORLD) for call in calls]
+    assert not compare(calls, wants, [results for results, _ in rows])
+    assert len(rows[0][1]) == len(calls), "each was launched"
+    assert any(inline for _, inline, _ in rows[0][1])
+
+
+def uneven(rank: Rank) -> tuple[list[bool], list[Any]]:
+    """Split sizes, lists of unequal parts, adjacent lists, asynchronous calls."""
+    from fake_gpu import fake_gpu
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    rows = [[(3 * i + 5 * j) % 7 for j in range(world)] for i in range(world)]
+    splits_in, splits_out = rows[me], [row[me] for row in rows]
+
+    def part(by: int, to: int) -> torch.Tensor:
+        return torch.full((rows[by][to], 2), float(10 * by + to))
+
+    whole = torch.cat([part(me, to) for to in range(world)])
+    wanted = torch.cat([part(by, me) for by in range(world)])
+    sizes = [5 * by + 1 for by in range(world)]
+    results = []
+    with fake_gpu(comm) as core:
+        out = torch.empty(sum(splits_out), 2)
+        comm.all_to_all_single(out, whole, splits_out, splits_in)
+        results.append(torch.equal(out, wanted))
+        found, got = comm.all_to_all_single(None, whole, None, splits_in)
+        results += [torch.equal(found, wanted), got == splits_out]
+        outs = [torch.empty(n, 2) for n in splits_out]
+        work = comm.all_to_all(outs, list(whole.split(splits_in)), async_op=True)
+        work.wait()
+        results.append(torch.equal(torch.cat(outs), wanted))
+        mine = torch.full((sizes[me],), float(me))
+        gathered = [torch.empty(n) for n in sizes]
+        comm.all_gather(gathered, mine)
+        results += [bool((one == by).all()) for by, one in enumerate(gathered)]
+        line = torch.empty(sum(sizes))
+        comm.all_gather(list(line.split(sizes)), mine)
+        results.append(torch.equal(line, torch.cat(gathered)))
+        reduced = torch.empty(sizes[me])
+        comm.reduce_scatter(reduced, [torch.full((n,), float(me + 1)) for n in sizes])
+        results.append(bool((reduced == sum(range(1, world + 1))).all()))
+    return results, core.log
+
+
+def test_uneven_parts(pools: Pools) -> None:
+    for results, log in pools(WORLD).run(uneven):
+        assert all(results)
+        counted = [counts for verb, _, counts in log if counts]
+        assert [len(counts) for counts in counted] == [2 * WORLD] * 5
+
+
+# ---- sends and receives --------------------------------------------------------------------------
+
+
+def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
+    """Everybody sends two messages to everybody, one of them strided, in an order of its own."""
+    from fake_gpu import fake_gpu
+    from fastcoll.verbs_p2p import P2POp
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    with fake_gpu(comm, num_channels) as core:
+        ops, gets = [], []
+        for step in range(world):
+            peer = (me * 2 + step) % world
+            for number in range(2):
+                source = torch.full((40, 2), float(100 * me + 10 * peer + number))
+                target = torch.zeros(40, 2)
+                ops.append(P2POp("isend", source[:, number] if number else source, peer, number))
+                ops.append(P2POp("irecv", target[:, number] if number else target, peer, number))
+                gets.append((target, peer, number))
+        works = comm.batch_isend_irecv(ops)
+        right = [work.wait() for work in works]
+        right += [work.source_rank() == op.peer for work, op in zip(works, ops, strict=True)]
+        for target, peer, number in gets:
+            inside = target[:, number] if number else target
+            right.append(bool((inside == 100 * peer + 10 * me + number).all()))
+            right.append(not number or bool((target[:, 0] == 0).all()))
+    return right, core.log
+
+
+def one_way(rank: Rank, num_channels: int) -> list[bool]:
+    from fake_gpu import fake_gpu
+
+    tensor = torch.full((5,), float(rank.rank))
+    with fake_gpu(rank.comm, num_channels):
+        if rank.rank == 0:
+            rank.comm.send(tensor, 1, tag=3)
+        else:
+            assert rank.comm.recv(tensor, 0, tag=3) == 0
+    return [bool((tensor == 0).all())]
+
+
+@pytest.mark.parametrize("num_channels", [2, 16])
+def test_batches_of_sends_and_receives(pools: Pools, num_channels: int) -> None:
+    rows = pools(2).run(one_way, num_channels)
+    assert rows == [[True], [True]]
+    for right, log in pools(WORLD).run(batch_only, num_channels):
+        assert all(right)
+        # Two messages for each pair and direction; with few channels a distance at a time.
+        distances = WORLD if num_channels == 2 else 2
+        assert len(log) == 2 * distances
+        assert sum(log) == 4 * WORLD
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[int, int]]]]:
+    """A world, its channels, and the messages of each pair: (sender, receiver), repeated."""
+    world = draw(st.integers(1, 16))
+    ranks = st.integers(0, world - 1)
+    pairs = draw(st.lists(st.tuples(ranks, ranks), max_size=40))
+    orders = [draw(st.permutations(pairs)) for _ in range(world)]
+    return world, draw(st.integers(2, 64)), orders
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds())
+def test_all_ranks_come_to_a_kernel_of_a_transfer_together(case: Any) -> None:
+    world, channels, orders = case
+    plans = []
+    for rank, order in enumerate(orders):
+        mine = [(True, to) for by, to in order if by == rank]
+        mine += [(False, by) for by, to in order if to == rank]
+        grouped = device_batches.kernels(mine, rank, world, channels, 4)
+        assert sorted(index for group in grouped for index in group) == list(range(len(mine)))
+        blocks = device_batches.pair_channels(channels, 4)
+        assert all(len(group) * blocks <= channels for group in grouped)
+        assert all(len({mine[i] for i in group}) == len(group) for group in grouped)
+        plans.append([[mine[i] for i in group] for group in grouped])
+    # Kernels run one after another and end when every transfer in them has its other side.
+    done = [0] * world
+    moved = True
+    while moved:
+        moved = False
+        running = [plan[at] if at < len(plan) else [] for plan, at in zip(plans, done, strict=True)]
+        for rank, group in enumerate(running):
+            reached = all(
+                _has_come(
+                    plans[peer],
+                    done[peer],
+                    (not sends, rank),
+                    _nth(plans[rank], done[rank], (sends, peer)),
+                )
+                for sends, peer in group
+            )
+            if group and reached:
+                done[rank] += 1
+                moved = True
+    assert done == [len(plan) for plan in plans], "somebody waits for ever"
+
+
+def _nth(plan: list[list[tuple[bool, int]]], at: int, pair: tuple[bool, int]) -> int:
+    return sum(group.count(pair) for group in plan[: at + 1])
+
+
+def _has_come(
+    plan: list[list[tuple[bool, int]]], at: int, pair: tuple[bool, int], number: int
+) -> bool:
+    """Whether a rank's kernel with the n-th transfer of a pair runs or has run."""
+    return _nth(plan, min(at, len(plan) - 1), pair) >= number
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def mistakes(rank: Rank) -> list[Attempt]:
+    from fake_gpu import fake_gpu
+
+    some = torch.ones(4)
+    with fake_gpu(rank.comm, 1):
+        alone = attempt(rank.comm.send, some, 0)
+    with fake_gpu(rank.comm):
+        return [
+            alone,
+            attempt(rank.comm.recv, some, None),
+            attempt(rank.comm.all_gather, [some.numpy()] * rank.world_size, some),
+            attempt(rank.comm.irecv, some.expand(2, 4), 0),
+        ]
+
+
+def test_mistakes_are_refused(pools: Pools) -> None:
+    for alone, anybody, mixed_places, expanded in pools(2).run(mistakes):
+        assert alone.kind == "UnsupportedError"
+        assert "2 resident thread blocks" in alone.text
+        assert anybody.kind == "UnsupportedError"
+        assert "name src" in anybody.text
+        assert mixed_places.kind == "UsageError"
+        assert "tensor is on cuda:0 and tensor_list on the CPU" in mixed_places.text
+        assert expanded.kind == "UsageError"
+    with pytest.raises(UnsupportedError, match="FASTCOLL_GPU_CHANNELS"):
+        device_batches.pair_channels(1, 4)
