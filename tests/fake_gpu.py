@@ -119,7 +119,7 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
     side.terms = Terms(0, 0, num_channels, comm.world_size, ())
-    side._side, side._last_call = None, None
+    side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
     fakes = SimpleNamespace(
         current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext
     )

@@ -119,7 +119,8 @@ class DeviceGroup:
         self._host = host
         self._pid = os.getpid()
         self._last_call: object = None  # its text is what counts
-        self._side: torch.cuda.Stream | None = None
+        # Now, like all that calls need: later it could have to wait for kernels that run.
+        self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = _Link(host)
         mine, capacity = _hello(device)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
@@ -165,8 +166,6 @@ class DeviceGroup:
 
     def _aside(self, body: Callable[[torch.cuda.Stream], None], arrays: Sequence[Array]) -> Started:
         """Start something in the stream beside the current one, behind what that has now."""
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         side = self._side
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

@@ -18,20 +18,18 @@ Threads = Callable[[int], GpuRanks]
 
 # Elements: none, one, odd, a pack more or less, LL's end, several segments.
 SIZES = (0, 1, 7, 1023, 4096, 65_537)
-VERBS = {
-    "all_reduce": Verb.all_reduce,
-    "reduce_scatter": Verb.reduce_scatter,
-    "all_gather": Verb.all_gather,
-    "broadcast": Verb.broadcast,
-}
+MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", *work.UNEVEN)
 
 
 def kernels_of(verb: str, dtype: DType) -> list[str]:
     """The algorithms that have a kernel for this, apart from those that change the order."""
+    if verb in MOVES:
+        return ["auto"]
     return [
         one.name
         for one in algorithms.ALL
-        if one.name != "ring" and gpu.has_kernel(Algorithm[one.name], VERBS[verb], dtype)
+        if one.name not in ("ring", "direct")
+        and gpu.has_kernel(Algorithm[one.name], Verb[verb], dtype)
     ]
 
 
@@ -42,7 +40,7 @@ def check(ranks: GpuRanks, cases: list[Case]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("verb", work.REDUCTIONS)
 def test_every_operation_and_algorithm(threads: Threads, verb: str, dtype: DType) -> None:
     ranks = threads(2)
     cases = [
@@ -56,31 +54,43 @@ def test_every_operation_and_algorithm(threads: Threads, verb: str, dtype: DType
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*work.REDUCTIONS, *MOVES])
 def test_every_size_and_world(threads: Threads, verb: str, world: int) -> None:
     cases = []
     for dtype in (DType.float32, DType.bfloat16, DType.uint8):
-        names = kernels_of(verb, dtype)
-        moves = verb in ("all_gather", "broadcast")
-        for name in names:
+        for name in kernels_of(verb, dtype):
             for numel in SIZES:
-                algorithm = "auto" if moves else name
-                case = Case(verb, dtype, numel, algorithm=algorithm, seed=numel % 7)
+                root = numel % world if verb in work.ROOTED else 0
+                case = Case(verb, dtype, numel, algorithm=name, seed=numel % 7, root=root)
                 cases.append(case)
                 cases.append(replace(case, offset=1))
-                if verb == "all_reduce":
+                if verb not in ("all_to_all", "broadcast", *work.UNEVEN):
                     cases.append(replace(case, in_place=True, seed=numel % 5 + 1))
     check(threads(world), cases)
 
 
+@pytest.mark.parametrize("verb", MOVES)
+def test_every_type_is_moved(threads: Threads, verb: str) -> None:
+    check(threads(3), [Case(verb, dtype, 1001, seed=1) for dtype in DType])
+
+
+@pytest.mark.parametrize("root", range(4))
+def test_every_root(threads: Threads, root: int) -> None:
+    cases = [
+        Case(verb, DType.float32, numel, root=root, seed=root)
+        for verb in work.ROOTED
+        for numel in (3, 30_000)
+    ]
+    check(threads(4), cases)
+
+
 def test_a_long_sequence_of_mixed_calls(threads: Threads) -> None:
     cases = [
-        Case(verb, dtype, numel, in_place=seed % 3 == 0, offset=seed % 2, seed=seed)
+        Case(verb, dtype, numel, in_place=seed % 3 == 0 and verb in work.REDUCTIONS, seed=seed)
         for seed in range(12)
-        for verb in VERBS
+        for verb in (*work.REDUCTIONS, *MOVES)
         for dtype in (DType.float16, DType.int64)
         for numel in (5, 9000)
-        if kernels_of(verb, dtype)
     ]
     check(threads(4), cases)
 
@@ -88,7 +98,9 @@ def test_a_long_sequence_of_mixed_calls(threads: Threads) -> None:
 def test_a_large_message(threads: Threads) -> None:
     numel = (32 << 20) // ITEMSIZE[DType.float32] + 3
     names = kernels_of("all_reduce", DType.float32)
-    check(threads(4), [Case("all_reduce", DType.float32, numel, algorithm=n) for n in names])
+    cases = [Case("all_reduce", DType.float32, numel, algorithm=name) for name in names]
+    moved = [Case(verb, DType.float32, numel // 4) for verb in ("all_gather", "all_to_all")]
+    check(threads(4), [*cases, *moved, Case("exchange", DType.float32, numel // 4)])
 
 
 def test_the_comparison_sees_a_wrong_bit(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.types import DType
 
 FreshPool = Callable[..., harness.Pool]
+VERBS = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "gather", "scatter")
+VERBS += ("all_to_all", "all_to_all_splits", "all_gather_list", "exchange")
 
 
 def as_gpu_rank(rank: harness.Rank) -> GpuRank:
@@ -28,7 +30,7 @@ def exact(rank: harness.Rank) -> tuple[list[str], str]:
     me = as_gpu_rank(rank)
     cases = [
         Case(verb, dtype, numel, seed=numel)
-        for verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        for verb in VERBS
         for dtype in (DType.float32, DType.bfloat16)
         for numel in (10, 40_000)
     ]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU tests' own code on the CPU: their cases are well formed, and a wrong result is seen."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastcoll.measure.gpu_ranks import GpuRanks
+from fastcoll.types import DType
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import work
+from work import Case
+
+VERBS = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "gather", "scatter")
+VERBS += ("all_to_all", *work.UNEVEN)
+
+
+def test_every_case_of_the_gpu_tests_runs_where_there_is_none() -> None:
+    cases = [
+        Case(verb, dtype, numel, in_place=in_place, offset=seed % 2, seed=seed, root=seed % 3)
+        for verb in VERBS
+        for dtype in (DType.float32, DType.complex64)
+        for numel in (0, 1, 1001)
+        for seed, in_place in enumerate((False, True))
+        if not in_place or verb not in ("all_to_all", *work.UNEVEN)
+    ]
+    ranks = GpuRanks(["cpu"] * 3)
+    try:
+        assert ranks.run(work.perform, cases) == [[]] * 3
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("verb", ["gather", "all_to_all_splits", "exchange"])
+def test_a_wrong_part_is_seen(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Negative control: rank 1 gives something else than what it says."""
+    real = work.call
+
+    def wrong(comm, case, source, target, **more):
+        if comm.rank == 1 and not getattr(comm, "spoilt", False):
+            comm.spoilt = True
+            source = source + 1
+        return real(comm, case, source, target, **more)
+
+    monkeypatch.setattr(work, "call", wrong)
+    ranks = GpuRanks(["cpu"] * 3)
+    try:
+        found = ranks.run(work.perform, [Case(verb, DType.float32, 500)])
+    finally:
+        ranks.close()
+    assert any("bytes differ" in text for texts in found for text in texts)
