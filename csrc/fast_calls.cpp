@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "fast_prepare.h"
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
@@ -15,74 +18,6 @@ namespace fastcoll {
 
 namespace {
 
-// What one verb's arguments are called, in order, and how they read when left out.
-enum Param { kTensor, kSecond, kOp, kSrc, kGroup, kAsyncOp, kAlgorithm, kOther, kNumParams };
-struct Signature {
-  const char* name;
-  int num_positional;
-  int num_params;
-  struct {
-    const char* name;
-    Param meaning;  // kOther: anything but None leaves the fast path
-  } params[9];
-  const char* doc;
-};
-
-constexpr int kNumFastVerbs = 5;  // the first of Verb
-constexpr Signature kSignatures[kNumFastVerbs] = {
-    {"all_reduce",
-     4,
-     8,
-     {{"tensor", kTensor},
-      {"op", kOp},
-      {"group", kGroup},
-      {"async_op", kAsyncOp},
-      {"out", kSecond},
-      {"algorithm", kAlgorithm},
-      {"numerics", kOther},
-      {"timeout_s", kOther}},
-     "all_reduce(tensor, op=..., group=None, async_op=False, *, out=None, algorithm='auto', "
-     "numerics=None, timeout_s=None)\n--\n\n"},
-    {"reduce_scatter_tensor",
-     5,
-     8,
-     {{"output", kTensor},
-      {"input", kSecond},
-      {"op", kOp},
-      {"group", kGroup},
-      {"async_op", kAsyncOp},
-      {"algorithm", kAlgorithm},
-      {"numerics", kOther},
-      {"timeout_s", kOther}},
-     "reduce_scatter_tensor(output, input, op=..., group=None, async_op=False, *, "
-     "algorithm='auto', numerics=None, timeout_s=None)\n--\n\n"},
-    {"all_gather_into_tensor",
-     4,
-     5,
-     {{"output_tensor", kTensor},
-      {"input_tensor", kSecond},
-      {"group", kGroup},
-      {"async_op", kAsyncOp},
-      {"timeout_s", kOther}},
-     "all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, *, "
-     "timeout_s=None)"
-     "\n--\n\n"},
-    {"broadcast",
-     4,
-     5,
-     {{"tensor", kTensor},
-      {"src", kSrc},
-      {"group", kGroup},
-      {"async_op", kAsyncOp},
-      {"timeout_s", kOther}},
-     "broadcast(tensor, src, group=None, async_op=False, *, timeout_s=None)\n--\n\n"},
-    {"barrier",
-     2,
-     3,
-     {{"group", kGroup}, {"async_op", kAsyncOp}, {"timeout_s", kOther}},
-     "barrier(group=None, async_op=False, *, timeout_s=None)\n--\n\n"},
-};
-
 // Set up once by the Python side; guarded by the GIL. References are kept for the life of the
 // process.
 PyObject* default_group_object = nullptr;
@@ -91,11 +26,9 @@ std::array<PyObject*, kNumOps> reduce_ops{};
 std::array<PyObject*, kNumFastVerbs> fallbacks{};
 std::array<PyMethodDef, kNumFastVerbs> definitions{};
 std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
-std::array<std::array<PyObject*, 9>, kNumFastVerbs> param_names{};
+std::array<std::array<PyObject*, Signature::kMostParams>, kNumFastVerbs> param_names{};
 PyObject* auto_string = nullptr;
 GroupOf* group_in_object = nullptr;
-
-using Args = std::array<PyObject*, kNumParams>;
 
 // Sort the arguments by meaning. False if the call is not one for the fast path.
 bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames,
@@ -127,21 +60,6 @@ ProcessGroup* group_of(PyObject* object) {
   return group_in_object(object);
 }
 
-bool overlap(const TensorView& a, const TensorView& b) {
-  return a.ptr < b.end() && b.ptr < a.end();
-}
-
-bool same_shape(const TensorView& a, const TensorView& b) {
-  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
-}
-
-// What a fast call hands to the group; plan.hash is 0 if it is not a fast call after all.
-struct Prepared {
-  Plan plan;
-  const void* input = nullptr;
-  void* output = nullptr;
-};
-
 std::optional<Op> op_of(PyObject* object) {
   if (!object) return Op::sum;
   for (int op = 0; op < kNumOps; ++op)
@@ -149,70 +67,74 @@ std::optional<Op> op_of(PyObject* object) {
   return std::nullopt;
 }
 
-Prepared with_plan(const ProcessGroup& group, Verb verb, DType dtype, Op op, uint64_t numel,
-                   int root, const void* input, void* output) {
-  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root);
-  return plan ? Prepared{*plan, input, output} : Prepared{};
-}
-
-Prepared prepare(Verb verb, const ProcessGroup& group, const Args& args) {
-  if (verb == Verb::barrier)
-    return with_plan(group, verb, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
-  if (!args[kTensor]) return {};
-  const std::optional<TensorView> tensor = view_tensor(args[kTensor]);
-  const std::optional<Op> op = op_of(args[kOp]);
-  if (!tensor || !op) return {};
-  if (verb == Verb::broadcast) {
-    if (!args[kSrc] || !PyLong_CheckExact(args[kSrc])) return {};
-    int overflow = 0;
-    const long root = PyLong_AsLongAndOverflow(args[kSrc], &overflow);
-    if (overflow || root < 0 || root >= group.world_size()) return {};
-    return with_plan(group, verb, tensor->dtype, Op::sum, tensor->numel, int(root), tensor->ptr,
-                     tensor->ptr);
-  }
-  const bool has_second = args[kSecond] && args[kSecond] != Py_None;
-  if (verb == Verb::all_reduce && !has_second)
-    return with_plan(group, verb, tensor->dtype, *op, tensor->numel, 0, tensor->ptr, tensor->ptr);
-  const std::optional<TensorView> second = has_second ? view_tensor(args[kSecond]) : std::nullopt;
-  if (!second || second->dtype != tensor->dtype || overlap(*tensor, *second)) return {};
-  const uint64_t world = uint64_t(group.world_size());
-  switch (verb) {
-    case Verb::all_reduce:  // tensor -> out
-      if (!same_shape(*tensor, *second)) return {};
-      return with_plan(group, verb, tensor->dtype, *op, tensor->numel, 0, tensor->ptr, second->ptr);
-    case Verb::reduce_scatter:  // input -> output
-      if (second->numel != tensor->numel * world) return {};
-      return with_plan(group, verb, tensor->dtype, *op, tensor->numel, 0, second->ptr, tensor->ptr);
-    default:  // all_gather: input_tensor -> output_tensor
-      if (tensor->numel != second->numel * world) return {};
-      return with_plan(group, verb, tensor->dtype, Op::sum, second->numel, 0, second->ptr,
-                       tensor->ptr);
-  }
-}
-
 // Above this the GIL is given up at once: copying takes longer than handing it over.
 constexpr size_t kGilFreeBytes = size_t{32} << 10;
 
-template <Verb kVerb>
+// Keeps the tensors of a list alive while the GIL is away.
+class Kept {
+ public:
+  explicit Kept(PyObject* object)
+      : object_(object && (PyList_CheckExact(object) || PyTuple_CheckExact(object))
+                    ? PySequence_Tuple(object)
+                    : nullptr) {
+    PyErr_Clear();
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() { Py_XDECREF(object_); }
+  // The list's copy; what was given, if that is none.
+  PyObject* or_given(PyObject* object) const { return object_ ? object_ : object; }
+
+ private:
+  PyObject* object_;
+};
+
+bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
+  Parts parts;
+  const Prepared call = prepare(verb, group, args, op, parts);
+  if (call.plan.hash == 0) return false;
+  PythonHost host;
+  if (call.num_bytes >= kGilFreeBytes) host.blocking();
+  if (call.in_parts) group.run(call.plan, parts, host, -1);
+  else group.run(call.plan, call.input, call.output, host, -1);
+  return true;
+}
+
+bool run_lists(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
+  const std::vector<PreparedList> lists = prepare_lists(verb, group, args, op);
+  for (const PreparedList& one : lists) {
+    PythonHost host;
+    if (one.numel * dtype_size(one.dtype) >= kGilFreeBytes) host.blocking();
+    group.run(one.plan, one.list, host, -1);
+  }
+  return !lists.empty();
+}
+
+// False if it is no fast call; then nothing has happened.
+template <FastVerb kVerb>
+bool run_fast(ProcessGroup& group, Args& args) {
+  const std::optional<Op> op = op_of(args[kOp]);
+  if (!op || !group.idle()) return false;
+  if constexpr (!takes_sequences(kVerb)) return run_one(kVerb, group, args, *op);
+  const Kept first(args[kTensor]), second(args[kSecond]);
+  args[kTensor] = first.or_given(args[kTensor]);
+  args[kSecond] = second.or_given(args[kSecond]);
+  return kVerb >= FastVerb::all_reduce_coalesced ? run_lists(kVerb, group, args, *op)
+                                                 : run_one(kVerb, group, args, *op);
+}
+
+template <FastVerb kVerb>
 PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
     ProcessGroup* group = group_of(sorted[kGroup]);
-    if (group && group->idle()) {
-      const Prepared call = prepare(kVerb, *group, sorted);
-      if (call.plan.hash != 0) {
-        try {
-          PythonHost host;
-          if (call.plan.numel * call.plan.elem_bytes() >= kGilFreeBytes) host.blocking();
-          group->run(call.plan, call.input, call.output, host, -1);
-        } catch (const Failure& failure) {
-          set_python_error(failure);
-          return nullptr;
-        } catch (const Interrupted&) {
-          return nullptr;
-        }
-        Py_RETURN_NONE;
-      }
+    try {
+      if (group && run_fast<kVerb>(*group, sorted)) Py_RETURN_NONE;
+    } catch (const Failure& failure) {
+      set_python_error(failure);
+      return nullptr;
+    } catch (const Interrupted&) {
+      return nullptr;
     }
   }
   PyObject* fallback = fallbacks[size_t(kVerb)];
@@ -223,7 +145,7 @@ PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObj
   return PyObject_Vectorcall(fallback, args, size_t(num_args), kwnames);
 }
 
-template <Verb kVerb>
+template <FastVerb kVerb>
 bool bind(PyObject* module) {
   const Signature& signature = kSignatures[int(kVerb)];
   for (int i = 0; i < signature.num_params; ++i)
@@ -239,6 +161,11 @@ bool bind(PyObject* module) {
   const int failed = PyModule_AddObjectRef(module, signature.name, function);
   Py_XDECREF(function);
   return failed == 0;
+}
+
+template <size_t... kVerbs>
+bool bind_all(PyObject* module, std::index_sequence<kVerbs...>) {
+  return (bind<FastVerb(kVerbs)>(module) && ...);
 }
 
 // The reference that `place` holds becomes one to `object`.
@@ -308,9 +235,8 @@ PyMethodDef setters[] = {
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   group_in_object = group_of_object;
   auto_string = PyUnicode_InternFromString("auto");
-  return bind<Verb::all_reduce>(module) && bind<Verb::reduce_scatter>(module) &&
-         bind<Verb::all_gather>(module) && bind<Verb::broadcast>(module) &&
-         bind<Verb::barrier>(module) && PyModule_AddFunctions(module, setters) == 0;
+  return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) &&
+         PyModule_AddFunctions(module, setters) == 0;
 }
 
 }  // namespace fastcoll

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "dtypes.h"
@@ -15,6 +16,23 @@ namespace fastcoll {
 // Plan::splits where each rank knows its own parts only; the ranks then show each other the sizes.
 inline constexpr uint64_t kCountedSplits = 1;
 
+// Plan::splits of a list of tensors: how many of the plan's dtype there are, and a hash of the
+// dtypes and sizes of all. No other kind of splits reaches these bits.
+inline constexpr int kListHashBits = 40;
+struct TensorSize {
+  DType dtype;
+  uint64_t numel;  // of one part, where a side has a part for each rank
+};
+inline uint64_t list_splits(const std::vector<TensorSize>& tensors, DType dtype) {
+  uint64_t num_tensors = 0, hash = 0;
+  for (const TensorSize& tensor : tensors) {
+    num_tensors += tensor.dtype == dtype;
+    hash = mix64(hash + (tensor.numel << 8 | uint64_t(tensor.dtype)));
+  }
+  return num_tensors << kListHashBits | hash >> (64 - kListHashBits);
+}
+constexpr uint64_t num_tensors(uint64_t splits) { return splits >> kListHashBits; }
+
 struct Plan {
   Verb verb = Verb::barrier;
   DType dtype = DType::uint8;
@@ -24,7 +42,7 @@ struct Plan {
   bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
   uint64_t numel = 0;    // see Plan in _C.pyi for what it counts, by verb
   int32_t root = 0;
-  uint64_t splits = 0;  // parts of unequal size: a hash of what all ranks know of them; 0: equal
+  uint64_t splits = 0;  // lists, parts of unequal size: what all ranks know of them; 0: neither
   uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
   uint8_t channels = 0;        // thread blocks of a rank's kernel; 0 on CPUs
   uint32_t hash = 0;           // of all the above
@@ -103,6 +121,9 @@ inline std::string describe(const Plan& plan) {
     text += (from ? ", src=" : ", dst=") + std::to_string(plan.root);
   }
   if (plan.splits == kCountedSplits) text += ", split sizes given";
+  else if (const uint64_t count = num_tensors(plan.splits))
+    text += " in " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") + ", sizes #" +
+            std::to_string(plan.splits % 100000);
   else if (plan.splits != 0) text += ", uneven parts #" + std::to_string(plan.splits % 100000);
   return text + ")";
 }

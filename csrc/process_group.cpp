@@ -124,6 +124,13 @@ void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double 
   fastcoll::run(call, host, timeout_s);
 }
 
+void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double timeout_s) {
+  const auto guard = lock(host);
+  require_usable();
+  Call<StdAtomics> call{*group_, plan, nullptr, nullptr, nullptr, &list};
+  fastcoll::run(call, host, timeout_s);
+}
+
 // Not under the group's lock: a transfer must get on while a call waits, and the other way round.
 void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer) {
   require_usable();

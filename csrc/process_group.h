@@ -39,6 +39,8 @@ class ProcessGroup {
   void run(const Plan& plan, const void* input, void* output, Host& host, double timeout_s);
   // The same for parts that lie anywhere: one for each rank.
   void run(const Plan& plan, const Parts& parts, Host& host, double timeout_s);
+  // The same for a list of tensors.
+  void run(const Plan& plan, const List& list, Host& host, double timeout_s);
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
@@ -49,15 +51,16 @@ class ProcessGroup {
   void drive(Host& host);
 
   // Plans of the fast path, by what the call says; a small direct-mapped table.
-  const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root) const {
-    const Plan& plan = plans_[plan_index(verb, dtype, op, numel, root)];
+  const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
+                          uint64_t splits = 0) const {
+    const Plan& plan = plans_[plan_index(verb, dtype, op, numel, root, splits)];
     return plan.hash != 0 && plan.verb == verb && plan.dtype == dtype && plan.op == op &&
-                   plan.numel == numel && plan.root == root
+                   plan.numel == numel && plan.root == root && plan.splits == splits
                ? &plan
                : nullptr;
   }
   void cache_plan(const Plan& plan) {
-    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root)] = plan;
+    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits)] = plan;
   }
 
   int add_arena(const std::vector<int>& fds, size_t num_bytes);
@@ -80,10 +83,11 @@ class ProcessGroup {
 
  private:
   static constexpr size_t kPlans = 256;
-  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root) {
+  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root,
+                           uint64_t splits) {
     const uint64_t kinds =
         uint64_t(verb) | uint64_t(dtype) << 8 | uint64_t(op) << 16 | uint64_t(root) << 24;
-    return mix64(numel * 0x9e3779b97f4a7c15ULL + kinds) % kPlans;
+    return mix64((numel + splits) * 0x9e3779b97f4a7c15ULL + kinds) % kPlans;
   }
   static void forget_in_child();
   std::unique_lock<std::mutex> lock(Host& host);

@@ -58,11 +58,11 @@ const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
 // torch._neg_view returns). DLPack does not show the mark, and asking torch takes as long as all
 // else on the fast path, so each tensor is asked once. A weak reference vouches for the object at
 // an address: it leads to a tensor only as long as that one lives.
-PyObject* plain_tensors[64];
+PyObject* plain_tensors[2048];  // lists have hundreds
 
 PyObject*& place_of(PyObject* tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor);
-  return plain_tensors[(address >> 4 ^ address >> 10) % std::size(plain_tensors)];
+  return plain_tensors[(address >> 4 ^ address >> 15) % std::size(plain_tensors)];
 }
 
 bool is_plain(PyObject* tensor) {

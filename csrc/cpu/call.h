@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <vector>
 
 #include "cpu/group.h"
 #include "cpu/reduce.h"
@@ -21,13 +23,38 @@ struct Parts {
   std::array<Part, kMaxWorld> inputs, outputs;
 };
 
+// One tensor of a list, and where its result goes. The message is the tensors end to end; where a
+// side has a part for each rank, every tensor has, and a part of the message is their parts.
+struct Piece {
+  const std::byte* input;
+  std::byte* output;
+  size_t start;  // its first element, counted in a part
+  size_t numel;  // its elements in a part, at least 1
+};
+using List = std::vector<Piece>;
+
+// Whether a plan can be carried out for tensors apart.
+inline bool takes_lists(const Plan& plan) {
+  if (plan.verb == Verb::all_gather) return plan.algorithm == Algorithm::direct;
+  return (plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter) &&
+         (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot);
+}
+
+struct Span {
+  size_t start;  // first element, counted in a part of the message
+  size_t numel;
+};
+
 template <class P>
 struct Call {
   Group<P>& group;
   const Plan& plan;
   const std::byte* input;
   std::byte* output;
-  const Parts* parts = nullptr;  // in place of input and output, for verbs that only move data
+  // In place of input and output: for verbs that only move data, and for tensors apart (all_reduce,
+  // reduce_scatter and all_gather).
+  const Parts* parts = nullptr;
+  const List* list = nullptr;
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.world_size(); }
@@ -41,15 +68,66 @@ struct Call {
         scatters() || plan.verb == Verb::all_to_all || plan.verb == Verb::scatter;
     return has_all_parts ? plan.numel * size_t(world_size()) : plan.numel;
   }
-  void reduce(void* const* dsts, int num_dsts, const void* const* srcs, size_t numel) const {
-    if (numel == 0) return;
-    reduce_fn(plan.dtype, plan.op)({dsts, num_dsts, srcs, world_size(), numel, world_size()});
+  // Of a rank's input that has a part for each rank: where an element of one of them lies.
+  size_t input_start(int part, size_t start) const {
+    return (scatters() ? size_t(part) * plan.numel : 0) + start;
   }
-};
 
-struct Span {
-  size_t start;  // first element, counted in a rank's input
-  size_t numel;
+  // visit(input, output, numel) for every stretch of elements that lies in one tensor. `part` says
+  // which of the input in a reduce_scatter, of the output in an all_gather.
+  template <class Visit>
+  void each_stretch(int part, Span span, Visit visit) const {
+    if (span.numel == 0) return;
+    const size_t elem = elem_bytes();
+    const size_t in_part = scatters() ? size_t(part) : 0;
+    const size_t out_part = plan.verb == Verb::all_gather ? size_t(part) : 0;
+    if (!list)
+      return visit(input + (in_part * plan.numel + span.start) * elem,
+                   output + (out_part * plan.numel + span.start) * elem, span.numel);
+    auto piece = std::upper_bound(list->begin(), list->end(), span.start,
+                                  [](size_t at, const Piece& next) { return at < next.start; });
+    for (--piece; span.numel != 0; ++piece) {
+      const size_t at = span.start - piece->start;
+      const size_t numel = std::min(span.numel, piece->numel - at);
+      visit(piece->input + (in_part * piece->numel + at) * elem,
+            piece->output + (out_part * piece->numel + at) * elem, numel);
+      span = {span.start + numel, span.numel - numel};
+    }
+  }
+  void read_input(std::byte* to, int part, Span span) const {
+    each_stretch(part, span, [&](const std::byte* in, std::byte*, size_t numel) {
+      std::memcpy(to, in, numel * elem_bytes());
+      to += numel * elem_bytes();
+    });
+  }
+  void write_output(int part, Span span, const std::byte* from) const {
+    each_stretch(part, span, [&](const std::byte*, std::byte* out, size_t numel) {
+      std::memcpy(out, from, numel * elem_bytes());
+      from += numel * elem_bytes();
+    });
+  }
+  // The whole input end to end: where it lies, or put together in `room`.
+  const std::byte* whole_input(std::byte* room) const {
+    if (!list) return input;
+    const size_t num_parts = scatters() ? size_t(world_size()) : 1;
+    for (size_t part = 0; part < num_parts; ++part)
+      read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});
+    return room;
+  }
+  // Reduce my part. srcs[rank()] and, where I get a result, dsts[0] are filled in here; the others
+  // are moved on.
+  void reduce(Span span, void** dsts, int num_dsts, const void** srcs) const {
+    const ReduceFn fn = reduce_fn(plan.dtype, plan.op);
+    each_stretch(rank(), span, [&](const std::byte* in, std::byte* out, size_t numel) {
+      srcs[rank()] = in;
+      if (gets(rank())) dsts[0] = out;
+      fn({dsts, num_dsts, srcs, world_size(), numel, world_size()});
+      for (int peer = 0; peer < world_size(); ++peer)
+        srcs[peer] = static_cast<const std::byte*>(srcs[peer]) + numel * elem_bytes();
+      for (int i = 0; i < num_dsts; ++i)
+        dsts[i] = static_cast<std::byte*>(dsts[i]) + numel * elem_bytes();
+    });
+  }
 };
 
 constexpr size_t div_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -76,17 +154,11 @@ class Chunks {
   }
   size_t num_segments() const { return num_segments_; }
   size_t stride() const { return stride_; }  // elements from one chunk to the next in a slot
+  // Of part j in a reduce_scatter.
   Span chunk(int j, size_t segment_idx) const {
-    if (scatters_) {
-      const size_t start = std::min(segment_idx * stride_, numel_);
-      return {size_t(j) * numel_ + start, std::min(stride_, numel_ - start)};
-    }
-    const size_t start = std::min((segment_idx * world_ + size_t(j)) * stride_, numel_);
+    const size_t number = scatters_ ? segment_idx : segment_idx * world_ + size_t(j);
+    const size_t start = std::min(number * stride_, numel_);
     return {start, std::min(stride_, numel_ - start)};
-  }
-  // Where chunk j's elements go in a rank's output.
-  size_t output_start(int j, size_t segment_idx) const {
-    return scatters_ ? std::min(segment_idx * stride_, numel_) : chunk(j, segment_idx).start;
   }
 
  private:

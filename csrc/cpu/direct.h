@@ -30,7 +30,7 @@ struct PartCut {
 template <class P>
 size_t largest_part(const Call<P>& call) {
   if (call.plan.splits == kCountedSplits) return 0;
-  if (call.plan.splits == 0) return call.plan.numel * call.elem_bytes();
+  if (call.plan.splits == 0 || call.list) return call.plan.numel * call.elem_bytes();
   size_t most = 0;
   for (int peer = 0; peer < call.world_size(); ++peer)
     most = std::max(most, call.parts->outputs[peer].num_bytes);
@@ -101,6 +101,7 @@ class Direct {
     // here.
     if (!gives(rank_)) group_.arrive_inlined(nullptr, 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
+    else if (call_.list) group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
     else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);
     copy_own();
     for (int peer = 0; peer < world_; ++peer) {
@@ -110,6 +111,9 @@ class Direct {
         const size_t start = size_t(rank_) * to.num_bytes;
         group_.read_inlined(peer, group_.inbox(peer), start + to.num_bytes);
         copy_bytes(to.ptr, group_.inbox(peer) + start, to.num_bytes);
+      } else if (call_.list) {
+        group_.read_inlined(peer, group_.inbox(peer), to.num_bytes);
+        put(peer, 0, group_.inbox(peer), to.num_bytes);
       } else {
         group_.read_inlined(peer, to.ptr, to.num_bytes);
       }
@@ -189,9 +193,7 @@ class Direct {
   void stage(size_t k) {
     if (location_ != Location::kStaged) return;
     std::byte* slot = group_.claim_slot(k);
-    if (!splits_)
-      return copy_bytes(slot, part_for(rank_).ptr + k * cut_.chunk_bytes,
-                        chunk(part_for(rank_), k));
+    if (!splits_) return give(slot, k * cut_.chunk_bytes, chunk(part_for(rank_), k));
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
       const Part part = part_for(peer);
@@ -235,11 +237,29 @@ class Direct {
     } else {
       from = group_.resolve(peer, source) + start_at(peer) + k * cut_.chunk_bytes;
     }
-    copy_bytes(part.ptr + k * cut_.chunk_bytes, from, num_bytes);
+    put(peer, k * cut_.chunk_bytes, from, num_bytes);
+  }
+
+  // Bytes of the part that I give to all, and of what a peer gives me: a list is not in one place.
+  void give(std::byte* to, size_t start_bytes, size_t num_bytes) const {
+    if (call_.list) return call_.read_input(to, rank_, elements(start_bytes, num_bytes));
+    copy_bytes(to, part_for(rank_).ptr + start_bytes, num_bytes);
+  }
+  void put(int peer, size_t start_bytes, const std::byte* from, size_t num_bytes) const {
+    if (call_.list) return call_.write_output(peer, elements(start_bytes, num_bytes), from);
+    copy_bytes(part_from(peer).ptr + start_bytes, from, num_bytes);
+  }
+  Span elements(size_t start_bytes, size_t num_bytes) const {  // chunks hold whole ones
+    return {start_bytes / call_.elem_bytes(), num_bytes / call_.elem_bytes()};
   }
 
   void copy_own() {
     if (!keeps_own()) return;
+    if (call_.list)
+      return call_.each_stretch(rank_, {0, call_.plan.numel},
+                                [&](const std::byte* in, std::byte* out, size_t numel) {
+                                  if (in != out) copy_bytes(out, in, numel * call_.elem_bytes());
+                                });
     const Part from = part_for(rank_), to = part_from(rank_);
     if (from.ptr != to.ptr) copy_bytes(to.ptr, from.ptr, from.num_bytes);
   }
@@ -273,6 +293,7 @@ class Direct {
   }
   // Where my whole message lies, if peers can read it there.
   uint64_t locate() const {
+    if (call_.list) return Location::kStaged;
     const Part first = part_for(splits_ ? 0 : rank_);
     size_t num_bytes = first.num_bytes;
     for (int peer = 1; splits_ && peer < world_; ++peer) {

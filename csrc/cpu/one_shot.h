@@ -17,13 +17,13 @@ void one_shot_inlined(Call<P>& call) {
   const size_t num_bytes = call.input_numel() * call.elem_bytes();
   const size_t own_start =
       call.scatters() ? size_t(call.rank()) * call.plan.numel * call.elem_bytes() : 0;
-  group.arrive_inlined(call.input, num_bytes);
+  group.arrive_inlined(call.whole_input(group.inbox(call.rank())), num_bytes);
   if (!call.gets(call.rank())) return;
 
   const void* srcs[kMaxWorld];
   for (int peer = 0; peer < call.world_size(); ++peer) {
     if (peer == call.rank()) {
-      srcs[peer] = call.input + own_start;
+      srcs[peer] = nullptr;
     } else if (num_bytes <= ArriveLine::kPayloadBytes) {
       // Read in place: the peer can't rewrite its line before this call is consumed.
       srcs[peer] = group.wait_arrival(peer).payload + own_start;
@@ -33,8 +33,8 @@ void one_shot_inlined(Call<P>& call) {
       srcs[peer] = message + own_start;
     }
   }
-  void* dst = call.output;
-  call.reduce(&dst, 1, srcs, call.plan.numel);
+  void* dst = nullptr;
+  call.reduce({0, call.plan.numel}, &dst, 1, srcs);
 }
 
 inline size_t one_shot_segments(const Plan& plan) {
@@ -54,8 +54,7 @@ void one_shot_staged(Call<P>& call) {
   };
   // 1. Stage segment k, so that peers may read it.
   const auto stage = [&](size_t k) {
-    const Span span = segment(k);
-    copy_bytes(group.claim_slot(k), call.input + span.start * elem, span.numel * elem);
+    call.read_input(group.claim_slot(k), 0, segment(k));
     if (k == 0) group.arrive(Location::kStaged, Location::kStaged);
     else group.publish_staged(k + 1);
   };
@@ -71,18 +70,15 @@ void one_shot_staged(Call<P>& call) {
   for (size_t k = 0; k < num_segments; ++k) {
     if (k + 1 < num_segments) stage(k + 1);
     // 2. Reduce segment k of all ranks.
-    const Span span = segment(k);
     const void* srcs[kMaxWorld];
     for (int peer = 0; peer < call.world_size(); ++peer) {
-      if (peer == call.rank()) {
-        srcs[peer] = call.input + span.start * elem;
-      } else {
-        if (k > 0) group.wait_staged(peer, k + 1);
-        srcs[peer] = group.slot(peer, k);
-      }
+      srcs[peer] = nullptr;
+      if (peer == call.rank()) continue;
+      if (k > 0) group.wait_staged(peer, k + 1);
+      srcs[peer] = group.slot(peer, k);
     }
-    void* dst = call.output + span.start * elem;
-    call.reduce(&dst, 1, srcs, span.numel);
+    void* dst = nullptr;
+    call.reduce(segment(k), &dst, 1, srcs);
     group.consume(k + 1);
   }
 }

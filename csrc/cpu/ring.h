@@ -57,7 +57,7 @@ class Ring {
   void reduce_scatter_step(size_t k, int step) {
     const int j = wrap(rank_ - 1 - step);
     const Span span = chunks_.chunk(j, k);
-    const std::byte* input = call_.input + span.start * elem_;
+    const std::byte* input = call_.input + call_.input_start(j, span.start) * elem_;
     if (step == 0) {
       fns_.load(partial(mine_, j), input, span.numel);
     } else {
@@ -79,10 +79,7 @@ class Ring {
     group_.publish_staged(step_count(k, world_ - 1 + step));
   }
 
-  void keep(size_t k, int j) {
-    copy_bytes(call_.output + chunks_.output_start(j, k) * elem_, result(mine_, j),
-               chunks_.chunk(j, k).numel * elem_);
-  }
+  void keep(size_t k, int j) { call_.write_output(j, chunks_.chunk(j, k), result(mine_, j)); }
   std::byte* partial(std::byte* slot, int j) const {
     return slot + size_t(j) * chunks_.stride() * acc_;
   }

@@ -32,14 +32,16 @@ size_t num_segments(const Call<P>& call) {
 template <class P>
 void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but nobody to meet
   if (verb_reduces(call.plan.verb)) {
-    const void* src = call.input;
-    void* dst = call.output;
-    call.reduce(&dst, 1, &src, call.plan.numel);
+    const void* src = nullptr;
+    void* dst = nullptr;
+    call.reduce({0, call.plan.numel}, &dst, 1, &src);
   } else if (call.parts) {
     const Part& from = call.parts->inputs[0];
     if (from.num_bytes != 0) std::memmove(call.parts->outputs[0].ptr, from.ptr, from.num_bytes);
-  } else if (call.output != call.input && call.plan.numel != 0) {
-    std::memmove(call.output, call.input, call.plan.numel * call.elem_bytes());
+  } else {
+    call.each_stretch(0, {0, call.plan.numel}, [&](const std::byte* in, std::byte* out, size_t n) {
+      if (in != out) std::memmove(out, in, n * call.elem_bytes());
+    });
   }
 }
 

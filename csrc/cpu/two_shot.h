@@ -27,9 +27,11 @@ class TwoShot {
 
   void run() {
     const size_t num_segments = chunks_.num_segments();
-    inputs_[rank_] = group_.locate(call_.input, call_.input_numel() * elem_);
-    // A scattered output is small and written by its owner alone: nothing to gain from its place.
-    if (takes_all()) outputs_[rank_] = group_.locate(call_.output, call_.plan.numel * elem_);
+    if (!call_.list) {
+      inputs_[rank_] = group_.locate(call_.input, call_.input_numel() * elem_);
+      // A scattered output is small and written by its owner alone: nothing to gain from its place.
+      if (takes_all()) outputs_[rank_] = group_.locate(call_.output, call_.plan.numel * elem_);
+    }
 
     copy_in(0);
     group_.arrive(inputs_[rank_], outputs_[rank_]);
@@ -62,9 +64,7 @@ class TwoShot {
     slot_ = group_.claim_slot(k);
     if (inputs_[rank_] != Location::kStaged) return;
     for (int j = 0; j < world_; ++j) {
-      if (j == rank_) continue;
-      const Span span = chunks_.chunk(j, k);
-      copy_bytes(in_slot(slot_, j), call_.input + span.start * elem_, span.numel * elem_);
+      if (j != rank_) call_.read_input(in_slot(slot_, j), j, chunks_.chunk(j, k));
     }
   }
 
@@ -73,26 +73,24 @@ class TwoShot {
     const Span span = chunks_.chunk(rank_, k);
     const void* srcs[kMaxWorld];
     void* dsts[kMaxWorld + 1];
-    int num_dsts = 0;
+    srcs[rank_] = dsts[0] = nullptr;  // see Call::reduce
+    int num_dsts = call_.gets(rank_) ? 1 : 0;
     bool pulled = false;  // somebody takes the result from my slot
-    if (call_.gets(rank_)) dsts[num_dsts++] = call_.output + chunks_.output_start(rank_, k) * elem_;
     for (int peer = 0; peer < world_; ++peer) {
-      if (peer == rank_) {
-        srcs[peer] = call_.input + span.start * elem_;
-        continue;
-      }
+      if (peer == rank_) continue;
       if (inputs_[peer] == Location::kStaged) {
         if (k > 0) group_.wait_staged(peer, k + 1);
         srcs[peer] = in_slot(group_.slot(peer, k), rank_);
       } else {
-        srcs[peer] = group_.resolve(peer, inputs_[peer]) + span.start * elem_;
+        srcs[peer] =
+            group_.resolve(peer, inputs_[peer]) + call_.input_start(rank_, span.start) * elem_;
       }
       if (call_.scatters() || !call_.gets(peer)) continue;
       if (outputs_[peer] == Location::kStaged) pulled = true;
       else dsts[num_dsts++] = group_.resolve(peer, outputs_[peer]) + span.start * elem_;
     }
     if (pulled) dsts[num_dsts++] = in_slot(group_.slot(rank_, k), rank_);
-    call_.reduce(dsts, num_dsts, srcs, span.numel);
+    call_.reduce(span, dsts, num_dsts, srcs);
   }
 
   // 3. The others' reduced chunks of segment k to my output, if they did not put them there.
@@ -100,10 +98,8 @@ class TwoShot {
     if (takes_all() && outputs_[rank_] == Location::kStaged) {
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
-        const Span span = chunks_.chunk(peer, k);
         group_.wait_reduced(peer, k + 1);
-        copy_bytes(call_.output + span.start * elem_, in_slot(group_.slot(peer, k), peer),
-                   span.numel * elem_);
+        call_.write_output(peer, chunks_.chunk(peer, k), in_slot(group_.slot(peer, k), peer));
       }
     }
     group_.consume(k + 1);

@@ -84,6 +84,9 @@ class Group:
         outputs: Sequence[tuple[int, int]],
         timeout_s: float,
     ) -> None: ...
+    def run_list(
+        self, plan: Plan, pieces: Sequence[tuple[int, int, int]], timeout_s: float
+    ) -> None: ...
     def post(
         self,
         sends: bool,
@@ -113,6 +116,7 @@ def region_bytes() -> int: ...
 def read_status(fd: int) -> dict[str, Any]: ...
 def mapped_bytes(world_size: int) -> int: ...
 def memfd_create(name: str, num_bytes: int) -> int: ...
+def list_splits(tensors: Sequence[tuple[int, int]], dtype: int) -> int: ...
 def simd_levels() -> list[str]: ...
 def simd_level() -> str: ...
 def set_simd_level(name: str) -> None: ...
@@ -123,7 +127,7 @@ def time_one_way_flag(group: Group, iterations: int) -> float: ...
 def set_default_group(group: Group | None) -> None: ...
 def set_reduce_ops(ops: Sequence[object]) -> None: ...
 def set_tensor_types(types: Sequence[type]) -> None: ...
-def set_fallback(name: str, fn: Callable[..., Work | None]) -> None: ...
+def set_fallback(name: str, fn: Callable[..., object]) -> None: ...
 def dtype_names() -> list[str]: ...
 def op_names() -> list[str]: ...
 def verb_names() -> list[str]: ...
@@ -171,6 +175,91 @@ def broadcast(
     timeout_s: float | None = None,
 ) -> Work | None: ...
 def barrier(
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def reduce(
+    tensor: _Array,
+    dst: int,
+    op: Any = ...,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: _Array | None = None,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def all_gather(
+    tensor_list: Sequence[_Array],
+    tensor: _Array,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def gather(
+    tensor: _Array,
+    gather_list: Sequence[_Array] | None = None,
+    dst: int = 0,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def scatter(
+    tensor: _Array,
+    scatter_list: Sequence[_Array] | None = None,
+    src: int = 0,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def all_to_all_single(
+    output: _Array | None,
+    input: _Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | tuple[torch.Tensor, list[int]] | None: ...
+def all_to_all(
+    output_tensor_list: Sequence[_Array],
+    input_tensor_list: Sequence[_Array],
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def all_reduce_coalesced(
+    tensors: Sequence[_Array],
+    op: Any = ...,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def reduce_scatter_tensor_coalesced(
+    outputs: Sequence[_Array],
+    inputs: Sequence[_Array],
+    op: Any = ...,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None: ...
+def all_gather_into_tensor_coalesced(
+    outputs: Sequence[_Array],
+    inputs: Sequence[_Array],
     group: _GroupLike = None,
     async_op: bool = False,
     *,

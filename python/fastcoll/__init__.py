@@ -15,6 +15,11 @@ from fastcoll.api import (
     reduce_scatter_tensor,
     zeros,
 )
+from fastcoll.api_coalesced import (
+    all_gather_into_tensor_coalesced,
+    all_reduce_coalesced,
+    reduce_scatter_tensor_coalesced,
+)
 from fastcoll.api_objects import (
     all_gather_object,
     broadcast_object_list,
@@ -70,8 +75,10 @@ __all__ = [
     "__version__",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_gather_object",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
@@ -92,6 +99,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
     "scatter_object_list",
     "send",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the module whose calls always go through Python.
+"""The functions with a root, or with a part for each rank.
 
-Decides which group and which of its ranks a call means; the rest is in the group's methods.
+Decides which group and which of its ranks a call means. All but `reduce_scatter` are C functions,
+as in api.py; what these can't do themselves they pass on to the functions here.
 """
 
 import warnings
@@ -12,11 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from fastcoll import _C
+from fastcoll.calls import Call
 from fastcoll.communicator import Communicator
 from fastcoll.errors import UsageError
 from fastcoll.groups import communicator_of
 from fastcoll.memory.array import Array
-from fastcoll.types import ReduceOp
+from fastcoll.parts import PartsCall
+from fastcoll.types import ReduceOp, Verb
 from fastcoll.work import Work
 
 GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
@@ -40,7 +44,12 @@ def rank_in(group: GroupLike, rank: int, name: str) -> int:
         raise UsageError(f"{name}={rank}: {error}") from None
 
 
-def reduce(
+def _issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
+    comm = member_of(group, call.verb.name)
+    return None if comm is None else comm.issue(call)
+
+
+def _reduce(
     tensor: Array,
     dst: int,
     op: object = ReduceOp.SUM,
@@ -66,24 +75,23 @@ def reduce(
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
-    comm = member_of(group, "reduce")
-    return (
-        None
-        if comm is None
-        else comm.reduce(
-            tensor,
-            rank_in(group, dst, "dst"),
-            op,
-            async_op,
-            out=out,
+    return _issue(
+        group,
+        Call(
+            verb=Verb.reduce,
+            input=tensor,
+            output=tensor if out is None else out,
+            op=op,
+            root=rank_in(group, dst, "dst"),
+            async_op=async_op,
             algorithm=algorithm,
             numerics=numerics,
             timeout_s=timeout_s,
-        )
+        ),
     )
 
 
-def all_gather(
+def _all_gather(
     tensor_list: Sequence[Array],
     tensor: Array,
     group: GroupLike = None,
@@ -101,11 +109,15 @@ def all_gather(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    comm = member_of(group, "all_gather")
-    return (
-        None
-        if comm is None
-        else comm.all_gather(tensor_list, tensor, async_op, timeout_s=timeout_s)
+    return _issue(
+        group,
+        PartsCall(
+            verb=Verb.all_gather,
+            input=tensor,
+            output=tensor_list,
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
     )
 
 
@@ -150,7 +162,7 @@ def reduce_scatter(
     )
 
 
-def gather(
+def _gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
     dst: int = 0,
@@ -169,16 +181,20 @@ def gather(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    comm = member_of(group, "gather")
-    root = rank_in(group, dst, "dst")
-    return (
-        None
-        if comm is None
-        else comm.gather(tensor, gather_list, root, async_op, timeout_s=timeout_s)
+    return _issue(
+        group,
+        PartsCall(
+            verb=Verb.gather,
+            input=tensor,
+            output=gather_list,
+            root=rank_in(group, dst, "dst"),
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
     )
 
 
-def scatter(
+def _scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
     src: int = 0,
@@ -197,16 +213,20 @@ def scatter(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    comm = member_of(group, "scatter")
-    root = rank_in(group, src, "src")
-    return (
-        None
-        if comm is None
-        else comm.scatter(tensor, scatter_list, root, async_op, timeout_s=timeout_s)
+    return _issue(
+        group,
+        PartsCall(
+            verb=Verb.scatter,
+            input=scatter_list,
+            output=tensor,
+            root=rank_in(group, src, "src"),
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
     )
 
 
-def all_to_all_single(
+def _all_to_all_single(
     output: Array | None,
     input: Array,
     output_split_sizes: Sequence[int] | None = None,
@@ -237,16 +257,27 @@ def all_to_all_single(
         DesyncError: A rank expects more or fewer elements than another one gives it.
     """
     comm = member_of(group, "all_to_all_single")
-    return (
-        None
-        if comm is None
-        else comm.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, async_op, timeout_s=timeout_s
+    if comm is None:
+        return None
+    result = None
+    if output is None:
+        result = comm.output_for(input, input_split_sizes, output_split_sizes, async_op)
+        output, output_split_sizes = result
+    work = comm.issue(
+        PartsCall(
+            verb=Verb.all_to_all,
+            input=input,
+            output=output,
+            input_splits=input_split_sizes,
+            output_splits=output_split_sizes,
+            async_op=async_op,
+            timeout_s=timeout_s,
         )
     )
+    return result or work
 
 
-def all_to_all(
+def _all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[Array],
     group: GroupLike = None,
@@ -266,9 +297,28 @@ def all_to_all(
     Raises:
         DesyncError: A rank expects more or fewer elements than another one gives it.
     """
-    comm = member_of(group, "all_to_all")
-    return (
-        None
-        if comm is None
-        else comm.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout_s=timeout_s)
+    return _issue(
+        group,
+        PartsCall(
+            verb=Verb.all_to_all,
+            input=input_tensor_list,
+            output=output_tensor_list,
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
     )
+
+
+_C.set_fallback("reduce", _reduce)
+_C.set_fallback("all_gather", _all_gather)
+_C.set_fallback("gather", _gather)
+_C.set_fallback("scatter", _scatter)
+_C.set_fallback("all_to_all_single", _all_to_all_single)
+_C.set_fallback("all_to_all", _all_to_all)
+
+reduce = _C.reduce
+all_gather = _C.all_gather
+gather = _C.gather
+scatter = _C.scatter
+all_to_all_single = _C.all_to_all_single
+all_to_all = _C.all_to_all

@@ -24,6 +24,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.calls import Call, Operands, check
+from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.memory.array import Array
@@ -130,27 +131,29 @@ class Communicator(ObjectMethods, P2PMethods):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def issue(self, call: Call | PartsCall) -> Work | None:
+    def issue(self, call: Call | PartsCall | ListCall) -> Work | None:
         """Check, plan and start a call; every call that is not on the C++ fast path comes here."""
         return self.issue_all((call,), call.async_op)
 
-    def issue_all(self, calls: Iterable[Call | PartsCall], async_op: bool) -> Work | None:
+    def issue_all(
+        self, calls: Iterable[Call | PartsCall | ListCall], async_op: bool
+    ) -> Work | None:
         """Check and plan several calls, then start them as one: all of them, or none at all."""
         runs: list[Callable[[], None]] = []
         outputs: list[Array] = []
-        on_gpus: list[tuple[Call | PartsCall, Operands | PartsOperands]] = []
+        on_gpus: list[tuple[Call | PartsCall | ListCall, Operands | PartsOperands]] = []
         for call in calls:
-            operands: Operands | PartsOperands
-            if isinstance(call, Call):
-                operands = check(call, self.rank, self.world_size)
-            else:
-                operands = check_parts(call, self.rank, self.world_size)
-            if operands.device >= 0:
-                on_gpus.append((call, operands))
-                continue
-            limit_s = call_limit_s(call.timeout_s)
-            runs.append(partial(operands.carry_out, self, self._plan(call, operands), limit_s))
-            outputs += operands.outputs()
+            for operands in self._checked(call):
+                if not isinstance(operands, ListOperands) and operands.device >= 0:
+                    on_gpus.append((call, operands))
+                    continue
+                limit_s = call_limit_s(call.timeout_s)
+                plan = self._plan(call, operands)
+                runs.append(partial(operands.carry_out, self, plan, limit_s))
+                if not isinstance(operands, ListOperands):
+                    outputs += operands.outputs()
+            if isinstance(call, ListCall):
+                outputs += call.outputs
         if on_gpus and runs:
             raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
         if on_gpus:
@@ -163,6 +166,15 @@ class Communicator(ObjectMethods, P2PMethods):
         else:
             self._queue.submit(run, []).wait()
         return None
+
+    def _checked(
+        self, call: Call | PartsCall | ListCall
+    ) -> Sequence[Operands | PartsOperands | ListOperands]:
+        if isinstance(call, Call):
+            return [check(call, self.rank, self.world_size)]
+        if isinstance(call, PartsCall):
+            return [check_parts(call, self.rank, self.world_size)]
+        return check_list(call, self.rank, self.world_size)
 
     def _on_gpus(self, device: int) -> "DeviceGroup":
         """Return the group's side on GPUs; made at the first call with a tensor there."""
@@ -180,7 +192,9 @@ class Communicator(ObjectMethods, P2PMethods):
         return self._gpus
 
     def _issue_on_gpus(
-        self, calls: list[tuple[Call | PartsCall, Operands | PartsOperands]], async_op: bool
+        self,
+        calls: list[tuple[Call | PartsCall | ListCall, Operands | PartsOperands]],
+        async_op: bool,
     ) -> Work | None:
         starts: list[tuple[_C.Plan, Operands | PartsOperands, float]] = []
         for call, operands in calls:
@@ -198,8 +212,8 @@ class Communicator(ObjectMethods, P2PMethods):
 
     def _plan(
         self,
-        call: Call | PartsCall,
-        operands: Operands | PartsOperands,
+        call: Call | PartsCall | ListCall,
+        operands: Operands | PartsOperands | ListOperands,
         terms: "Terms | None" = None,
     ) -> _C.Plan:
         numerics = self._settings.numerics
@@ -228,7 +242,7 @@ class Communicator(ObjectMethods, P2PMethods):
                 self._plans.clear()
             plan = self._plans[request] = _C.Plan(*choice.plan.args())
         usual = call.algorithm == "auto" and numerics == self._settings.numerics
-        if usual and terms is None and not plan.splits:  # the table knows neither
+        if usual and terms is None:  # the table knows neither
             self.cache_plan(plan)
         return plan
 

@@ -20,10 +20,10 @@ from fastcoll.errors import UsageError
 from fastcoll.memory.array import (
     Array,
     ArrayView,
+    check_apart,
     check_output,
     copy_back,
     dense_copy,
-    overlap,
     view,
 )
 from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, ReduceOp, Verb
@@ -328,31 +328,4 @@ def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: 
         one, other = inputs[index], target.views[rank if len(target.views) > 1 else 0]
         if (one.ptr, one.strides_bytes) == (other.ptr, other.strides_bytes):
             inputs = inputs[:index] + inputs[index + 1 :]
-    arrays = [*target.views, *inputs]
-    if not _extents_meet(arrays, len(target.views)):
-        return
-    for index, output in enumerate(target.views):
-        if any(overlap(output, other) for other in arrays[index + 1 :]):
-            raise UsageError("an output overlaps another output or an input; pass separate memory")
-
-
-def _extents_meet(arrays: Sequence[ArrayView], num_outputs: int) -> bool:
-    """Return whether an output may overlap anything; cheap, and sometimes true for nothing."""
-    extents = []
-    for index, array in enumerate(arrays):
-        if array.numel == 0:
-            continue
-        steps = [
-            stride * (size - 1)
-            for stride, size in zip(array.strides_bytes, array.shape, strict=True)
-        ]
-        low = array.ptr + sum(min(step, 0) for step in steps)
-        high = array.ptr + sum(max(step, 0) for step in steps) + ITEMSIZE[array.dtype]
-        extents.append((low, high, index < num_outputs))
-    end_of_any = end_of_outputs = 0
-    for low, high, is_output in sorted(extents):
-        if low < (end_of_any if is_output else end_of_outputs):
-            return True
-        end_of_any = max(end_of_any, high)
-        end_of_outputs = max(end_of_outputs, high) if is_output else end_of_outputs
-    return False
+    check_apart(target.views, inputs)

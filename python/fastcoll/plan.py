@@ -6,7 +6,7 @@ Decides the fields and how a plan is shown. Knows nothing of how a plan is chose
 
 from dataclasses import dataclass
 
-from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Verb
+from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Verb, num_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class Plan:
             words.append(self.op.name)
         if self.verb in (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce):
             words.append(f"root {self.root}")
-        if self.splits:
+        if count := num_tensors(self.splits):
+            words.append(f"in {count} tensors")
+        elif self.splits:
             words.append("in uneven parts")
         words.append(f"-> {self.algorithm.name}")
         words.append("inline" if self.inline else f"segments of {self.segment_bytes} bytes")

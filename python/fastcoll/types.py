@@ -102,7 +102,16 @@ def order_matters(dtype: DType, op: Op) -> bool:
     return dtype in FLOAT_DTYPES or dtype in COMPLEX_DTYPES
 
 
-COUNTED = 1  # Request.splits, csrc/plan.h
+# Request.splits, csrc/plan.h
+COUNTED = 1
+_LIST_HASH_BITS = 40
+
+
+def num_tensors(splits: int) -> int:
+    """Return of how many tensors a message consists; 0 if it is no list."""
+    return splits >> _LIST_HASH_BITS
+
+
 REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter, Verb.reduce)
 _GIVE_EACH_A_PART = (Verb.reduce_scatter, Verb.all_to_all, Verb.scatter)
 
@@ -115,12 +124,13 @@ class Request:
         numel: Elements of the message: the tensor of all_reduce, reduce and broadcast, the output
             of reduce_scatter and scatter, the input of all_gather and gather, one part of
             all_to_all; all parts of an uneven all_gather; 0 for barrier and where `splits` is
-            COUNTED.
+            COUNTED; for a list of tensors that of all of them.
         root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
         algorithm: "auto" or the name of an Algorithm.
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
         splits: 0 if all parts are of one size; COUNTED if a rank knows the sizes of its own parts
-            only; else a hash of the sizes, which all ranks know.
+            only; else a hash of the sizes, which all ranks know, and for a list of tensors their
+            number.
         num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
             to its GPUs; 0 where the tensors are on CPUs.
         ranks_per_gpu: The most ranks that share one GPU.
@@ -168,6 +178,7 @@ __all__ = [
     "ReduceOp",
     "Request",
     "Verb",
+    "num_tensors",
     "order_matters",
     "supported_ops",
 ]

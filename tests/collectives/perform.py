@@ -7,7 +7,7 @@ written. Must not know how the library runs a call.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,14 @@ class Started:
         work: What the library returned: None unless `async_op`.
     """
 
-    def __init__(self, comm: Any, call: Call, async_op: bool = False) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        call: Call,
+        async_op: bool = False,
+        start: Callable[..., Any] | None = None,
+    ) -> None:
+        """Lay the arguments out and make the call, or leave that to `start`."""
         self._call, self._rank = call, comm.rank
         rank, world, place = comm.rank, comm.world_size, call.place(comm.rank)
         halves: tuple[torch.Tensor | None, ...] = (None, None)
@@ -162,7 +169,7 @@ class Started:
         elif shared and num_out < num_in:
             outs, self._outputs = outs[part], part
         self._before = self._input.copy(), self._output.copy()
-        self.work = make(comm, call, ins, outs, async_op)
+        self.work = (start or make)(comm, call, ins, outs, async_op)
 
     def result(self) -> Result:
         """Wait if it is asynchronous; the bits of the output, and what else is wrong."""

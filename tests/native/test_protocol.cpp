@@ -140,6 +140,14 @@ size_t num_output_parts(Verb verb, int world_size) {
   return many ? size_t(world_size) : 1;
 }
 
+// The message, cut into tensors: the same on every rank.
+std::vector<TensorSize> sizes_of_list(uint64_t salt, uint64_t numel) {
+  std::vector<TensorSize> sizes;
+  for (uint64_t at = 0; at < numel; at += sizes.back().numel)
+    sizes.push_back({DType::int32, std::min(numel - at, 1 + mix64(salt + at) % (numel / 3 + 1))});
+  return sizes;
+}
+
 Step draw_step(std::mt19937_64& random, int world_size) {
   const auto pick = [&](uint64_t n) { return random() % n; };
   Plan plan;
@@ -164,7 +172,13 @@ Step draw_step(std::mt19937_64& random, int world_size) {
     plan.splits = kCountedSplits;
     plan.inlined = false;
   }
-  return {make_plan(plan), random()};
+  const uint64_t salt = random();
+  const bool takes_lists = plan.verb == Verb::all_gather || plan.verb == Verb::all_reduce ||
+                           plan.verb == Verb::reduce_scatter;
+  if (takes_lists && plan.algorithm != Algorithm::ring && plan.algorithm != Algorithm::chain &&
+      plan.numel != 0 && pick(2))
+    plan.splits = list_splits(sizes_of_list(salt, plan.numel), plan.dtype);
+  return {make_plan(plan), salt};
 }
 
 // Elements that one rank gives another in an all_to_all.
@@ -230,6 +244,40 @@ Parts counted_parts(const Step& step, int world_size, int rank, const Buffers& b
   }
   return parts;
 }
+
+// The same tensors, each in a place of its own.
+class Tensors {
+ public:
+  Tensors(const Step& step, int world_size, const Buffers& buffers)
+      : numel_(step.plan.numel),
+        in_(num_input_parts(step.plan.verb, world_size)),
+        out_(num_output_parts(step.plan.verb, world_size)) {
+    const bool in_place = buffers.input == buffers.output;
+    size_t at = 0;
+    for (const TensorSize& size : sizes_of_list(step.salt, numel_)) {
+      inputs_.emplace_back(in_ * size.numel);
+      for (size_t part = 0; part < in_; ++part)
+        std::copy_n(buffers.input + part * numel_ + at, size.numel,
+                    inputs_.back().data() + part * size.numel);
+      outputs_.emplace_back(in_place ? 0 : out_ * size.numel);
+      auto& output = in_place ? inputs_.back() : outputs_.back();
+      list.push_back({reinterpret_cast<std::byte*>(inputs_.back().data()),
+                      reinterpret_cast<std::byte*>(output.data()), at, size.numel});
+      at += size.numel;
+    }
+  }
+  void put_together(int32_t* output) const {
+    for (const Piece& piece : list)
+      for (size_t part = 0; part < out_; ++part)
+        std::copy_n(reinterpret_cast<const int32_t*>(piece.output) + part * piece.numel,
+                    piece.numel, output + part * numel_ + piece.start);
+  }
+  List list;
+
+ private:
+  const size_t numel_, in_, out_;
+  std::vector<std::vector<int32_t>> inputs_, outputs_;
+};
 
 void verify(const Step& step, int world_size, int rank, const int32_t* output) {
   const Plan& plan = step.plan;
@@ -303,6 +351,11 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
         const Parts parts = counted_parts(step, world_size, rank, buffers);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
         run(call, host, -1);
+      } else if (num_tensors(step.plan.splits) != 0) {
+        const Tensors tensors(step, world_size, buffers);
+        Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, nullptr, &tensors.list};
+        run(call, host, -1);
+        tensors.put_together(buffers.output);
       } else {
         run(group, step.plan, buffers.input, buffers.output, host);
       }

@@ -8,7 +8,15 @@ from fastcoll import _C
 from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.topology import gpu
-from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb
+from fastcoll.types import (
+    COUNTED,
+    ITEMSIZE,
+    REDUCTIONS,
+    Algorithm,
+    Request,
+    Verb,
+    num_tensors,
+)
 
 # measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
 # AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
@@ -103,4 +111,6 @@ def not_a_chain(request: Request) -> str | None:
     """Return why an algorithm that passes partial results on can't run a verb, else None."""
     if request.verb is Verb.reduce:
         return "reduce has the algorithms one_shot and two_shot"
+    if num_tensors(request.splits):
+        return "lists of tensors have the algorithms one_shot and two_shot"
     return not_a_reduction(request)

@@ -5,6 +5,7 @@ Decides which tensors and arrays are taken and how overlap is judged. Must not k
 ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -178,6 +179,42 @@ def overlap(first: ArrayView, second: ArrayView) -> bool:
         return np.shares_memory(_bounds(first), _bounds(second), max_work=_SHARING_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def check_apart(outputs: Sequence[ArrayView], inputs: Sequence[ArrayView]) -> None:
+    """Check that outputs overlap neither each other nor an input.
+
+    Raises:
+        UsageError: They do.
+    """
+    arrays = [*outputs, *inputs]
+    if not _extents_meet(arrays, len(outputs)):
+        return
+    for index, output in enumerate(outputs):
+        if any(overlap(output, other) for other in arrays[index + 1 :]):
+            raise UsageError("an output overlaps another output or an input; pass separate memory")
+
+
+def _extents_meet(arrays: Sequence[ArrayView], num_outputs: int) -> bool:
+    """Return whether an output may overlap anything; cheap, and sometimes true for nothing."""
+    extents = []
+    for index, array in enumerate(arrays):
+        if array.numel == 0:
+            continue
+        steps = [
+            stride * (size - 1)
+            for stride, size in zip(array.strides_bytes, array.shape, strict=True)
+        ]
+        low = array.ptr + sum(min(step, 0) for step in steps)
+        high = array.ptr + sum(max(step, 0) for step in steps) + ITEMSIZE[array.dtype]
+        extents.append((low, high, index < num_outputs))
+    end_of_any = end_of_outputs = 0
+    for low, high, is_output in sorted(extents):
+        if low < (end_of_any if is_output else end_of_outputs):
+            return True
+        end_of_any = max(end_of_any, high)
+        end_of_outputs = max(end_of_outputs, high) if is_output else end_of_outputs
+    return False
 
 
 class _Interface:

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fast calls read from Python: numbers, lists, tensors, and whether tensors overlap.
+#pragma once
+
+#include <Python.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+
+#include "process_group.h"
+#include "tensor_view.h"
+
+namespace fastcoll {
+
+inline bool given(PyObject* object) { return object && object != Py_None; }
+
+inline std::optional<TensorView> view_argument(PyObject* object) {
+  return given(object) ? view_tensor(object) : std::nullopt;
+}
+
+inline std::optional<uint64_t> number_of(PyObject* object) {
+  if (!PyLong_CheckExact(object)) return std::nullopt;
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (overflow || number < 0) return std::nullopt;
+  return uint64_t(number);
+}
+
+inline std::optional<int> root_of(const ProcessGroup& group, PyObject* object) {
+  if (!object) return std::nullopt;
+  const std::optional<uint64_t> root = number_of(object);
+  if (!root || *root >= uint64_t(group.world_size())) return std::nullopt;
+  return int(*root);
+}
+
+inline std::span<PyObject*> items_of(
+    PyObject* object) {  // of a list or tuple; none of anything else
+  if (!object || (!PyList_CheckExact(object) && !PyTuple_CheckExact(object))) return {};
+  return {PySequence_Fast_ITEMS(object), size_t(PySequence_Fast_GET_SIZE(object))};
+}
+
+// ---- memory that must not overlap ---------------------------------------------------------------
+
+struct Extent {
+  const std::byte* begin;
+  const std::byte* end;
+  bool is_written;
+};
+
+// Whether nothing that is written overlaps anything else. Puts them into order.
+inline bool apart(std::span<Extent> extents) {
+  const auto earlier = [](const Extent& a, const Extent& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(extents.begin(), extents.end(), earlier))
+    std::sort(extents.begin(), extents.end(), earlier);
+  const std::byte *end_of_any = nullptr, *end_of_written = nullptr;
+  for (const Extent& extent : extents) {
+    if (extent.begin == extent.end) continue;
+    if (extent.begin < (extent.is_written ? end_of_any : end_of_written)) return false;
+    end_of_any = std::max(end_of_any, extent.end);
+    if (extent.is_written) end_of_written = std::max(end_of_written, extent.end);
+  }
+  return true;
+}
+
+inline bool overlap(const TensorView& a, const TensorView& b) {
+  return a.ptr < b.end() && b.ptr < a.end();
+}
+
+}  // namespace fastcoll

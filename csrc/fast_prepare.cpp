@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fast_prepare.h"
+
+#include "fast_arguments.h"
+
+namespace fastcoll {
+
+Prepared with_plan(const ProcessGroup& group, Verb verb, DType dtype, Op op, uint64_t numel,
+                   int root, const void* input, void* output) {
+  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root);
+  return plan ? Prepared{*plan, input, output, numel * dtype_size(dtype)} : Prepared{};
+}
+
+namespace {
+
+bool same_shape(const TensorView& a, const TensorView& b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
+}
+
+Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
+  const std::optional<int> root = root_of(group, args[kRoot]);
+  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
+  if (!root || !tensor) return {};
+  std::byte* output = tensor->ptr;
+  if (group.rank() == *root && given(args[kSecond])) {
+    const std::optional<TensorView> out = view_tensor(args[kSecond]);
+    if (!out || out->dtype != tensor->dtype || !same_shape(*tensor, *out) || overlap(*tensor, *out))
+      return {};
+    output = out->ptr;
+  }
+  return with_plan(group, Verb::reduce, tensor->dtype, op, tensor->numel, *root, tensor->ptr,
+                   output);
+}
+
+Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& args, Op op) {
+  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
+  if (!tensor) return {};
+  if (verb == FastVerb::broadcast) {
+    const std::optional<int> root = root_of(group, args[kRoot]);
+    if (!root) return {};
+    return with_plan(group, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel, *root,
+                     tensor->ptr, tensor->ptr);
+  }
+  if (verb == FastVerb::all_reduce && !given(args[kSecond]))
+    return with_plan(group, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0, tensor->ptr,
+                     tensor->ptr);
+  const std::optional<TensorView> second = view_argument(args[kSecond]);
+  if (!second || second->dtype != tensor->dtype || overlap(*tensor, *second)) return {};
+  const uint64_t world = uint64_t(group.world_size());
+  switch (verb) {
+    case FastVerb::all_reduce:  // tensor -> out
+      if (!same_shape(*tensor, *second)) return {};
+      return with_plan(group, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0, tensor->ptr,
+                       second->ptr);
+    case FastVerb::reduce_scatter_tensor:  // input -> output
+      if (second->numel != tensor->numel * world) return {};
+      return with_plan(group, Verb::reduce_scatter, tensor->dtype, op, tensor->numel, 0,
+                       second->ptr, tensor->ptr);
+    default:  // all_gather_into_tensor: input_tensor -> output_tensor
+      if (tensor->numel != second->numel * world) return {};
+      return with_plan(group, Verb::all_gather, tensor->dtype, Op::sum, second->numel, 0,
+                       second->ptr, tensor->ptr);
+  }
+}
+
+}  // namespace
+
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
+  switch (verb) {
+    case FastVerb::barrier:
+      return with_plan(group, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
+    case FastVerb::reduce:
+      return prepare_reduce(group, args, op);
+    case FastVerb::all_gather:
+      return prepare_all_gather(group, args, parts);
+    case FastVerb::gather:
+    case FastVerb::scatter:
+      return prepare_rooted(verb, group, args, parts);
+    case FastVerb::all_to_all:
+      return prepare_all_to_all(group, args, parts);
+    case FastVerb::all_to_all_single:
+      return prepare_all_to_all_single(group, args, parts);
+    default:
+      return prepare_tensors(verb, group, args, op);
+  }
+}
+
+std::vector<PreparedList> prepare_lists(FastVerb verb, const ProcessGroup& group, const Args& args,
+                                        Op op) {
+  const bool reduces_all = verb == FastVerb::all_reduce_coalesced;
+  const bool gathers = verb == FastVerb::all_gather_into_tensor_coalesced;
+  const std::span<PyObject*> outputs = items_of(args[kTensor]);
+  const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(args[kSecond]);
+  if (outputs.size() != inputs.size()) return {};
+  const uint64_t world = uint64_t(group.world_size());
+  std::vector<PreparedList> lists;
+  std::vector<TensorSize> sizes;
+  std::vector<Extent> extents;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const std::optional<TensorView> output = view_tensor(outputs[i]);
+    const std::optional<TensorView> input = reduces_all ? output : view_tensor(inputs[i]);
+    if (!output || !input || output->dtype != input->dtype) return {};
+    const uint64_t numel = (gathers ? input : output)->numel;
+    if (!reduces_all && (gathers ? output : input)->numel != numel * world) return {};
+    sizes.push_back({input->dtype, numel});
+    extents.push_back({output->ptr, output->end(), true});
+    if (!reduces_all) extents.push_back({input->ptr, input->end(), false});
+    auto same = std::find_if(lists.begin(), lists.end(), [&](const PreparedList& other) {
+      return other.dtype == input->dtype;
+    });
+    if (same == lists.end()) same = lists.insert(same, PreparedList{input->dtype});
+    if (numel != 0) same->list.push_back({input->ptr, output->ptr, same->numel, numel});
+    same->numel += numel;
+  }
+  if (!apart(extents)) return {};
+  for (PreparedList& one : lists) {
+    const Plan* plan =
+        group.cached_plan(gathers       ? Verb::all_gather
+                          : reduces_all ? Verb::all_reduce
+                                        : Verb::reduce_scatter,
+                          one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype));
+    if (!plan) return {};
+    one.plan = *plan;
+  }
+  return lists;
+}
+
+}  // namespace fastcoll

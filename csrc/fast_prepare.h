@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the arguments of a fast call to what the group runs: reads the tensors, checks what must be
+// checked on every call, and looks up the plan. What it can't tell for right at a glance is no fast
+// call; the Python function decides then.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <vector>
+
+#include "fast_signatures.h"
+#include "process_group.h"
+
+namespace fastcoll {
+
+using Args = std::array<PyObject*, kNumParams>;  // null: left out
+
+struct Prepared {
+  Plan plan;  // plan.hash is 0 if it is no fast call
+  const void* input = nullptr;
+  void* output = nullptr;
+  size_t num_bytes = 0;  // how much moves, about
+  bool in_parts = false;
+};
+
+// parts: where the parts lie, if the call has any. It is not cleared.
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
+
+// One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
+Prepared with_plan(const ProcessGroup& group, Verb verb, DType dtype, Op op, uint64_t numel,
+                   int root, const void* input, void* output);
+
+// fast_parts.cpp
+Prepared prepare_rooted(FastVerb verb, const ProcessGroup& group, const Args& args, Parts& parts);
+Prepared prepare_all_gather(const ProcessGroup& group, const Args& args, Parts& parts);
+Prepared prepare_all_to_all(const ProcessGroup& group, const Args& args, Parts& parts);
+Prepared prepare_all_to_all_single(const ProcessGroup& group, const Args& args, Parts& parts);
+
+// The tensors of one dtype in a list.
+struct PreparedList {
+  DType dtype;
+  size_t numel = 0;  // of a part of the message
+  List list = {};
+  Plan plan = {};
+};
+
+// In the order in which their dtypes first appear; none if it is no fast call.
+std::vector<PreparedList> prepare_lists(FastVerb verb, const ProcessGroup& group, const Args& args,
+                                        Op op);
+
+}  // namespace fastcoll

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of tensors in one call: the oracle's bits for each of them, as one call each would give.
+
+Decides the lists: sizes from nothing to several segments, of one dtype or of many, laid out anyhow.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import NUMPY_DTYPES, Call, Place, expected
+from perform import Result, Started, compare
+
+import oracle
+from harness import Attempt, Pools, Rank, attempt
+
+VERBS = ("all_reduce", "reduce_scatter", "all_gather")
+SIZES = (0, 1, 2, 7, 16, 100, 513, 2049)
+LARGE_SIZES = (16_385, 65_537)
+
+
+@dataclasses.dataclass(frozen=True)
+class Many:
+    """One call on a list; every element stands for what one call on this tensor would be."""
+
+    calls: tuple[Call, ...]
+    async_op: bool = False
+
+
+def start(comm: Any, call: Call, pairs: Sequence[tuple[Any, Any]], async_op: bool = False) -> Any:
+    """Make the call on a list that `call` is one tensor of."""
+    options: dict[str, Any] = {} if call.algorithm == "auto" else {"algorithm": call.algorithm}
+    if async_op:
+        options["async_op"] = True
+    ins, outs = (list(side) for side in zip(*pairs, strict=True))
+    if call.verb == "all_gather":
+        return comm.all_gather_into_tensor_coalesced(outs, ins, **options)
+    import fastcoll
+
+    op = getattr(fastcoll.ReduceOp, call.op)
+    if call.verb == "reduce_scatter":
+        return comm.reduce_scatter_tensor_coalesced(tuple(outs), tuple(ins), op, **options)
+    return comm.all_reduce_coalesced(outs, op, **options)
+
+
+def perform_many(rank: Rank, cases: Sequence[Many]) -> list[Result]:
+    results = []
+    for many in cases:
+        pairs: list[tuple[Any, Any]] = []
+        lay = lambda _comm, _call, ins, outs, _async: pairs.append((ins, outs))  # noqa: B023, E731
+        tensors = [Started(rank.comm, call, start=lay) for call in many.calls]
+        work = start(rank.comm, many.calls[0], pairs, many.async_op)
+        if many.async_op:
+            assert [id(one) for one in work.result()] == [id(outs) for _, outs in pairs]
+        results += [tensor.result() for tensor in tensors]
+    return results
+
+
+def check(pools: Pools, world: int, cases: Sequence[Many], perform: Any = perform_many) -> None:
+    calls = [call for many in cases for call in many.calls]
+    pool = pools(world)
+    pool.start(perform, cases)
+    wants = [expected(call, world) for call in calls]
+    problems = compare(calls, wants, pool.finish())
+    assert not problems, f"{len(problems)} wrong results:\n" + "\n".join(problems[:8])
+
+
+def draw(rng: np.random.Generator, verb: str, sizes: Sequence[int], algorithm: str) -> Many:
+    """A list; every other one is of plain tensors only, which takes the library's short way."""
+    op = str(rng.choice(oracle.OPS)) if verb != "all_gather" else "SUM"
+    dtypes = [dtype for dtype in oracle.DTYPES if op in oracle.ops_of(dtype)]
+    dtypes = [str(one) for one in rng.choice(dtypes, int(rng.integers(1, 4)))]
+    is_plain = bool(rng.integers(2))
+    calls = []
+    for number in range(int(rng.integers(1, 12))):
+        dtype = dtypes[int(rng.integers(len(dtypes)))]
+        kinds = ["private"] if is_plain else ["private", "strided"]
+        if dtype in NUMPY_DTYPES and not is_plain:
+            kinds.append("numpy")
+        # The tests have one arena: only one tensor of a list may lie there.
+        kind = "symmetric" if number == 3 else str(rng.choice(kinds))
+        in_place = verb == "all_reduce" or (kind != "strided" and not is_plain)
+        place = Place(kind, int(rng.choice([0, 1, 3, 8])), in_place)
+        numel, seed = int(rng.choice(sizes)), int(rng.integers(100_000))
+        calls.append(Call(verb, dtype, numel, op, algorithm, places=(place,), seed=seed))
+    return Many(tuple(calls), async_op=not is_plain and bool(rng.integers(2)))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_any_lists(pools: Pools, world: int) -> None:
+    rng = np.random.default_rng(world)
+    cases = [
+        draw(rng, verb, SIZES, algorithm)
+        for _ in range(6)
+        for verb in VERBS
+        for algorithm in (("auto",) if verb == "all_gather" else ("auto", "one_shot", "two_shot"))
+    ]
+    # The second call of its kind has a plan already.
+    check(pools, world, [again for many in cases for again in (many, many)])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_lists_of_several_segments(pools: Pools, world: int) -> None:
+    rng = np.random.default_rng(10 + world)
+    algorithms = ("auto", "one_shot", "two_shot")
+    cases = [
+        draw(rng, verb, (*SIZES, *LARGE_SIZES), algorithm)
+        for verb in VERBS
+        for algorithm in (algorithms if verb != "all_gather" else ("auto", "auto"))
+    ]
+    check(pools, world, [again for many in cases for again in (many, many)])
+
+
+# ---- planted mistakes ----------------------------------------------------------------------------
+
+
+def spoil_an_element(rank: Rank, cases: Sequence[Many]) -> list[Result]:
+    results = perform_many(rank, cases)
+    if rank.rank == 1:
+        results[2][0][0] ^= 1
+    return results
+
+
+def swap_two_tensors(rank: Rank, cases: Sequence[Many]) -> list[Result]:
+    """As if results were brought to the wrong tensors of the list."""
+    kind = type(rank.comm)
+
+    def run_list(self: Any, plan: Any, pieces: list[tuple[int, int, int]], limit_s: float) -> None:
+        (a, to_a, numel), (b, to_b, _), *rest = pieces
+        swapped = [(a, to_b, numel), (b, to_a, numel), *rest]
+        super(kind, self).run_list(plan, swapped, limit_s)
+
+    kind.run_list = run_list
+    try:
+        return perform_many(rank, cases)
+    finally:
+        del kind.run_list
+
+
+@pytest.mark.parametrize("mistake", [spoil_an_element, swap_two_tensors])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_planted_mistake_is_found(pools: Pools, verb: str, mistake: Any) -> None:
+    place = (Place(in_place=verb == "all_reduce"),)
+    calls = [Call(verb, "int32", 40, places=place, seed=seed) for seed in range(4)]
+    many = Many(tuple(calls), async_op=True)  # never the short way
+    check(pools, 2, [many])
+    with pytest.raises(AssertionError, match="wrong results"):
+        check(pools, 2, [many], mistake)
+
+
+# ---- what the ranks must agree on ----------------------------------------------------------------
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+def call_list(comm: Any, verb: str, sizes: Sizes, op: str = "SUM") -> None:
+    world = comm.world_size
+    parts = [torch.ones(numel, dtype=getattr(torch, dtype)) for dtype, numel in sizes]
+    wholes = [part.repeat(world) for part in parts]
+    pairs = {"all_reduce": (parts, parts), "reduce_scatter": (wholes, parts)}
+    pairs["all_gather"] = (parts, wholes)
+    call = Call(verb, "float32", 0, op)
+    start(comm, call, list(zip(*pairs[verb], strict=True)))
+
+
+def disagree(rank: Rank, verb: str, usual: Sizes, odd: Sizes) -> list[Attempt]:
+    """Twice the same lists, the second time by the short way, then another one on rank 1."""
+    group = rank.comm.new_group(timeout_s=15)
+    for _ in range(2):
+        call_list(group, verb, usual)
+    attempts = [attempt(call_list, group, verb, odd if rank.rank == 1 else usual)]
+    attempts += [attempt(group.barrier) for _ in range(2)]
+    group.close()
+    return attempts
+
+
+USUAL: Sizes = (("float32", 3), ("float32", 4), ("float32", 5))
+MIXED: Sizes = (("float32", 3), ("int32", 4), ("float32", 5))
+DIFFERENCES: dict[str, tuple[Sizes, Sizes, tuple[str, ...]]] = {
+    "order of sizes": (USUAL, (USUAL[1], USUAL[0], USUAL[2]), ("numel=12 in 3 tensors",)),
+    "a tensor less": (USUAL, USUAL[:2], ("in 3 tensors", "in 2 tensors")),
+    "an empty tensor more": (USUAL, (*USUAL, ("float32", 0)), ("in 3 tensors", "in 4 tensors")),
+    "dtype": (USUAL, (*USUAL[:2], ("float64", 5)), ("in 3 tensors", "in 2 tensors")),
+    "place of a dtype": (MIXED, (MIXED[0], MIXED[2], MIXED[1]), ("float32, numel=8 in 2 tensors",)),
+    "one tensor": (USUAL, (("float32", 12),), ("in 3 tensors", "in 1 tensor,")),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_lists_that_differ(pools: Pools, verb: str, name: str) -> None:
+    usual, odd, words = DIFFERENCES[name]
+    rows = pools(3).run(disagree, verb, usual, odd)
+    for row in rows:
+        assert [one.kind for one in row] == ["DesyncError"] * 3, row
+        assert all(one.seconds < 2 for one in row)
+        assert f"rank 1 called {verb}(" in row[0].text
+        # All tensors went in one call: two before this one, for each dtype.
+        assert f"#{2 * len({dtype for dtype, _ in usual}) + 1}" in row[0].text
+        assert [word for word in words if word not in row[0].text] == []
+    assert len({row[0].text for row in rows}) == 1
+
+
+def no_list_there(rank: Rank) -> Attempt:
+    group = rank.comm.new_group(timeout_s=15)
+    tensor = torch.ones(12)
+    call = group.all_reduce if rank.rank else lambda one: group.all_reduce_coalesced([one])
+    one = attempt(call, tensor)
+    group.close()
+    return one
+
+
+def test_a_list_is_no_tensor(pools: Pools) -> None:
+    for one in pools(2).run(no_list_there):
+        assert one.kind == "DesyncError"
+        assert "numel=12 in 1 tensor" in one.text
+        assert "numel=12)" in one.text
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]:
+    """Calls that must be refused, and words of the text."""
+    some, whole = torch.ones(4), torch.ones(4 * world)
+    line = torch.ones(8 * world)
+    return {
+        "no list": (lambda c: c.all_reduce_coalesced(some), ("tensors", "list", "Tensor")),
+        "empty": (lambda c: c.all_reduce_coalesced([]), ("tensors", "empty")),
+        "lengths": (
+            lambda c: c.all_gather_into_tensor_coalesced([whole], [some, some]),
+            ("inputs has 2", "outputs has 1"),
+        ),
+        "the same twice": (lambda c: c.all_reduce_coalesced([some, some]), ("overlap",)),
+        "overlap": (lambda c: c.all_reduce_coalesced([line[:5], line[4:]]), ("overlap",)),
+        "output over another's input": (
+            lambda c: c.reduce_scatter_tensor_coalesced(
+                [some, line[:4]], [line[: 4 * world], whole]
+            ),
+            ("overlap",),
+        ),
+        "sizes": (
+            lambda c: c.all_gather_into_tensor_coalesced([whole, torch.ones(1)], [some, some[:3]]),
+            ("tensor 1", "output_tensor"),
+        ),
+        "dtypes": (
+            lambda c: c.reduce_scatter_tensor_coalesced([some], [whole.double()]),
+            ("tensor 0", "float64"),
+        ),
+        "operation": (
+            lambda c: c.all_reduce_coalesced(
+                [torch.ones(2), torch.ones(2, dtype=torch.int32)], AVG
+            ),
+            ("tensor 1", "AVG", "int32"),
+        ),
+        "algorithm": (
+            lambda c: c.all_reduce_coalesced([some], algorithm="chain"),
+            ("lists", "one_shot", "two_shot"),
+        ),
+        "no tensor": (lambda c: c.all_reduce_coalesced([some, 3]), ("tensor 1", "int")),
+    }
+
+
+AVG = torch.distributed.ReduceOp.AVG
+
+
+def make_mistakes(rank: Rank) -> list[str]:
+    """On one rank at a time, so that whatever was sent would be left over."""
+    wrong = []
+    for who in range(rank.world_size):
+        for name, (call, words) in mistakes(rank.world_size).items():
+            if rank.rank == who:
+                one = attempt(call, rank.comm)
+                kinds = ("UsageError", "UnsupportedError")
+                if one.kind not in kinds or any(word not in one.text for word in words):
+                    wrong.append(f"{name}: {one}")
+        tensors = [torch.ones(2), torch.ones(3)]
+        rank.comm.all_reduce_coalesced(tensors)
+        assert all(bool((tensor == rank.world_size).all()) for tensor in tensors)
+    return wrong
+
+
+def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
+    assert pools(2).run(make_mistakes) == [[]] * 2
+
+
+def chunks_in_place(rank: Rank) -> list[bool]:
+    """What a rank gives is its chunk of what it gets, and the other way round, for each tensor."""
+    world, me = rank.world_size, rank.rank
+    results = []
+    for _ in range(2):
+        wholes = [torch.zeros(world, numel) for numel in (3, 40_000)]
+        for whole in wholes:
+            whole[me] = me + 1
+        rank.comm.all_gather_into_tensor_coalesced(wholes, [whole[me] for whole in wholes])
+        results += [bool((whole[by] == by + 1).all()) for whole in wholes for by in range(world)]
+        rank.comm.reduce_scatter_tensor_coalesced([whole[me] for whole in wholes], wholes)
+        sums = [world * (me + 1) if by == me else by + 1 for by in range(world)]
+        results += [bool((whole[by] == sums[by]).all()) for whole in wholes for by in range(world)]
+    return results
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_ranks_own_chunks_in_place(pools: Pools, world: int) -> None:
+    for row in pools(world).run(chunks_in_place):
+        assert all(row)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls need no Python: the second plain call of its kind; and which must not do without.
+
+Decides nothing about results beyond what tells the calls apart: the other tests compare them, on
+either way.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Pools, Rank
+
+VERBS = (
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "broadcast",
+    "barrier",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "all_to_all_single",
+    "all_to_all",
+    "all_reduce_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "all_gather_into_tensor_coalesced",
+)
+
+
+class Passed(Exception):
+    """A call was passed on to Python."""
+
+
+def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], Callable[[], bool]]:
+    """Calls of a verb with plain tensors, and whether the last one gave what it must."""
+    me, world = comm.rank, comm.world_size
+    root = world - 1
+    mine = torch.full((numel,), me + 1.0)
+    out = torch.zeros(numel)
+    whole = torch.zeros(world * numel)
+    rows = torch.arange(1.0, world + 1).repeat_interleave(numel)  # what rank 0, 1, ... gives
+    total = world * (world + 1) / 2
+    sums = torch.full((numel,), total)
+    pieces = list(whole.chunk(world))
+    splits = [numel] * world
+    all_my = mine.repeat(world)
+    tensors = [mine.clone(), mine[:1].clone(), torch.zeros(0), mine.int()]
+    calls: dict[str, tuple[list[Callable[[], Any]], Callable[[], bool]]] = {
+        "all_reduce": (
+            [lambda: comm.all_reduce(mine, out=out)],
+            lambda: torch.equal(out, sums),
+        ),
+        "reduce_scatter_tensor": (
+            [lambda: comm.reduce_scatter_tensor(out, all_my)],
+            lambda: torch.equal(out, sums),
+        ),
+        "all_gather_into_tensor": (
+            [lambda: comm.all_gather_into_tensor(whole, mine)],
+            lambda: torch.equal(whole, rows),
+        ),
+        "broadcast": (
+            [lambda: comm.broadcast(mine, root)],
+            lambda: torch.equal(mine, torch.full((numel,), float(world))),
+        ),
+        "barrier": ([comm.barrier], lambda: True),
+        "reduce": (
+            [lambda: comm.reduce(mine, root, out=out), lambda: comm.reduce(mine.clone(), root)],
+            lambda: torch.equal(out, sums if me == root else out * 0),
+        ),
+        "all_gather": (
+            [lambda: comm.all_gather(pieces, mine)],
+            lambda: torch.equal(whole, rows),
+        ),
+        "gather": (
+            [lambda: comm.gather(mine, pieces if me == root else None, root)],
+            lambda: torch.equal(whole, rows if me == root else rows * 0),
+        ),
+        "scatter": (
+            [lambda: comm.scatter(out, list(rows.chunk(world)) if me == root else None, root)],
+            lambda: torch.equal(out, mine),
+        ),
+        "all_to_all_single": (
+            [
+                lambda: comm.all_to_all_single(whole, all_my, splits, splits),
+                lambda: comm.all_to_all_single(whole, all_my),
+            ],
+            lambda: torch.equal(whole, rows),
+        ),
+        "all_to_all": (
+            [lambda: comm.all_to_all(pieces, list(all_my.chunk(world)))],
+            lambda: torch.equal(whole, rows),
+        ),
+        "all_reduce_coalesced": (
+            [
+                lambda: (
+                    [tensor.fill_(me + 1) for tensor in tensors]
+                    and comm.all_reduce_coalesced(tensors)
+                )
+            ],
+            lambda: all(bool((tensor == total).all()) for tensor in tensors),
+        ),
+        "reduce_scatter_tensor_coalesced": (
+            [lambda: comm.reduce_scatter_tensor_coalesced((out,), (all_my,))],
+            lambda: torch.equal(out, sums),
+        ),
+        "all_gather_into_tensor_coalesced": (
+            [lambda: comm.all_gather_into_tensor_coalesced([whole], [mine])],
+            lambda: torch.equal(whole, rows),
+        ),
+    }
+    return calls[verb]
+
+
+def without_python(rank: Rank, verb: str, numel: int, seal: bool) -> list[str]:
+    """Each call twice, the second time with nothing to pass it on to."""
+    import fastcoll.api
+    from fastcoll import _C, api_coalesced, api_parts
+
+    homes = (fastcoll.api, api_parts, api_coalesced)
+    usual = next(getattr(home, f"_{verb}") for home in homes if hasattr(home, f"_{verb}"))
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed(verb)
+
+    calls, right = counted(rank.comm, verb, numel)
+    problems = []
+    for number, call in enumerate(calls):
+        for turn in range(2):
+            if turn or seal:
+                _C.set_fallback(verb, refuse)
+            try:
+                call()
+            except Passed:
+                problems.append(f"call {number} was passed on")
+            finally:
+                _C.set_fallback(verb, usual)
+        if not seal and not right():
+            problems.append(f"call {number} went wrong")
+    return problems
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_second_call_needs_no_python(pools: Pools, verb: str, world: int) -> None:
+    for numel in (5, 30_000):
+        assert pools(world).run(without_python, verb, numel, False) == [[]] * world
+
+
+def test_the_first_call_does(pools: Pools) -> None:
+    """The means by which this file tells: calls of a size that nobody made before."""
+    for number, verb in enumerate(VERBS):
+        if verb not in ("barrier", "all_to_all"):  # the plan of these two knows no size
+            [first, *_], *_ = pools(2).run(without_python, verb, 1_111 + number, True)
+            assert first == "call 0 was passed on"
+
+
+def test_every_verb_is_here() -> None:
+    from fastcoll import _C
+
+    fast = {
+        name
+        for name in dir(_C)
+        if type(getattr(_C, name)).__name__ == "builtin_function_or_method"
+        and getattr(_C, name).__module__ == "fastcoll"
+    }
+    assert fast == set(VERBS)
