@@ -237,13 +237,14 @@ class FastcollProcessGroup(ProcessGroup):
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
-        """Reduce each of several tensors."""
-        op, limit_s = _op(opts), self._limit_of(opts)
-        calls = (
-            Call(verb=Verb.all_reduce, input=tensor, output=tensor, op=op, timeout_s=limit_s)
-            for tensor in tensors
+        """See `fastcoll.all_reduce_coalesced`."""
+        self._sequence += 1
+        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        return self._wrap(
+            _C.all_reduce_coalesced(
+                tensors, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
+            )
         )
-        return self._issue(calls, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.broadcast`."""
@@ -289,18 +290,25 @@ class FastcollProcessGroup(ProcessGroup):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor`."""
-        return self.all_gather_single_coalesced([output], [input], opts)
+        self._sequence += 1
+        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        return self._wrap(
+            _C.all_gather_into_tensor(
+                output, input, self.communicator, asynchronous, timeout_s=limit_s
+            )
+        )
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
-        """Gather each of several tensors."""
-        limit_s = self._limit_of(opts)
-        calls = (
-            Call(verb=Verb.all_gather, input=tensor, output=whole, timeout_s=limit_s)
-            for whole, tensor in zip(outputs, inputs, strict=True)
+        """See `fastcoll.all_gather_into_tensor_coalesced`."""
+        self._sequence += 1
+        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        return self._wrap(
+            _C.all_gather_into_tensor_coalesced(
+                outputs, inputs, self.communicator, asynchronous, timeout_s=limit_s
+            )
         )
-        return self._issue(calls, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.reduce_scatter`."""
@@ -319,18 +327,25 @@ class FastcollProcessGroup(ProcessGroup):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor`."""
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        self._sequence += 1
+        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        return self._wrap(
+            _C.reduce_scatter_tensor(
+                output, input, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
+            )
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
-        """Reduce and scatter each of several tensors."""
-        op, limit_s = _op(opts), self._limit_of(opts)
-        calls = (
-            Call(verb=Verb.reduce_scatter, input=whole, output=part, op=op, timeout_s=limit_s)
-            for part, whole in zip(outputs, inputs, strict=True)
+        """See `fastcoll.reduce_scatter_tensor_coalesced`."""
+        self._sequence += 1
+        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        return self._wrap(
+            _C.reduce_scatter_tensor_coalesced(
+                outputs, inputs, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
+            )
         )
-        return self._issue(calls, opts)
 
     def gather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.gather`."""
