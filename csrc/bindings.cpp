@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bind_lists.h"
 #include "cpu/reduce.h"
 #include "cpu/status.h"
 #include "fast_calls.h"
@@ -85,23 +86,6 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
     into[rank] = {to_ptr(list[rank].first), list[rank].second};
 }
 
-using PieceList = std::vector<std::tuple<uintptr_t, uintptr_t, size_t>>;  // input, output, numel
-
-// The tensors of a list that have elements, end to end.
-List list_of(const Plan& plan, const PieceList& pieces) {
-  List list;
-  size_t start = 0;
-  for (const auto& [input, output, numel] : pieces) {
-    if (numel == 0) continue;
-    list.push_back({to_ptr(input), to_ptr(output), start, numel});
-    start += numel;
-  }
-  if (start != plan.numel || !takes_lists(plan))
-    throw Failure(ErrorKind::usage, std::to_string(start) + " elements of a list do not fit " +
-                                        describe(plan) + " by " + describe_choice(plan));
-  return list;
-}
-
 // Above this the GIL is given up at once.
 constexpr size_t kGilFreeTransferBytes = size_t{32} << 10;
 
@@ -111,7 +95,9 @@ void bind_group(py::module_& module) {
   py::class_<Transfer, std::shared_ptr<Transfer>>(module, "Transfer")
       .def_property_readonly("done", [](const Transfer& transfer) { return transfer.done.load(); })
       .def_property_readonly("peer", [](const Transfer& transfer) { return transfer.peer; });
-  py::class_<ProcessGroup>(module, "Group")
+  py::class_<ProcessGroup> group(module, "Group");
+  bind_lists(module, group);
+  group
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,
                        std::vector<int> pidfds, double timeout_s, std::vector<int> pids) {
@@ -150,16 +136,6 @@ void bind_group(py::module_& module) {
             group.run(copy, parts, host, timeout_s);
           },
           py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
-      .def(
-          "run_list",
-          [](ProcessGroup& group, const Plan& plan, const PieceList& pieces, double timeout_s) {
-            const Plan copy = plan;
-            const List list = list_of(plan, pieces);
-            PythonHost host;
-            host.blocking();
-            group.run(copy, list, host, timeout_s);
-          },
-          py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
       .def(
           "post",
           [](ProcessGroup& group, bool sends, int peer, uint32_t tag, int dtype, uint64_t numel,
@@ -278,14 +254,6 @@ void bind_machine(py::module_& module) {
   module.def("region_bytes", [] { return kRegionBytes; });
   module.def("mapped_bytes", &mapped_bytes, py::arg("world_size"));
   module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
-  module.def(
-      "list_splits",
-      [](const std::vector<std::pair<int, uint64_t>>& tensors, int dtype) {
-        std::vector<TensorSize> sizes;
-        for (const auto& [kind, numel] : tensors) sizes.push_back({DType(kind), numel});
-        return list_splits(sizes, DType(dtype));
-      },
-      py::arg("tensors"), py::arg("dtype"));
   module.def("simd_levels", [] {
     std::vector<std::string> levels;
     for (int level = int(best_simd_level()); level >= 0; --level)

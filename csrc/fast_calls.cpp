@@ -60,16 +60,6 @@ ProcessGroup* group_of(PyObject* object) {
   return group_in_object(object);
 }
 
-std::optional<Op> op_of(PyObject* object) {
-  if (!object) return Op::sum;
-  for (int op = 0; op < kNumOps; ++op)
-    if (reduce_ops[size_t(op)] == object) return Op(op);
-  return std::nullopt;
-}
-
-// Above this the GIL is given up at once: copying takes longer than handing it over.
-constexpr size_t kGilFreeBytes = size_t{32} << 10;
-
 // Keeps the tensors of a list alive while the GIL is away.
 class Kept {
  public:
@@ -100,14 +90,10 @@ bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
   return true;
 }
 
-bool run_lists(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
-  const std::vector<PreparedList> lists = prepare_lists(verb, group, args, op);
-  for (const PreparedList& one : lists) {
-    PythonHost host;
-    if (one.numel * dtype_size(one.dtype) >= kGilFreeBytes) host.blocking();
-    group.run(one.plan, one.list, host, -1);
-  }
-  return !lists.empty();
+constexpr Verb verb_of_lists(FastVerb verb) {
+  if (verb == FastVerb::all_reduce_coalesced) return Verb::all_reduce;
+  return verb == FastVerb::reduce_scatter_tensor_coalesced ? Verb::reduce_scatter
+                                                           : Verb::all_gather;
 }
 
 // False if it is no fast call; then nothing has happened.
@@ -119,8 +105,11 @@ bool run_fast(ProcessGroup& group, Args& args) {
   const Kept first(args[kTensor]), second(args[kSecond]);
   args[kTensor] = first.or_given(args[kTensor]);
   args[kSecond] = second.or_given(args[kSecond]);
-  return kVerb >= FastVerb::all_reduce_coalesced ? run_lists(kVerb, group, args, *op)
-                                                 : run_one(kVerb, group, args, *op);
+  if constexpr (kVerb < FastVerb::all_reduce_coalesced) return run_one(kVerb, group, args, *op);
+  const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op);
+  PythonHost host;
+  run_lists(group, lists, host, -1);
+  return !lists.empty();
 }
 
 template <FastVerb kVerb>
@@ -231,6 +220,13 @@ PyMethodDef setters[] = {
 };
 
 }  // namespace
+
+std::optional<Op> op_of(PyObject* object) {
+  if (!object) return Op::sum;
+  for (int op = 0; op < kNumOps; ++op)
+    if (reduce_ops[size_t(op)] == object) return Op(op);
+  return std::nullopt;
+}
 
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   group_in_object = group_of_object;

@@ -8,9 +8,16 @@
 
 #include <Python.h>
 
+#include <optional>
+
+#include "dtypes.h"
+
 namespace fastcoll {
 
 class ProcessGroup;
+
+// The operation that one of torch's objects means; null means the default.
+std::optional<Op> op_of(PyObject* object);
 
 // The group inside a Python object, or null if it is none.
 using GroupOf = ProcessGroup*(PyObject*);

@@ -85,12 +85,11 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
   }
 }
 
-std::vector<PreparedList> prepare_lists(FastVerb verb, const ProcessGroup& group, const Args& args,
-                                        Op op) {
-  const bool reduces_all = verb == FastVerb::all_reduce_coalesced;
-  const bool gathers = verb == FastVerb::all_gather_into_tensor_coalesced;
-  const std::span<PyObject*> outputs = items_of(args[kTensor]);
-  const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(args[kSecond]);
+std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* output_list,
+                                        PyObject* input_list, Op op) {
+  const bool reduces_all = verb == Verb::all_reduce, gathers = verb == Verb::all_gather;
+  const std::span<PyObject*> outputs = items_of(output_list);
+  const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(input_list);
   if (outputs.size() != inputs.size()) return {};
   const uint64_t world = uint64_t(group.world_size());
   std::vector<PreparedList> lists;
@@ -115,14 +114,19 @@ std::vector<PreparedList> prepare_lists(FastVerb verb, const ProcessGroup& group
   if (!apart(extents)) return {};
   for (PreparedList& one : lists) {
     const Plan* plan =
-        group.cached_plan(gathers       ? Verb::all_gather
-                          : reduces_all ? Verb::all_reduce
-                                        : Verb::reduce_scatter,
-                          one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype));
+        group.cached_plan(verb, one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype));
     if (!plan) return {};
     one.plan = *plan;
   }
   return lists;
+}
+
+void run_lists(ProcessGroup& group, const std::vector<PreparedList>& lists, Host& host,
+               double timeout_s) {
+  for (const PreparedList& one : lists) {
+    if (one.numel * dtype_size(one.dtype) >= kGilFreeBytes) host.blocking();
+    group.run(one.plan, one.list, host, timeout_s);
+  }
 }
 
 }  // namespace fastcoll

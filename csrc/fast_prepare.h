@@ -46,7 +46,13 @@ struct PreparedList {
 };
 
 // In the order in which their dtypes first appear; none if it is no fast call.
-std::vector<PreparedList> prepare_lists(FastVerb verb, const ProcessGroup& group, const Args& args,
-                                        Op op);
+std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* outputs,
+                                        PyObject* inputs, Op op);
+
+// Above this the GIL is given up at once: copying takes longer than handing it over.
+inline constexpr size_t kGilFreeBytes = size_t{32} << 10;
+
+void run_lists(ProcessGroup& group, const std::vector<PreparedList>& lists, Host& host,
+               double timeout_s);
 
 }  // namespace fastcoll

@@ -58,6 +58,9 @@ class Transfer:
     @property
     def peer(self) -> int: ...
 
+class ListRun:
+    def run(self, group: Group, timeout_s: float) -> None: ...
+
 class Group:
     @property
     def rank(self) -> int: ...
@@ -87,6 +90,13 @@ class Group:
     def run_list(
         self, plan: Plan, pieces: Sequence[tuple[int, int, int]], timeout_s: float
     ) -> None: ...
+    def prepare_lists(
+        self,
+        verb: int,
+        outputs: Sequence[_Array],
+        inputs: Sequence[_Array],
+        op: object,
+    ) -> ListRun | None: ...
     def post(
         self,
         sends: bool,

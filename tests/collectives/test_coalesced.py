@@ -114,6 +114,26 @@ def test_lists_of_several_segments(pools: Pools, world: int) -> None:
     check(pools, world, [again for many in cases for again in (many, many)])
 
 
+def asynchronous(rank: Rank) -> list[list[float]]:
+    """What is queued is the tensors, not the list; and only the first call is checked in Python."""
+    tensors = [torch.ones(3), torch.ones(40_000), torch.ones(2, dtype=torch.int32)]
+    rank.comm.all_reduce_coalesced(tensors)
+    queued = list(tensors)
+    rank.comm._checked = None
+    try:
+        work = rank.comm.all_reduce_coalesced(queued, async_op=True)
+    finally:
+        del rank.comm._checked
+    queued.clear()
+    assert [id(one) for one in work.result()] == [id(one) for one in tensors]
+    return [tensor.unique().tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_asynchronous_calls(pools: Pools, world: int) -> None:
+    assert pools(world).run(asynchronous) == [[[world * world]] * 3] * world
+
+
 # ---- planted mistakes ----------------------------------------------------------------------------
 
 
@@ -143,9 +163,9 @@ def swap_two_tensors(rank: Rank, cases: Sequence[Many]) -> list[Result]:
 @pytest.mark.parametrize("mistake", [spoil_an_element, swap_two_tensors])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_planted_mistake_is_found(pools: Pools, verb: str, mistake: Any) -> None:
-    place = (Place(in_place=verb == "all_reduce"),)
+    place = (Place("numpy", in_place=verb == "all_reduce"),)  # never the short way
     calls = [Call(verb, "int32", 40, places=place, seed=seed) for seed in range(4)]
-    many = Many(tuple(calls), async_op=True)  # never the short way
+    many = Many(tuple(calls))
     check(pools, 2, [many])
     with pytest.raises(AssertionError, match="wrong results"):
         check(pools, 2, [many], mistake)

@@ -173,6 +173,17 @@ def beyond_gloo(rank: Rank) -> list[Any]:
         for tensor in pair:
             dist.all_reduce(tensor)
     manager.wait()
+    for device in (None, torch.device("cpu")):
+        results = [torch.empty(world * size) for size in (2, 3)]
+        with dist._coalescing_manager(device=device):
+            for size, result in zip((2, 3), results, strict=True):
+                dist.all_gather_into_tensor(result, torch.full((size,), float(me)))
+        sums = [torch.empty(size) for size in (2, 3)]
+        with dist._coalescing_manager(device=device):
+            for part, result in zip(sums, results, strict=True):
+                dist.reduce_scatter_tensor(part, result)
+        for size, part in zip((2, 3), sums, strict=True):
+            assert part.tolist() == [float(me * world)] * size
     sizes = [out.tolist() == [float(by)] * (by + 1) for by, out in enumerate(outs)]
     return [*sizes, mean.item(), narrow.float().sum().item(), *(x.sum().item() for x in pair)]
 

@@ -97,6 +97,10 @@ def _op(opts: Any) -> object:
     return REDUCE_OPS[int(op)] if int(op) < len(REDUCE_OPS) else op
 
 
+def _asks_for_work(opts: Any) -> bool:
+    return opts is None or getattr(opts, "asyncOp", True)
+
+
 def _one(tensors: Tensors) -> torch.Tensor:
     if len(tensors) != 1:
         raise UnsupportedError(f"a rank gives one tensor to a call, not {len(tensors)}")
@@ -198,7 +202,7 @@ class FastcollProcessGroup(ProcessGroup):
     # ---- calls -----------------------------------------------------------------------------------
 
     def _asynchronous(self, opts: Any) -> bool:
-        return self._coalescing is not None or opts is None or getattr(opts, "asyncOp", True)
+        return self._coalescing is not None or _asks_for_work(opts)
 
     def _issue(self, calls: Iterable[Call | PartsCall], opts: Any) -> TorchWork | None:
         self._sequence += 1
@@ -239,7 +243,7 @@ class FastcollProcessGroup(ProcessGroup):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce_coalesced`."""
         self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
         return self._wrap(
             _C.all_reduce_coalesced(
                 tensors, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
@@ -303,7 +307,7 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor_coalesced`."""
         self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
         return self._wrap(
             _C.all_gather_into_tensor_coalesced(
                 outputs, inputs, self.communicator, asynchronous, timeout_s=limit_s
@@ -340,7 +344,7 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor_coalesced`."""
         self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
         return self._wrap(
             _C.reduce_scatter_tensor_coalesced(
                 outputs, inputs, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
