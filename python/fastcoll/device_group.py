@@ -31,7 +31,7 @@ from fastcoll.memory.device import (
 )
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.symmetric import tensor_on
-from fastcoll.pairs import ANY, Transfer
+from fastcoll.pairs import ANY, Transfer, to_itself
 from fastcoll.parts import PartsOperands
 from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.reliability.residency import residency
@@ -196,6 +196,7 @@ class DeviceGroup:
 
         Raises:
             UnsupportedError: One receives from any rank, or the group has too few thread blocks.
+            UsageError: What goes to this rank itself has no other side here.
         """
         self.check()
         if any(one.peer == ANY for one in transfers):
@@ -204,13 +205,17 @@ class DeviceGroup:
                 "name src"
             )
         host, channels = self._host, self.terms.num_channels
+        own = to_itself([one for one in transfers if one.peer == host.rank])
+        others = [one for one in transfers if one.peer != host.rank]
         most = pair_channels(channels, _cuda.K_PAIR_CHANNELS)
-        pairs = [(one.sends, one.peer) for one in transfers]
+        pairs = [(one.sends, one.peer) for one in others]
         batches = kernels(pairs, host.rank, host.world_size, channels, _cuda.K_PAIR_CHANNELS)
 
         def body(stream: torch.cuda.Stream) -> None:
+            for source, target in own:
+                target.copy_(source.reshape(target.shape))
             for batch in batches:
-                mine = [transfers[index] for index in batch]
+                mine = [others[index] for index in batch]
                 self._start_transfers(mine, most, stream.cuda_stream, limit_s)
 
         if not async_op:

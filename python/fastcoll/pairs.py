@@ -5,7 +5,10 @@ Decides the checks of arguments. Must not know how or where a transfer is carrie
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import Array, ArrayView, check_output, view
@@ -49,6 +52,31 @@ def check_transfer(call: TransferCall, world_size: int) -> Transfer:
     if not call.sends:
         check_output(array, "tensor")
     return Transfer(call.sends, array, peer, _checked_tag(call.tag), call_limit_s(call.timeout_s))
+
+
+def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pair a rank's sends to itself with its receives, in their order: from what to what.
+
+    Raises:
+        UsageError: One has no other side among them, or another one than it expects.
+    """
+    sends = [one for one in transfers if one.sends]
+    receives = [one for one in transfers if not one.sends]
+    if len(sends) != len(receives):
+        raise UsageError(
+            "on a GPU a send to the rank itself and its receive belong in one batch_isend_irecv; "
+            f"here are {len(sends)} and {len(receives)}"
+        )
+    pairs = []
+    for given, taken in zip(sends, receives, strict=True):
+        sides = [(one.tag, one.array.dtype.name, one.array.numel) for one in (given, taken)]
+        if sides[0] != sides[1]:
+            raise UsageError(
+                f"this rank sends itself (tag, dtype, elements) {sides[0]}, but expects {sides[1]}"
+            )
+        source, target = (torch.as_tensor(one.array.source) for one in (given, taken))
+        pairs.append((source.detach(), target.detach()))
+    return pairs
 
 
 def _checked_peer(peer: object, name: str, world_size: int, sends: bool) -> int:
