@@ -1,56 +1,116 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds fastcoll on a machine with GPUs, runs every GPU test, then measures.
-#   bench/gpu/check.sh [FOLDER]    results go to FOLDER, else to bench/results/<gpu>
-# Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and setuptools; no network. Takes
-# less than 9 minutes, as every step has a limit. Writes gpu.json and gpu.png. Exit code: 0 all
-# well, 1 something failed, 77 nothing was run because there is no GPU.
+#   bench/gpu/check.sh [--mps] [STAGE...] [-o FOLDER]
+# STAGE is build, tests, extras or bench; none means all of them. What a stage found is kept in
+# build/gpu-check, so that a machine that is lent for a few minutes at a time can be used stage by
+# stage; every run ends with a report of all that is known. --mps runs the tests and measurements
+# of processes under NVIDIA's MPS, whose daemon is started and stopped here: without it processes
+# that share a GPU take turns on it. Results go to FOLDER, else to bench/results/<gpu>.
+# Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and setuptools; no network. Every
+# stage takes less than 9 minutes, as every step has a limit. Writes gpu.json and gpu.png. Exit
+# code: 0 all well, 1 something failed, 2 wrong arguments, 77 nothing was run because there is no
+# GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+work=$PWD/build/gpu-check
+out= mps= stages=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --mps) mps=1 ;;
+    -o) out=${2:?-o needs a folder} && shift ;;
+    build | tests | extras | bench) stages+=("$1") ;;
+    *) echo "unknown argument $1: see the head of this file" && exit 2 ;;
+  esac
+  shift
+done
+[ ${#stages[@]} -gt 0 ] || { stages=(build tests extras bench) && rm -rf "$work"; }
+
+if ! problem=$("$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>&1); then
+  echo "no GPU: torch ($python) sees no CUDA device. Nothing was built, run or measured."
+  tail -n 1 <<<"$problem"
+  exit 77
+fi
+mkdir -p "$work"
+
 # Only what is built here, wherever another fastcoll may be installed.
-export PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
 
 failed=0
+note() { # name, code, seconds: replaces what an earlier run said of the step
+  touch "$work/steps.tsv"
+  grep -v "^$1	" "$work/steps.tsv" >"$work/steps.new"
+  printf '%s\t%s\t%d\n' "$1" "$2" "$3" >>"$work/steps.new"
+  mv "$work/steps.new" "$work/steps.tsv"
+}
 step() { # name, limit in seconds, command...
   local name=$1 limit_s=$2 start=$SECONDS code=0
   shift 2
   printf '\n== %s\n' "$name"
   timeout --kill-after 10 "$limit_s" "$@" || code=$?
   [ $code -ne 124 ] || echo "$name: stopped after $limit_s s"
-  printf '%s\t%d\t%d\n' "$name" "$code" $((SECONDS - start)) >>"$work/steps.tsv"
+  printf '== %s: exit code %d after %d s\n' "$name" $code $((SECONDS - start))
+  note "$name" $code $((SECONDS - start))
   [ $code -eq 0 ] || failed=1
   return $code
 }
+gpu_tests() { # name, limit in seconds, file or folder: each in a process of its own, as an error
+  # of the device ends all that a process can do there
+  rm -f "$work/tests-$1.xml"
+  step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
+    --junit-xml "$work/tests-$1.xml" "$3"
+}
+has_module() { "$python" -c "import $1" 2>/dev/null; }
 
-if ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>"$work/err"; then
-  echo "no GPU: torch ($python) sees no CUDA device. Nothing was built, run or measured."
-  tail -n 1 "$work/err"
-  exit 77
-fi
+start_mps() {
+  command -v nvidia-cuda-mps-control >/dev/null || return 1
+  export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control >/dev/null' EXIT
+}
 
-step build 110 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation --no-deps \
-  --no-index --disable-pip-version-check --target "$work/site" . || exit 1
-step tests 150 "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 100 \
-  --junit-xml "$work/tests.xml" tests/gpu
-if "$python" -c 'import triton' 2>/dev/null; then
-  step triton 70 "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
-    --junit-xml "$work/triton.xml" tests/triton_kernels
-else
-  printf 'triton\tskip\t0\n' >>"$work/steps.tsv"
-fi
-if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck; do
-    step "$tool" 35 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-      "$python" bench/gpu/small.py
-  done
-else
-  printf 'compute-sanitizer\tskip\t0\n' >>"$work/steps.tsv"
-fi
-# One group at a time: it may have all of the GPU.
-step measure 130 env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py "$work/measured.json"
-"$python" bench/gpu/report.py "$work" ${1+"$1"} || failed=1
+build() {
+  step build 280 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation \
+    --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" . || exit 1
+}
+tests() {
+  gpu_tests exact 200 tests/gpu/test_exact.py
+  gpu_tests graphs 50 tests/gpu/test_graphs.py
+  gpu_tests streams 50 tests/gpu/test_streams.py
+  gpu_tests failures 80 tests/gpu/test_failures.py
+  gpu_tests processes 130 tests/gpu/test_processes.py
+}
+extras() {
+  if has_module triton; then gpu_tests triton 150 tests/triton_kernels; else note triton skip 0; fi
+  # Torch's own kernels need not be loaded, and checked, all of them.
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+      step "$tool" 60 env CUDA_MODULE_LOADING=LAZY compute-sanitizer --tool "$tool" \
+        --error-exitcode 1 "$python" bench/gpu/small.py
+    done
+  else
+    note compute-sanitizer skip 0
+  fi
+  if [ -z "$mps" ]; then return; fi
+  if start_mps; then gpu_tests processes-mps 100 tests/gpu/test_processes.py; else note mps skip 0; fi
+}
+bench() {
+  # One group at a time: it may have all of the GPU.
+  step measure 200 env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py \
+    "$work/measured.json"
+  step kernels 150 "$python" bench/gpu/kernels.py "$work/kernels.json"
+}
+
+for stage in "${stages[@]}"; do
+  start=$SECONDS
+  "$stage"
+  printf '\n== stage %s: %d s\n' "$stage" $((SECONDS - start))
+  if [ ! -d "$work/site/fastcoll" ]; then
+    echo "nothing is built here: run the stage build first"
+    exit 1
+  fi
+done
+"$python" bench/gpu/report.py "$work" ${out:+"$out"} || failed=1
 exit $failed

@@ -12,6 +12,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,18 +21,24 @@ import torch
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.verbs_p2p import P2POp
 
-BUDGET_S = 110.0
+BUDGET_S = 170.0
 SIZES = [8, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 SIZES += [16 << 20, 64 << 20]
-WORLDS = (2, 4, 8)
+WORLDS = (8, 4, 2)
 CALLS, WINDOWS = 20, 9
+Row = tuple[int, str, str, int, bool]  # ranks, verb, algorithm, bytes of a part, captured
 LARGE_BYTES = 4 << 20  # fewer calls from here on
 _one_at_a_time = threading.Lock()
 
 # Bytes read and written per rank for a message of one byte, as kernels/cuda/<name>.cuh derives:
-# private tensors, in place.
+# private tensors.
 TRAFFIC = {"one_shot": lambda n: n + 3, "two_shot": lambda n: 5 - 2 / n}
+# Other verbs, at a few sizes of one rank's part. An all_gather of 8 bytes exchanges one LL pack
+# with every peer and does nothing else: the floor of every small call.
+MOVES = ("all_gather", "reduce_scatter", "all_to_all", "send_recv")
+MOVE_SIZES = [8, 16 << 10, 1 << 20, 16 << 20]
 
 
 def copy_gbps(device: str, num_bytes: int) -> float:
@@ -49,26 +56,56 @@ def copy_gbps(device: str, num_bytes: int) -> float:
     return best
 
 
-def time_calls(me: GpuRank, algorithm: str, num_bytes: int, graph: bool) -> list[float]:
+Bound = Callable[[], Any]
+
+
+def bind(me: GpuRank, verb: str, algorithm: str, num_bytes: int) -> tuple[Bound, torch.Tensor, Any]:
+    """A call, where its result goes, and what that must be; the same however often it is made."""
+    numel, world, comm = num_bytes // 4, me.world_size, me.comm
+    mine = torch.full((numel,), float(me.rank), device=me.device)
+    ranks = torch.arange(world, dtype=torch.float32, device=me.device)
+    if verb == "all_reduce":
+        total = torch.full_like(mine, sum(range(world)))
+        out = torch.empty_like(mine)
+        return lambda: comm.all_reduce(mine, out=out, algorithm=algorithm), out, total
+    if verb == "send_recv":
+        out, left = torch.empty_like(mine), (me.rank - 1) % world
+        ops = [P2POp("isend", mine, (me.rank + 1) % world), P2POp("irecv", out, left)]
+        return lambda: comm.batch_isend_irecv(ops)[-1].wait(), out, torch.full_like(mine, left)
+    if verb == "reduce_scatter":
+        whole, out = mine.repeat(world), torch.empty_like(mine)
+        total = torch.full_like(mine, sum(range(world)))
+        return lambda: comm.reduce_scatter_tensor(out, whole, algorithm=algorithm), out, total
+    out = torch.empty(world * numel, device=me.device)
+    wanted = ranks.repeat_interleave(numel)
+    if verb == "all_gather":
+        return lambda: comm.all_gather_into_tensor(out, mine), out, wanted
+    whole = mine.repeat(world)
+    return lambda: comm.all_to_all_single(out, whole), out, wanted
+
+
+def time_calls(me: GpuRank, verb: str, algorithm: str, num_bytes: int, graph: bool) -> list[float]:
     """Microseconds of a call on this rank, for each window."""
     calls = CALLS if num_bytes < LARGE_BYTES else 4
-    tensor = torch.full((num_bytes // 4,), 1.0, device=me.device)
-    zeros = torch.zeros_like(tensor)  # sums of zeros stay what they are, however often
-    captured = torch.cuda.CUDAGraph()
+    one_call, result, wanted = bind(me, verb, algorithm, num_bytes)
+    result.fill_(float("nan"))
+    captured = torch.cuda.CUDAGraph() if graph else None
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(WINDOWS + 1)]
     me.synchronize()
     me.comm.barrier()
-    me.comm.all_reduce(tensor, algorithm=algorithm)
+    one_call()
     me.synchronize()
     me.comm.check()
-    if not bool((tensor == me.world_size).all()):
-        raise RuntimeError(f"wrong result: {algorithm}, {num_bytes} bytes, rank {me.rank}")
+    # Told to all, so that nobody waits for a rank that has given up.
+    told = me.comm.gather_words([int(not torch.equal(result, wanted))])
+    if bad := [rank for rank, (wrong,) in enumerate(told) if wrong]:
+        raise RuntimeError(f"wrong result: {verb}, {algorithm}, {num_bytes} bytes, ranks {bad}")
 
     def body() -> None:
         for _ in range(calls):
-            me.comm.all_reduce(zeros, algorithm=algorithm)
+            one_call()
 
-    if graph:
+    if captured is not None:
         mode = "thread_local"
         with (
             _one_at_a_time,
@@ -78,7 +115,7 @@ def time_calls(me: GpuRank, algorithm: str, num_bytes: int, graph: bool) -> list
     for start, end in marks:
         me.comm.barrier()
         start.record(me.stream)
-        if graph:
+        if captured is not None:
             captured.replay()
         else:
             body()
@@ -88,14 +125,15 @@ def time_calls(me: GpuRank, algorithm: str, num_bytes: int, graph: bool) -> list
     return [start.elapsed_time(end) * 1e3 / calls for start, end in marks[1:]]
 
 
-def row(ranks: GpuRanks, algorithm: str, num_bytes: int, graph: bool, copy: float | None) -> Any:
+def row(ranks: GpuRanks, case: Row, copy: float | None) -> Any:
     """One measured row; with `copy`, ranks share one GPU's memory and its use is worked out."""
-    per_rank = ranks.run(time_calls, algorithm, num_bytes, graph)
+    _, verb, algorithm, num_bytes, graph = case
+    per_rank = ranks.run(time_calls, verb, algorithm, num_bytes, graph)
     windows = [max(times) for times in zip(*per_rank, strict=True)]
     time_us = median(windows)
     world = ranks.world_size
     result = {
-        "verb": "all_reduce",
+        "verb": verb,
         "dtype": "float32",
         "algorithm": algorithm,
         "mode": "graph" if graph else "eager",
@@ -104,13 +142,34 @@ def row(ranks: GpuRanks, algorithm: str, num_bytes: int, graph: bool, copy: floa
         "time_us": round(time_us, 3),
         "best_us": round(min(windows), 3),
         "algbw_gbps": round(num_bytes / time_us / 1e3, 3),
-        "busbw_gbps": round(num_bytes / time_us / 1e3 * 2 * (world - 1) / world, 3),
     }
-    if copy is not None and algorithm in TRAFFIC:
+    if verb == "all_reduce":
+        result["busbw_gbps"] = round(num_bytes / time_us / 1e3 * 2 * (world - 1) / world, 3)
+    if copy is not None and verb == "all_reduce" and algorithm in TRAFFIC:
         moved = world * TRAFFIC[algorithm](world) * num_bytes
         result["traffic_gbps"] = round(moved / time_us / 1e3, 2)
         result["fraction_of_copy"] = round(moved / time_us / 1e3 / copy, 4)
     return result
+
+
+def plan() -> list[Row]:
+    """What is measured, in the order of what is worth most; 8 ranks first."""
+    rows = [
+        (world, "all_reduce", algorithm, size, graph)
+        for world in WORLDS
+        for size in SIZES
+        for graph in (True, False)
+        for algorithm in ("auto", "one_shot", "two_shot")
+        if not (algorithm == "one_shot" and size > 4 << 20)
+        if not (not graph and algorithm != "auto")
+    ]
+    rows += [
+        (world, verb, "auto", size, verb != "send_recv")
+        for world in WORLDS
+        for verb in MOVES
+        for size in MOVE_SIZES
+    ]
+    return sorted(rows, key=lambda case: -case[0])
 
 
 def main(path: Path) -> None:
@@ -125,34 +184,32 @@ def main(path: Path) -> None:
         "reports": {},
         "rows": [],
         "left_out": [],
+        "failed": [],
     }
-    plan = [
-        (world, algorithm, size, graph)
-        for world in WORLDS
-        for size in SIZES
-        for graph in (True, False)
-        for algorithm in ("auto", "one_shot", "two_shot")
-        if not (algorithm == "one_shot" and size > 4 << 20)
-        if not (not graph and algorithm != "auto")
-    ]
     groups: dict[int, GpuRanks] = {}
-    for world, algorithm, size, graph in plan:
+    for case in plan():
+        world = case[0]
         if time.monotonic() - begin > BUDGET_S:
-            document["left_out"].append([world, algorithm, size, "graph" if graph else "eager"])
+            document["left_out"].append(case)
             continue
-        if world not in groups:
+        if world not in groups or groups[world].failed:
             for old in groups.values():
                 old.close()
             devices = [f"cuda:{rank % num_gpus}" for rank in range(world)]
             groups = {world: GpuRanks(devices, timeout_s=20.0)}
             report = groups[world].run(lambda me: me.comm.gpu_report())[0]
             document["reports"][str(world)] = report
-        shared = copy if num_gpus == 1 else None
-        document["rows"].append(row(groups[world], algorithm, size, graph, shared))
+        try:
+            document["rows"].append(row(groups[world], case, copy if num_gpus == 1 else None))
+        except RuntimeError as error:  # the rows after it are worth having all the same
+            print(f"{case}: {error}", flush=True)
+            document["failed"].append([*case, str(error).splitlines()[-1]])
         path.write_text(json.dumps(document))
     for old in groups.values():
         old.close()
     path.write_text(json.dumps(document))
+    if document["failed"]:
+        raise SystemExit(f"{len(document['failed'])} rows failed")
 
 
 if __name__ == "__main__":

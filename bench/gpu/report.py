@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts what check.sh found into one JSON and one picture, and prints it as a table.
 
-`python report.py WORK [OUT]`: WORK holds steps.tsv, tests.xml, triton.xml and measured.json as far
-as the steps came. Without OUT the results go to bench/results/<gpu>.
+`python report.py WORK [OUT]`: WORK holds steps.tsv, tests-*.xml, measured.json and kernels.json as
+far as the steps came. Without OUT the results go to bench/results/<gpu>.
 """
 
 import json
@@ -34,12 +34,12 @@ def steps(work: Path) -> list[dict[str, Any]]:
 
 def tests(work: Path) -> dict[str, Any]:
     """Count what pytest wrote; what it did not get to is not there, so a crash counts nothing."""
-    paths = [path for path in (work / "tests.xml", work / "triton.xml") if path.exists()]
+    paths = sorted(work.glob("tests-*.xml"))
     if not paths:
         return {"passed": 0, "failed": [], "skipped": [], "note": "pytest left no report"}
     failed, skipped, passed = [], [], 0
-    for case in (case for path in paths for case in ElementTree.parse(path).iter("testcase")):
-        name = f"{case.get('classname')}::{case.get('name')}"
+    for part, case in ((path.stem, case) for path in paths for case in _cases(path)):
+        name = f"{part}: {case.get('classname')}::{case.get('name')}"
         if case.find("failure") is not None or case.find("error") is not None:
             failed.append(name)
         elif (skip := case.find("skipped")) is not None:
@@ -47,6 +47,17 @@ def tests(work: Path) -> dict[str, Any]:
         else:
             passed += 1
     return {"passed": passed, "failed": failed, "skipped": skipped}
+
+
+def _cases(path: Path) -> list[ElementTree.Element]:
+    try:
+        return list(ElementTree.parse(path).iter("testcase"))
+    except ElementTree.ParseError:  # it was stopped while it wrote
+        return []
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def driver() -> str:
@@ -69,6 +80,7 @@ def plot(document: dict[str, Any], path: Path) -> str:
 
     figure, (times, fractions) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
     rows = document["measured"]["rows"]
+    rows = [r for r in rows if r["verb"] == "all_reduce"]
     keys = sorted({(r["ranks"], r["algorithm"], r["mode"]) for r in rows})
     for key in keys:
         mine = [r for r in rows if (r["ranks"], r["algorithm"], r["mode"]) == key]
@@ -106,20 +118,22 @@ def table(document: dict[str, Any]) -> None:
         print("nothing was measured")
         return
     print(f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)")
-    print(f"{'ranks':>5} {'bytes':>10} {'algorithm':>10} {'mode':>6} {'us':>9} {'of copy':>8}")
+    head = ("verb", "ranks", "bytes", "algorithm", "mode", "us", "of copy")
+    print("{:>14} {:>5} {:>10} {:>10} {:>6} {:>9} {:>8}".format(*head))
     for r in measured["rows"]:
         part = f"{r['fraction_of_copy']:.0%}" if "fraction_of_copy" in r else ""
         print(
-            f"{r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} {r['mode']:>6} "
-            f"{r['time_us']:9.2f} {part:>8}"
+            f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
+            f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
         )
     if measured["left_out"]:
         print(f"not measured, out of time: {len(measured['left_out'])} rows")
+    for r in (document["kernels"] or {"rows": []})["rows"]:
+        print(f"{r['what']:24} {r['case']:32} {r['value']:10.2f} {r['unit']}")
 
 
 def main(work: Path, out: Path | None) -> None:
     gpus = gpu.gpus()
-    measured_path = work / "measured.json"
     commit = read_commit(HERE)
     document: dict[str, Any] = {
         "command": "bench/gpu/check.sh",
@@ -132,7 +146,8 @@ def main(work: Path, out: Path | None) -> None:
         "machine": asdict(read_machine()),
         "steps": steps(work),
         "tests": tests(work),
-        "measured": json.loads(measured_path.read_text()) if measured_path.exists() else None,
+        "measured": _read(work / "measured.json"),
+        "kernels": _read(work / "kernels.json"),
     }
     for one in document["gpus"]:
         del one["uuid"]  # tells one machine from another: nobody's business

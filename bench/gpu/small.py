@@ -5,12 +5,14 @@ import torch
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.verbs_p2p import P2POp
 
 
 def calls(me: GpuRank) -> None:
     world = me.world_size
     whole, part = torch.ones(4 * world, device=me.device), torch.ones(4, device=me.device)
     large = torch.ones(20_000, device=me.device)
+    got, given = torch.empty_like(large), whole.clone()
     me.synchronize()
     me.comm.barrier()
     for algorithm in ("one_shot", "two_shot"):
@@ -19,13 +21,19 @@ def calls(me: GpuRank) -> None:
     me.comm.reduce_scatter_tensor(part, whole)
     me.comm.all_gather_into_tensor(whole, part)
     me.comm.broadcast(part, 1)
+    me.comm.all_to_all_single(whole, given, [4] * world, [4] * world)
+    other = 1 - me.rank
+    for work in me.comm.batch_isend_irecv(
+        [P2POp("isend", large, other), P2POp("irecv", got, other)]
+    ):
+        work.wait()
     me.synchronize()
     me.comm.check()
 
 
 if __name__ == "__main__":
     env.prepare_gpu_threads()
-    ranks = GpuRanks(["cuda:0"] * 2, timeout_s=40.0)
+    ranks = GpuRanks(["cuda:0"] * 2, timeout_s=12.0)
     ranks.run(calls)
     ranks.close()
     print("ok")

@@ -37,7 +37,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], GpuRanks
     made: dict[int, GpuRanks] = {}
 
     def group(world_size: int) -> GpuRanks:
-        if world_size not in made:
+        if world_size not in made or made[world_size].failed:
             while made:
                 made.popitem()[1].close()
             made[world_size] = GpuRanks(devices(request.param, world_size))

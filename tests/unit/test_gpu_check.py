@@ -2,12 +2,14 @@
 """bench/gpu/check.sh without a GPU: it says so; and its report calls a skip a skip."""
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ GPU = ROOT / "bench/gpu"
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
 def test_without_a_gpu_it_ends_cleanly_and_claims_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [GPU / "check.sh", tmp_path / "out"],
+        [GPU / "check.sh", "-o", tmp_path / "out"],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -49,6 +51,7 @@ MEASURED = {
     "left_out": [[8, "auto", 8, "eager"]],
     "rows": [
         {
+            "verb": "all_reduce",
             "ranks": 2,
             "algorithm": algorithm,
             "mode": "graph",
@@ -83,13 +86,15 @@ def test_the_report_counts_what_passed_and_names_the_rest(
     tmp_path: Path, report: Callable[[Path], str]
 ) -> None:
     (tmp_path / "steps.tsv").write_text(STEPS)
-    (tmp_path / "tests.xml").write_text(TESTS)
+    (tmp_path / "tests-exact.xml").write_text(TESTS)
+    (tmp_path / "tests-cut.xml").write_text(TESTS[:80])
     (tmp_path / "measured.json").write_text(json.dumps(MEASURED))
     text = report(tmp_path)
     for line in (
         "1 passed, 1 failed, 1 skipped",
         "a::bad",
         "a::none: no second GPU",
+        "tests-exact",
         "skipped: not installed",
         "stopped: out of time",
         "not measured, out of time: 1 rows",
@@ -109,3 +114,111 @@ def test_a_run_that_broke_off_passes_nothing(tmp_path: Path, report: Callable[[P
     assert "failed (139)" in text
     assert "0 passed" in text
     assert "nothing was measured" in text
+
+
+class Event:
+    """A moment; each is a millisecond after the one before."""
+
+    clock = itertools.count(1)
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object = None) -> None:
+        self.at_ms = next(self.clock)
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """`on_cpu(name)` is a script of bench/gpu whose ranks have their tensors on the CPU."""
+    from fastcoll.measure import gpu_ranks
+
+    monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def load(name: str) -> Any:
+        module = importlib.import_module(name)
+        monkeypatch.setattr(
+            module,
+            "GpuRanks",
+            lambda devices, timeout_s: gpu_ranks.GpuRanks(["cpu"] * len(devices), timeout_s),
+        )
+        monkeypatch.setattr(module, "copy_gbps", lambda device, num_bytes: 100.0)
+        return module
+
+    return load
+
+
+def test_what_is_measured_runs_and_is_reported(
+    tmp_path: Path,
+    on_cpu: Callable[[str], Any],
+    report: Callable[[Path], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The measuring scripts as they are, but for the device, the clock and the number of rows."""
+    measure, kernels = on_cpu("measure"), on_cpu("kernels")
+    cases = [case for case in measure.plan() if case[0] == 2 and case[3] <= 16 << 10]
+    eager = [(*case[:4], False) for case in cases]
+    assert {case[1] for case in eager} == {"all_reduce", *measure.MOVES}
+    # A rank that fails is told, and the rows after it are measured all the same.
+    monkeypatch.setattr(measure, "plan", lambda: [(2, "all_reduce", "none", 8, False), *eager])
+    with pytest.raises(SystemExit, match="1 rows failed"):
+        measure.main(tmp_path / "measured.json")
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    assert len(measured["rows"]) == len(eager)
+    assert "no algorithm" in measured["failed"][0][-1]
+    monkeypatch.setattr(kernels, "MESSAGE_BYTES", kernels.LARGE_BYTES)
+    monkeypatch.setattr(kernels, "DTYPES", ("float32", "complex64"))
+    monkeypatch.setattr(kernels, "CHANNELS", (2,))
+    monkeypatch.setattr(kernels, "time_calls", lambda me, *args: [1.0])
+    kernels.main(tmp_path / "kernels.json")
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    assert found["complete"]
+    (tmp_path / "steps.tsv").write_text("measure\t1\t9\n")
+    text = report(tmp_path)
+    for word in ("send_recv", "all_to_all", "complex64, 8 ranks", "send and receive, 8 bytes"):
+        assert word in text
+
+
+def test_a_wrong_result_is_not_timed(
+    on_cpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: what rank 1 should get is another number."""
+    measure = on_cpu("measure")
+    right = measure.bind
+
+    def wrong(me: Any, *args: Any) -> Any:
+        call, result, wanted = right(me, *args)
+        return call, result, wanted + me.rank
+
+    monkeypatch.setattr(measure, "bind", wrong)
+    ranks = measure.GpuRanks(["cpu"] * 2, timeout_s=20.0)
+    with pytest.raises(RuntimeError, match="wrong result: all_gather"):
+        measure.row(ranks, (2, "all_gather", "auto", 64, False), None)
+    ranks.close()
+
+
+def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
+    """The machines that GPUs are on have torch and NumPy, and not all that a desktop has."""
+    program = (
+        "import sys\n"
+        "for name in ('jsonschema', 'typer', 'rich', 'matplotlib', 'hypothesis', 'triton'):\n"
+        "    sys.modules[name] = None\n"
+        f"sys.path.insert(0, {str(GPU)!r})\n"
+        "import measure, kernels, small, report\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("argument", ["bulid", "--msp", "-o"])
+def test_a_wrong_argument_is_refused(argument: str) -> None:
+    done = subprocess.run([GPU / "check.sh", argument], capture_output=True, text=True, check=False)
+    assert done.returncode not in (0, 77)
+    assert argument in done.stdout + done.stderr

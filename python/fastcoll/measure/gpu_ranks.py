@@ -35,7 +35,11 @@ class GpuRank:
 
 
 class GpuRanks:
-    """A group of rank threads."""
+    """A group of rank threads.
+
+    Attributes:
+        failed: Something raised on a rank: the group may be broken.
+    """
 
     def __init__(self, devices: Sequence[str], timeout_s: float = 30.0) -> None:
         """Make a group with one rank for each of `devices` ("cuda:0"; "cpu" for rehearsals)."""
@@ -43,6 +47,7 @@ class GpuRanks:
         self.world_size = len(devices)
         self._threads = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(self.world_size)]
         self._ranks: list[GpuRank] = []
+        self.failed = False
 
         def come_up(rank: int) -> GpuRank:
             device = torch.device(devices[rank])
@@ -52,9 +57,11 @@ class GpuRanks:
                 torch.cuda.set_device(device)
                 me.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 # The group comes to its GPUs now: to allocate later could mean to wait for
-                # kernels that run.
-                comm.all_reduce(torch.zeros(1, device=device))
-                torch.cuda.synchronize(device)
+                # kernels that run. In this rank's stream: in the default one, which all threads
+                # share, the ranks' kernels would wait for each other's end.
+                with torch.cuda.stream(me.stream):
+                    comm.all_reduce(torch.zeros(1, device=device))
+                me.synchronize()
             return me
 
         self._ranks = self._collect(come_up, list(range(self.world_size)))
@@ -67,6 +74,7 @@ class GpuRanks:
         wait(jobs)
         problems = [(rank, job.exception()) for rank, job in enumerate(jobs) if job.exception()]
         if problems:
+            self.failed = True
             text = "\n".join(
                 f"rank {rank}: {''.join(traceback.format_exception(error))}"
                 for rank, error in problems

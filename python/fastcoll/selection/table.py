@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from fastcoll.costs import Costs
 from fastcoll.errors import UsageError
 from fastcoll.types import Request
@@ -104,6 +102,8 @@ def validate(document: object) -> None:
     Raises:
         UsageError: It does not fit; the text says where.
     """
+    import jsonschema  # here: fastcoll itself needs torch and numpy alone
+
     try:
         jsonschema.validate(document, _schema())
     except jsonschema.ValidationError as error:
