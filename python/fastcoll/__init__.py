@@ -51,6 +51,7 @@ from fastcoll.errors import (
 )
 from fastcoll.groups import destroy, init, new_group
 from fastcoll.integrations import torch_backend
+from fastcoll.integrations.ddp import ddp_hook
 from fastcoll.types import ReduceOp
 from fastcoll.verbs_p2p import P2POp
 from fastcoll.work import Work
@@ -85,6 +86,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "ddp_hook",
     "destroy",
     "empty",
     "from_tensor",

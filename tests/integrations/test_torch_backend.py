@@ -7,7 +7,6 @@ be what it returns on Gloo, or on one process alone.
 
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backends import Program, on_backend, same
-from torch import nn
 
 from harness import Attempt, Rank, attempt
 
@@ -191,139 +189,6 @@ def beyond_gloo(rank: Rank) -> list[Any]:
 def test_what_gloo_has_not(bare_pools: Any) -> None:
     rows = bare_pools(3).run(on_backend, "fastcoll", beyond_gloo)
     assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
-
-
-# ---- training ------------------------------------------------------------------------------------
-
-WIDTH, BATCH, STEPS = 16, 24, 4
-
-
-def network() -> nn.Module:
-    torch.manual_seed(7)
-    layers = [nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)]
-    return nn.Sequential(*layers).double()
-
-
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    torch.manual_seed(11)
-    inputs = torch.randn(STEPS, BATCH, WIDTH, dtype=torch.float64)
-    return [(x, x.sin().sum(1, keepdim=True)) for x in inputs]
-
-
-def train(model: nn.Module, rank: int = 0, world: int = 1) -> list[float]:
-    """Losses of a rank's share of each batch."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
-    for inputs, targets in batches():
-        share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-        loss = nn.functional.mse_loss(model(inputs[share]), targets[share])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def data_parallel(rank: Rank, **options: Any) -> tuple[list[float], list[torch.Tensor]]:
-    model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002, **options)
-    losses = train(model, rank.rank, rank.world_size)
-    return losses, [parameter.detach() for parameter in model.module.parameters()]
-
-
-def with_views(rank: Rank) -> Any:
-    return data_parallel(rank, gradient_as_bucket_view=True, static_graph=True)
-
-
-def fully_sharded(rank: Rank) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (rank.world_size,))
-    model = network()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    losses = train(model, rank.rank, rank.world_size)
-    return losses, [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
-
-
-def tensor_parallel(rank: Rank) -> Any:
-    """Two linear layers cut over the ranks; every rank sees the whole batch."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    mesh = init_device_mesh("cpu", (rank.world_size,))
-    model = network()
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    losses = train(model)
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    return losses, [parameter.detach() for parameter in whole]
-
-
-@pytest.mark.parametrize("program", [data_parallel, with_views, fully_sharded, tensor_parallel])
-def test_training_is_the_same_as_on_gloo_and_on_one_process(
-    bare_pools: Any, program: Program
-) -> None:
-    world = 2  # the sum of two has one order, on Gloo too
-    ours = bare_pools(world).run(on_backend, "fastcoll", program)
-    assert same(ours, bare_pools(world).run(on_backend, "gloo", program))
-    alone = network()
-    losses = train(alone)
-    for row, parameters in ours:
-        assert len(row) == STEPS
-        for one, other in zip(parameters, alone.parameters(), strict=True):
-            torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-12)
-    mean = torch.tensor([row for row, _ in ours]).mean(0)
-    torch.testing.assert_close(mean, torch.tensor(losses))
-    assert losses[-1] != losses[0]
-
-
-def uneven_inputs(rank: Rank) -> float:
-    """DDP's join: rank 1 has a batch more."""
-    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
-    with model.join():
-        for _ in range(2 + (rank.rank == 1)):
-            model(torch.ones(3, 2)).sum().backward()
-    return model.module.weight.grad.sum().item()  # type: ignore[union-attr, return-value]
-
-
-def checkpoint(rank: Rank, directory: str) -> bool:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (rank.world_size,))
-    whole = torch.arange(12.0).view(6, 2)
-    state = {"weight": distribute_tensor(whole, mesh, [Shard(0)])}
-    dcp.save(state, checkpoint_id=directory)
-    loaded = {"weight": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(1)])}
-    dcp.load(loaded, checkpoint_id=directory)
-    return torch.equal(loaded["weight"].full_tensor(), whole)
-
-
-def test_join_and_checkpoint(bare_pools: Any, tmp_path: Path) -> None:
-    rows = bare_pools(2).run(on_backend, "fastcoll", uneven_inputs)
-    assert rows == bare_pools(2).run(on_backend, "gloo", uneven_inputs)
-    assert all(bare_pools(2).run(on_backend, "fastcoll", checkpoint, str(tmp_path / "dcp")))
-
-
-def compiled(rank: Rank) -> list[Any]:
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
-        return funcol.all_gather_tensor(total + rank.rank, 0, dist.group.WORLD)
-
-    return [step(torch.ones(3)), step(torch.ones(3))]
-
-
-@pytest.mark.slow
-def test_functional_collectives_compile(bare_pools: Any) -> None:
-    rows = bare_pools(2).run(on_backend, "fastcoll", compiled)
-    assert same(rows, [[torch.tensor([4.0, 4, 4, 5, 5, 5])] * 2] * 2)
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is built on torch.distributed, on the backend "fastcoll": it trains as on Gloo, bit by bit.
+
+Wherever two ranks are summed, their sum has one order on every backend, so losses and parameters
+must have Gloo's bits. Programs of four ranks use a mesh of two by two for that reason. Sums of
+three differ: fastcoll adds in the order of the ranks, Gloo in that of its ring.
+"""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from backends import Program, on_backend, same
+from torch import nn
+
+from harness import Rank
+
+WIDTH, BATCH, STEPS = 16, 24, 4
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(7)
+    layers = [nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(11)
+    inputs = torch.randn(STEPS, BATCH, WIDTH, dtype=torch.float64)
+    return [(x, x.sin().sum(1, keepdim=True)) for x in inputs]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def train(
+    model: nn.Module, rank: int = 0, world: int = 1, optimizer: torch.optim.Optimizer | None = None
+) -> list[float]:
+    """Losses of a rank's share of each batch."""
+    optimizer, losses = optimizer or sgd(model.parameters()), []
+    for inputs, targets in batches():
+        share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+        loss = nn.functional.mse_loss(model(inputs[share]), targets[share])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def whole(model: nn.Module) -> list[torch.Tensor]:
+    """All parameters of a model that may be cut over the ranks."""
+    found = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return [parameter.detach().clone() for parameter in found]
+
+
+def mesh_of(*sizes: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[-len(sizes) :])
+
+
+# ---- programs: each returns its rank's losses, and the parameters in the end ---------------------
+
+
+def data_parallel(rank: Rank, hook: bool = False, **options: Any) -> Any:
+    import fastcoll
+
+    model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002, **options)
+    if hook:
+        model.register_comm_hook(None, fastcoll.ddp_hook)
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, whole(model)
+
+
+def with_views(rank: Rank) -> Any:
+    return data_parallel(rank, gradient_as_bucket_view=True, static_graph=True)
+
+
+def with_our_hook(rank: Rank) -> Any:
+    return data_parallel(rank, hook=True)
+
+
+def accumulated(rank: Rank) -> Any:
+    """DDP that reduces every second batch only: of halves, so that the steps are the same."""
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer, losses = sgd(model.parameters()), []
+    for inputs, targets in batches():
+        mine = [half.chunk(2) for half in (inputs.chunk(2)[rank.rank], targets.chunk(2)[rank.rank])]
+        optimizer.zero_grad()
+        with model.no_sync():
+            first = nn.functional.mse_loss(model(mine[0][0]), mine[1][0]) / 2
+            first.backward()
+        second = nn.functional.mse_loss(model(mine[0][1]), mine[1][1]) / 2
+        second.backward()
+        optimizer.step()
+        losses.append((first + second).item())
+    return losses, whole(model)
+
+
+def fully_sharded_1(rank: Rank) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
+
+    model = Fsdp(network(), device_id=torch.device("cpu"), use_orig_params=True)
+    losses = train(model, rank.rank, rank.world_size)
+    with Fsdp.summon_full_params(model):
+        return losses, whole(model)
+
+
+def shard(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def fully_sharded(rank: Rank) -> Any:
+    model = shard(network(), mesh_of(rank.world_size))
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, whole(model)
+
+
+def with_our_objects(rank: Rank) -> Any:
+    from fastcoll.integrations.fsdp import use_fastcoll
+
+    model = shard(network(), mesh_of(rank.world_size))
+    use_fastcoll(model)
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, whole(model)
+
+
+def zero_redundancy(rank: Rank) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
+    return train(model, rank.rank, rank.world_size, optimizer), whole(model)
+
+
+def cut_by_tensor(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def tensor_parallel(rank: Rank) -> Any:
+    """Two linear layers cut over the ranks; every rank sees the whole batch."""
+    model = cut_by_tensor(network(), mesh_of(rank.world_size))
+    return train(model), whole(model)
+
+
+def pipelined(rank: Rank) -> Any:
+    """Two stages, four micro-batches, forward and backward interleaved (1F1B)."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    model = network()
+    part = model[:2] if rank.rank == 0 else model[2:]
+    stage = PipelineStage(part, rank.rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    optimizer, losses = sgd(part.parameters()), []
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        parts: list[torch.Tensor] = []
+        if rank.rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=parts)
+        optimizer.step()
+        mean = torch.stack(parts).mean() if parts else torch.zeros((), dtype=torch.float64)
+        dist.broadcast(mean, 1)
+        losses.append(mean.item())
+    # Every rank returns all parameters, for the comparison.
+    for index, layer in enumerate(model):
+        for parameter in layer.parameters():
+            dist.broadcast(parameter.data, 0 if index < 2 else 1)
+    return losses, whole(model)
+
+
+def hybrid_sharded(rank: Rank) -> Any:
+    """HSDP: sharded over two, replicated over two."""
+    model = shard(network(), mesh_of(2, 2))
+    losses = train(model, rank.rank, rank.world_size)
+    return losses, whole(model)
+
+
+def sharded_and_cut(rank: Rank) -> Any:
+    """A mesh of two dimensions: FSDP2 over one, tensor parallelism over the other."""
+    mesh = mesh_of(2, 2)
+    model = shard(cut_by_tensor(network(), mesh["inner"]), mesh["outer"])
+    return train(model, mesh.get_local_rank("outer"), 2), whole(model)
+
+
+TWO = [data_parallel, with_views, with_our_hook, accumulated, fully_sharded_1, fully_sharded]
+TWO += [with_our_objects, zero_redundancy, tensor_parallel, pipelined]
+FOUR = [hybrid_sharded, sharded_and_cut]
+
+
+def check_training(bare_pools: Any, program: Program, world: int) -> Any:
+    """On fastcoll as on one process; return what came of it."""
+    ours = bare_pools(world).run(on_backend, "fastcoll", program)
+    alone = network()
+    losses = train(alone)
+    for row, parameters in ours:
+        assert len(row) == STEPS
+        for one, other in zip(parameters, alone.parameters(), strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(torch.tensor([row for row, _ in ours]).mean(0), torch.tensor(losses))
+    assert losses[-1] != losses[0]
+    return ours
+
+
+@pytest.mark.parametrize("program", TWO)
+def test_two_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
+    ours = check_training(bare_pools, program, 2)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", program))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", FOUR)
+def test_four_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
+    ours = check_training(bare_pools, program, 4)
+    assert same(ours, bare_pools(4).run(on_backend, "gloo", program))
+
+
+@pytest.mark.slow
+def test_three_ranks_train_as_one_process(bare_pools: Any) -> None:
+    rows = check_training(bare_pools, fully_sharded, 3)
+    assert same(rows[0][1], rows[1][1])
+
+
+def with_a_wrong_gradient(rank: Rank) -> Any:
+    """One number of rank 1's first bucket is a little too large, in every step."""
+    from fastcoll.integrations.torch_backend import FastcollProcessGroup
+
+    right = FastcollProcessGroup.allreduce
+
+    def wrong(group: Any, tensors: Any, opts: Any = None) -> Any:
+        if rank.rank == 1:
+            tensors[0].view(-1)[0] *= 1 + 1e-9
+        return right(group, tensors, opts)
+
+    with mock.patch.object(FastcollProcessGroup, "allreduce", wrong):
+        return data_parallel(rank)
+
+
+def test_a_wrong_gradient_is_seen(bare_pools: Any) -> None:
+    ours = bare_pools(2).run(on_backend, "fastcoll", with_a_wrong_gradient)
+    assert not same(ours, bare_pools(2).run(on_backend, "gloo", data_parallel))
+
+
+OURS = {
+    "ddp.all_reduce": (with_our_hook, data_parallel),
+    "fsdp.all_gather_into_tensor": (with_our_objects, fully_sharded),
+    "fsdp.reduce_scatter_tensor": (with_our_objects, fully_sharded),
+}
+
+
+def with_counted_calls(rank: Rank, function: str, program: Program) -> Any:
+    """Run a program, and see that it calls this function of ours."""
+    from fastcoll.integrations import ddp, fsdp
+
+    module, name = function.split(".")
+    place = {"ddp": ddp, "fsdp": fsdp}[module]
+    with mock.patch.object(place, name, wraps=getattr(place, name)) as counted:
+        result = program(rank)
+    assert counted.call_count >= STEPS
+    return result
+
+
+@pytest.mark.parametrize("function", OURS)
+def test_groups_of_gloo_train_the_same_with_our_calls(bare_pools: Any, function: str) -> None:
+    program, plain = OURS[function]
+    ours = bare_pools(2).run(on_backend, "gloo", with_counted_calls, function, program)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", plain))
+
+
+# ---- what is no training -------------------------------------------------------------------------
+
+
+def uneven_inputs(rank: Rank) -> float:
+    """DDP's join: rank 1 has a batch more."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    with model.join():
+        for _ in range(2 + (rank.rank == 1)):
+            model(torch.ones(3, 2)).sum().backward()
+    return model.module.weight.grad.sum().item()  # type: ignore[union-attr, return-value]
+
+
+def checkpoint(rank: Rank, directory: str) -> bool:
+    """A model of FSDP2 and its optimizer's state, saved by shards, loaded cut in another way."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = mesh_of(rank.world_size)
+    plain = torch.arange(12.0).view(6, 2)
+    state = {"weight": distribute_tensor(plain, mesh, [Shard(0)])}
+    model = shard(network(), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(model, rank.rank, rank.world_size, optimizer)
+    state["model"], state["optimizer"] = get_state_dict(model, optimizer)
+    dcp.save(state, checkpoint_id=directory)
+
+    other = shard(network(), mesh)
+    fresh = torch.optim.Adam(other.parameters(), lr=0.01)
+    loaded = {"weight": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(1)])}
+    loaded["model"], loaded["optimizer"] = get_state_dict(other, fresh)
+    dcp.load(loaded, checkpoint_id=directory)
+    set_state_dict(
+        other,
+        fresh,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    again = [
+        train(one, rank.rank, rank.world_size, by)
+        for one, by in ((model, optimizer), (other, fresh))
+    ]
+    return torch.equal(loaded["weight"].full_tensor(), plain) and again[0] == again[1]
+
+
+def test_join_and_checkpoint(bare_pools: Any, tmp_path: Path) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", uneven_inputs)
+    assert rows == bare_pools(2).run(on_backend, "gloo", uneven_inputs)
+    assert all(bare_pools(2).run(on_backend, "fastcoll", checkpoint, str(tmp_path / "dcp")))
+
+
+def compiled(rank: Rank, compiler: str) -> list[Any]:
+    """Functional collectives, and calls in place that the compiler makes functional."""
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+        whole = funcol.all_gather_tensor(total + rank.rank, 0, dist.group.WORLD)
+        part = funcol.reduce_scatter_tensor(whole * x.sum(), "sum", 0, dist.group.WORLD)
+        in_place = x + rank.rank
+        dist.all_reduce(in_place)
+        return [whole.clone(), part.clone(), in_place]  # plain tensors, outside a graph too
+
+    x = torch.arange(3.0) + rank.rank
+    run = torch.compile(step, backend=compiler, fullgraph=True)
+    return [run(x), run(x + 1), step(x), step(x + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+def test_functional_collectives_compile(bare_pools: Any, compiler: str) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", compiled, compiler, deadline_s=200)
+    for graph, graph_again, plain, plain_again in rows:
+        assert same([graph, graph_again], [plain, plain_again])
+    assert same(
+        [row[2:] for row in rows],
+        [row[2:] for row in bare_pools(2).run(on_backend, "gloo", compiled, "eager")],
+    )
