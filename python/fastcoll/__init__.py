@@ -50,6 +50,7 @@ from fastcoll.errors import (
     UsageError,
 )
 from fastcoll.groups import destroy, init, new_group
+from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
 from fastcoll.types import ReduceOp
@@ -59,6 +60,7 @@ from fastcoll.work import Work
 __version__ = library_version()
 
 torch_backend.register()
+torch_compile.register()
 
 __all__ = [
     "AbortedError",

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastcoll's functions under torch.compile.
+
+`fastcoll.all_reduce` is a C function, which the compiler can't look into; it must be told what to
+trace instead (`traced.py`). Decides when: not before the compiler is there, since importing it
+takes seconds, which no program shall spend that compiles nothing.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def register() -> None:
+    """Tell torch's compiler of fastcoll's functions, and its code generator of the operators."""
+    _once_there("torch._dynamo", _teach_tracing)
+    _once_there("torch._inductor.lowering", _teach_ordering)
+
+
+def _teach_tracing() -> None:
+    from fastcoll.integrations import traced
+
+    traced.teach()
+
+
+def _teach_ordering() -> None:
+    from fastcoll.integrations import lowered
+
+    lowered.teach()
+
+
+# ---- when a module is there ----------------------------------------------------------------------
+
+
+def _once_there(name: str, act: Callable[[], None]) -> None:
+    """Act now if a module is loaded, else as soon as somebody has imported it."""
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _Awaiting(name, act))
+
+
+class _Awaiting(MetaPathFinder):
+    """Finds no module; sees one being looked for, and has something done once it is loaded."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self._name, self._act = name, act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            _then(spec.loader, self._act)
+        return spec
+
+
+def _then(loader: Loader, act: Callable[[], None]) -> None:
+    load = loader.exec_module
+
+    def load_and_act(module: ModuleType) -> None:
+        load(module)
+        act()
+
+    loader.exec_module = load_and_act  # type: ignore[method-assign]

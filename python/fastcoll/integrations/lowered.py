@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-call"
+"""How torch's code generator takes the operators of `ops.py`: as collectives, like its own.
+
+Inductor orders kernels by what they need and by memory, which may differ between ranks where sizes
+do (split sizes, ragged batches). All ranks must make their calls in one order; what it knows as a
+collective it leaves in the order of the program. Imported only where the generator is: see
+`compile.py`.
+"""
+
+from functools import partial
+from typing import Any, cast
+
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from fastcoll.integrations import ops
+
+
+def teach() -> None:
+    """Register how each operator is lowered."""
+    for operator in ops.OPERATORS:
+        register_lowering(operator, type_promotion_kind=None)(partial(_collective, operator))
+
+
+def _collective(operator: Any, x: ir.TensorBox, *terms: Any) -> ir.TensorBox:
+    kernel = ir._CollectiveKernel.create_out_of_place(operator, x, *terms)
+    return ir.TensorBox.create(cast(ir.IRNode, kernel))  # not a list: one tensor comes out

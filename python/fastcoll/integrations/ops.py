@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-call"
+"""The verbs as operators of torch: with gradients, and known to its compiler.
+
+`all_reduce(x)` and its fellows here return a new tensor and leave `x` alone. They can be
+differentiated, any number of times, and stand in compiled graphs. The gradients are those of the
+sum of what all ranks differentiate: a number that went to every rank gets the sum of their
+gradients.
+
+Decides the operators' schemas, shapes and gradients. A graph holds no objects, so it knows a group
+by a name. Must not know how the compiler meets them: that is `compile.py`.
+"""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fastcoll import api_parts
+from fastcoll.api import GroupLike
+from fastcoll.communicator import Communicator
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.groups import communicator_of
+from fastcoll.types import REDUCE_OPS, Op, ReduceOp
+
+_DEFAULT = ""  # the default group, whichever it is when the graph runs
+_groups: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_SUM, _AVG = int(Op.SUM), int(Op.AVG)
+
+
+# ---- what a graph holds in place of objects ------------------------------------------------------
+
+
+def name_of(group: GroupLike) -> str:
+    """Return the name by which the operators know a group; makes the group if it is not yet."""
+    # While it traces, the compiler has a stand-in for a process group.
+    comm = communicator_of(getattr(group, "real_obj", group))
+    if comm is None:
+        raise UsageError("this rank is not in the group: it can't make an operator's call there")
+    if group is None:
+        return _DEFAULT
+    for name, known in _groups.items():
+        if known is comm:
+            return name
+    name = f"{comm.name}#{next(_numbers)}"
+    _groups[name] = comm
+    return name
+
+
+def _named(name: str) -> Communicator:
+    comm = communicator_of(None) if name == _DEFAULT else _groups.get(name)
+    if comm is None:
+        raise UsageError(f'the group "{name}" of this operator is gone: trace the program again')
+    return comm
+
+
+def code_of(op: object) -> int:
+    """Return the number by which the operators know a reduction."""
+    for code, known in enumerate(REDUCE_OPS):
+        if op == known:
+            return code
+    raise UnsupportedError(f"{op} is not one of {', '.join(one.name for one in Op)}")
+
+
+def root_of(src: int, group: GroupLike) -> int:
+    """Return the group rank of a root, which is a global rank for a torch process group."""
+    return api_parts.rank_in(getattr(group, "real_obj", group), src, "src")
+
+
+# ---- the functions -------------------------------------------------------------------------------
+
+
+def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) -> Tensor:
+    """Return the reduction of `x` over all ranks. Collective, as its gradient is.
+
+    Args:
+        x: Of the same shape and dtype on every rank.
+        op: What to reduce with; SUM and AVG have gradients.
+        group: A Communicator or a torch process group; None is the default group.
+
+    Raises:
+        UnsupportedError: The gradient of another operation was asked for.
+        FastcollError: See `fastcoll.all_reduce`.
+    """
+    return cast(Tensor, torch.ops.fastcoll.all_reduce(x, code_of(op), name_of(group)))
+
+
+def reduce_scatter(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) -> Tensor:
+    """Return this rank's part of the reduction of `x` over all ranks. Collective.
+
+    Args:
+        x: [world_size * n, ...]; the result is [n, ...].
+        op: See `all_reduce`, as for the group and the errors.
+        group: The group.
+    """
+    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(x, code_of(op), name_of(group)))
+
+
+def all_gather(x: Tensor, group: GroupLike = None) -> Tensor:
+    """Return the tensors of all ranks one after another: [world_size * n, ...]. Collective.
+
+    Args:
+        x: [n, ...], of the same shape and dtype on every rank.
+        group: See `all_reduce`.
+    """
+    return cast(Tensor, torch.ops.fastcoll.all_gather(x, name_of(group)))
+
+
+def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
+    """Return rank `src`'s tensor, on every rank. Collective.
+
+    Args:
+        x: What to send on rank `src`; of the others only shape and dtype count.
+        src: Rank in the group; the global rank if `group` is a torch process group.
+        group: See `all_reduce`.
+    """
+    return cast(Tensor, torch.ops.fastcoll.broadcast(x, root_of(src, group), name_of(group)))
+
+
+def all_to_all(
+    x: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+) -> Tensor:
+    """Give every rank its rows of `x`; return this rank's rows of theirs. Collective.
+
+    Args:
+        x: [rows, ...]: those for rank 0, 1, ..., one after another.
+        output_split_sizes: Rows that come from each rank; None: as many as go there.
+        input_split_sizes: Rows that go to each rank; None: equally many to each. Both or neither.
+        group: See `all_reduce`.
+    """
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise UsageError("all_to_all() takes the split sizes of both sides, or of neither")
+    return cast(
+        Tensor,
+        torch.ops.fastcoll.all_to_all(
+            x, output_split_sizes or [], input_split_sizes or [], name_of(group)
+        ),
+    )
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+_library = torch.library.Library("fastcoll", "DEF")
+_library.define("all_reduce(Tensor x, int op, str group) -> Tensor")
+_library.define("reduce_scatter(Tensor x, int op, str group) -> Tensor")
+_library.define("all_gather(Tensor x, str group) -> Tensor")
+_library.define("broadcast(Tensor x, int root, str group) -> Tensor")
+_library.define("reduce(Tensor x, int root, str group) -> Tensor")
+_library.define(
+    "all_to_all(Tensor x, SymInt[] output_splits, SymInt[] input_splits, str group) -> Tensor"
+)
+
+
+def _rows(x: Tensor, num_rows: int) -> Tensor:
+    """Return an empty tensor of as many rows as are wanted, like those of `x`."""
+    return x.new_empty((num_rows, *x.shape[1:]))
+
+
+def _all_reduce(x: Tensor, op: int, group: str) -> Tensor:
+    result = x.new_empty(x.shape)
+    _named(group).all_reduce(x, REDUCE_OPS[op], out=result)
+    return result
+
+
+def _scattered(x: Tensor, op: int, group: str) -> Tensor:
+    """Return where the result of `reduce_scatter` goes."""
+    del op
+    num_ranks = _named(group).world_size
+    if x.dim() == 0 or x.shape[0] % num_ranks:
+        raise UsageError(
+            f"reduce_scatter(): a tensor of shape {tuple(x.shape)} can't be cut by rows into "
+            f"{num_ranks} equal parts"
+        )
+    return _rows(x, x.shape[0] // num_ranks)
+
+
+def _reduce_scatter(x: Tensor, op: int, group: str) -> Tensor:
+    result = _scattered(x, op, group)
+    _named(group).reduce_scatter_tensor(result, x, REDUCE_OPS[op])
+    return result
+
+
+def _gathered(x: Tensor, group: str) -> Tensor:
+    """Return where the result of `all_gather` goes."""
+    if x.dim() == 0:
+        raise UsageError("all_gather(): a tensor without dimensions has no rows to join")
+    return _rows(x, x.shape[0] * _named(group).world_size)
+
+
+def _all_gather(x: Tensor, group: str) -> Tensor:
+    result = _gathered(x, group)
+    _named(group).all_gather_into_tensor(result, x)
+    return result
+
+
+def _broadcast(x: Tensor, root: int, group: str) -> Tensor:
+    result = x.clone(memory_format=torch.contiguous_format)
+    _named(group).broadcast(result, root)
+    return result
+
+
+def _reduce(x: Tensor, root: int, group: str) -> Tensor:
+    """Sum; zeros on all ranks but the root. The gradient of a broadcast, as that is of this."""
+    result, comm = x.clone(memory_format=torch.contiguous_format), _named(group)
+    comm.reduce(result, root)
+    return result if comm.rank == root else result.zero_()
+
+
+def _shuffled(x: Tensor, output_splits: list[int], input_splits: list[int], group: str) -> Tensor:
+    """Return where the result of `all_to_all` goes."""
+    del group
+    return _rows(x, sum(output_splits) if input_splits else x.shape[0])
+
+
+def _all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], group: str) -> Tensor:
+    result = _shuffled(x, output_splits, input_splits, group)
+    # Empty lists stand for no split sizes: a group has a rank at least.
+    _named(group).all_to_all_single(result, x, output_splits or None, input_splits or None)
+    return result
+
+
+# ---- their gradients -----------------------------------------------------------------------------
+
+
+def _keep_terms(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    _, *ctx.terms = inputs
+
+
+def _differentiable(op: int, verb: str) -> None:
+    if op not in (_SUM, _AVG):
+        raise UnsupportedError(f"{verb}({Op(op).name}) has no gradient here; SUM and AVG have")
+
+
+def _all_reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    op, group = ctx.terms
+    _differentiable(op, "all_reduce")
+    return torch.ops.fastcoll.all_reduce(gradient, op, group), None, None
+
+
+def _reduce_scatter_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    op, group = ctx.terms
+    _differentiable(op, "reduce_scatter")
+    everybodys = torch.ops.fastcoll.all_gather(gradient, group)
+    return everybodys / _named(group).world_size if op == _AVG else everybodys, None, None
+
+
+def _all_gather_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    (group,) = ctx.terms
+    return torch.ops.fastcoll.reduce_scatter(gradient, _SUM, group), None
+
+
+# Every rank takes the same steps, zeros or not: what is differentiated again is collective again.
+def _broadcast_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.ops.fastcoll.reduce(gradient, *ctx.terms), None, None
+
+
+def _reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.ops.fastcoll.broadcast(gradient, *ctx.terms), None, None
+
+
+def _all_to_all_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    output_splits, input_splits, group = ctx.terms
+    back = torch.ops.fastcoll.all_to_all(gradient, input_splits, output_splits, group)
+    return back, None, None, None
+
+
+def _define(name: str, run: Any, fake: Any, backward: Any) -> None:
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fastcoll::{name}", fake, lib=_library)
+    torch.library.register_autograd(
+        f"fastcoll::{name}", backward, setup_context=_keep_terms, lib=_library
+    )
+    # Else the compiler may drop calls, or put them in another order on another rank.
+    torch.library._register_effectful_op(
+        f"fastcoll::{name}", torch.library.EffectType.ORDERED, lib=_library
+    )
+
+
+def _same(x: Tensor, *terms: object) -> Tensor:
+    """Return where a result goes that is as large as what each rank gives."""
+    del terms
+    return x.new_empty(x.shape)
+
+
+_define("all_reduce", _all_reduce, _same, _all_reduce_backward)
+_define("reduce_scatter", _reduce_scatter, _scattered, _reduce_scatter_backward)
+_define("all_gather", _all_gather, _gathered, _all_gather_backward)
+_define("broadcast", _broadcast, _same, _broadcast_backward)
+_define("reduce", _reduce, _same, _reduce_backward)
+_define("all_to_all", _all_to_all, _shuffled, _all_to_all_backward)
+
+OPERATORS = tuple(
+    getattr(torch.ops.fastcoll, name).default
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+)

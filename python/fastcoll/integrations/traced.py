@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-call"
+"""What torch's compiler traces in place of fastcoll's functions.
+
+Decides which calls can stand in a graph, as operators of `ops.py`; the others break the graph, and
+run as ever. Imported only where the compiler is: see `compile.py`.
+
+In a graph a tensor that requires grad gets one: the call is a step of the graph like any other.
+Outside, the functions write into their tensors behind autograd's back, as torch.distributed's do;
+there `ops.py` has what can be differentiated.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastcoll import api, api_parts
+from fastcoll.api import GroupLike
+from fastcoll.integrations import ops
+from fastcoll.types import ReduceOp
+
+
+def teach() -> None:
+    """Tell the compiler what to trace in place of what."""
+    # What these return is put into the graph, and holds as long as the compiler's guards do.
+    for constant in (ops.name_of, ops.code_of, ops.root_of):
+        torch.compiler.assume_constant_result(constant)
+    for function, traced in (
+        (api.all_reduce, all_reduce),
+        (api.reduce_scatter_tensor, reduce_scatter_tensor),
+        (api.all_gather_into_tensor, all_gather_into_tensor),
+        (api.broadcast, broadcast),
+        (api_parts.all_to_all_single, all_to_all_single),
+    ):
+        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
+
+
+def _refuse(options: dict[str, object]) -> None:
+    """Break the graph at a call with options that no graph has."""
+    if any(options.values()):
+        torch._dynamo.graph_break(
+            msg="fastcoll: a call in a graph has no async_op, algorithm, numerics or timeout_s"
+        )
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: Tensor | None = None,
+    **options: object,
+) -> None:
+    _refuse({"async_op": async_op, **options})
+    target = tensor if out is None else out
+    target.copy_(ops.all_reduce(tensor, op, group))
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    **options: object,
+) -> None:
+    _refuse({"async_op": async_op, **options})
+    part = ops.reduce_scatter(input.reshape(-1), op, group)
+    output.copy_(part.reshape(output.shape))
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: GroupLike = None,
+    async_op: bool = False,
+    **options: object,
+) -> None:
+    _refuse({"async_op": async_op, **options})
+    whole = ops.all_gather(input_tensor.reshape(-1), group)
+    output_tensor.copy_(whole.reshape(output_tensor.shape))
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int,
+    group: GroupLike = None,
+    async_op: bool = False,
+    **options: object,
+) -> None:
+    _refuse({"async_op": async_op, **options})
+    tensor.copy_(ops.broadcast(tensor, src, group))
+
+
+def all_to_all_single(
+    output: Tensor | None,
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    **options: object,
+) -> None:
+    _refuse({"async_op": async_op, "output": output is None, **options})
+    assert output is not None, "its size would be known after the call only: refused above"
+    rows = ops.all_to_all(input, output_split_sizes, input_split_sizes, group)
+    output.copy_(rows.reshape(output.shape))

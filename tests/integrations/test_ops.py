@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of fastcoll: values, gradients, and that fastcoll's functions compile to them.
+
+Gradients are compared with those of one process that does every rank's part, with the verb as a
+plain function of all ranks' tensors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from backends import on_backend, same
+
+from harness import Attempt, Rank, attempt
+
+SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
+ROWS, WIDTH, ROOT = 6, 3, 1
+
+
+def splits(rank: int, world: int) -> tuple[list[int], list[int]]:
+    """Rows that come from each rank and go to each rank: ROWS go out."""
+    table = [[ROWS // world + (1 if to == by else 0) for to in range(world)] for by in range(world)]
+    table = [[*row[:-1], ROWS - sum(row[:-1])] for row in table]
+    return [row[rank] for row in table], table[rank]
+
+
+# Each verb as a function of one rank, and as one of all ranks' tensors, [world, ROWS, WIDTH].
+
+
+def verbs(rank: int, world: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    from fastcoll.integrations import ops
+
+    gets, gives = splits(rank, world)
+    return {
+        "sum": lambda x: ops.all_reduce(x),
+        "mean": lambda x: ops.all_reduce(x, AVG),
+        "scattered sum": lambda x: ops.reduce_scatter(x),
+        "scattered mean": lambda x: ops.reduce_scatter(x, AVG),
+        "gathered": lambda x: ops.all_gather(x),
+        "broadcast": lambda x: ops.broadcast(x, ROOT),
+        "shuffled": lambda x: ops.all_to_all(x),
+        "shuffled by counts": lambda x: ops.all_to_all(x, gets, gives),
+    }
+
+
+def alone(verb: str, given: torch.Tensor) -> list[torch.Tensor]:
+    """What each rank gets."""
+    world = len(given)
+    cut = [splits(by, world)[1] for by in range(world)]
+    return {
+        "sum": lambda: [given.sum(0)] * world,
+        "mean": lambda: [given.mean(0)] * world,
+        "scattered sum": lambda: list(given.sum(0).chunk(world)),
+        "scattered mean": lambda: list(given.mean(0).chunk(world)),
+        "gathered": lambda: [given.flatten(0, 1)] * world,
+        "broadcast": lambda: [given[ROOT]] * world,
+        "shuffled": lambda: list(given.unflatten(1, (world, -1)).transpose(0, 1).flatten(1, 2)),
+        "shuffled by counts": lambda: [
+            torch.cat([given[by].split(cut[by])[to] for by in range(world)]) for to in range(world)
+        ],
+    }[verb]()
+
+
+def tensor_of(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+
+
+def loss_of(rank: int, result: torch.Tensor) -> torch.Tensor:
+    """A loss with a second derivative, different on every rank."""
+    return (result**3 * (rank + 1)).sum()
+
+
+def values_and_gradients(rank: Rank, verb: str, compiler: str = "") -> list[torch.Tensor]:
+    """The verb's result, the gradient of all ranks' losses, and a gradient of the gradient."""
+    run = verbs(rank.rank, rank.world_size)[verb]
+    if compiler:
+        run = torch.compile(run, backend=compiler, fullgraph=True)
+    x = tensor_of(rank.rank).requires_grad_()
+    y = run(x)
+    again = not compiler  # compiled graphs have no second derivative, whatever is in them
+    [first] = torch.autograd.grad(loss_of(rank.rank, y), x, create_graph=again)
+    second = torch.autograd.grad(first.square().sum(), x) if again else []
+    return [y.detach(), first.detach(), *second]
+
+
+def expected(verb: str, world: int) -> list[list[torch.Tensor]]:
+    given = torch.stack([tensor_of(rank) for rank in range(world)]).requires_grad_()
+    results = alone(verb, given)
+    total = sum(loss_of(rank, result) for rank, result in enumerate(results))
+    [first] = torch.autograd.grad(total, given, create_graph=True)
+    [second] = torch.autograd.grad(first.square().sum(), given)
+    rows = zip(results, first, second, strict=True)
+    return [[one.detach() for one in row] for row in rows]
+
+
+VERBS = ["sum", "mean", "scattered sum", "scattered mean", "gathered", "broadcast", "shuffled"]
+VERBS.append("shuffled by counts")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("verb", VERBS)
+def test_values_and_gradients(bare_pools: Any, verb: str, world: int) -> None:
+    rows = bare_pools(world).run(on_backend, "fastcoll", values_and_gradients, verb)
+    torch.testing.assert_close(rows, expected(verb, world))
+
+
+def test_a_gradient_of_this_ranks_loss_only_is_seen() -> None:
+    """What a verb would have whose gradient forgot to ask the others."""
+    given = torch.stack([tensor_of(rank) for rank in range(2)]).requires_grad_()
+    [own] = torch.autograd.grad(loss_of(0, alone("sum", given)[0]), given)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(own[0], expected("sum", 2)[0][1])
+
+
+# ---- compiled ------------------------------------------------------------------------------------
+
+
+def step(x: torch.Tensor) -> list[torch.Tensor]:
+    """A program that calls the functions of the module, as it would without a compiler.
+
+    Split sizes differ between the ranks, and so do graphs: generated code must keep the calls in
+    order all the same. All arithmetic is exact, or compiled code had other bits of its own.
+    """
+    import fastcoll
+
+    total = x * 2
+    fastcoll.all_reduce(total)
+    mean = torch.empty(WIDTH, ROWS, dtype=x.dtype)
+    fastcoll.all_reduce(-x.t(), AVG, out=mean)
+    whole = torch.empty(dist.get_world_size(), *x.shape, dtype=x.dtype)
+    fastcoll.all_gather_into_tensor(whole, total + x)
+    part = torch.empty(x.numel(), dtype=x.dtype)
+    fastcoll.reduce_scatter_tensor(part, whole * x, MAX)
+    fastcoll.broadcast(part, ROOT)
+    shuffled = torch.empty_like(x)
+    fastcoll.all_to_all_single(shuffled, x * 3)
+    gets, gives = splits(dist.get_rank(), dist.get_world_size())
+    by_counts = torch.empty(sum(gets), WIDTH, dtype=x.dtype)
+    fastcoll.all_to_all_single(by_counts, x - 1, gets, gives)
+    return [total, mean, whole, part, shuffled, by_counts]
+
+
+def compiled(rank: Rank, compiler: str) -> bool:
+    x = tensor_of(rank.rank)
+    run = torch.compile(step, backend=compiler, fullgraph=True)
+    return same(run(x), step(x)) and same(run(x + 1), step(x + 1))
+
+
+def compiled_gradients(rank: Rank, compiler: str) -> list[torch.Tensor]:
+    """A call in place, which has a gradient in a graph."""
+    import fastcoll
+
+    @torch.compile(backend=compiler, fullgraph=True)
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.0
+        fastcoll.all_reduce(y)
+        return loss_of(rank.rank, y)
+
+    x = tensor_of(rank.rank).requires_grad_()
+    summed(x).backward()
+    assert x.grad is not None
+    return [*values_and_gradients(rank, "sum", compiler), x.grad]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+def test_the_functions_compile(bare_pools: Any, compiler: str) -> None:
+    assert all(bare_pools(2).run(on_backend, "fastcoll", compiled, compiler, deadline_s=200))
+    rows = bare_pools(2).run(on_backend, "fastcoll", compiled_gradients, compiler, deadline_s=200)
+    wanted = [[value, first, first] for value, first, _ in expected("sum", 2)]
+    torch.testing.assert_close(rows, wanted)
+
+
+def graphs_and_groups(rank: Rank) -> list[Any]:
+    """A graph is of one group and one operation; others get graphs of their own."""
+    from torch._dynamo.testing import CompileCounter
+
+    import fastcoll
+
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def reduced(x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
+        fastcoll.all_reduce(x, op, group)
+        return x
+
+    me = torch.tensor([rank.rank + 1.0])
+    alone, pair = [dist.new_group([one]) for one in range(2)][rank.rank], dist.group.WORLD
+    results = []
+    with fastcoll.new_group() as ours:
+        for op, group in ((SUM, pair), (SUM, pair), (MAX, pair), (SUM, alone), (SUM, ours)):
+            results.append(reduced(me.clone(), op, group).item())
+
+    @torch.compile(backend=counter)
+    def in_the_background(x: torch.Tensor) -> torch.Tensor:
+        work = fastcoll.all_reduce(x * 2, async_op=True)
+        [y] = work.result()
+        return y + 1
+
+    return [results, in_the_background(me).item(), counter.frame_count]
+
+
+@pytest.mark.slow
+def test_graphs_and_groups(bare_pools: Any) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", graphs_and_groups)
+    for rank, [results, last, _] in enumerate(rows):
+        assert results == [3.0, 3.0, 2.0, rank + 1.0, 3.0]
+        assert last == 7.0
+    assert [count for *_, count in rows] == [5, 5]
+
+
+def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
+    """torch's own check of schema, fake kernel, gradient and graph; and of a wrong fake kernel."""
+    from fastcoll.integrations import ops
+
+    x, name = tensor_of(rank.rank), ops.name_of(None)
+    gets, gives = splits(rank.rank, rank.world_size)
+    sum_ = ops.code_of(SUM)
+    known = torch.ops.fastcoll
+    for operator, *args in (
+        (known.all_reduce, x, sum_, name),
+        (known.reduce_scatter, x, sum_, name),
+        (known.all_gather, x, name),
+        (known.broadcast, x, ROOT, name),
+        (known.reduce, x, ROOT, name),
+        (known.all_to_all, x, [], [], name),
+        (known.all_to_all, x, gets, gives, name),
+    ):
+        for needs_grad in (False, True):
+            args[0] = x.clone().requires_grad_(needs_grad)
+            torch.library.opcheck(operator.default, tuple(args))
+
+    planted = torch.library.Library("fastcoll_tests", "DEF")
+    planted.define("all_gather(Tensor x, str group) -> Tensor")
+    planted.impl("all_gather", known.all_gather, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "fastcoll_tests::all_gather", lambda x, group: x.new_empty(x.shape), lib=planted
+    )
+    wrong = attempt(torch.library.opcheck, torch.ops.fastcoll_tests.all_gather.default, (x, name))
+    return [wrong.kind]
+
+
+@pytest.mark.slow
+def test_the_operators_keep_torchs_rules(bare_pools: Any) -> None:
+    rows = bare_pools(2).run(on_backend, "fastcoll", operators_kept_to_torchs_rules)
+    assert rows == [["OpCheckError"]] * 2
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def mistakes(rank: Rank) -> list[Attempt]:
+    import fastcoll
+    from fastcoll.integrations import ops
+
+    x = tensor_of(rank.rank).requires_grad_()
+    largest = ops.all_reduce(x, MAX).sum()
+    results = [
+        attempt(largest.backward),
+        attempt(ops.reduce_scatter, x[1:2]),
+        attempt(ops.all_gather, torch.tensor(1.0)),
+        attempt(ops.all_to_all, x, [ROWS // 2, ROWS // 2]),
+        attempt(ops.all_reduce, x, "sum"),
+    ]
+    with fastcoll.new_group() as group:
+        name = ops.name_of(group)
+    del group
+    results.append(attempt(torch.ops.fastcoll.all_reduce, x, 0, name))
+    ops.all_reduce(x)  # the group is in order
+    return results
+
+
+def test_mistakes_are_told(bare_pools: Any) -> None:
+    words = ["MAX", "equal parts", "no rows", "both sides", "SUM, AVG", "destroyed"]
+    kinds = ["UnsupportedError", "UsageError", "UsageError", "UsageError", "UnsupportedError"]
+    kinds.append("UsageError")
+    for row in bare_pools(2).run(on_backend, "fastcoll", mistakes):
+        assert [one.kind for one in row] == kinds
+        for one, word in zip(row, words, strict=True):
+            assert word in one.text
