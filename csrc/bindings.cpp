@@ -246,8 +246,9 @@ void bind_machine(py::module_& module) {
       [](int fd) {
         // How many ranks share the region is not known yet; what is read lies in its first part.
         const size_t num_bytes = std::max(memfd_bytes(fd), kRegionBytes);
-        const auto close = [num_bytes](std::byte* region) { memfd_close(region, num_bytes); };
-        const std::unique_ptr<std::byte, decltype(close)> region(memfd_open(fd, num_bytes), close);
+        const auto close = [num_bytes](const std::byte* region) { memfd_close(region, num_bytes); };
+        const std::unique_ptr<const std::byte, decltype(close)> region(memfd_view(fd, num_bytes),
+                                                                       close);
         return status_of(*reinterpret_cast<const Pad*>(region.get()));
       },
       py::arg("fd"));

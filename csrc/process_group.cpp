@@ -82,7 +82,10 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
 }
 
 ProcessGroup::~ProcessGroup() {
-  close();
+  try {
+    close();
+  } catch (const Failure&) {  // about tensors, of which none is left
+  }
   // In a forked child these addresses belong to nobody, or to something else by now.
   if (forked_.load(std::memory_order_relaxed) || !group_) return;
   for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
@@ -175,7 +178,9 @@ int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
     for (int fd : fds) ::close(fd);
     throw;
   }
-  for (int fd : fds) ::close(fd);
+  for (size_t peer = 0; peer < fds.size(); ++peer)
+    if (peer != size_t(rank_)) ::close(fds[peer]);
+  arena.fd = fds[size_t(rank_)];
   group_->arenas().push_back(arena);
   return int(group_->arenas().size()) - 1;
 }
@@ -193,6 +198,7 @@ void ProcessGroup::remove_arena(int arena_idx) {
   Arena& arena = group_->arenas()[size_t(arena_idx)];
   if (!forked_.load(std::memory_order_relaxed))
     for (std::byte* base : arena.bases) memfd_close(base, arena.num_bytes);
+  if (arena.fd >= 0) ::close(arena.fd);
   arena = Arena{};
 }
 
@@ -230,17 +236,25 @@ void ProcessGroup::abort(const std::string& reason) {
   group_->settle_verdict(ErrorKind::aborted,
                          "group \"" + name_ + "\" was aborted by rank " + std::to_string(rank_) +
                              " of " + std::to_string(world_size_) + ": " + reason +
-                             ". Use of this group is over: call fastcoll.destroy()",
+                             ". Use of this group is over: call fastcoll.shrink() or "
+                             "fastcoll.destroy()",
                          uint64_t{1} << rank_);
 }
 
 void ProcessGroup::close() {
   if (forked_.load(std::memory_order_relaxed)) return;
   if (p2p_) p2p_->close();
+  bool is_private = true;
   {
     const std::lock_guard guard(mutex_);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
+    // A rank that was stopped in the middle of a copy into this rank's tensors goes on with it when
+    // it wakes up, whatever the verdict.
+    if (group_ && group_->is_broken())
+      for (Arena& arena : group_->arenas())
+        if (arena.fd >= 0)
+          is_private &= memfd_make_private(arena.fd, arena.bases[size_t(rank_)], arena.num_bytes);
     for (std::byte*& region : regions_) {
       memfd_close(region, mapped_bytes(world_size_));
       region = nullptr;
@@ -256,11 +270,20 @@ void ProcessGroup::close() {
   const std::lock_guard guard(groups_mutex);
   std::erase(groups, this);
   close_fds();
+  if (!is_private)
+    throw Failure(ErrorKind::driver, "group \"" + name_ +
+                                         "\": no memory to copy its symmetric tensors to, so that "
+                                         "a rank which was lost can still write there: drop them");
 }
 
 void ProcessGroup::close_fds() {
   for (int fd : fds_) ::close(fd);
   fds_.clear();
+  if (!group_) return;
+  for (Arena& arena : group_->arenas()) {
+    if (arena.fd >= 0) ::close(arena.fd);
+    arena.fd = -1;
+  }
 }
 
 }  // namespace fastcoll

@@ -47,6 +47,7 @@ struct Awaited {
 struct Arena {
   std::array<std::byte*, kMaxWorld> bases{};
   size_t num_bytes = 0;
+  int fd = -1;  // of this rank's own memory
 };
 
 template <class P>
@@ -110,6 +111,7 @@ class Group {
 
   // ---- failure --------------------------------------------------------------------------------
   void check() const;  // throws the verdict of a broken group
+  bool is_broken() const { return P::load_acquire(me_->poison.value) != 0; }
   // Make this the group's verdict, unless it has one; returns 1 + the rank whose verdict holds.
   // In any thread, also beside a call that runs in another one.
   uint64_t settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);

@@ -88,6 +88,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   if (peer_is_gone(options_.links[peer])) {
     // It may have done its part first and exited: that is no loss.
     if (met(awaited)) return;
+    check();  // who leaves a broken group has told why, and leaves a message for shrink()
     Farewell farewell;
     if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
       fail(ErrorKind(farewell.kind),
@@ -98,7 +99,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
          call_name() + " lost rank " + std::to_string(peer) + ": process " +
              std::to_string(options_.links[peer].pid) + " " + fate(options_.links[peer]) +
              "; it had " + what_it_did_last(peer, now_us()) +
-             ". Use of this group is over: call fastcoll.destroy()",
+             ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
          uint64_t{1} << peer);
   }
   if (double(waited_us) >= timeout_s_ * 1e6) fail_timeout(peer, waited_us);

@@ -382,7 +382,7 @@ class PointToPoint {
     group_.fail(ErrorKind::peer_lost,
                 name(transfer) + " lost rank " + std::to_string(peer) +
                     ": its process ended or left the group. Use of this group is over: call "
-                    "fastcoll.destroy()",
+                    "fastcoll.shrink() or fastcoll.destroy()",
                 uint64_t{1} << peer);
   }
 

@@ -49,7 +49,7 @@ from fastcoll.errors import (
     UnsupportedError,
     UsageError,
 )
-from fastcoll.groups import destroy, init, new_group
+from fastcoll.groups import destroy, init, new_group, shrink
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
@@ -107,5 +107,6 @@ __all__ = [
     "scatter",
     "scatter_object_list",
     "send",
+    "shrink",
     "zeros",
 ]

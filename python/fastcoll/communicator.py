@@ -22,7 +22,9 @@ from torch.distributed import Store
 from fastcoll import _C, algorithms, env, tuning
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
+from fastcoll.bootstrap.identity import shared_cpus
 from fastcoll.bootstrap.join import Peers, checked_members, join
+from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.device_work import DeviceTransferWork
@@ -33,7 +35,7 @@ from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
-from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
+from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.selection import select
 from fastcoll.topology import gpu
@@ -76,10 +78,23 @@ def connect(exchange: Exchange, name: str, settings: Settings) -> "Communicator"
     peers = join(exchange, settings.numerics, deadline, tuning=found.digest)
     if peers is None:
         raise UsageError(f"rank {exchange.rank} is not in its own group")
-    agreed = tuning.agree(found, peers.tunings)
+    agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])
     if agreed.is_refusal and exchange.rank == 0:
         sys.stderr.write(f'fastcoll: "{name}" chooses by the model: {agreed.reason}\n')
-    return Communicator(name, settings, peers, deadline, agreed)
+    return _make(name, settings, peers, agreed, deadline)
+
+
+def _make(
+    name: str, settings: Settings, peers: Peers, tuned: Tuning, deadline: Deadline
+) -> "Communicator":
+    """Make a group of ranks that are connected. Collective over them."""
+    mesh = peers.mesh
+    try:
+        region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
+    except BaseException:
+        mesh.close()
+        raise
+    return Communicator(name, settings, peers, tuned, region_fds)
 
 
 def _run_all(runs: Sequence[Callable[[], None]]) -> None:
@@ -95,28 +110,25 @@ class Communicator(ObjectMethods, P2PMethods):
     """
 
     def __init__(
-        self, name: str, settings: Settings, peers: Peers, deadline: Deadline, tuned: Tuning
+        self, name: str, settings: Settings, peers: Peers, tuned: Tuning, region_fds: list[int]
     ) -> None:
+        """Take over the connections and regions of connected ranks."""
         mesh = peers.mesh
-        try:
-            region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
-        except BaseException:
-            mesh.close()
-            raise
         super().__init__(
             mesh.rank,
             mesh.world_size,
             name,
             region_fds,
             mesh.socket_fds,
-            mesh.open_pidfds(),
+            mesh.pidfds,
             settings.timeout_s,
             mesh.pids,
         )
         self.on_close: Callable[[], None] | None = None
         self._settings = settings
         self._mesh = mesh
-        self._num_cpus = peers.num_cpus
+        self._hellos = peers.hellos
+        self._num_cpus = shared_cpus(peers.hellos)
         self._tuning = tuned
         self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
         self._plans: dict[Request, _C.Plan] = {}
@@ -125,6 +137,7 @@ class Communicator(ObjectMethods, P2PMethods):
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
         self._num_exchanges = 0
         self._num_groups = 0
+        self._num_shrinks = 0  # from the first group to this one
         self._closed = False
         self._gpus: DeviceGroup | None = None
         _living.add(self)
@@ -381,7 +394,24 @@ class Communicator(ObjectMethods, P2PMethods):
         if peers is None:
             return None
         name = f"{self.name}/{self._num_groups}"
-        return Communicator(name, settings, peers, deadline, self._tuning)
+        return _make(name, settings, peers, self._tuning, deadline)
+
+    def shrink(self, *, timeout_s: float | None = None) -> "Communicator":
+        """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
+        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        try:
+            # Everybody is to leave the calls of this group, also of one that nothing broke so far.
+            self.abort("it calls shrink()")
+            self._queue.join()
+            found = shrink(self._mesh, lambda: create_region(self.world_size), limit_s)
+            peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
+            stem = self.name.removesuffix(f":{self._num_shrinks}")
+            name = f"{stem}:{self._num_shrinks + 1}"
+            group = Communicator(name, self._settings, peers, self._tuning, found.region_fds)
+            group._num_shrinks = self._num_shrinks + 1
+            return group
+        finally:
+            self.close()
 
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread or signal handler, with one verdict for all ranks.

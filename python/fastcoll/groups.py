@@ -200,6 +200,50 @@ def new_group(
     return comm
 
 
+def shrink(
+    group: ProcessGroup | Communicator | None = None, *, timeout_s: float | None = None
+) -> Communicator:
+    """Make a new group of the ranks that are left of a broken one. Collective over those.
+
+    For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
+    calls this and gets the same new group, in which the ranks are numbered anew in their old
+    order. It shares no memory with the old one. A group that nothing broke yet is ended for all
+    ranks, who are to come too.
+
+    The old group is closed, also if this raises. Its symmetric tensors keep their values, in memory
+    that no other rank reaches any more, and are ordinary tensors from then on; outputs of the call
+    that failed are undefined. Of the default group the new one becomes the default.
+
+    A rank that dies while the others agree may still be counted in: then the new group's first
+    call raises PeerLostError, and shrink() helps again.
+
+    Args:
+        group: The broken group; None takes the default one.
+        timeout_s: How long to wait for a rank that lives and does not come, such as a stopped one:
+            it is left out. The shortest limit of all ranks counts; None takes the group's.
+
+    Returns:
+        The new group, with the old one's limit and numerics.
+
+    Raises:
+        PeerLostError: The others went on without this rank, as it came too late.
+        UsageError: The group was destroyed.
+    """
+    with _state.lock:
+        old = communicator_of(group)
+        if old is None:
+            raise UsageError("this rank is not in the group that is to be shrunk")
+        was_default = old is _state.default
+        new = old.shrink(timeout_s=timeout_s)
+        if was_default:
+            _state.default = new
+            new.on_close = _forget_default
+            _C.set_default_group(new)
+        else:
+            _state.subgroups.add(new)
+        return new
+
+
 def destroy() -> None:
     """Close the default group, its subgroups and what stands for torch process groups.
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from unittest import mock
 import pytest
 import torch
 
-from harness import Attempt, Rank, attempt
+from harness import Attempt, Rank, Setup, attempt
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
@@ -89,6 +90,8 @@ WRONG = [("verbs", verb) for verb in VERBS] + [
     ("parameter_server", "gather"),
     ("actor_learner", "broadcast"),
     ("actor_learner", "gather"),
+    ("elastic", "all_reduce"),
+    ("elastic", "broadcast"),
 ]
 # Where the tensor that a call reads is among its arguments; of a list, the first is taken.
 INPUT = {verb: 1 for verb in VERBS if verb.startswith(("reduce_scatter", "all_gather", "all_to"))}
@@ -137,6 +140,18 @@ def test_the_pitfalls_name_what_differs(bare_pools: Any) -> None:
     text, *_ = bare_pools(2).run(run, "pitfalls", next(_numbers))
     for word in ("float16", "float32", "all_reduce", "barrier", "CollectiveTimeout"):
         assert word in text
+
+
+def run_and_be_killed(rank: Rank, number: int) -> str:
+    with mock.patch.object(sys, "argv", ["elastic.py", "--kill"]):
+        return run(rank, "elastic", number)
+
+
+def test_training_goes_on_after_a_kill(fresh_pool: Any) -> None:
+    outcomes = fresh_pool(3, Setup(init=False)).outcomes(run_and_be_killed, next(_numbers))
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    assert "2 of 3 ranks go on at step 20" in outcomes[0].value
+    assert outcomes[1].ok, outcomes[1].describe()
 
 
 @pytest.mark.slow

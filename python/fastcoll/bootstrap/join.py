@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
-from fastcoll.bootstrap.identity import introduce, meet, shared_cpus
+from fastcoll.bootstrap.identity import Hello, introduce, meet
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
@@ -21,13 +21,11 @@ class Peers:
     """The connected ranks of a group to be.
 
     Attributes:
-        num_cpus: CPUs that the ranks have between them.
-        tunings: Digests of the ranks' tuning tables, by rank.
+        hellos: What each said of itself, by rank.
     """
 
     mesh: Mesh
-    num_cpus: int
-    tunings: list[str]
+    hellos: Sequence[Hello]
 
 
 def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
@@ -82,6 +80,6 @@ def join(
             return None
         hellos = [hellos[rank] for rank in ranks]
         mesh = listener.connect(ranks.index(exchange.rank), hellos, deadline)
-        return Peers(mesh, shared_cpus(hellos), [hello.tuning for hello in hellos])
+        return Peers(mesh, hellos)
     finally:
         listener.close()

@@ -1,23 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sockets between the ranks of a node, and the passing of descriptors over them.
 
-Decides how descriptors travel (SCM_RIGHTS, one message per peer and exchange). Must not know
-what they are for. Once the C++ group owns the sockets, the mesh only borrows them.
+Decides how descriptors travel (SCM_RIGHTS, one message per peer and exchange), and how a peer's end
+shows. Must not know what they are for. Once the C++ group owns the sockets, the mesh only borrows
+them.
 """
 
 import os
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
-from fastcoll.errors import CollectiveTimeout, DesyncError
+from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
+from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
 
 _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
+
+
+# How every message of bootstrap/shrink.py begins.
+SHRINK_TAG = b"shrink\0\1"
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A message and the descriptors that came with it."""
+
+    message: bytes
+    fds: list[int]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self.fds:
+            os.close(fd)
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
@@ -33,28 +52,81 @@ class Mesh:
     Attributes:
         socket_fds: By rank; -1 for this one.
         pids: Process ids by rank; 0 where not visible.
+        pidfds: By rank; -1 for this one and where not visible.
+        unread: By rank, what a peer that ends the group has sent to end it (`bootstrap.shrink`)
+            while something else was awaited.
     """
 
-    def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        socket_fds: Sequence[int],
+        pids: Sequence[int],
+        pidfds: Sequence[int],
+    ) -> None:
         self.rank = rank
-        self.world_size = world_size
-        self.pids = [0] * world_size
-        self.pids[rank] = os.getpid()
-        self.socket_fds = [-1] * world_size
-        for peer, connection in sockets.items():
-            self.pids[peer] = peer_credentials(connection)[0]
-            self.socket_fds[peer] = connection.detach()
+        self.world_size = len(socket_fds)
+        self.socket_fds = list(socket_fds)
+        self.pids = list(pids)
+        self.pidfds = list(pidfds)
+        self.unread: list[list[Packet]] = [[] for _ in socket_fds]
 
-    def open_pidfds(self) -> list[int]:
-        """Return a pidfd for every visible peer, else -1; the caller's to close."""
-        return [-1 if peer == self.rank else _pidfd(pid) for peer, pid in enumerate(self.pids)]
+    @classmethod
+    def of_sockets(cls, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> "Mesh":
+        """Make a mesh of a connection to every peer, which it takes over."""
+        pids = [
+            peer_credentials(sockets[peer])[0] if peer in sockets else 0
+            for peer in range(world_size)
+        ]
+        pids[rank] = os.getpid()
+        pidfds = [-1 if peer == rank else _pidfd(pid) for peer, pid in enumerate(pids)]
+        fds = [sockets[peer].detach() if peer in sockets else -1 for peer in range(world_size)]
+        return cls(rank, fds, pids, pidfds)
 
     def close(self) -> None:
-        """Close the sockets; only while nobody else owns them."""
-        for fd in self.socket_fds:
+        """Close the descriptors; only while nobody else owns them."""
+        for fd in (*self.socket_fds, *self.pidfds):
             if fd >= 0:
                 os.close(fd)
-        self.socket_fds = [-1] * self.world_size
+        self.socket_fds = self.pidfds = [-1] * self.world_size
+
+    def is_gone(self, peer: int) -> bool:
+        """Return whether a peer's process ended or left the group; what it sent may be unread."""
+        gone = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+        poll = select.poll()
+        poll.register(self.socket_fds[peer], select.POLLRDHUP)
+        if self.pidfds[peer] >= 0:
+            poll.register(self.pidfds[peer], select.POLLIN)
+        return any(
+            events & (gone if fd == self.socket_fds[peer] else select.POLLIN)
+            for fd, events in poll.poll(0)
+        )
+
+    def send(self, peer: int, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message, with descriptors, without waiting.
+
+        Raises:
+            OSError: The peer is gone, or reads nothing for long.
+        """
+        with self._connection(peer) as connection:
+            flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            socket.send_fds(connection, [message], list(fds), flags)
+
+    def receive(self, peer: int) -> Packet | None:
+        """Return the next message of a peer; an empty one if it hung up, None if there is none.
+
+        The caller owns its descriptors.
+        """
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        with self._connection(peer) as connection:
+            while True:
+                try:
+                    message, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 4, flags)
+                except BlockingIOError:
+                    return None
+                except ConnectionResetError:  # said once, before what lies in the queue
+                    continue
+                return Packet(message, fds)
 
     def exchange_fds(self, fd: int, tag: int, deadline: Deadline) -> list[int]:
         """Give every rank a copy of `fd` and return everybody's, by rank. Collective.
@@ -93,19 +165,21 @@ class Mesh:
         return [peer for peer in range(self.world_size) if peer != self.rank]
 
     @contextmanager
-    def _borrowed(self, peer: int) -> Iterator[socket.socket]:
+    def _connection(self, peer: int) -> Iterator[socket.socket]:
         fd = self.socket_fds[peer]
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)
         try:
             yield connection
-        except OSError as error:
-            raise why_gone(fd, peer) from error
         finally:
             connection.detach()
 
     def _send(self, peer: int, fd: int, tag: int) -> None:
-        with self._borrowed(peer) as connection:
-            socket.send_fds(connection, [_TAG.pack(tag)], [fd], socket.MSG_DONTWAIT)
+        try:
+            self.send(peer, _TAG.pack(tag), [fd])
+        except OSError as error:
+            while (packet := self.receive(peer)) and packet.message:
+                self._require_usual(peer, packet)
+            raise PeerLostError(f"rank {peer} hung up", [peer]) from error
 
     def _ready(self, missing: set[int], deadline: Deadline) -> list[int]:
         poll = select.poll()
@@ -122,21 +196,25 @@ class Mesh:
         return [by_fd[fd] for fd, _ in events]
 
     def _receive(self, peer: int, tag: int) -> int:
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        with self._borrowed(peer) as connection:
-            message, received, _, _ = socket.recv_fds(connection, MOST_BYTES, 4, flags)
-        if message == _TAG.pack(tag) and len(received) == 1:
-            return received[0]
-        for fd in received:
-            os.close(fd)
-        if not message:
-            raise why_gone(self.socket_fds[peer], peer)
-        if reason := farewell_in(message):
-            raise reason
+        packet = self.receive(peer)
+        if packet is None or not packet.message:
+            raise PeerLostError(f"rank {peer} hung up", [peer])
+        if packet.message == _TAG.pack(tag) and len(packet.fds) == 1:
+            return packet.fds[0]
+        self._require_usual(peer, packet)
         raise DesyncError(
-            f"rank {peer} sent a descriptor for exchange {message.hex()}, rank {self.rank} is at "
-            f"{_TAG.pack(tag).hex()}"
+            f"rank {peer} sent a descriptor for exchange {packet.message.hex()}, rank {self.rank} "
+            f"is at {_TAG.pack(tag).hex()}"
         )
+
+    def _require_usual(self, peer: int, packet: Packet) -> None:
+        """Raise the reason why a peer broke off what the group did, if the packet is one."""
+        if packet.message.startswith(SHRINK_TAG):
+            self.unread[peer].append(packet)
+            raise PeerLostError(f"rank {peer} left this call for shrink()", [peer])
+        packet.close()
+        if reason := farewell_in(packet.message):
+            raise reason
 
 
 def _pidfd(pid: int) -> int:

@@ -68,7 +68,7 @@ class Listener:
             for connection in sockets.values():
                 connection.close()
             raise
-        return Mesh(rank, len(hellos), sockets)
+        return Mesh.of_sockets(rank, len(hellos), sockets)
 
     def _arrivals(
         self,

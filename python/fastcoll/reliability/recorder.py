@@ -119,7 +119,7 @@ def _region_links(pid: int) -> list[Path]:
 
 
 def _read_region(pid: int, link: Path) -> RankStatus:
-    fd = os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = _C.read_status(fd)
     except DriverError as error:
