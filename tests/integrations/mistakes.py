@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes that programs of torch.distributed make, and what every rank must be told of each.
+
+On Gloo each of them aborts a process, gives garbage or waits for the whole limit without naming a
+rank. All run on three ranks; rank 1 is the one that errs.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness import Attempt, Rank, attempt
+
+WORLD, ODD = 3, 1
+SOON_S = 2.0  # of which a loaded machine takes most
+LIMIT = timedelta(seconds=0.5)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What rank 1 does where the others do the usual; the error's text has all `words`.
+
+    Attributes:
+        local: Rank 1's own call is wrong in itself.
+    """
+
+    odd: Callable[[], object]
+    usual: Callable[[], object]
+    words: tuple[str, ...]
+    local: bool = False
+
+
+def _ones(numel: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(numel, dtype=dtype)
+
+
+def _all_reduce(numel: int = 8, dtype: torch.dtype = torch.float32, op: str = "SUM") -> None:
+    dist.all_reduce(_ones(numel, dtype), getattr(dist.ReduceOp, op))
+
+
+def _gather_list(own: int, *, right: bool = True) -> None:
+    sizes = [own if right else own + 1] * WORLD
+    dist.all_gather([_ones(size) for size in sizes], _ones(own))
+
+
+def _shuffle(gives: list[int], gets: list[int], dtype: torch.dtype = torch.float32) -> None:
+    dist.all_to_all_single(_ones(sum(gets), dtype), _ones(sum(gives), dtype), gets, gives)
+
+
+def _swapped(*numels: int) -> None:
+    for numel in numels:
+        _all_reduce(numel)
+
+
+def _uneven_reduce_scatter(*sizes: int) -> None:
+    dist.reduce_scatter(_ones(sizes[dist.get_rank()]), [_ones(size) for size in sizes])
+
+
+MISTAKES = {
+    "a dtype of another size": Mistake(
+        lambda: _all_reduce(dtype=torch.float64), _all_reduce, ("float64", "float32")
+    ),
+    "a dtype of the same size": Mistake(
+        lambda: _all_reduce(dtype=torch.int32), _all_reduce, ("int32", "float32")
+    ),
+    "another shape": Mistake(lambda: _all_reduce(9), _all_reduce, ("numel=9", "numel=8")),
+    "another operation": Mistake(lambda: _all_reduce(op="MAX"), _all_reduce, ("MAX", "SUM")),
+    "another collective": Mistake(
+        lambda: dist.all_gather_into_tensor(_ones(24), _ones()),
+        _all_reduce,
+        ("all_gather", "all_reduce"),
+    ),
+    "another root": Mistake(
+        lambda: dist.broadcast(_ones(), 2), lambda: dist.broadcast(_ones(), 0), ("src=2", "src=0")
+    ),
+    "a broadcast of another shape": Mistake(
+        lambda: dist.broadcast(_ones(9), 0), lambda: dist.broadcast(_ones(), 0), ("numel=9",)
+    ),
+    "a gather of another size": Mistake(
+        lambda: _gather_list(9), lambda: _gather_list(8), ("numel=9", "numel=8")
+    ),
+    "a gather into a list that does not fit": Mistake(
+        lambda: _gather_list(8, right=False), lambda: _gather_list(8), ("barrier",), local=True
+    ),
+    "split sizes that a peer does not expect": Mistake(
+        lambda: _shuffle([2, 1, 2], [1, 1, 1]), lambda: _shuffle([1] * 3, [1] * 3), ("all_to_all",)
+    ),
+    "split sizes that do not add up": Mistake(
+        lambda: dist.all_to_all_single(_ones(3), _ones(3), [1, 1, 1], [1, 1, 2]),
+        lambda: _shuffle([1] * 3, [1] * 3),
+        ("barrier",),
+        local=True,
+    ),
+    "two calls in another order": Mistake(
+        lambda: _swapped(9, 8), lambda: _swapped(8, 9), ("numel=9", "numel=8")
+    ),
+    "outputs of several sizes": Mistake(
+        lambda: _uneven_reduce_scatter(8, 9, 8),
+        lambda: _uneven_reduce_scatter(8, 8, 8),
+        ("reduce_scatter",),
+    ),
+}
+
+
+def make(rank: Rank, name: str) -> list[Attempt]:
+    """Make a mistake after some right calls; then every rank makes its next call."""
+    mistake = MISTAKES[name]
+    for numel in (8, 9):
+        _all_reduce(numel)
+    first = attempt(mistake.odd if rank.rank == ODD else mistake.usual)
+    return [first, attempt(dist.barrier)]
+
+
+def check(name: str, rows: list[list[Attempt]]) -> None:
+    """Check what the ranks were told."""
+    mistake = MISTAKES[name]
+    verdict = rows[0][-1].text
+    for rank, (first, then) in enumerate(rows):
+        wrong_here = mistake.local and rank == ODD
+        # Who does not wait in the call, as a broadcast's root, learns of it in the next one.
+        assert first.kind in (("UsageError",) if wrong_here else ("DesyncError", "")), (rank, first)
+        assert then.kind == "DesyncError", (rank, then)
+        assert then.text == verdict, (rank, then)
+        assert first.seconds < SOON_S, (rank, first)
+        assert then.seconds < SOON_S, (rank, then)
+        if first.kind == "DesyncError":
+            assert first.text == verdict, (rank, first)
+    assert any(first.kind == "DesyncError" for first, _ in rows) or mistake.local
+    assert f"rank {ODD}" in verdict
+    for word in mistake.words:
+        assert word in verdict, (word, verdict)
+
+
+def wrong_everywhere(rank: Rank) -> list[Attempt]:
+    """Calls that are wrong in themselves, on all ranks: nothing is sent, the group goes on."""
+    del rank
+    calls = [MISTAKES[name].odd for name in MISTAKES if MISTAKES[name].local]
+    seen = [attempt(call) for call in calls]
+    total = _ones()
+    dist.all_reduce(total)
+    assert total[0] == WORLD
+    return seen
+
+
+# ---- ranks that stay away ------------------------------------------------------------------------
+
+
+def stay_away(rank: Rank) -> list[Attempt]:
+    """Rank 1 does not come to any of several groups, whose limit is short."""
+    groups = [dist.new_group(timeout=LIMIT) for _ in range(4)]
+    if rank.rank == ODD:
+        time.sleep(5 * LIMIT.total_seconds())
+        return []
+    seen = [
+        attempt(dist.all_reduce, _ones(), group=groups[0]),
+        attempt(dist.barrier, groups[1]),
+    ]
+    if rank.rank == 0:
+        seen.append(attempt(dist.send, _ones(1 << 20), ODD, groups[2]))
+        seen.append(attempt(dist.recv, _ones(), ODD, groups[3]))
+    return seen
+
+
+def die(rank: Rank) -> Attempt:
+    dist.barrier()
+    if rank.rank == ODD:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(dist.all_reduce, _ones())
+
+
+def receive_less(rank: Rank) -> list[Attempt]:
+    """Rank 0 sends rank 1 more than it takes, and too much for rank 0 not to wait."""
+    if rank.rank == 0:
+        first = attempt(dist.send, _ones((1 << 20) + 1), ODD)
+    elif rank.rank == ODD:
+        first = attempt(dist.recv, _ones(1 << 20), 0)
+    else:
+        first = Attempt("", "", 0)
+    return [first, attempt(dist.barrier)]
+
+
+def models_differ(rank: Rank) -> list[Attempt]:
+    """DDP on a model that has another shape on rank 1, which torch tells rank 1 alone."""
+    model = nn.Linear(4, 5 if rank.rank == ODD else 4)
+    return [attempt(nn.parallel.DistributedDataParallel, model), attempt(dist.barrier)]
