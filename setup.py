@@ -28,7 +28,7 @@ def files(*patterns: str) -> list[str]:
     )
 
 
-HEADERS = ("csrc/**/*.h", "csrc/**/*.inc", "kernels/**/*.h")
+HEADERS = ("csrc/**/*.h", "csrc/**/*.inc", "kernels/**/*.h", "python/**/*.h")
 CPU_SOURCES = files("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/memory/memfd.cpp")
 CUDA_SOURCES = files(
     "csrc/cuda/*.cu", "csrc/cuda/*.cpp", "csrc/memory/cuda_*.cpp", "csrc/python_errors.cpp"
@@ -119,7 +119,7 @@ CPU = Extension(
     "fastcoll._C",
     sources=CPU_SOURCES,
     depends=["setup.py", *files(*HEADERS)],
-    include_dirs=["csrc", "kernels", pybind11.get_include()],
+    include_dirs=["csrc", "kernels", "python", pybind11.get_include()],
     extra_compile_args=COMPILE_FLAGS,
     language="c++",
 )

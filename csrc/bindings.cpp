@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bind_lists.h"
+#include "core_api.h"
 #include "cpu/reduce.h"
 #include "cpu/status.h"
 #include "fast_calls.h"
@@ -177,6 +178,8 @@ void bind_group(py::module_& module) {
       .def("remove_arena", &ProcessGroup::remove_arena, without_gil)
       .def("async_begin", &ProcessGroup::async_begin)
       .def("async_end", &ProcessGroup::async_end)
+      .def("await_native", &ProcessGroup::await_native, without_gil)
+      .def("idle", &ProcessGroup::idle)
       .def("check", &ProcessGroup::check)
       .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)
       .def("abort", &ProcessGroup::abort, py::arg("reason"), without_gil)
@@ -302,5 +305,6 @@ PYBIND11_MODULE(_C, module) {
     return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
                                                 : nullptr;
   };
-  if (!add_fast_calls(module.ptr(), group_of)) throw py::error_already_set();
+  if (!add_fast_calls(module.ptr(), group_of) || !add_core_api(module.ptr(), group_of))
+    throw py::error_already_set();
 }

@@ -202,6 +202,28 @@ void ProcessGroup::remove_arena(int arena_idx) {
   arena = Arena{};
 }
 
+bool ProcessGroup::begin_native() {
+  uint64_t seen = queued_.load(std::memory_order_relaxed);
+  do {
+    if (seen % kQueuedNative != 0) return false;
+  } while (!queued_.compare_exchange_weak(seen, seen + kQueuedNative, std::memory_order_relaxed));
+  return true;
+}
+
+void ProcessGroup::end_native() {
+  const uint64_t before = queued_.fetch_sub(kQueuedNative, std::memory_order_release);
+  if (before / kQueuedNative == 1) queued_.notify_all();
+}
+
+void ProcessGroup::await_native() {
+  uint64_t seen = queued_.load(std::memory_order_acquire);
+  // A forked child has not the thread that would end them.
+  while (seen / kQueuedNative != 0 && !forked_.load(std::memory_order_relaxed)) {
+    queued_.wait(seen, std::memory_order_acquire);
+    seen = queued_.load(std::memory_order_acquire);
+  }
+}
+
 void ProcessGroup::check() {
   require_usable();
   group_->check();

@@ -67,9 +67,14 @@ class ProcessGroup {
   std::byte* arena_ptr(int arena_idx);
   void remove_arena(int arena_idx);
 
-  // While asynchronous calls are queued a synchronous one has to go behind them.
-  void async_begin() { queued_.fetch_add(1, std::memory_order_relaxed); }
-  void async_end() { queued_.fetch_sub(1, std::memory_order_release); }
+  // While asynchronous calls are queued a synchronous one has to go behind them. There are two
+  // queues: Python's, and one of native code (core_api.h), which takes a call only while Python's
+  // is empty; so what Python queues waits for what native code has queued before it.
+  void async_begin() { queued_.fetch_add(kQueued, std::memory_order_relaxed); }
+  void async_end() { queued_.fetch_sub(kQueued, std::memory_order_release); }
+  bool begin_native();
+  void end_native();
+  void await_native();  // until native code has nothing queued
   bool idle() const { return queued_.load(std::memory_order_acquire) == 0; }
 
   void check();                             // throws the verdict of a broken or closed group
@@ -102,7 +107,8 @@ class ProcessGroup {
   std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
   std::mutex mutex_;       // held during a call
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
-  std::atomic<int> queued_{0};
+  static constexpr uint64_t kQueued = 1, kQueuedNative = uint64_t{1} << 32;
+  std::atomic<uint64_t> queued_{0};  // calls: Python's in the low half, native code's above
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
   std::array<Plan, kPlans> plans_{};

@@ -20,19 +20,32 @@ unsigned long main_thread_ident() {
   return value;
 }
 
-}  // namespace
-
-bool PythonHost::interrupted() {
-  // Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
+// Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
+bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
   static const unsigned long main_thread = main_thread_ident();
   if (PyThread_get_thread_ident() != main_thread) return false;
   const int64_t time_us = now_us();
-  if (time_us < next_look_us_) return false;
-  next_look_us_ = time_us + kLookUs;
+  if (time_us < next_look_us) return false;
+  next_look_us = time_us + kLookUs;
+  return true;
+}
+
+}  // namespace
+
+bool PythonHost::interrupted() {
+  if (!time_to_look(next_look_us_)) return false;
   take_gil();
   const bool raised = PyErr_CheckSignals() != 0;
   if (!raised) blocking();
+  return raised;
+}
+
+bool DetachedHost::interrupted() {
+  if (!time_to_look(next_look_us_)) return false;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool raised = PyErr_CheckSignals() != 0;  // the error stays with the thread
+  PyGILState_Release(state);
   return raised;
 }
 

@@ -30,4 +30,13 @@ class PythonHost final : public Host {
   int64_t next_look_us_ = 0;
 };
 
+// In a thread that does not hold the GIL: takes it only to ask for Ctrl-C.
+class DetachedHost final : public Host {
+ public:
+  bool interrupted() override;
+
+ private:
+  int64_t next_look_us_ = 0;
+};
+
 }  // namespace fastcoll

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every folder of tests shares: pools of ranks, and no GPU tests where there is no GPU."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import harness
+
+# Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
+os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
 
 NOT_RUN = pytest.StashKey[int]()
 

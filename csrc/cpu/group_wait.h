@@ -183,7 +183,8 @@ void Group<P>::fail_timeout(int peer, int64_t waited_us) {
   fail(ErrorKind::timeout,
        call_name() + " waited " + seconds_text(waited_us) + " for " + who +
            ". Plan: " + (plan_ ? describe_choice(*plan_) : "none") +
-           ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S; `fastcoll "
+           ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S); "
+           "`fastcoll "
            "inspect` shows what every rank of this machine does, `fastcoll doctor` the machine",
        missing);
 }

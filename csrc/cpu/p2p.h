@@ -392,13 +392,13 @@ class PointToPoint {
     for (int peer = 0; peer < group_.world_size(); ++peer)
       if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
         ranks |= uint64_t{1} << peer;
-    group_.fail(ErrorKind::timeout,
-                name(transfer) + " waited " + seconds + " for rank " +
-                    (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-                    (transfer.sends ? ", which did not receive it" : ", which did not send it") +
-                    cycle() +
-                    ". If the ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S",
-                ranks);
+    group_.fail(
+        ErrorKind::timeout,
+        name(transfer) + " waited " + seconds + " for rank " +
+            (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+            (transfer.sends ? ", which did not receive it" : ", which did not send it") + cycle() +
+            ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)",
+        ranks);
   }
 
   // "; rank 0 sends to rank 1, which sends to rank 0": who blocks on whom, if that ends where it

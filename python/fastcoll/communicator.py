@@ -439,6 +439,7 @@ class Communicator(ObjectMethods, P2PMethods):
         if self._closed:
             return
         self._queue.join()
+        self.await_native()
         self._closed = True
         _living.discard(self)
         try:

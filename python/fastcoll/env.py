@@ -8,6 +8,7 @@ are read when a group is made, never cached. Knows nothing of groups.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from fastcoll.errors import UsageError
@@ -105,6 +106,18 @@ GPU_HEAP_MIB = Variable(
     "memory of each GPU rank for symmetric tensors, in MiB; taken at a group's first GPU call",
     _count,
 )
+TORCH_BACKEND = Variable(
+    "FASTCOLL_TORCH_BACKEND",
+    "auto",
+    "auto compiles the backend of torch.distributed at first use, 15 s; python: without compiler",
+    _one_of("auto", "python"),
+)
+CACHE_DIR = Variable(
+    "FASTCOLL_CACHE_DIR",
+    "",
+    "where what is compiled at first use is kept; default: fastcoll in the user's cache folder",
+    str,
+)
 DUMP_DIR = Variable(
     "FASTCOLL_DUMP_DIR",
     "",
@@ -126,9 +139,18 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     CUDA,
     GPU_CHANNELS,
     GPU_HEAP_MIB,
+    TORCH_BACKEND,
+    CACHE_DIR,
     DUMP_DIR,
     TUNING,
 )
+
+
+def cache_dir() -> Path:
+    """Return where what is compiled at first use is kept."""
+    if CACHE_DIR.is_set():
+        return Path(CACHE_DIR.get())
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcoll"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class _State:
         self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, Communicator] = (
             weakref.WeakKeyDictionary()
         )
+        # Communicators that are torch groups themselves, by the groups' names.
+        self.adopted: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
         # Kept: the server of torch's store lives as long as its object.
         self.stores: dict[env.Launch, Store] = {}
 
@@ -135,7 +137,9 @@ def _of_process_group(
 ) -> Communicator:
     """Return the communicator that stands for a torch process group; made at its first use."""
     with _state.lock:
-        comm = _state.by_process_group.get(group)
+        comm = _state.adopted.get(group.group_name)
+        if comm is None or comm.closed:
+            comm = _state.by_process_group.get(group)
         if comm is None or comm.closed:
             settings = resolve(timeout_s, numerics)
             comm = connect(GroupExchange(group), group.group_name, settings)
@@ -143,10 +147,10 @@ def _of_process_group(
         return comm
 
 
-def adopt(group: ProcessGroup, comm: Communicator) -> None:
-    """Let `comm` stand for a torch process group, which is made of it."""
+def adopt(comm: Communicator) -> None:
+    """Let `comm` stand for the torch process group of its name, which is made of it."""
     with _state.lock:
-        _state.by_process_group[group] = comm
+        _state.adopted[comm.name] = comm
 
 
 def _forget_default() -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -118,6 +119,10 @@ class Work:
         self.wait()
         return self._outputs
 
+    def num_bytes(self) -> int:
+        """Return the size of the outputs."""
+        return sum(prod(output.shape) * output.itemsize for output in self._outputs)
+
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
         with self._lock:
@@ -151,12 +156,24 @@ class Work:
             future.set_exception(self._error)
 
 
+def completed(outputs: list[Array]) -> Work:
+    """Return the handle of a call that is over."""
+    work = Work(lambda: None, outputs)
+    work._execute()
+    work._finish()
+    return work
+
+
 class _Owner(Protocol):
     """The group whose calls are queued; it is told while there are any."""
 
     def async_begin(self) -> None: ...
 
     def async_end(self) -> None: ...
+
+    def await_native(self) -> None: ...
+
+    def idle(self) -> bool: ...
 
 
 class CallQueue:
@@ -166,12 +183,11 @@ class CallQueue:
         self._owner = owner
         self._lock = threading.Lock()
         self._waiting: deque[Work] = deque()
-        self._num_pending = 0  # waiting or running
         self._has_thread = False
 
     def idle(self) -> bool:
         """Return whether a call may run at once, ahead of nothing."""
-        return self._num_pending == 0
+        return self._owner.idle()
 
     def submit(self, run: Callable[[], None], outputs: list[Array]) -> Work:
         """Queue a call."""
@@ -181,7 +197,6 @@ class CallQueue:
                 run_in_pool(self._drain)
                 self._has_thread = True
             self._owner.async_begin()
-            self._num_pending += 1
             self._waiting.append(work)
         return work
 
@@ -199,10 +214,10 @@ class CallQueue:
                     self._has_thread = False
                     return
                 work = self._waiting[0]
+            self._owner.await_native()
             work._execute()
             with self._lock:
                 self._waiting.popleft()
-                self._num_pending -= 1
                 self._owner.async_end()
             # Only now: who waited for it finds the group idle and calls without a detour.
             work._finish()

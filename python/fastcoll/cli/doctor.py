@@ -88,6 +88,13 @@ def _tuning() -> Findings:
     yield Finding("fastcoll", "tuning table", text, state)
 
 
+def _torch_backend() -> Findings:
+    from fastcoll.integrations.c10d_build import report
+
+    text = report()
+    yield Finding("fastcoll", "torch backend", text, "note" if text.startswith("in ") else "ok")
+
+
 def _shm() -> Findings:
     status = os.statvfs("/dev/shm")
     size_bytes = status.f_blocks * status.f_frsize
@@ -225,6 +232,7 @@ _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("machine", "CPU", _cpu),
     ("fastcoll", "SIMD level", _simd),
     ("fastcoll", "tuning table", _tuning),
+    ("fastcoll", "torch backend", _torch_backend),
     ("processes", "memfd, sealed", _sealed_memory),
     ("processes", "memory passed to a peer", _peer),
     ("processes", "membarrier", _membarrier),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fastcoll.api import all_gather_into_tensor, reduce_scatter_tensor
-from fastcoll.integrations.torch_backend import TorchWork
+from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.work import Work
 
 

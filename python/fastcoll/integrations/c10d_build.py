@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled part of the torch backend: c10d_backend.cpp, built against the installed torch.
+
+Decides where the build lies, who of the ranks makes it, and whether a group uses it: all its ranks
+or none. Whatever goes wrong is a reason to do without, never an error. Must not know groups.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.distributed import DistError, Store
+
+from fastcoll import env
+
+# A compiler on a busy machine; alone it takes 15 s.
+_LIMIT_S = 300.0
+_SOURCE = Path(__file__).with_name("c10d_backend.cpp")
+_HEADER = Path(__file__).with_name("core_api.h")
+_FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+class NotBuiltError(Exception):
+    """There is no compiled backend; the text says why."""
+
+
+class _Outcome:
+    """What came of the first attempt in this process; there is no second one."""
+
+    module: ModuleType | None = None
+    reason = "no group of torch.distributed was made yet"
+    known = False
+
+
+_outcome = _Outcome()
+
+
+def load() -> ModuleType | None:
+    """Return the compiled backend, built if need be, or None; `reason` then says why."""
+    if not _outcome.known:
+        _outcome.known = True
+        try:
+            _outcome.module = _import(_built())
+            _outcome.reason = ""
+        except NotBuiltError as error:
+            _outcome.reason = str(error)
+        except (OSError, ImportError, subprocess.SubprocessError) as error:
+            _outcome.reason = f"{type(error).__name__}: {error}"
+    return _outcome.module
+
+
+def reason() -> str:
+    """Return why this process has no compiled backend, or "" if it has."""
+    return _outcome.reason
+
+
+def agree(store: Store, rank: int, world_size: int, timeout: timedelta) -> ModuleType | None:
+    """Return the compiled backend if every rank of a group has it, else None. Collective.
+
+    Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch checks the calls of a compiled backend by calls of
+    its own, which all ranks must make. The limit adds what a peer may take to compile.
+    """
+    module = load()
+    keys = [f"c10d_backend/{peer}" for peer in range(world_size)]
+    store.set(keys[rank], reason() or "built")
+    try:
+        store.wait(keys, timeout + timedelta(seconds=_LIMIT_S))
+    except DistError:
+        return None  # a rank is missing, which making the group will report
+    if any(store.get(key) != b"built" for key in keys):
+        return None
+    return module
+
+
+def report() -> str:
+    """Return what a group would use, without building anything."""
+    try:
+        path = _path()
+        compiler = _compiler(path)
+    except NotBuiltError as error:
+        return f"in Python: {error}"
+    return f"compiled: {path}" if compiler is None else f"{compiler} compiles it at first use"
+
+
+def _path() -> Path:
+    """Return where the build for this source, torch and interpreter lies, or will."""
+    if env.TORCH_BACKEND.get() == "python":
+        raise NotBuiltError("FASTCOLL_TORCH_BACKEND=python")
+    return env.cache_dir() / f"c10d_backend-{_fingerprint()}.so"
+
+
+def _compiler(path: Path) -> str | None:
+    """Return what can make the build; None if it is there."""
+    if path.exists():
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        said = _failure(path).read_text(errors="replace")
+        raise NotBuiltError(f"{said} (to try again, remove {_failure(path)})")
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise NotBuiltError("no C++ compiler: neither c++ nor g++ is on PATH")
+    return compiler
+
+
+def _failure(path: Path) -> Path:
+    """Return where it is kept why a compiler refused, so that not every start tries again."""
+    return path.with_suffix(".failed")
+
+
+def _built() -> Path:
+    """Return the path of the build, once it is there."""
+    path = _path()
+    compiler = _compiler(path)
+    if compiler is None:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + _LIMIT_S
+    with open(path.with_suffix(".lock"), "w") as lock:
+        _take(lock.fileno(), end)
+        if _compiler(path) is not None:  # nobody else did meanwhile
+            _compile(compiler, path, end - time.monotonic())
+    return path
+
+
+def _take(lock: int, end: float) -> None:
+    """Take the lock, which the kernel takes back from a rank that dies."""
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise NotBuiltError(
+                    f"another process has been building it for {_LIMIT_S:g} s"
+                ) from None
+            time.sleep(0.05)
+
+
+def _fingerprint() -> str:
+    parts = (
+        _SOURCE.read_bytes(),
+        _HEADER.read_bytes(),
+        " ".join(_FLAGS).encode(),
+        torch.__version__.encode(),
+        str(torch.__file__).encode(),
+        str(sysconfig.get_config_var("SOABI")).encode(),
+    )
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _compile(compiler: str, path: Path, limit_s: float) -> None:
+    home = Path(torch.__file__).parent
+    includes = [home / "include", home / "include/torch/csrc/api/include"]
+    includes.append(Path(sysconfig.get_path("include")))
+    # Renamed when it is complete: nobody loads half of it.
+    draft = path.with_suffix(f".{os.getpid()}.draft")
+    command = [
+        compiler,
+        *_FLAGS,
+        "-DTORCH_EXTENSION_NAME=c10d_backend",
+        "-DUSE_DISTRIBUTED",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(f"-isystem{folder}" for folder in includes),
+        str(_SOURCE),
+        f"-L{home / 'lib'}",
+        *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
+        f"-o{draft}",
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=max(limit_s, 1), check=False
+        )
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            said = (lines or done.stderr.splitlines() or ["it said nothing"])[0]
+            text = f"{compiler} could not compile c10d_backend.cpp: {said}"
+            _failure(path).write_text(text)
+            raise NotBuiltError(text)
+        draft.replace(path)
+    except subprocess.TimeoutExpired:
+        raise NotBuiltError(f"{compiler} did not finish within {limit_s:.0f} s") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _import(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("c10d_backend", str(path))
+    spec = importlib.util.spec_from_file_location("c10d_backend", path, loader=loader)
+    if spec is None:
+        raise NotBuiltError(f"{path} is no module")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fastcoll._C hands, as a table of C functions in a capsule, to code that is compiled later:
+// c10d_backend.cpp, against whatever torch is installed. Plain C types only, and no exception gets
+// through, as the two sides may come from different compilers.
+#pragma once
+
+#include <cstdint>
+
+struct FastcollGroup;  // the group inside a Communicator, which must outlive its use here
+
+// A plan, copied: what the ranks agreed on for calls of one kind.
+struct FastcollPlan {
+  alignas(8) unsigned char bytes[64];
+};
+
+struct FastcollFailure {
+  uint32_t kind;
+  uint64_t ranks;
+  char text[4096];
+};
+
+// The codes of fastcoll.types, as far as they are needed there.
+enum FastcollVerb {
+  kFastcollAllReduce,
+  kFastcollReduceScatter,
+  kFastcollAllGather,
+  kFastcollBroadcast,
+  kFastcollBarrier,
+};
+enum FastcollDType {
+  kFastcollFloat32 = 0,
+  kFastcollFloat64 = 1,
+  kFastcollFloat16 = 2,
+  kFastcollBfloat16 = 3,
+  kFastcollInt8 = 6,
+  kFastcollUint8 = 7,
+  kFastcollInt32 = 9,
+  kFastcollInt64 = 10,
+  kFastcollBool = 11,
+};
+
+enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted };
+
+inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
+inline constexpr uint32_t kFastcollCoreApiVersion = 1;
+
+struct FastcollCoreApi {
+  uint32_t version;
+
+  // ---- with the GIL ----
+  // The group of a Python object, or null.
+  FastcollGroup* (*group_of)(void* object);
+  // Whether calls of this kind have a plan, and which; the codes are those of fastcoll.types.
+  bool (*find_plan)(FastcollGroup* group, FastcollVerb verb, FastcollDType dtype, int op,
+                    uint64_t numel, int root, FastcollPlan* plan);
+  void (*set_python_error)(const FastcollFailure* failure);
+
+  // ---- without the GIL ----
+  // Whether a call may run at once, ahead of nothing.
+  bool (*idle)(const FastcollGroup* group);
+  // Announce a call that a thread of the caller's is going to run. False where calls are queued in
+  // Python: it has to go behind them. True asks for one end_async.
+  bool (*begin_async)(FastcollGroup* group);
+  void (*end_async)(FastcollGroup* group);
+  // Carry out a call. `timeout_s` < 0: the group's. Where it was interrupted the calling thread has
+  // a Python error.
+  FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan, const void* input,
+                         void* output, double timeout_s, FastcollFailure* failure);
+};

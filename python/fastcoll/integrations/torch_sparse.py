@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sum of sparse tensors over the ranks, as Gloo has it.
+
+Decides how a sparse sum becomes gathers of indices and values. Must not know how these are
+carried out.
+"""
+
+import torch
+
+from fastcoll.communicator import Communicator
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.types import ReduceOp
+
+
+def sum_sparse(comm: Communicator, tensor: torch.Tensor, op: object) -> None:
+    """Sum COO tensors of one shape over all ranks, in place. Collective.
+
+    Every rank gathers what all others have and adds it up in rank order, so a rank moves as many
+    bytes as all non-zero elements have.
+
+    Raises:
+        UnsupportedError: `op` is not SUM.
+        UsageError: The shapes differ between the ranks; every rank raises it.
+        DesyncError: The dtypes or numbers of dimensions differ.
+    """
+    if op != ReduceOp.SUM:
+        raise UnsupportedError(f"sparse tensors can be summed; {op} has no meaning for them")
+    mine = tensor.coalesce()
+    indices, values = mine.indices(), mine.values()
+    rows = comm.gather_words([mine._nnz(), mine.sparse_dim(), *mine.shape])
+    counts = [row[0] for row in rows]
+    if any(row[1:] != rows[0][1:] for row in rows):
+        shapes = "; ".join(f"rank {rank} has {tuple(row[2:])}" for rank, row in enumerate(rows))
+        raise UsageError(f"sparse tensors of one shape can be summed, but {shapes}")
+    all_indices = [indices.new_empty((mine.sparse_dim(), count)) for count in counts]
+    all_values = [values.new_empty((count, *values.shape[1:])) for count in counts]
+    comm.all_gather(all_indices, indices)
+    comm.all_gather(all_values, values)
+    whole = (torch.cat(all_indices, 1), torch.cat(all_values), mine.shape)
+    total = torch.sparse_coo_tensor(*whole, check_invariants=False)
+    tensor.copy_(total.coalesce())

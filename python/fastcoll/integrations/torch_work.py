@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# torch's stubs know several forms of each method; torch itself calls the one that is here.
+# mypy: disable-error-code="override"
+"""A call of a communicator as torch sees it.
+
+Decides what torch may ask of a call that was started. Must not know groups.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastcoll.transfers import TransferWork
+from fastcoll.work import Work
+
+
+class TorchWork(dist.Work):
+    """A call of a communicator as torch sees it."""
+
+    def __init__(self, works: Sequence[Work | TransferWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the calls are complete; raises what they raised. Of no time: no limit here."""
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """Do as `wait`: there are no streams."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the calls are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Return whether the calls are over and went well."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        """Return what a call raised."""
+        return next((error for work in self._works if (error := work.exception())), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait, then return the outputs."""
+        return [output for work in self._works for output in work.result()]  # type: ignore[misc]
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent what was received here."""
+        [work] = self._works
+        return work.source_rank() if isinstance(work, TransferWork) else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs."""
+        if len(self._works) == 1:
+            return self._works[0].get_future()
+        every = torch.futures.collect_all([work.get_future() for work in self._works])
+        return every.then(lambda done: [out for one in done.value() for out in one.value()])

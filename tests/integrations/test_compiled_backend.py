@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled backend of torch.distributed: it is used, and does what Python's does."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import mistakes
+import pytest
+import test_torch_backend as programs
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from backends import on_backend, same
+
+from harness import Attempt, Pool, Rank, Setup, attempt
+
+COMPILE_S = 400.0  # alone it takes 15 s; ranks that come second wait for the first
+# A rank may be compiling when its pool is asked for the first time.
+pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+
+
+def in_cpp(rank: Rank) -> tuple[str, str]:
+    """What torch calls, and why it is not the compiled backend, if it is not."""
+    from fastcoll.integrations import c10d_build
+
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    return type(backend).__name__, c10d_build.reason()
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable[[int], Pool]]:
+    opened: dict[int, Pool] = {}
+
+    def pool(world_size: int) -> Pool:
+        if world_size not in opened or not opened[world_size].is_open:
+            setup = Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"})
+            opened[world_size] = Pool(world_size, setup)
+            rows = opened[world_size].run(on_backend, "fastcoll", in_cpp, deadline_s=COMPILE_S)
+            assert rows == [("FastcollBackend", "")] * world_size
+        return opened[world_size]
+
+    yield pool
+    for one in opened.values():
+        one.close()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    "program",
+    [
+        programs.reductions,
+        programs.moves,
+        programs.shuffles,
+        programs.objects,
+        programs.groups,
+        programs.asynchronous,
+        programs.functional,
+    ],
+)
+def test_the_same_as_on_gloo(
+    pools: Callable[[int], Pool], program: Callable[[Rank], Any], world: int
+) -> None:
+    ours = pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, pools(world).run(on_backend, "gloo", program))
+
+
+def test_what_gloo_has_not(pools: Callable[[int], Pool]) -> None:
+    rows = pools(3).run(on_backend, "fastcoll", programs.beyond_gloo)
+    assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
+
+
+def twice(rank: Rank) -> list[Any]:
+    """Every verb that runs in C++ once its plan is known, so often that it is."""
+    me, world, results = rank.rank, rank.world_size, []
+    group = dist.group.WORLD
+    for turn in range(3):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+            for is_async in (False, True):
+                mine = ((torch.arange(1000) + me + turn) % 7).to(dtype)
+                tensor, root = mine.clone(), mine.clone()
+                whole = torch.empty(1000 * world, dtype=dtype)
+                part = torch.empty(1000, dtype=dtype)
+                works = [
+                    dist.all_reduce(tensor, async_op=is_async),
+                    dist.broadcast(root, 1, async_op=is_async),
+                    dist.all_gather_into_tensor(whole, mine, async_op=is_async),
+                    dist.reduce_scatter_tensor(part, mine.repeat(world), async_op=is_async),
+                    dist.barrier(async_op=is_async),
+                ]
+                for work in works:
+                    assert (work is not None) == is_async
+                    if work is not None:
+                        work.wait()
+                results += [tensor, root, whole, part]
+        results.append(funcol.all_gather_tensor(torch.arange(3) + me, 0, group).clone())
+        results.append(funcol.reduce_scatter_tensor(torch.arange(6), "max", 0, group).clone())
+    return results
+
+
+def test_calls_whose_plan_is_known(pools: Callable[[int], Pool]) -> None:
+    ours = pools(2).run(on_backend, "fastcoll", twice)
+    assert same(ours, pools(2).run(on_backend, "gloo", twice))
+
+
+def order(rank: Rank) -> list[Any]:
+    """Calls of both queues and none, in flight together: what one does the next one sees."""
+    import fastcoll
+
+    tensor, strided = torch.ones(64), torch.ones(64, 2)[:, 0]
+    dist.all_reduce(tensor.clone())  # its plan is known from here on
+    works = []
+    for _ in range(20):
+        works.append(dist.all_reduce(tensor, async_op=True))  # C++, unless Python is busy
+        works.append(dist.all_reduce(strided, async_op=True))  # Python
+        works.append(dist.all_reduce(tensor, async_op=True))
+        fastcoll.all_reduce(tensor, group=dist.group.WORLD)  # behind all of them
+        tensor /= rank.world_size**3
+        dist.all_reduce(strided)
+        strided /= rank.world_size**2
+    for work in works:
+        work.wait()
+    return [tensor, strided, [work.is_completed() for work in works]]
+
+
+def test_one_order_of_two_queues(pools: Callable[[int], Pool]) -> None:
+    rows = pools(2).run(on_backend, "fastcoll", order)
+    assert same(rows, [[torch.ones(64), torch.ones(64), [True] * 60]] * 2)
+
+
+# ---- what Python's backend can't do --------------------------------------------------------------
+
+
+def two_devices(rank: Rank) -> list[Any]:
+    store = dist.PrefixStore("two devices", rank.store)
+    devices = "cpu:fastcoll,cuda:gloo"
+    dist.init_process_group(devices, store=store, rank=rank.rank, world_size=rank.world_size)
+    try:
+        group = dist.group.WORLD
+        names = [group._get_backend(torch.device(d)).name() for d in ("cpu", "cuda")]  # type: ignore[union-attr]
+        tensor = torch.ones(5)
+        dist.all_reduce(tensor)
+        both = dist.new_group(backend="cpu:fastcoll,cuda:fastcoll")
+        dist.all_reduce(tensor, group=both)
+        return [*names, tensor]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_with_a_backend_for_each_device(pools: Callable[[int], Pool]) -> None:
+    rows = pools(2).run(two_devices)
+    assert same(rows, [["fastcoll", "gloo", torch.full((5,), 4.0)]] * 2)
+
+
+def in_detail(rank: Rank) -> list[Any]:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        return on_backend(rank, "fastcoll", wrapped)  # type: ignore[no-any-return]
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def wrapped(rank: Rank) -> list[Any]:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    tensor = torch.ones(3)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    dist.barrier()
+    return [type(backend).__name__, tensor, attempt(dist.all_reduce, torch.ones(3 + rank.rank))]
+
+
+def test_torch_wraps_it_when_details_are_asked_for(pools: Callable[[int], Pool]) -> None:
+    for name, tensor, mismatch in pools(2).run(in_detail):
+        assert name == "_ProcessGroupWrapper"
+        assert same(tensor, torch.full((3,), 8.0))
+        assert "Detected mismatch between collectives" in mismatch.text
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def known_then_wrong(rank: Rank) -> list[Attempt]:
+    """Errors of calls that run in C++, in every way to meet them."""
+    good, other = torch.ones(8), torch.ones(9)
+    for tensor in (good, other):
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    work = dist.all_reduce(other if rank.rank else good, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    seen = [attempt(work.wait), attempt(future.wait), attempt(future.wait), attempt(work.wait)]
+    seen.append(attempt(dist.all_reduce, good))
+    return [*seen, attempt(dist.all_reduce(good, async_op=True).wait)]  # type: ignore[union-attr]
+
+
+def test_errors_keep_their_type(pools: Callable[[int], Pool]) -> None:
+    for row in pools(2).run(on_backend, "fastcoll", known_then_wrong):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "numel=8" in one.text
+            assert "numel=9" in one.text
+            assert one.seconds < 2
+
+
+@pytest.mark.parametrize("name", mistakes.MISTAKES)
+def test_every_rank_is_told_of_a_mistake(pools: Callable[[int], Pool], name: str) -> None:
+    rows = pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
+    mistakes.check(name, rows)
+
+
+def in_ddp(rank: Rank) -> list[Attempt]:
+    """A rank leaves the others alone in the middle of a backward pass."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    if rank.rank == 1:
+        time.sleep(2)
+    return [attempt(lambda: model(torch.ones(2, 4)).sum().backward())]
+
+
+def test_an_error_in_a_backward_pass(pools: Callable[[int], Pool]) -> None:
+    [[one], [other]] = pools(2).run(on_backend, "fastcoll", in_ddp)
+    assert one.kind == other.kind == "CollectiveTimeout", (one, other)
+
+
+def late(rank: Rank) -> list[Any]:
+    tensor = torch.ones(4)
+    for _ in range(2):
+        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    if rank.rank == 1:
+        time.sleep(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    seen = attempt(work.wait, timedelta(seconds=0.2))
+    return [seen.kind, work.wait(), work.exception()]
+
+
+def test_waiting_for_less_than_the_call_may_take(pools: Callable[[int], Pool]) -> None:
+    [one, other] = pools(2).run(on_backend, "fastcoll", late)
+    assert one == ["CollectiveTimeout", True, None]
+    assert other == ["", True, None]
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [programs.data_parallel, programs.with_views])
+def test_training(pools: Callable[[int], Pool], program: Callable[[Rank], Any]) -> None:
+    ours = pools(2).run(on_backend, "fastcoll", program)
+    assert same(ours, pools(2).run(on_backend, "gloo", program))
+
+
+# ---- without it ----------------------------------------------------------------------------------
+
+
+def without(rank: Rank, cache: str, broken: str) -> tuple[list[Any], str]:
+    """A group of ranks of which one can't compile."""
+    from fastcoll.integrations import c10d_build
+
+    if rank.rank == 1:
+        os.environ["FASTCOLL_CACHE_DIR"] = cache
+        if broken == "no compiler":
+            os.environ["PATH"] = cache
+        elif broken == "compiler fails":
+            c10d_build._SOURCE = Path(cache, "c10d_backend.cpp")
+            c10d_build._SOURCE.write_text("#error planted\n")
+        elif broken == "no cache":
+            os.environ["FASTCOLL_CACHE_DIR"] = os.path.join(cache, "file", "folder")
+            Path(cache, "file").write_text("")
+    return on_backend(rank, "fastcoll", programs.reductions), c10d_build.reason()
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("no compiler", "neither c++ nor g++ is on PATH"),
+        ("compiler fails", "error: #error planted"),
+        ("no cache", "NotADirectoryError"),
+    ],
+)
+def test_ranks_do_without_together(
+    fresh_pool: Callable[..., Pool], tmp_path: Path, broken: str, why: str
+) -> None:
+    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"}))
+    rows = pool.run(without, str(tmp_path), broken, deadline_s=COMPILE_S)
+    gloos = pool.run(on_backend, "gloo", programs.reductions)
+    assert same([row for row, _ in rows], gloos)
+    assert rows[0][1] == ""  # it had a compiler, and did without all the same
+    assert why in rows[1][1]
+
+
+def builds_at_once(rank: Rank, cache: str) -> tuple[str, int]:
+    os.environ["FASTCOLL_CACHE_DIR"] = cache
+    name, _ = on_backend(rank, "fastcoll", in_cpp)
+    return name, len(list(Path(cache).glob("*.draft")))
+
+
+@pytest.mark.slow
+def test_one_rank_compiles_for_all(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
+    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"}))
+    rows = pool.run(builds_at_once, str(tmp_path), deadline_s=COMPILE_S)
+    assert rows == [("FastcollBackend", 0)] * 3
+    assert len(list(tmp_path.glob("*.so"))) == 1
