@@ -11,6 +11,7 @@ from typing import Any
 import mistakes
 import pytest
 import test_torch_backend as programs
+import test_training as training
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -248,7 +249,7 @@ def test_waiting_for_less_than_the_call_may_take(pools: Callable[[int], Pool]) -
 # ---- training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", [programs.data_parallel, programs.with_views])
+@pytest.mark.parametrize("program", [training.data_parallel, training.with_views])
 def test_training(pools: Callable[[int], Pool], program: Callable[[Rank], Any]) -> None:
     ours = pools(2).run(on_backend, "fastcoll", program)
     assert same(ours, pools(2).run(on_backend, "gloo", program))
