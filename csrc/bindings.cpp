@@ -172,6 +172,13 @@ void bind_group(py::module_& module) {
              group.drive(host);
            })
       .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
+      .def(
+          "add_program",
+          [](ProcessGroup& group, uint64_t hash, std::array<uint32_t, 3> blocks,
+             const std::vector<uint32_t>& words) {
+            group.add_program(hash, {blocks[0], blocks[1], blocks[2]}, words);
+          },
+          py::arg("hash"), py::arg("blocks"), py::arg("words"), without_gil)
       .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
       .def("arena_ptr",
            [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })

@@ -66,10 +66,11 @@ enum class Algorithm : std::uint8_t {
   ring = 2,
   chain = 3,
   direct = 4,
-  multimem = 5,  // on GPUs only
+  schedule = 5,  // on CPUs only: what the model's schedules say
+  multimem = 6,  // on GPUs only
 };
-inline constexpr int kNumAlgorithms = 5;  // those that the host's tables know
-inline constexpr int kNumGpuAlgorithms = 6;
+inline constexpr int kNumAlgorithms = 6;  // those that the host's tables know
+inline constexpr int kNumGpuAlgorithms = 7;
 
 // What an operation may be applied to.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
@@ -101,7 +102,7 @@ inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all",
     "gather",     "scatter",        "reduce",     "send",      "recv"};
 inline constexpr const char* kAlgorithmNames[kNumGpuAlgorithms] = {
-    "one_shot", "two_shot", "ring", "chain", "direct", "multimem"};
+    "one_shot", "two_shot", "ring", "chain", "direct", "schedule", "multimem"};
 
 }  // namespace detail
 

@@ -42,7 +42,9 @@ struct Plan {
   bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
   uint64_t numel = 0;    // see Plan in _C.pyi for what it counts, by verb
   int32_t root = 0;
-  uint64_t splits = 0;  // lists, parts of unequal size: what all ranks know of them; 0: neither
+  // Lists, parts of unequal size: what all ranks know of them; 0: neither. For a schedule: a hash
+  // of all ranks' programs.
+  uint64_t splits = 0;
   uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
   uint8_t channels = 0;        // thread blocks of a rank's kernel; 0 on CPUs
   uint32_t hash = 0;           // of all the above
@@ -124,13 +126,15 @@ inline std::string describe(const Plan& plan) {
   else if (const uint64_t count = num_tensors(plan.splits))
     text += " in " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") + ", sizes #" +
             std::to_string(plan.splits % 100000);
-  else if (plan.splits != 0) text += ", uneven parts #" + std::to_string(plan.splits % 100000);
+  else if (plan.splits != 0 && plan.algorithm != Algorithm::schedule)
+    text += ", uneven parts #" + std::to_string(plan.splits % 100000);
   return text + ")";
 }
 
 // "one_shot inlined, numerics same_bits".
 inline std::string describe_choice(const Plan& plan) {
   std::string text = algorithm_name(plan.algorithm);
+  if (plan.algorithm == Algorithm::schedule) text += " #" + std::to_string(plan.splits % 100000);
   if (plan.inlined) text += " inlined";
   if (plan.channels != 0) text += " on " + std::to_string(plan.channels) + " channels";
   else if (!plan.inlined)

@@ -117,13 +117,14 @@ void ProcessGroup::run(const Plan& plan, const void* input, void* output, Host& 
                        double timeout_s) {
   const auto guard = lock(host);
   require_usable();
-  fastcoll::run(*group_, plan, input, output, host, timeout_s);
+  fastcoll::run(*group_, plan, input, output, host, timeout_s, program_of(plan));
 }
 
 void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double timeout_s) {
   const auto guard = lock(host);
   require_usable();
   Call<StdAtomics> call{*group_, plan, nullptr, nullptr, &parts};
+  call.program = program_of(plan);
   fastcoll::run(call, host, timeout_s);
 }
 
@@ -151,8 +152,10 @@ double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output
                                Host& host) {
   const auto guard = lock(host);
   require_usable();
+  const Program* program = program_of(plan);
   const int64_t start_us = now_us();
-  for (int i = 0; i < iterations; ++i) fastcoll::run(*group_, plan, input, output, host);
+  for (int i = 0; i < iterations; ++i)
+    fastcoll::run(*group_, plan, input, output, host, -1, program);
   return double(now_us() - start_us) * 1e-6;
 }
 
@@ -160,6 +163,20 @@ double ProcessGroup::time_one_way_flag(int iterations, Host& host) {
   const auto guard = lock(host);
   require_usable();
   return group_->time_one_way_flag(iterations, host);
+}
+
+void ProcessGroup::add_program(uint64_t hash, const ProgramBlocks& blocks,
+                               const std::vector<uint32_t>& words) {
+  Program program(world_size_, rank_, blocks, words);
+  Host host;
+  const auto guard = lock(host);
+  programs_.try_emplace(hash, std::move(program));
+}
+
+const Program* ProcessGroup::program_of(const Plan& plan) const {
+  if (plan.algorithm != Algorithm::schedule) return nullptr;
+  const auto found = programs_.find(plan.splits);
+  return found == programs_.end() ? nullptr : &found->second;
 }
 
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "cpu/call.h"
 #include "cpu/p2p.h"
+#include "cpu/program.h"
 
 namespace fastcoll {
 
@@ -44,6 +46,9 @@ class ProcessGroup {
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
+
+  // This rank's program of a schedule, for plans whose `splits` is `hash`.
+  void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);
 
   // Start a send or a receive; wait for one (false: limit_s > 0 ran out); move all that are open.
   void post(const std::shared_ptr<Transfer>& transfer);
@@ -96,6 +101,7 @@ class ProcessGroup {
   }
   static void forget_in_child();
   std::unique_lock<std::mutex> lock(Host& host);
+  const Program* program_of(const Plan& plan) const;
   void require_usable() const;
   void close_fds();
 
@@ -105,6 +111,7 @@ class ProcessGroup {
   std::vector<int> fds_;  // kept open for the life of the group
   std::unique_ptr<Group<StdAtomics>> group_;
   std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
+  std::map<uint64_t, Program> programs_;
   std::mutex mutex_;       // held during a call
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   static constexpr uint64_t kQueued = 1, kQueuedNative = uint64_t{1} << 32;

@@ -26,6 +26,8 @@ inline constexpr size_t kInlineMaxBytes = 2048;
 // Staging: 8 slots of 256 KiB, 2 MiB per rank whatever the message. More slots leave the L2 cache.
 inline constexpr int kNumSlots = 8;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
+// Signals that one rank may raise in one segment of a schedule.
+inline constexpr uint32_t kMostSignals = uint32_t{1} << 20;
 
 inline constexpr uint64_t kLayoutMagic = 0x66636f6c6c000001ULL;  // "fcoll", layout version 1
 
@@ -117,6 +119,7 @@ struct alignas(4096) Pad {
   Descriptor ring[kRingEntries];
   VerdictPage verdict;
   Identity identity;
+  Word signals[kNumSlots];  // of a schedule: raised so far for the segment in each slot
 };
 
 inline constexpr size_t kPadBytes = sizeof(Pad);

@@ -12,6 +12,8 @@
 
 namespace fastcoll {
 
+class Program;
+
 // What one rank gives to another, or gets from it.
 struct Part {
   std::byte* ptr;
@@ -55,6 +57,7 @@ struct Call {
   // reduce_scatter and all_gather).
   const Parts* parts = nullptr;
   const List* list = nullptr;
+  const Program* program = nullptr;  // of a plan that carries out a schedule
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.world_size(); }

@@ -88,6 +88,17 @@ class Group {
     wait(peer, {&pad(peer).reduced.value, progress(count), false});
   }
 
+  // ---- signals of a schedule: counted for each segment, up to kMostSignals --------------------
+  void publish_signals(uint64_t segment_idx, uint64_t count) {
+    signal(signals(rank(), segment_idx), signals_value(segment_idx, count));
+  }
+  bool has_signalled(int peer, uint64_t segment_idx, uint64_t count) {
+    return met(signalled(peer, segment_idx, count));
+  }
+  void wait_signals(int peer, uint64_t segment_idx, uint64_t count) {
+    wait(peer, signalled(peer, segment_idx, count));
+  }
+
   // ---- scratch: a ring of slots, one per segment, over all calls ------------------------------
   // My slot for segment k of this call, once every rank has consumed what it held.
   std::byte* claim_slot(uint64_t segment_idx) {
@@ -155,6 +166,16 @@ class Group {
   // 2^31 calls pass would look ahead if calls were counted in 32 bits. No call publishes more than
   // 2n-1 steps (ring) for each of its segments.
   uint64_t progress(uint64_t count) const { return first_segment_ * (2 * kMaxWorld) + count; }
+  // Grows from segment to segment of a slot, too.
+  uint64_t signals_value(uint64_t segment_idx, uint64_t count) const {
+    return (first_segment_ + segment_idx) * kMostSignals + count;
+  }
+  Word& signals(int peer, uint64_t segment_idx) {
+    return pad(peer).signals[(first_segment_ + segment_idx) % P::kSlots];
+  }
+  Awaited signalled(int peer, uint64_t segment_idx, uint64_t count) {
+    return {&signals(peer, segment_idx).value, signals_value(segment_idx, count), false};
+  }
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }

@@ -4,6 +4,7 @@
 
 #include "cpu/chain.h"
 #include "cpu/direct.h"
+#include "cpu/executor.h"
 #include "cpu/one_shot.h"
 #include "cpu/ring.h"
 #include "cpu/two_shot.h"
@@ -23,6 +24,8 @@ size_t num_segments(const Call<P>& call) {
       return chain_segments(call);
     case Algorithm::direct:
       return direct_segments(call);
+    case Algorithm::schedule:
+      return executor_segments(call);
     case Algorithm::multimem:
       break;
   }
@@ -58,6 +61,8 @@ void run_together(Call<P>& call) {
       return chain(call);
     case Algorithm::direct:
       return Direct<P>(call).run();
+    case Algorithm::schedule:
+      return execute(call);
     case Algorithm::multimem:
       break;
   }
@@ -85,8 +90,9 @@ void run(Call<P>& call, Host& host, double timeout_s) {
 
 template <class P>
 void run(Group<P>& group, const Plan& plan, const void* input, void* output, Host& host,
-         double timeout_s = -1) {
+         double timeout_s = -1, const Program* program = nullptr) {
   Call<P> call{group, plan, static_cast<const std::byte*>(input), static_cast<std::byte*>(output)};
+  call.program = program;
   run(call, host, timeout_s);
 }
 

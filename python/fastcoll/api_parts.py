@@ -71,7 +71,8 @@ def _reduce(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
-        algorithm: "auto", "one_shot" or "two_shot".
+        algorithm: "auto", "one_shot", "two_shot", or "schedule:NAME" with a name that `fastcoll
+            schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
@@ -142,7 +143,8 @@ def reduce_scatter(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot", "two_shot", "ring" or "chain".
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", or "schedule:NAME" with a name
+            that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """

@@ -35,8 +35,10 @@ from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.plan import Plan
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
+from fastcoll.scheduled import is_scheduled, plan_of
 from fastcoll.selection import select
 from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
@@ -258,15 +260,29 @@ class Communicator(ObjectMethods, P2PMethods):
         )
         plan = self._plans.get(request)
         if plan is None:
-            choice = select(request, algorithms.ALL, self._tuning.table)
+            chosen = self.choose(request)
             if self._log_plans:
-                sys.stderr.write(f'fastcoll: "{self.name}" {choice.plan.describe()}\n')
+                sys.stderr.write(f'fastcoll: "{self.name}" {chosen.describe()}\n')
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[request] = _C.Plan(*choice.plan.args())
+            plan = self._plans[request] = _C.Plan(*chosen.args())
         usual = call.algorithm == "auto" and numerics == self._settings.numerics
         if usual and terms is None:  # the table knows neither
             self.cache_plan(plan)
+        return plan
+
+    def choose(self, request: Request) -> Plan:
+        """Return the plan of a request; a pure function of it and of what the ranks agreed on.
+
+        Raises:
+            UsageError: The algorithm that it asks for is unknown.
+            UnsupportedError: That algorithm does not admit it.
+        """
+        if not is_scheduled(request):
+            return select(request, algorithms.ALL, self._tuning.table).plan
+        plan, schedule = plan_of(request)
+        words = schedule.programs[self.rank]
+        self.add_program(plan.splits, schedule.blocks, words)
         return plan
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ class Plan:
         segment_bytes: Staged bytes of one segment.
         fast_numerics: The order of a float reduction is free.
         inline: Data and flag travel in one cache line; for the smallest messages.
-        splits: See `fastcoll.types.Request`.
+        splits: See `fastcoll.types.Request`; of a schedule, a hash of all ranks' programs.
         channels: Thread blocks of each rank's kernel; 0 on CPUs.
     """
 
@@ -59,7 +59,7 @@ class Plan:
             words.append(f"root {self.root}")
         if count := num_tensors(self.splits):
             words.append(f"in {count} tensors")
-        elif self.splits:
+        elif self.splits and self.algorithm is not Algorithm.schedule:
             words.append("in uneven parts")
         words.append(f"-> {self.algorithm.name}")
         words.append("inline" if self.inline else f"segments of {self.segment_bytes} bytes")

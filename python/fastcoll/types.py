@@ -73,6 +73,7 @@ class Algorithm(IntEnum):
     ring = 2
     chain = 3
     direct = 4
+    schedule = 5
 
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}

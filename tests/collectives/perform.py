@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from calls import Call, Place, difference, expected, words_in
+from calls import MOVES, Call, Place, difference, expected, words_in
 
 import oracle
 from harness import Pool, Rank
@@ -197,6 +197,24 @@ def split(array: Any, count: int) -> list[Any]:
     ] * count
 
 
+def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
+    """Move data by an algorithm of one's own choice, which the public functions don't offer."""
+    from fastcoll import calls, parts
+    from fastcoll.types import Verb
+
+    verb, how = Verb[call.verb], {"root": call.root, "algorithm": call.algorithm}
+    if call.verb == "all_gather":
+        return comm.issue(calls.Call(verb=verb, input=ins, output=outs, **how))
+    if call.verb == "broadcast":
+        return comm.issue(calls.Call(verb=verb, input=ins, output=ins, **how))
+    at_root, several = comm.rank == call.root, comm.world_size
+    if call.verb == "gather":
+        outs = split(outs, several) if at_root else None
+    elif call.verb == "scatter":
+        ins = split(ins, several) if at_root else None
+    return comm.issue(parts.PartsCall(verb=verb, input=ins, output=outs, **how))
+
+
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
     """Hand a call with these arguments to the library."""
     import fastcoll
@@ -209,6 +227,8 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
     if async_op:
         options["async_op"] = True
     op = getattr(fastcoll.ReduceOp, call.op)
+    if call.verb in MOVES and call.algorithm != "auto":
+        return move_by(comm, call, ins, outs)
     if call.verb == "all_reduce":
         if ins is not outs:
             options["out"] = outs

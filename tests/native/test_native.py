@@ -64,7 +64,14 @@ class Case:
     caught_by: str = ""
 
 
-PUBLISHED = ("arrive", "inlined", "staged", "reduced", "done")  # with release, by their owner
+PUBLISHED = (
+    "arrive",
+    "inlined",
+    "staged",
+    "reduced",
+    "signals",
+    "done",
+)  # with release, by their owner
 
 # test_protocol's arguments: variant, seeds, limit of a wait in seconds, number of the first call
 CASES = [

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cpu/run.h"
+#include "pushing_program.h"
 
 using namespace fastcoll;
 
@@ -72,7 +73,7 @@ struct Machine {
 
 // ---- the planted bugs ---------------------------------------------------------------------------
 
-enum class Which { arrive, inlined, staged, reduced, done, poison, other };
+enum class Which { arrive, inlined, staged, reduced, done, poison, signals, other };
 
 // Which word of a pad this is, so that one can be weakened and the others left as they are.
 Which word_of(const uint64_t& word) {
@@ -82,6 +83,7 @@ Which word_of(const uint64_t& word) {
   if (at < offsetof(Pad, reduced)) return Which::staged;
   if (at < offsetof(Pad, done)) return Which::reduced;
   if (at < offsetof(Pad, poison)) return Which::done;
+  if (at >= offsetof(Pad, signals) && at < kPadBytes) return Which::signals;
   return at < offsetof(Pad, sleep) ? Which::poison : Which::other;
 }
 
@@ -168,6 +170,8 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   plan.inlined = staged_bytes <= kInlineMaxBytes && pick(3) != 0 &&
                  (!reduces || plan.algorithm == Algorithm::one_shot);
   if (plan.verb == Verb::barrier) plan.inlined = true;
+  if (plan.verb == Verb::all_reduce && !plan.inlined && pick(3) == 0)
+    plan.algorithm = Algorithm::schedule;
   if (plan.verb == Verb::all_to_all && !plan.inlined && pick(2)) {  // numel: the most of a part
     plan.splits = kCountedSplits;
     plan.inlined = false;
@@ -343,6 +347,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
 
   Host host;
   Buffers buffers;
+  const Program program = pushing_program(world_size, rank);
   try {
     for (const Step& step : steps) {
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
@@ -357,7 +362,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
         run(call, host, -1);
         tensors.put_together(buffers.output);
       } else {
-        run(group, step.plan, buffers.input, buffers.output, host);
+        run(group, step.plan, buffers.input, buffers.output, host, -1, &program);
       }
       verify(step, world_size, rank, buffers.output);
     }
@@ -408,11 +413,13 @@ int main(int argc, char** argv) {
       {"relaxed_release_of_inlined", run_all<RelaxedRelease<Which::inlined>>},
       {"relaxed_release_of_staged", run_all<RelaxedRelease<Which::staged>>},
       {"relaxed_release_of_reduced", run_all<RelaxedRelease<Which::reduced>>},
+      {"relaxed_release_of_signals", run_all<RelaxedRelease<Which::signals>>},
       {"relaxed_release_of_done", run_all<RelaxedRelease<Which::done>>},
       {"relaxed_acquire_of_arrive", run_all<RelaxedAcquire<Which::arrive>>},
       {"relaxed_acquire_of_inlined", run_all<RelaxedAcquire<Which::inlined>>},
       {"relaxed_acquire_of_staged", run_all<RelaxedAcquire<Which::staged>>},
       {"relaxed_acquire_of_reduced", run_all<RelaxedAcquire<Which::reduced>>},
+      {"relaxed_acquire_of_signals", run_all<RelaxedAcquire<Which::signals>>},
       {"relaxed_acquire_of_done", run_all<RelaxedAcquire<Which::done>>},
       {"relaxed_acquire_of_poison", run_all<RelaxedAcquire<Which::poison>>},
       {"relaxed_settle", run_all<RelaxedSettle>},

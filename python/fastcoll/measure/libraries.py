@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll import _C, algorithms
+from fastcoll import _C
 from fastcoll.calls import Call, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.selection import select
 from fastcoll.types import DType, Op, Request, Verb
 
 
@@ -121,7 +120,7 @@ class FastcollVariants(FastcollCore):
             numerics="fast",
             num_cpus=self.world_size,
         )
-        plan = select(request, algorithms.ALL).plan
+        plan = self.comm.choose(request)
         if self._segment_bytes:
             plan = replace(plan, segment_bytes=self._segment_bytes)
         built = _C.Plan(*plan.args())

@@ -97,7 +97,7 @@ def _requested(
                 f'{request.verb.name}(algorithm="{candidate.name}"): {reasons[candidate.name]}'
             )
         return candidate
-    names = ["auto", *(c.name for c in candidates)]
+    names = ["auto", "schedule:NAME", *(c.name for c in candidates)]
     if request.verb in REDUCTIONS:
         names.remove("direct")
     raise UsageError(
