@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the compiled algorithms really move: one call on ranks that are threads, with every copy,
+// every reduction and every wait written down. Prints JSON for test_trace.py, which holds it
+// against the model's schedules.
+//
+//   trace_algorithms WORLD_SIZE VERB ALGORITHM NUMEL [lose]
+//
+// Built without csrc/cpu/reduce*.cpp and without the compiler's own memcpy: this file has its own
+// of both, which take notes. `lose`: rank 0's notes of copies are lost, for a test of the test.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "cpu/run.h"
+
+using namespace fastcoll;
+
+namespace {
+
+int world_size = 0;
+std::byte* regions = nullptr;  // of all ranks, one after another
+bool loses_copies = false;
+
+struct Notes {
+  bool is_on = false;
+  int rank = 0;
+  std::array<size_t, kMaxWorld> read_bytes{};     // from each rank's scratch
+  std::array<size_t, kMaxWorld> written_bytes{};  // into each rank's scratch
+  size_t num_moves = 0;                           // copies and reductions with a peer's bytes
+  std::set<std::tuple<const uint64_t*, uint64_t>> waits;
+  std::array<size_t, kMaxWorld> num_waits{};  // for each rank
+};
+thread_local Notes notes;
+
+// The rank in whose scratch this lies, or -1.
+int owner(const void* ptr) {
+  const auto at = static_cast<const std::byte*>(ptr) - regions;
+  if (!regions || at < 0 || at >= ptrdiff_t(size_t(world_size) * kRegionBytes)) return -1;
+  return size_t(at) % kRegionBytes < kScratchOffsetBytes ? -1 : int(size_t(at) / kRegionBytes);
+}
+
+// Whether the memory is a peer's; takes the note.
+bool note(std::array<size_t, kMaxWorld>& bytes, const void* ptr, size_t num_bytes) {
+  const int rank = owner(ptr);
+  if (rank < 0) return false;
+  bytes[size_t(rank)] += num_bytes;
+  return rank != notes.rank;
+}
+
+// A wait is a word and the least value that it may have; looking again is no other wait.
+struct Traced : StdAtomics {
+  static uint64_t load_acquire(const uint64_t& word) {
+    last = &word;
+    const size_t at = place(&word);
+    if (at % kRegionBytes < offsetof(Pad, staged)) take_note(&word, 0);  // a slot, awaited exactly
+    return StdAtomics::load_acquire(word);
+  }
+  static bool reached(uint64_t seen, uint64_t target) {
+    const size_t in_pad = place(last) % kRegionBytes;
+    if (in_pad >= offsetof(Pad, staged) && in_pad < offsetof(Pad, done)) take_note(last, target);
+    return StdAtomics::reached(seen, target);
+  }
+
+ private:
+  static size_t place(const uint64_t* word) {
+    return size_t(reinterpret_cast<const std::byte*>(word) - regions);
+  }
+  static void take_note(const uint64_t* word, uint64_t target) {
+    const size_t rank = place(word) / kRegionBytes;
+    if (notes.is_on && int(rank) != notes.rank && notes.waits.emplace(word, target).second)
+      ++notes.num_waits[rank];
+  }
+  static thread_local const uint64_t* last;
+};
+thread_local const uint64_t* Traced::last = nullptr;
+
+void add(const ReduceArgs& args) {
+  if (notes.is_on) {
+    bool crosses = false;
+    for (int i = 0; i < args.num_srcs; ++i)
+      crosses |= note(notes.read_bytes, args.srcs[i], args.numel * 4);
+    for (int i = 0; i < args.num_dsts; ++i)
+      crosses |= note(notes.written_bytes, args.dsts[i], args.numel * 4);
+    notes.num_moves += crosses;
+  }
+  for (size_t k = 0; k < args.numel; ++k) {
+    int32_t sum = 0;
+    for (int i = 0; i < args.num_srcs; ++i) sum += static_cast<const int32_t*>(args.srcs[i])[k];
+    for (int i = 0; i < args.num_dsts; ++i) static_cast<int32_t*>(args.dsts[i])[k] = sum;
+  }
+}
+
+void load(void* acc, const void* src, size_t numel) { std::memcpy(acc, src, numel * 4); }
+void accumulate(void* out, const void* in, const void* src, size_t numel) {
+  const void* both[] = {in, src};
+  add({&out, 1, both, 2, numel, 1});
+}
+void finish(void* dst, const void* acc, size_t numel, int) {
+  if (dst != acc) std::memcpy(dst, acc, numel * 4);
+}
+constexpr PartialFns kPartialFns = {load, accumulate, finish};
+
+void run_rank(int rank, const Plan& plan, size_t in_numel, size_t out_numel, Notes& result) {
+  GroupOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.name = "trace";
+  for (int peer = 0; peer < world_size; ++peer)
+    options.regions[size_t(peer)] = regions + size_t(peer) * kRegionBytes;
+  Group<Traced> group(options);
+  Host host;
+  std::vector<int32_t> input(in_numel, rank + 1), output(out_numel);
+  notes.rank = rank;
+  notes.is_on = true;
+  int32_t* out = plan.verb == Verb::broadcast ? input.data() : output.data();
+  run(group, plan, input.data(), out, host);
+  notes.is_on = false;
+  result = notes;
+}
+
+template <class List>
+void print(const char* name, const List& values) {
+  std::printf("\"%s\": [", name);
+  for (int i = 0; i < world_size; ++i) std::printf("%s%zu", i ? ", " : "", values[size_t(i)]);
+  std::printf("]");
+}
+
+template <class Enum>
+Enum named(const char* text, int count, const char* (*name)(Enum)) {
+  for (int i = 0; i < count; ++i)
+    if (std::strcmp(text, name(Enum(i))) == 0) return Enum(i);
+  std::fprintf(stderr, "no %s\n", text);
+  std::exit(2);
+}
+
+}  // namespace
+
+// The notes' own; volatile, so that no compiler makes a memcpy of it again.
+extern "C" void* memcpy(void* dst, const void* src, size_t num_bytes) {
+  if (notes.is_on && num_bytes != 0 && !(loses_copies && notes.rank == 0)) {
+    const bool reads = note(notes.read_bytes, src, num_bytes);
+    const bool writes = note(notes.written_bytes, dst, num_bytes);
+    notes.num_moves += reads || writes;
+  }
+  auto* to = static_cast<volatile char*>(dst);
+  const auto* from = static_cast<const volatile char*>(src);
+  for (size_t i = 0; i < num_bytes; ++i) to[i] = from[i];
+  return dst;
+}
+
+namespace fastcoll {
+ReduceFn reduce_fn(DType, Op) { return add; }
+const PartialFns* partial_fns(DType, Op) { return &kPartialFns; }
+}  // namespace fastcoll
+
+int main(int argc, char** argv) {
+  if (argc < 5) return 2;
+  world_size = std::atoi(argv[1]);
+  loses_copies = argc > 5;
+  Plan plan;
+  plan.verb = named<Verb>(argv[2], kNumVerbs, verb_name);
+  plan.algorithm = named<Algorithm>(argv[3], kNumAlgorithms, algorithm_name);
+  plan.numel = std::strtoull(argv[4], nullptr, 10);
+  plan.dtype = DType::int32;
+  plan.op = Op::sum;
+  plan.segment_bytes = uint32_t(kSlotBytes);
+  plan = make_plan(plan);
+  const bool gives_parts = plan.verb == Verb::reduce_scatter || plan.verb == Verb::scatter ||
+                           plan.verb == Verb::all_to_all;
+  const bool gets_parts =
+      plan.verb == Verb::all_gather || plan.verb == Verb::gather || plan.verb == Verb::all_to_all;
+  const size_t world = size_t(world_size);
+  regions = static_cast<std::byte*>(std::aligned_alloc(4096, world * kRegionBytes));
+  std::memset(regions, 0, world * kRegionBytes);
+  std::vector<Notes> all(world);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_size; ++rank)
+    ranks.emplace_back([&, rank] {
+      run_rank(rank, plan, plan.numel * (gives_parts ? world : 1),
+               plan.numel * (gets_parts ? world : 1), all[size_t(rank)]);
+    });
+  for (std::thread& rank : ranks) rank.join();
+  std::printf("[");
+  for (size_t rank = 0; rank < world; ++rank) {
+    std::printf("%s{", rank ? ",\n " : "");
+    print("read_bytes", all[rank].read_bytes);
+    std::printf(", ");
+    print("written_bytes", all[rank].written_bytes);
+    std::printf(", ");
+    print("num_waits", all[rank].num_waits);
+    std::printf(", \"num_moves\": %zu}", all[rank].num_moves);
+  }
+  std::printf("]\n");
+  std::free(regions);
+}
