@@ -4,6 +4,8 @@
 Decides what is shown; the topologies are fastcoll.topology's.
 """
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,8 +14,10 @@ from rich.table import Table
 from rich.tree import Tree
 
 from fastcoll.cli.console import make_console
-from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, refusals
+from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.model.placement import best_ring, disjoint_rings
+from fastcoll.topology.described import describe
+from fastcoll.topology.local import find
 from fastcoll.topology.model import (
     MACHINES,
     NETWORKS,
@@ -31,17 +35,24 @@ _MAX_MATRIX = 16
 def topo(
     machine: Annotated[str | None, typer.Argument(help=MACHINE_HELP)] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write this machine, found out, as such a file.")
+    ] = None,
 ) -> None:
     """Show a machine's wires as a tree and a matrix, with the source of every number.
 
-    Without a name: the machines and networks that come with fastcoll.
+    Without a name: the machines and networks that come with fastcoll. "here" is this machine, as
+    far as sysfs and NVML tell.
     """
     console = make_console()
+    if json_path is not None or machine == HERE:
+        _look_around(console, json_path)
     with refusals():
-        found = load_machine(machine) if machine else None
+        found = machine_named(machine) if machine else None
         between = load_network(network) if network else None
     if found is None and between is None:
-        console.print(_list())
+        if json_path is None:
+            console.print(_list())
         return
     if found is not None:
         console.print(_tree(found))
@@ -50,6 +61,16 @@ def topo(
             _print_rings(found, console)
     if between is not None:
         console.print(_network(between))
+
+
+def _look_around(console: Console, json_path: Path | None) -> None:
+    """Say what could not be read of this machine, and write the rest."""
+    found = find()
+    for problem in found.problems:
+        console.print(f"not found: {problem}", highlight=False, style="yellow")
+    if json_path is not None:
+        json_path.write_text(json.dumps(describe(found), indent=1) + "\n")
+        console.print(f"this machine: {json_path}", highlight=False)
 
 
 def _list() -> Table:

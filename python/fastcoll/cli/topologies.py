@@ -10,10 +10,29 @@ from fastcoll.cli.console import complain
 from fastcoll.errors import UsageError
 from fastcoll.measure.sizes import parse_size
 from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import MACHINES, NETWORKS, load_machine, load_network
+from fastcoll.topology.described import describe
+from fastcoll.topology.local import find
+from fastcoll.topology.model import (
+    MACHINES,
+    NETWORKS,
+    Machine,
+    load_machine,
+    load_network,
+    machine_of,
+)
 
-MACHINE_HELP = f"A machine's .json file, or one of {', '.join(MACHINES)}."
+HERE = "here"
+MACHINE_HELP = f"A machine's .json file, {HERE} (this one), or one of {', '.join(MACHINES)}."
 NETWORK_HELP = f"Between nodes: a network's .json file, or one of {', '.join(NETWORKS)}."
+
+
+def machine_named(name: str) -> Machine:
+    """Return a machine that a command names.
+
+    Raises:
+        UsageError: There is no such machine or file, or the file contradicts itself.
+    """
+    return machine_of(describe(find()), HERE) if name == HERE else load_machine(name)
 
 
 def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Cluster:
@@ -22,7 +41,7 @@ def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Clu
     Raises:
         UsageError: The ranks don't fill whole nodes, or nothing connects the nodes.
     """
-    node = load_machine(machine)
+    node = machine_named(machine)
     local_size = len(node.ranks)
     num_ranks = num_ranks or local_size
     num_nodes = -(-num_ranks // local_size)

@@ -129,8 +129,13 @@ class Network:
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: can't be read as JSON: {error}") from None
+    return _checked(document, str(path), kind)
+
+
+def _checked(document: object, path: str, kind: str) -> dict[str, Any]:
+    """Return a copy of a document that fits the schema of its kind."""
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise UsageError(f'{path}: "kind" is not "{kind}"')
     schema = _schema()
@@ -138,8 +143,8 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
     checker = jsonschema.Draft202012Validator({"$defs": schema["$defs"], **branch})
     for fault in checker.iter_errors(document):
         where = "/".join(map(str, fault.absolute_path)) or "the top"
-        raise UsageError(f"{path}: at {where}: {fault.message}")
-    return document
+        raise UsageError(f"{path}: at {where}: {fault.message[:200]}")
+    return dict(document)
 
 
 @cache
@@ -162,7 +167,16 @@ def load_machine(name: str) -> Machine:
         UsageError: There is no such file or name, or the file contradicts itself or the schema.
     """
     path = _path(name, "machine", MACHINES)
-    document = _read(path, "machine")
+    return machine_of(_read(path, "machine"), str(path))
+
+
+def machine_of(document: dict[str, Any], path: str) -> Machine:
+    """Return the machine of a document; `path` is what a refusal calls it.
+
+    Raises:
+        UsageError: The document contradicts itself or the schema.
+    """
+    document = _checked(document, path, "machine")
     wires: dict[tuple[str, str], Wire] = {}
     for i, group in enumerate(document["links"]):
         wire = Wire(group["kind"], group["gbps"], group["latency_us"], group["source"])
@@ -180,7 +194,7 @@ def load_machine(name: str) -> Machine:
     return machine
 
 
-def _connected(machine: Machine, path: Path) -> None:
+def _connected(machine: Machine, path: str) -> None:
     """Refuse what names devices that aren't there, or that nothing leads to."""
     for i, rank in enumerate(machine.ranks):
         if rank not in machine.neighbours and len(machine.ranks) > 1:

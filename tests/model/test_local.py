@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine has, read from a sysfs and an NVML that are made up here."""
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fastcoll.cli import app
+from fastcoll.model.placement import best_ring
+from fastcoll.topology.described import describe
+from fastcoll.topology.local import find, parse_cpus
+from fastcoll.topology.model import Machine, load_machine, machine_of
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def two_sockets(root: Path) -> Path:
+    """2 sockets of 4 cores with 2 CPUs each; CPU c and c + 8 are one core; a cache per socket."""
+    files = {}
+    for cpu in range(16):
+        socket, folder = cpu % 8 // 4, f"devices/system/cpu/cpu{cpu}"
+        mine = f"{4 * socket}-{4 * socket + 3},{8 + 4 * socket}-{8 + 4 * socket + 3}"
+        files |= {
+            f"{folder}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}",
+            f"{folder}/topology/physical_package_id": f"{socket}",
+            f"{folder}/cache/index0/level": "1",
+            f"{folder}/cache/index0/shared_cpu_list": f"{cpu % 8},{cpu % 8 + 8}",
+            f"{folder}/cache/index3/level": "3",
+            f"{folder}/cache/index3/shared_cpu_list": mine,
+            f"{folder}/cache/index3/size": "36864K",
+        }
+    for node in range(2):
+        folder = f"devices/system/node/node{node}"
+        files[f"{folder}/cpulist"] = f"{4 * node}-{4 * node + 3},{8 + 4 * node}-{8 + 4 * node + 3}"
+        files[f"{folder}/distance"] = "10 32" if node == 0 else "32 10"
+    files |= {
+        "class/net/eth0/speed": "25000",
+        "class/net/eth0/device/numa_node": "1",
+        "class/net/eth1/speed": "-1",  # no cable
+        "class/net/eth1/device/numa_node": "0",
+        "class/net/lo/mtu": "65536",
+        "class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
+        "class/infiniband/mlx5_0/device/numa_node": "0",
+        "class/infiniband/mlx5_0/device/net/ib0/mtu": "2044",
+        "class/net/ib0/device/numa_node": "0",  # the same card again
+    }
+    write(root, files)
+    return root
+
+
+class FakeNvml(types.SimpleNamespace):
+    """Eight GPUs: `links(gpu)` are the PCI ids at the ends of its NVLinks; "" is a switch."""
+
+    def __init__(self, links: Any, capability: tuple[int, int] = (9, 0), version: int = 4) -> None:
+        super().__init__()
+        self._links, self._capability, self._version = links, capability, version
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 8
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
+        return b"NVIDIA H100"
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
+        return types.SimpleNamespace(busId=f"00000000:{handle + 1:02X}:00.0")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return types.SimpleNamespace(total=80 << 30)
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
+        return self._version + 1
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
+        return 16
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return self._capability
+
+    def nvmlDeviceGetNvLinkVersion(self, handle: int, link: int) -> int:  # noqa: N802
+        return self._version
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+        if link >= len(self._links(handle)):
+            raise RuntimeError("Not Supported")
+        return 1
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: int, link: int) -> int:  # noqa: N802
+        return 0 if self._links(handle)[link] else 2
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, link: int) -> Any:  # noqa: N802
+        return types.SimpleNamespace(busId=self._links(handle)[link] or "00000000:C0:00.0")
+
+
+def switched(handle: int) -> list[str]:
+    return [""] * 18
+
+
+# Who has how many NVLinks with whom in a DGX-1V.
+HYBRID_MESH = {
+    0: {1: 1, 2: 1, 3: 2, 4: 2},
+    1: {0: 1, 2: 2, 3: 1, 5: 2},
+    2: {0: 1, 1: 2, 3: 2, 6: 1},
+    3: {0: 2, 1: 1, 2: 2, 7: 1},
+    4: {0: 2, 5: 1, 6: 1, 7: 2},
+    5: {1: 2, 4: 1, 6: 2, 7: 1},
+    6: {2: 1, 4: 1, 5: 2, 7: 2},
+    7: {3: 1, 4: 2, 5: 1, 6: 2},
+}
+
+
+def meshed(handle: int) -> list[str]:
+    return [
+        f"00000000:{there + 1:02X}:00.0"
+        for there, count in HYBRID_MESH[handle].items()
+        for _ in range(count)
+    ]
+
+
+def machine(root: Path, nvml: Any = False, cpus: Any = range(16)) -> Machine:
+    return machine_of(describe(find(root, nvml, cpus)), "here")
+
+
+def test_cores_caches_nodes_and_cards_are_found(tmp_path: Path) -> None:
+    found = find(two_sockets(tmp_path), False, range(16))
+    assert [(core.cpu, core.cpus, core.socket, core.node) for core in found.cores] == [
+        (cpu, (cpu, cpu + 8), cpu // 4, cpu // 4) for cpu in range(8)
+    ]
+    assert {core.cache_size for core in found.cores} == {"36864K"}
+    assert found.node_distances[0, 1] == 32
+    cards = {nic.name: (nic.gbps, nic.node) for nic in found.nics}
+    assert cards == {"mlx5_0": (50.0, 0), "eth0": (3.125, 1), "eth1": (0.0, 0)}
+    assert not found.problems
+
+
+def test_the_machine_of_the_cores_is_wired_as_they_are(tmp_path: Path) -> None:
+    found = machine(two_sockets(tmp_path))
+    assert found.ranks == tuple(f"core{cpu}" for cpu in range(8))
+    assert found.way("core0", "core3") == ("core0", "cache0", "core3")
+    assert found.way("core0", "core4") == (
+        *("core0", "cache0", "node0"),
+        *("node1", "cache1", "core4"),
+    )
+    assert found.wires["node0", "node1"].gbps == 37.5  # 60 GB/s at distance 20; it is 32
+    assert found.nics["core0"] == "mlx5_0"
+    assert found.nics["core7"] == "eth0"
+    pinned = machine(tmp_path, cpus=[1, 9])
+    assert pinned.ranks == ("core1",)
+
+
+def test_gpus_on_a_switch_are_found(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {f"bus/pci/devices/0000:{i + 1:02x}:00.0/numa_node": f"{i // 4}" for i in range(8)},
+    )
+    found = machine(two_sockets(tmp_path), FakeNvml(switched))
+    assert found.ranks == tuple(f"gpu{i}" for i in range(8))
+    assert found.multicast == "nvswitch"
+    assert found.way("gpu0", "gpu7") == ("gpu0", "nvswitch", "gpu7")
+    assert found.wires["gpu0", "nvswitch"].gbps == 360.0
+    assert (found.nics["gpu0"], found.nics["gpu7"]) == ("mlx5_0", "eth0")
+    older = machine(tmp_path, FakeNvml(switched, (8, 0), 3))
+    assert not older.multicast
+
+
+def test_the_rings_of_a_dgx_1v_are_found_on_its_nvlinks(tmp_path: Path) -> None:
+    found = machine(two_sockets(tmp_path), FakeNvml(meshed, (7, 0), 2))
+    shipped = load_machine("dgx-1v")
+    for one in found.ranks:
+        for other in found.ranks:
+            wires = found.wires.get((one, other)), shipped.wires.get((one, other))
+            assert (wires[0] is None) == (wires[1] is None)
+            if wires[0] and wires[1]:
+                assert wires[0].gbps == wires[1].gbps
+    assert best_ring(found)[1] == best_ring(shipped)[1] == 40.0
+
+
+@pytest.mark.parametrize("name", [name for name in dir(FakeNvml) if name.startswith("nvmlD")])
+def test_a_driver_that_lacks_something_is_no_end(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*args: Any) -> None:
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(FakeNvml, name, missing)
+    found = find(two_sockets(tmp_path), FakeNvml(meshed), range(16))
+    machine_of(describe(found), "here")
+    assert len(found.gpus) == (0 if name.endswith(("Count", "ByIndex")) else 8)
+    if name.endswith(("Count", "ByIndex", "Name", "GetPciInfo")):
+        assert "Not Supported" in " ".join(found.problems)
+
+
+def test_a_machine_that_tells_nothing_has_a_core(tmp_path: Path) -> None:
+    found = machine(tmp_path, cpus=[0])
+    assert found.ranks == ("core0",)
+    driverless = FakeNvml(switched)
+    driverless.nvmlInit = lambda: 1 // 0
+    assert "NVML: integer division" in find(tmp_path, driverless, [0]).problems[0]
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_whatever_stands_in_the_files_nothing_raises(data: st.DataObject, tmp_path: Path) -> None:
+    if not any(tmp_path.iterdir()):
+        two_sockets(tmp_path)
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    numbers = st.integers(-(10**20), 10**20).map(str)
+    texts = st.text(st.characters(codec="utf-8"), max_size=8) | numbers | st.just("0-99999999999")
+    before = {}
+    for path in data.draw(st.lists(st.sampled_from(paths), max_size=6, unique=True)):
+        before[path] = path.read_text()
+        path.write_text(data.draw(texts))
+    machine(tmp_path)
+    for path, text in before.items():
+        path.write_text(text)
+
+
+def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:
+    assert parse_cpus("0-2,8,10-11") == (0, 1, 2, 8, 10, 11)
+    assert parse_cpus("") == parse_cpus("x-3") == parse_cpus("1-") == ()
+
+
+def test_this_machine_is_shown_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    result = CliRunner().invoke(app, ["topo", "here", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(path.read_text())["name"] == "here"
+    assert load_machine(str(path)).ranks
+    again = CliRunner().invoke(app, ["explain", "all_reduce", "1M", "--topology", str(path)])
+    assert again.exit_code == 0, again.output
