@@ -127,13 +127,13 @@ def push_until_error(rank: Rank, numel: int) -> Any:
     address = tensor.data_ptr()
     failed = ""
     while not failed:
-        failed = attempt(fastcoll.all_reduce, tensor, timeout_s=1.0).kind
-    again = attempt(fastcoll.shrink, timeout_s=1.0)
+        failed = attempt(fastcoll.all_reduce, tensor, timeout_s=0.5).kind
+    again = attempt(fastcoll.shrink, timeout_s=0.5)
     after = attempt(fastcoll.all_reduce, tensor) if rank.rank == 1 else None
     tensor.fill_(3)
     early = torch.unique(tensor).tolist()
     if rank.rank != 1:
-        time.sleep(2.0)  # rank 1 goes on meanwhile
+        time.sleep(1.5)  # rank 1 goes on meanwhile
     late = torch.unique(tensor).tolist()
     assert tensor.data_ptr() == address
     kept = torch.unique(one_more).tolist()
@@ -146,9 +146,9 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
     """Left out after the limit; when it goes on it hears so and writes nothing of the others'."""
     pool = fresh_pool(3)
     pool.start(push_until_error, 4_000_000)
-    time.sleep(0.5)
+    time.sleep(0.3)
     os.kill(pool.pids[1], signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(2.0)
     os.kill(pool.pids[1], signal.SIGCONT)
     rows = pool.finish()
     for rank, (failed, again, early, late, kept, summed, after) in enumerate(rows):
@@ -162,7 +162,7 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
             assert after.kind == "UsageError"
         else:
             assert again.kind == ""
-            assert 0.9 <= again.seconds < 1.0 + SOON_S
+            assert 0.4 <= again.seconds < 0.5 + SOON_S
             assert summed == [6.0]
 
 
@@ -196,10 +196,10 @@ def die_on_the_way(rank: Rank, victim: int, sends: int) -> Any:
 @pytest.mark.parametrize(
     ("victim", "sends"),
     [
-        *((0, sends) for sends in (0, 1, 3, 4, 6, 7)),  # 0 leads: three joins, two proposals, ...
-        *(pytest.param(0, sends, marks=pytest.mark.slow) for sends in (2, 5, 8)),
-        *((1, sends) for sends in (2, 5)),
-        *(pytest.param(1, sends, marks=pytest.mark.slow) for sends in (0, 1, 3, 4, 6)),
+        *((0, sends) for sends in (1, 4, 6)),  # 0 leads: in its joins, proposals, decisions
+        *(pytest.param(0, sends, marks=pytest.mark.slow) for sends in (0, 2, 3, 5, 7, 8)),
+        (1, 2),
+        *(pytest.param(1, sends, marks=pytest.mark.slow) for sends in (0, 1, 3, 4, 5, 6)),
     ],
 )
 def test_a_second_death_in_the_middle_of_the_agreement(
@@ -257,6 +257,7 @@ def come_late(rank: Rank) -> Any:
     return found, time.monotonic() - start, attempt(group.shrink).kind
 
 
+@pytest.mark.slow
 def test_who_comes_too_late_is_left_out(fresh_pool: Callable[..., Pool]) -> None:
     first, second, third = fresh_pool(3).run(come_late)
     for one, seconds, again in (first, second):

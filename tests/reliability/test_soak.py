@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of random calls and faults (soak.py): a few here, as many as you like by its command."""
+
+import time
+
+import pytest
+import soak
+
+
+def test_killed_at_random_points() -> None:
+    results = [soak.episode(seed, ("kill",)) for seed in (1, 2)]
+    assert not [problem for result in results for problem in result.problems]
+    assert sum(result.num_faults for result in results) >= 2
+    assert sum(result.num_checked for result in results) > 50
+    assert any(result.heard_s for result in results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", soak.FAULTS)
+def test_each_fault(kind: str) -> None:
+    """One at a time, so that each is known to happen."""
+    for seed in (11, 12):
+        result = soak.episode(seed, (kind,))
+        assert not result.problems, f"seed {seed}: {result.problems}"
+
+
+@pytest.mark.slow
+def test_a_minute_of_everything() -> None:
+    end, seed = time.monotonic() + 40, int(time.time())
+    while time.monotonic() < end:
+        result = soak.episode(seed)
+        assert not result.problems, f"soak.py --seed {seed} --episodes 1: {result.problems}"
+        seed += 1
+
+
+def test_a_wrong_result_is_a_problem() -> None:
+    """What the ranks tell is judged: a wrong word, somebody blamed for nothing, two groups."""
+    lives = [soak.Life(members=[0, 1]), soak.Life(members=[0, 1])]
+    outcomes = [soak.Outcome(rank, life) for rank, life in enumerate(lives)]
+    faults = [soak.Fault("pause", 0, 3)]
+    assert not soak.judge(faults, outcomes)
+    lives[0].wrong.append("word 3 differs")
+    lives[1].errors.append((0.0, "PeerLostError", (0,)))
+    lives[1].members = [1]
+    lives[1].left_over = "held more"
+    problems = soak.judge(faults, outcomes)
+    for word in ("word 3", "PeerLostError", "different groups", "held more"):
+        assert any(word in problem for problem in problems), problems
+    died = [outcomes[0], soak.Outcome(1, exit_code=-11)]
+    assert any("ended" in problem for problem in soak.judge(faults, died))
