@@ -144,6 +144,44 @@ def test_200_groups_hold_as_much_as_one(fresh_pool: Callable[..., Pool]) -> None
         assert set(held[3::2]) == {held[1]}
 
 
+def resident_kib() -> int:
+    """Memory of this process that it shares with nobody and that lies in RAM."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    return int(next(row.split()[1] for row in status.splitlines() if row.startswith("RssAnon")))
+
+
+def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
+    """Descriptors, mappings and memory after every tenth of them; they do a bit of everything."""
+    held = []
+    for number in range(count):
+        group = rank.comm.new_group()
+        group.all_reduce(torch.ones(3))
+        if number % 3 == 0:
+            group.all_reduce(group.empty((100,)).fill_(1))
+        if number % 7 == 0:
+            group.all_reduce(torch.ones(5), async_op=True).wait()
+        if number % 100 == 0:
+            group = group.shrink()
+        group.close()
+        del group
+        if number % (count // 10) == count // 10 - 1:
+            now = belongings()
+            held.append((len(now["descriptors"]), now["mappings of memfd"], resident_kib()))
+    return held
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_10_000_groups_hold_as_much_as_1000(fresh_pool: Callable[..., Pool]) -> None:
+    for held in fresh_pool(2).run(very_many_groups, 10_000, deadline_s=1000):
+        assert len(held) == 10
+        assert len({fds for fds, _, _ in held}) == 1
+        assert len({mappings for _, mappings, _ in held}) == 1
+        # 50 bytes for each group would be 450 KiB more. The allocator's own noise is a tenth.
+        assert held[-1][2] - held[0][2] < 450, held
+
+
 def dropped_groups(rank: Rank, count: int) -> list[int]:
     """Groups that nobody closes, only forgets; some with pending calls or symmetric tensors."""
     held = []
