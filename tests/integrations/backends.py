@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of torch.distributed on one backend or another, and whether they did the same."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +24,18 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
         return program(rank, *args)
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def no_caches(compiler: str) -> Iterator[None]:
+    """Let inductor compile everything anew: what it keeps on disk hides what has changed."""
+    if compiler != "inductor":
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch(force_disable_caches=True):
+        yield
 
 
 def same(one: Any, other: Any) -> bool:

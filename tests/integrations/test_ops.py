@@ -5,13 +5,16 @@ Gradients are compared with those of one process that does every rank's part, wi
 plain function of all ranks' tensors.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from backends import on_backend, same
+from backends import no_caches, on_backend, same
 
 from harness import Attempt, Rank, attempt
 
@@ -146,7 +149,8 @@ def step(x: torch.Tensor) -> list[torch.Tensor]:
 def compiled(rank: Rank, compiler: str) -> bool:
     x = tensor_of(rank.rank)
     run = torch.compile(step, backend=compiler, fullgraph=True)
-    return same(run(x), step(x)) and same(run(x + 1), step(x + 1))
+    with no_caches(compiler):
+        return same(run(x), step(x)) and same(run(x + 1), step(x + 1))
 
 
 def compiled_gradients(rank: Rank, compiler: str) -> list[torch.Tensor]:
@@ -160,9 +164,10 @@ def compiled_gradients(rank: Rank, compiler: str) -> list[torch.Tensor]:
         return loss_of(rank.rank, y)
 
     x = tensor_of(rank.rank).requires_grad_()
-    summed(x).backward()
-    assert x.grad is not None
-    return [*values_and_gradients(rank, "sum", compiler), x.grad]
+    with no_caches(compiler):
+        summed(x).backward()
+        assert x.grad is not None
+        return [*values_and_gradients(rank, "sum", compiler), x.grad]
 
 
 @pytest.mark.slow
@@ -247,6 +252,33 @@ def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
 def test_the_operators_keep_torchs_rules(bare_pools: Any) -> None:
     rows = bare_pools(2).run(on_backend, "fastcoll", operators_kept_to_torchs_rules)
     assert rows == [["OpCheckError"]] * 2
+
+
+WORKS_IN_THIS_ORDER = """
+import sys
+import torch
+{imports}
+store = torch.distributed.HashStore()
+fastcoll.init(store=store, rank=0, world_size=1)
+double = torch.compile(lambda x: fastcoll.all_reduce(x.mul_(2)), backend="eager", fullgraph=True)
+x = torch.ones(3)
+double(x)
+assert x.tolist() == [2, 2, 2], x
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch._dynamo; import fastcoll",
+        "import fastcoll; assert 'torch._dynamo' not in sys.modules",
+    ],
+)
+def test_the_compiler_may_come_first_or_later(imports: str) -> None:
+    program = WORKS_IN_THIS_ORDER.format(imports=imports)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
 
 
 # ---- errors --------------------------------------------------------------------------------------

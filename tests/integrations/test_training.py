@@ -6,6 +6,7 @@ must have Gloo's bits. Programs of four ranks use a mesh of two by two for that 
 three differ: fastcoll adds in the order of the ranks, Gloo in that of its ring.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import Program, on_backend, same
+from backends import Program, no_caches, on_backend, same
 from torch import nn
 
-from harness import Rank
+from harness import Attempt, Rank, attempt
 
 WIDTH, BATCH, STEPS = 16, 24, 4
 
@@ -136,6 +137,18 @@ def with_our_objects(rank: Rank) -> Any:
     return losses, whole(model)
 
 
+def compiled_data_parallel(rank: Rank) -> Any:
+    model = nn.parallel.DistributedDataParallel(network())
+    run = torch.compile(model, backend="aot_eager")
+    return train(run, rank.rank, rank.world_size), whole(model)
+
+
+def compiled_fully_sharded(rank: Rank) -> Any:
+    model = shard(network(), mesh_of(rank.world_size))
+    run = torch.compile(model, backend="aot_eager")
+    return train(run, rank.rank, rank.world_size), whole(model)
+
+
 def zero_redundancy(rank: Rank) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -227,6 +240,13 @@ def test_two_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", [compiled_data_parallel, compiled_fully_sharded])
+def test_two_ranks_train_compiled_as_on_gloo(bare_pools: Any, program: Program) -> None:
+    ours = check_training(bare_pools, program, 2)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", program))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", FOUR)
 def test_four_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
     ours = check_training(bare_pools, program, 4)
@@ -285,6 +305,59 @@ def test_groups_of_gloo_train_the_same_with_our_calls(bare_pools: Any, function:
     assert same(ours, bare_pools(2).run(on_backend, "gloo", plain))
 
 
+def mixed_precision(rank: Rank, divide_by: float | None = None) -> Any:
+    """FSDP2 in bfloat16; its gradients are averaged in float32, where float64 takes a sum."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    from fastcoll.integrations.fsdp import use_fastcoll
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = fully_shard(network().float(), mesh=mesh_of(rank.world_size), mp_policy=policy)
+    if divide_by is not None:
+        assert isinstance(model, FSDPModule)
+        use_fastcoll(model)
+        model.set_gradient_divide_factor(divide_by)
+        return attempt(train, model, rank.rank, rank.world_size)
+    return train(model, rank.rank, rank.world_size), whole(model)
+
+
+def test_mixed_precision_trains_as_on_gloo(bare_pools: Any) -> None:
+    ours = bare_pools(2).run(on_backend, "fastcoll", mixed_precision)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", mixed_precision))
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_a_factor_of_nccl_is_refused(bare_pools: Any) -> None:
+    for one in bare_pools(2).run(on_backend, "fastcoll", mixed_precision, 3.0):
+        assert one.kind == "UnsupportedError", one
+
+
+def stays_away(rank: Rank) -> list[Attempt]:
+    """Rank 1 has no backward; DDP makes a RuntimeError of what our hook raises, with its text."""
+    import fastcoll
+
+    comm = fastcoll.init(dist.group.WORLD, timeout_s=0.4)
+    model = nn.parallel.DistributedDataParallel(network())
+    model.register_comm_hook(comm, fastcoll.ddp_hook)
+    loss = model(batches()[0][0]).sum()
+    attempts = []
+    if rank.rank == 0:
+        attempts = [attempt(loss.backward), attempt(comm.barrier)]
+    else:
+        time.sleep(1)
+    fastcoll.destroy()
+    return attempts
+
+
+def test_an_error_in_the_hook_is_told(bare_pools: Any) -> None:
+    [[first, then], _] = bare_pools(2).run(on_backend, "gloo", stays_away)
+    assert "CollectiveTimeout: all_reduce(AVG" in first.text
+    assert "for rank 1" in first.text
+    assert then.kind == "CollectiveTimeout"
+
+
 # ---- what is no training -------------------------------------------------------------------------
 
 
@@ -336,6 +409,31 @@ def test_join_and_checkpoint(bare_pools: Any, tmp_path: Path) -> None:
     assert all(bare_pools(2).run(on_backend, "fastcoll", checkpoint, str(tmp_path / "dcp")))
 
 
+def redistributed(rank: Rank) -> list[torch.Tensor]:
+    """A tensor of torch's DTensor, from each layout on a mesh to each other."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = mesh_of(rank.world_size)
+    plain, results = torch.arange(30.0).view(6, 5), []
+    layouts = [Shard(0), Shard(1), Replicate()]  # five columns: parts of unequal size
+    sources = [distribute_tensor(plain, mesh, [layout]) for layout in layouts]
+    sources.append(DTensor.from_local(plain * (rank.rank + 1), mesh, [Partial()]))
+    for source in sources:
+        for layout in layouts:
+            moved = source.redistribute(mesh, [layout])
+            results += [moved.to_local().clone(), moved.full_tensor()]
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_tensors_are_laid_out_as_on_gloo(bare_pools: Any, world: int) -> None:
+    ours = bare_pools(world).run(on_backend, "fastcoll", redistributed)
+    assert same(ours, bare_pools(world).run(on_backend, "gloo", redistributed))
+    plain, total = torch.arange(30.0).view(6, 5), sum(range(world + 1))
+    wanted = [plain] * 9 + [plain * total] * 3
+    assert all(same(results[1::2], wanted) for results in ours)
+
+
 def compiled(rank: Rank, compiler: str) -> list[Any]:
     """Functional collectives, and calls in place that the compiler makes functional."""
 
@@ -349,7 +447,8 @@ def compiled(rank: Rank, compiler: str) -> list[Any]:
 
     x = torch.arange(3.0) + rank.rank
     run = torch.compile(step, backend=compiler, fullgraph=True)
-    return [run(x), run(x + 1), step(x), step(x + 1)]
+    with no_caches(compiler):
+        return [run(x), run(x + 1), step(x), step(x + 1)]
 
 
 @pytest.mark.slow

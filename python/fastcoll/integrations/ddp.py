@@ -28,7 +28,8 @@ def ddp_hook(state: GroupLike, bucket: GradBucket) -> torch.futures.Future[torch
         bucket: The gradients; averaged where they are.
 
     Returns:
-        A future of the averaged bucket; an error of the call is raised by backward.
+        A future of the averaged bucket. What the call raises, backward raises with its text, as
+        the RuntimeError that DDP makes of it; the group's next call raises it as it was.
     """
     work = all_reduce(bucket.buffer(), ReduceOp.AVG, state, True)
     assert work is not None, "this rank trains, so it is in the group"
