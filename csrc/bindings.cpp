@@ -179,6 +179,14 @@ void bind_group(py::module_& module) {
             group.add_program(hash, {blocks[0], blocks[1], blocks[2]}, words);
           },
           py::arg("hash"), py::arg("blocks"), py::arg("words"), without_gil)
+      .def(
+          "try_single_copy",
+          [](ProcessGroup& group, bool is_wanted) {
+            PythonHost host;
+            host.blocking();
+            return group.try_single_copy(is_wanted, host);
+          },
+          py::arg("is_wanted"))
       .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
       .def("arena_ptr",
            [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })

@@ -66,11 +66,12 @@ enum class Algorithm : std::uint8_t {
   ring = 2,
   chain = 3,
   direct = 4,
-  schedule = 5,  // on CPUs only: what the model's schedules say
-  multimem = 6,  // on GPUs only
+  schedule = 5,     // on CPUs only: what the model's schedules say
+  single_copy = 6,  // on CPUs only
+  multimem = 7,     // on GPUs only
 };
-inline constexpr int kNumAlgorithms = 6;  // those that the host's tables know
-inline constexpr int kNumGpuAlgorithms = 7;
+inline constexpr int kNumAlgorithms = 7;  // those that the host's tables know
+inline constexpr int kNumGpuAlgorithms = 8;
 
 // What an operation may be applied to.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
@@ -102,7 +103,7 @@ inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all",
     "gather",     "scatter",        "reduce",     "send",      "recv"};
 inline constexpr const char* kAlgorithmNames[kNumGpuAlgorithms] = {
-    "one_shot", "two_shot", "ring", "chain", "direct", "schedule", "multimem"};
+    "one_shot", "two_shot", "ring", "chain", "direct", "schedule", "single_copy", "multimem"};
 
 }  // namespace detail
 

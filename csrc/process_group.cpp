@@ -179,6 +179,13 @@ const Program* ProcessGroup::program_of(const Plan& plan) const {
   return found == programs_.end() ? nullptr : &found->second;
 }
 
+std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, Host& host) {
+  const auto guard = lock(host);
+  require_usable();
+  const auto errors = group_->try_single_copy(is_wanted, host);
+  return {errors.begin(), errors.begin() + world_size_};
+}
+
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
   Host host;
   const auto guard = lock(host);

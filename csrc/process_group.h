@@ -46,6 +46,8 @@ class ProcessGroup {
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
+  // See Group: by rank, why it can't read everybody's memory. Collective, before the first call.
+  std::vector<int> try_single_copy(bool is_wanted, Host& host);
 
   // This rank's program of a schedule, for plans whose `splits` is `hash`.
   void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);

@@ -116,6 +116,10 @@ struct alignas(4096) Pad {
   SleepLine sleep;
   Word ping;     // flag-time measurement only
   Word blocked;  // the send or receive this rank waits in: kind | peer << 8; 0: none
+  // Before the first call: where a sample of the owner's private memory lies, and what the owner
+  // found when it read everybody's (SingleCopy).
+  Word sample;
+  Word single_copy;
   Descriptor ring[kRingEntries];
   VerdictPage verdict;
   Identity identity;
@@ -162,7 +166,8 @@ constexpr size_t mapped_bytes(int world_size) {
   return kRegionBytes + size_t(world_size) * sizeof(PairChannel);
 }
 
-// Where a tensor lies: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48 bits).
+// Where a tensor lies: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48 bits),
+// or, to be copied out of its owner's process, all ones | address there.
 struct Location {
   static constexpr uint64_t kStaged = 0;
   static constexpr int kOffsetBits = 48;
@@ -173,6 +178,9 @@ struct Location {
   static constexpr uint64_t offset_bytes(uint64_t location) {
     return location & ((uint64_t{1} << kOffsetBits) - 1);
   }
+  static constexpr uint64_t kPrivate = ~uint64_t{0} << kOffsetBits;
+  static constexpr bool is_private(uint64_t location) { return location >= kPrivate; }
+  static constexpr bool fits(uint64_t address) { return address >> kOffsetBits == 0; }
 };
 
 // ---- GPU ----------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 // direct: all verbs that only move data. On memory everyone can read there is nothing to choose:
 // who gives stages its message (or points at its symmetric tensor), who gets it copies. Verbs
 // differ in who gives to whom, and in whether a message is one part for all or a part for each.
+// A plan by single_copy runs here too: it differs in where a private message is read.
 #pragma once
 
 #include <array>
 #include <numeric>
 
 #include "cpu/call.h"
+#include "cpu/single_copy.h"
 
 namespace fastcoll {
 
@@ -209,7 +211,14 @@ class Direct {
     // later calls.
     const bool is_getter = gets(rank_), is_giver = gives(rank_);
     if (!is_getter) group_.consume(cut_.num_segments);
-    for (size_t k = 0; k < cut_.num_segments; ++k) {
+    bool by_segments = is_giver && location_ == Location::kStaged;
+    for (int i = 1; is_getter && i < world_; ++i) {
+      const int peer = (rank_ + i) % world_;
+      if (!gets_from(peer)) continue;
+      if (Location::is_private(sources[peer])) take(peer, sources[peer]);
+      else by_segments = true;
+    }
+    for (size_t k = 0; by_segments && k < cut_.num_segments; ++k) {
       if (is_giver && k + 1 < cut_.num_segments && location_ == Location::kStaged) {
         stage(k + 1);
         group_.publish_staged(k + 2);
@@ -217,15 +226,26 @@ class Direct {
       if (!is_getter) continue;
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
-        if (gets_from(peer)) fetch(peer, sources[peer], k, k >= first_published);
+        if (gets_from(peer) && !Location::is_private(sources[peer]))
+          fetch(peer, sources[peer], k, k >= first_published);
       }
       group_.consume(k + 1);
     }
-    // A symmetric message is its owner's again only when everybody has read it.
-    if (location_ != Location::kStaged) group_.wait_consumed(cut_.num_segments);
+    if (location_ == Location::kStaged) return;
+    // A message that is read where it lies is its owner's again only when everybody has read it.
+    group_.consume(cut_.num_segments);
+    if constexpr (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
   }
 
-  // 2. Segment k of what a peer gives me.
+  // 2. All that a peer gives me out of its private memory.
+  void take(int peer, uint64_t source) {
+    const Part part = part_from(peer);
+    if (part.num_bytes == 0) return;
+    const uint64_t address = Location::offset_bytes(source) + start_at(peer);
+    read_private(group_, peer, address, part.ptr, part.num_bytes);
+  }
+
+  // Or segment k of it, from scratch or symmetric memory.
   void fetch(int peer, uint64_t source, size_t k, bool published) {
     const Part part = part_from(peer);
     const size_t num_bytes = chunk(part, k);
@@ -300,7 +320,12 @@ class Direct {
       if (part_for(peer).ptr != first.ptr + num_bytes) return Location::kStaged;
       num_bytes += part_for(peer).num_bytes;
     }
-    return num_bytes < kLeastInPlaceBytes ? Location::kStaged : group_.locate(first.ptr, num_bytes);
+    if (num_bytes < kLeastInPlaceBytes) return Location::kStaged;
+    const uint64_t location = group_.locate(first.ptr, num_bytes);
+    const bool stays = location == Location::kStaged &&
+                       call_.plan.algorithm == Algorithm::single_copy &&
+                       group_.readable().covers(first.ptr, num_bytes);
+    return stays ? Location::kPrivate | uint64_t(uintptr_t(first.ptr)) : location;
   }
 
   Call<P>& call_;

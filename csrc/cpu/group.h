@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "cpu/atomics.h"
+#include "cpu/process_memory.h"
 #include "cpu/wait.h"
 #include "layout.h"
 #include "plan.h"
@@ -135,6 +136,10 @@ class Group {
 
   Pad& pad(int peer) { return *peers_[peer].pad; }
 
+  // ---- private memory (single_copy.h) ---------------------------------------------------------
+  std::array<int, kMaxWorld> try_single_copy(bool is_wanted, Host& host);
+  Readable& readable() { return readable_; }
+
   // Private memory for one inlined message of each peer.
   std::byte* inbox(int peer) { return inbox_.get() + size_t(peer) * kInlineMaxBytes; }
 
@@ -247,6 +252,7 @@ class Group {
   Host* host_ = nullptr;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;
+  Readable readable_;
   enum class Page { blank, being_written, written };
   std::atomic<Page> page_{Page::blank};  // of my verdict
 };

@@ -23,6 +23,7 @@ size_t num_segments(const Call<P>& call) {
     case Algorithm::chain:
       return chain_segments(call);
     case Algorithm::direct:
+    case Algorithm::single_copy:
       return direct_segments(call);
     case Algorithm::schedule:
       return executor_segments(call);
@@ -60,6 +61,7 @@ void run_together(Call<P>& call) {
     case Algorithm::chain:
       return chain(call);
     case Algorithm::direct:
+    case Algorithm::single_copy:
       return Direct<P>(call).run();
     case Algorithm::schedule:
       return execute(call);

@@ -20,6 +20,7 @@ import torch
 from torch.distributed import Store
 
 from fastcoll import _C, algorithms, env, tuning
+from fastcoll.bootstrap import single_copy
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.identity import shared_cpus
@@ -40,7 +41,7 @@ from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.scheduled import is_scheduled, plan_of
 from fastcoll.selection import select
-from fastcoll.topology import gpu
+from fastcoll.topology import cpu, gpu
 from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
 from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
@@ -126,12 +127,18 @@ class Communicator(ObjectMethods, P2PMethods):
             settings.timeout_s,
             mesh.pids,
         )
+        try:
+            self._single_copy, self.single_copy_report = single_copy.agree(super().try_single_copy)
+        except BaseException:
+            super().close()
+            raise
         self.on_close: Callable[[], None] | None = None
         self._settings = settings
         self._mesh = mesh
         self._hellos = peers.hellos
         self._num_cpus = shared_cpus(peers.hellos)
         self._tuning = tuned
+        self._cpu_vendor = cpu.vendor()
         self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
         self._plans: dict[Request, _C.Plan] = {}
         self._queue = CallQueue(self)
@@ -255,6 +262,8 @@ class Communicator(ObjectMethods, P2PMethods):
             numerics=numerics if call.verb in REDUCTIONS else "same_bits",
             num_cpus=self._num_cpus,
             splits=operands.splits,
+            single_copy=self._single_copy,
+            cpu_vendor=self._cpu_vendor,
             num_channels=0 if terms is None else terms.num_channels,
             ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
         )

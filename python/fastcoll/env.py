@@ -82,6 +82,13 @@ LOG = Variable(
     "plan: rank 0 prints the chosen algorithm once per shape on stderr",
     _one_of("plan"),
 )
+SINGLE_COPY = Variable(
+    "FASTCOLL_SINGLE_COPY",
+    "auto",
+    "copies out of a peer's private memory: auto where they cost less and ptrace rules allow them, "
+    "never, or always for large messages where allowed; the same on all ranks",
+    _one_of("auto", "never", "always"),
+)
 SIMD = Variable(
     "FASTCOLL_SIMD",
     "",
@@ -135,6 +142,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     TIMEOUT_S,
     NUMERICS,
     LOG,
+    SINGLE_COPY,
     SIMD,
     CUDA,
     GPU_CHANNELS,

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import ReduceOp
 
 Numerics = Literal["same_bits", "fast"]
+SingleCopy = Literal["never", "auto", "always"]
 
 
 class DType(IntEnum):
@@ -74,6 +75,7 @@ class Algorithm(IntEnum):
     chain = 3
     direct = 4
     schedule = 5
+    single_copy = 6
 
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}
@@ -135,6 +137,9 @@ class Request:
         num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
             to its GPUs; 0 where the tensors are on CPUs.
         ranks_per_gpu: The most ranks that share one GPU.
+        single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
+            agreed when the group was made.
+        cpu_vendor: Who makes the node's CPUs, as `fastcoll.topology.cpu` reads it.
     """
 
     verb: Verb
@@ -149,6 +154,8 @@ class Request:
     splits: int = 0
     num_channels: int = 0
     ranks_per_gpu: int = 0
+    single_copy: SingleCopy = "never"
+    cpu_vendor: str = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -178,6 +185,7 @@ __all__ = [
     "Op",
     "ReduceOp",
     "Request",
+    "SingleCopy",
     "Verb",
     "num_tensors",
     "order_matters",

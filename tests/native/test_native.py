@@ -100,6 +100,7 @@ CASES = [
             "single_line",
             "single_slot",
             "unchecked_done",
+            "unawaited_readers",
         )
     ),
 ]

@@ -127,6 +127,10 @@ struct UncheckedDone : StdAtomics {
   static constexpr bool kChecksDone = false;
 };
 
+struct UnawaitedReaders : StdAtomics {
+  static constexpr bool kAwaitsReaders = false;
+};
+
 struct Step {
   Plan plan;
   uint64_t salt;
@@ -172,6 +176,7 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   if (plan.verb == Verb::barrier) plan.inlined = true;
   if (plan.verb == Verb::all_reduce && !plan.inlined && pick(3) == 0)
     plan.algorithm = Algorithm::schedule;
+  if (!reduces && !plan.inlined && pick(2)) plan.algorithm = Algorithm::single_copy;
   if (plan.verb == Verb::all_to_all && !plan.inlined && pick(2)) {  // numel: the most of a part
     plan.splits = kCountedSplits;
     plan.inlined = false;
@@ -428,6 +433,7 @@ int main(int argc, char** argv) {
       {"single_line", run_all<SingleLine>},
       {"single_slot", run_all<SingleSlot>},
       {"unchecked_done", run_all<UncheckedDone>},
+      {"unawaited_readers", run_all<UnawaitedReaders>},
   };
   const std::string name = argc > 1 ? argv[1] : "correct";
   const auto variant = variants.find(name);

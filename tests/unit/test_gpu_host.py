@@ -207,7 +207,7 @@ def test_a_gpu_plan_is_another_plan() -> None:
 
 
 def test_a_group_on_cpus_refuses_a_gpu_plan() -> None:
-    multimem = 6
+    multimem = 7
     plan = shared.make_plan(request(num_channels=16, ranks_per_gpu=1), Algorithm.one_shot).args()
     _C.Plan(*plan[:3], multimem, *plan[4:])
     with pytest.raises(UsageError, match="out of range"):

@@ -2,6 +2,7 @@
 """The choice of an algorithm: a pure function of what all ranks know to be equal."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +44,8 @@ def requests(draw: st.DrawFn, algorithm: str = "auto") -> Request:
         numerics=draw(st.sampled_from(["same_bits", "fast"])) if reduces else "same_bits",
         num_cpus=draw(st.integers(1, 256)),
         splits=draw(st.sampled_from([0, COUNTED])) if verb is Verb.all_to_all else 0,
+        single_copy=draw(st.sampled_from(["never", "auto", "always"])),
+        cpu_vendor=draw(st.sampled_from(["GenuineIntel", "AuthenticAMD", ""])),
     )
 
 
@@ -56,7 +59,11 @@ def test_every_request_has_one_plan_and_it_is_sound(request: Request) -> None:
     assert (again.numel, again.root) == (request.numel, request.root)
     assert again.splits == request.splits
     assert not (again.inline and again.splits == COUNTED)  # the sizes are not known yet
-    assert (again.algorithm == Algorithm.direct) == (request.verb not in REDUCTIONS)
+    moves = again.algorithm in (Algorithm.direct, Algorithm.single_copy)
+    assert moves == (request.verb not in REDUCTIONS)
+    if again.algorithm == Algorithm.single_copy:
+        assert request.single_copy != "never"
+        assert not again.inline
     if again.inline:
         assert request.staged_bytes <= _C.K_INLINE_MAX_BYTES
     if request.numerics == "same_bits" and request.verb in REDUCTIONS:
@@ -102,3 +109,31 @@ def test_the_reasons_name_every_candidate() -> None:
     assert set(reasons) == {algorithm.name for algorithm in algorithms.ALL}
     assert "chain" in reasons["ring"]
     assert "us" in reasons["one_shot"]
+
+
+def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options: Any) -> str:
+    request = Request(
+        *(verb, DType.uint8, Op.SUM, num_bytes, 0, world, "auto", "same_bits", 2),
+        **{"single_copy": "auto", "cpu_vendor": vendor, **options},
+    )
+    return select(request, algorithms.ALL).plan.algorithm.name
+
+
+def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> None:
+    """The rows of bench/results in which Open MPI, which copies so, is quicker than staging."""
+    for size in (256 << 10, 1 << 20, 4 << 20, 32 << 20):
+        assert moved_by(Verb.all_gather, size, "GenuineIntel") == "single_copy"
+        assert moved_by(Verb.all_to_all, size, "GenuineIntel") == "single_copy"
+        assert moved_by(Verb.broadcast, size, "GenuineIntel") == "direct"
+    assert moved_by(Verb.all_gather, 1 << 20, "AuthenticAMD") == "direct"
+    assert moved_by(Verb.all_gather, 32 << 20, "AuthenticAMD") == "single_copy"
+    assert moved_by(Verb.all_gather, 4 << 10, "GenuineIntel") == "direct"
+    # One copy into scratch serves seven readers.
+    assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8) == "direct"
+
+
+def test_single_copies_can_be_forced_and_forbidden() -> None:
+    assert moved_by(Verb.broadcast, 1 << 20, "", single_copy="always") == "single_copy"
+    assert moved_by(Verb.all_to_all, 0, "", single_copy="always", splits=COUNTED) == "single_copy"
+    assert moved_by(Verb.broadcast, 1 << 10, "", single_copy="always") == "direct"
+    assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", single_copy="never") == "direct"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """direct: readers copy from where the owner's data lies; for all verbs that only move data."""
 
-from fastcoll.algorithms import shared
+from fastcoll.algorithms import moving, shared, single_copy
 from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.types import REDUCTIONS, Algorithm, Request
@@ -13,15 +13,14 @@ def admits(request: Request) -> str | None:
     """Return None if direct can run the request, else the reason."""
     if request.verb in REDUCTIONS:
         return f"direct only moves data; {request.verb.name} reduces"
+    if request.single_copy == "always" and single_copy.admits(request) is None:
+        return "FASTCOLL_SINGLE_COPY=always takes single_copy"
     return shared.no_kernel(request, Algorithm.direct)
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     """Return the modelled time of one call; see `shared.costs`."""
-    size = request.staged_bytes
-    costs = shared.costs(request, calibrated)
-    moving_us = size * (costs.copy_us_per_byte + (request.world_size - 1) * costs.peer_us_per_byte)
-    return shared.sync_us(request, costs) + moving_us * shared.share(request)
+    return moving.staged_us(request, calibrated)
 
 
 def plan(request: Request) -> Plan:

@@ -104,7 +104,7 @@ def not_a_reduction(request: Request) -> str | None:
     """Return why a reducing algorithm can't run a verb that only moves data, else None."""
     if request.verb in REDUCTIONS:
         return None
-    return f"{request.verb.name} moves data and has one algorithm, direct"
+    return f"{request.verb.name} only moves data, by direct or single_copy"
 
 
 def not_a_chain(request: Request) -> str | None:

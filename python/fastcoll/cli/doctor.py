@@ -127,6 +127,41 @@ def _peer() -> Findings:
         f"between ranks: {sibling}; of a child: {parent}",
         "ok" if found.reads_us else "note",
     )
+    large = "copied once where that costs less" if found.reads_us else f"staged{_why_staged()}"
+    text = f"{large}; on all_gather of 1 MiB between 2 ranks: {_way_of_all_gather(found.reads_us)}"
+    yield Finding("fastcoll", "large private messages", text, "ok" if found.reads_us else "note")
+
+
+def _why_staged() -> str:
+    """Return what to change so that ranks may read each other; Yama is the usual reason."""
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return ""
+    return f": kernel.yama.ptrace_scope is {scope}, copies between ranks need 0" * (scope != "0")
+
+
+def _way_of_all_gather(may_read: bool) -> str:
+    from fastcoll import algorithms
+    from fastcoll.selection import select
+    from fastcoll.topology import cpu
+    from fastcoll.types import DType, Op, Request, Verb
+
+    request = Request(
+        verb=Verb.all_gather,
+        dtype=DType.uint8,
+        op=Op.SUM,
+        numel=1 << 20,
+        root=0,
+        world_size=2,
+        algorithm="auto",
+        numerics="same_bits",
+        num_cpus=cpu.usable_cpus(),
+        single_copy="auto" if may_read else "never",
+        cpu_vendor=cpu.vendor(),
+    )
+    reasons = select(request, algorithms.ALL).reasons
+    return f"direct {reasons['direct']}, single_copy {reasons['single_copy']}"
 
 
 def _membarrier() -> Findings:

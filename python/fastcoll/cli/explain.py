@@ -5,14 +5,15 @@ Decides what is shown; the comparison is fastcoll.model's, the choice here fastc
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
-from fastcoll import algorithms, tuning
+from fastcoll import algorithms, env, tuning
 from fastcoll.cli.console import make_console
+from fastcoll.cli.probes import try_peer
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
 from fastcoll.errors import UsageError
 from fastcoll.measure.busbw import VERBS as MEASURED
@@ -24,8 +25,9 @@ from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.schedule import VERBS
 from fastcoll.selection import select
+from fastcoll.topology import cpu
 from fastcoll.topology.cluster import Cluster
-from fastcoll.types import Numerics
+from fastcoll.types import Numerics, SingleCopy
 
 
 def explain(
@@ -71,7 +73,11 @@ def _explain_here(
     if verb not in VERBS:
         raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
     tuned = tuning.find()
-    request = request_of(make_cell(verb, "float32", "sum", size_bytes, world_size), numerics)
+    request = replace(
+        request_of(make_cell(verb, "float32", "sum", size_bytes, world_size), numerics),
+        single_copy=cast(SingleCopy, env.SINGLE_COPY.get()) if try_peer().reads_us else "never",
+        cpu_vendor=cpu.vendor(),
+    )
     choice = select(request, algorithms.ALL, tuned.table)
     if as_json:
         entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}

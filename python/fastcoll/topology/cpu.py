@@ -56,13 +56,22 @@ def cache_sizes() -> dict[str, str]:
     return sizes
 
 
+def vendor() -> str:
+    """Return who makes the CPU ("GenuineIntel", "AuthenticAMD"), or an empty string."""
+    return _cpuinfo().get("vendor_id", "")
+
+
 def cpu_model() -> str:
     """Return the CPU's name, with family and model where the name says little (as VMs' do)."""
-    fields = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", _read(Path("/proc/cpuinfo")), re.M))
+    fields = _cpuinfo()
     name = fields.get("model name") or platform.processor() or platform.machine()
     if "cpu family" in fields:
         name += f" (family {fields['cpu family']} model {fields.get('model', '?')})"
     return str(name)
+
+
+def _cpuinfo() -> dict[str, str]:
+    return dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", _read(Path("/proc/cpuinfo")), re.M))
 
 
 def fingerprint() -> dict[str, object]:

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The private memory of other processes, and of this one as others see it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace fastcoll {
+
+// Copy from another process's memory, where the kernel lets us: ranks of one user, unless Yama's
+// ptrace_scope or a seccomp filter forbids it. 0, or the errno of what failed, perhaps after a
+// part was copied.
+int read_process(int pid, uint64_t address, void* dst, size_t num_bytes);
+
+// Whether other processes can copy from a piece of this one's memory: from some they can't
+// (memory that a driver mapped, such as pinned memory). Tried on both ends of the piece; a few
+// pieces are remembered, as trying takes a microsecond.
+class Readable {
+ public:
+  bool covers(const void* ptr, size_t num_bytes);
+
+ private:
+  struct Span {
+    uint64_t address, num_bytes;
+    bool operator==(const Span&) const = default;
+  };
+  std::array<Span, 16> seen_{};
+  size_t next_ = 0;
+};
+
+}  // namespace fastcoll

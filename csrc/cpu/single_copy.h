@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// single_copy: direct, but a message in private memory is not staged. Who gets it copies it out of
+// its owner's process (process_vm_readv, where the kernel lets ranks do that), and the owner waits
+// until all have. Only reads: to write into a peer that has given up a call would hit whatever its
+// memory has become.
+#pragma once
+
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "cpu/group.h"
+
+namespace fastcoll {
+
+// Whether every rank can read every rank's memory, found out by doing it: errno by rank, 0 where
+// that rank could. Collective, before the first call. A rank that does not want to says ECANCELED.
+template <class P>
+std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host) {
+  host_ = &host;
+  timeout_s_ = options_.timeout_s;
+  std::array<uint64_t, 8> sample, got;
+  const auto address = uint64_t(uintptr_t(sample.data()));
+  for (size_t i = 0; i < sample.size(); ++i) sample[i] = mix64(address + i);
+  signal(me_->sample, address);
+  int error = is_wanted ? 0 : ECANCELED;
+  for (int peer = 0; peer < world_size() && error == 0; ++peer) {
+    if (peer == rank()) continue;
+    wait(peer, {&pad(peer).sample.value, 1, false});
+    const uint64_t theirs = P::load_acquire(pad(peer).sample.value);
+    error = read_process(options_.links[size_t(peer)].pid, theirs, got.data(), sizeof got);
+    for (size_t i = 0; i < got.size() && error == 0; ++i)
+      if (got[i] != mix64(theirs + i)) error = ESRCH;  // the number is another process's here
+  }
+  signal(me_->single_copy, uint64_t(error) + 1);
+  std::array<int, kMaxWorld> errors{};
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank()) wait(peer, {&pad(peer).single_copy.value, 1, false});
+    errors[size_t(peer)] = int(P::load_acquire(pad(peer).single_copy.value) - 1);
+  }
+  return errors;
+}
+
+// Copy what a peer published as private. Throws the group's verdict if that fails.
+template <class P>
+void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t num_bytes) {
+  const PeerLink& link = group.options().links[size_t(peer)];
+  if (link.pid == group.options().links[size_t(group.rank())].pid) {  // ranks that are threads
+    std::memcpy(dst, reinterpret_cast<const void*>(uintptr_t(address)), num_bytes);
+  } else if (const int error = read_process(link.pid, address, dst, num_bytes)) {
+    const bool is_gone = error == ESRCH || peer_is_gone(link);
+    group.fail(is_gone ? ErrorKind::peer_lost : ErrorKind::driver,
+               group.call_name() + " could not copy " + std::to_string(num_bytes) +
+                   " bytes from the memory of rank " + std::to_string(peer) + " (process " +
+                   std::to_string(link.pid) + "): " +
+                   (is_gone ? fate(link)
+                            : std::strerror(error) +
+                                  std::string(". FASTCOLL_SINGLE_COPY=never goes without")) +
+                   ". Use of this group is over: call fastcoll.destroy()",
+               uint64_t{1} << peer);
+  }
+  // An owner that gives up makes that the verdict before its memory is anybody else's. The number
+  // of one that is gone may be another process's by now.
+  group.check();
+  if (peer_is_gone(link))
+    group.fail(ErrorKind::peer_lost,
+               group.call_name() + " lost rank " + std::to_string(peer) + ": process " +
+                   std::to_string(link.pid) + " " + fate(link) +
+                   ". Use of this group is over: call fastcoll.destroy()",
+               uint64_t{1} << peer);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large messages copied out of their owner's memory: right data, whoever may not, what goes wrong.
+
+That an owner which does not wait for its readers is caught stands in tests/native/test_protocol.cpp
+(`unawaited_readers`).
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness import Attempt, Pool, Rank, Setup, attempt
+
+ALWAYS = Setup(env={"FASTCOLL_SINGLE_COPY": "always"})
+NUMEL = 100_003  # float32: more than a segment, and not a whole number of lines
+
+FreshPool = Callable[..., Pool]
+
+
+def of(giver: int, getter: int, turn: int, numel: int = NUMEL) -> torch.Tensor:
+    """What one rank gives another in a turn."""
+    return torch.arange(numel, dtype=torch.float32) + (giver * 64 + getter) * 1000 + turn
+
+
+def every_verb(rank: Rank, turns: int) -> list[str]:
+    """Owners change what they gave as soon as their call returns."""
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    wrong = []
+
+    def check(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        if not torch.equal(got, want):
+            wrong.append(f"{name}: {int((got != want).sum())} elements differ")
+
+    for turn in range(turns):
+        root = turn % world
+        given = of(me, 0, turn)
+        got = torch.empty(world, NUMEL)
+        comm.all_gather_into_tensor(got, given)
+        given.zero_()
+        check("all_gather", got, torch.stack([of(peer, 0, turn) for peer in range(world)]))
+        given = of(root, 1, turn) if me == root else torch.empty(NUMEL)
+        comm.broadcast(given, root)
+        if me == root:
+            given.zero_()
+        else:
+            check("broadcast", given, of(root, 1, turn))
+        given = torch.stack([of(me, peer, turn) for peer in range(world)])
+        got = torch.empty_like(given)
+        comm.all_to_all_single(got, given)
+        given.zero_()
+        check("all_to_all", got, torch.stack([of(peer, me, turn) for peer in range(world)]))
+        sizes = [
+            [NUMEL // 3 * ((a + 2 * b + turn) % 3) for b in range(world)] for a in range(world)
+        ]
+        given = torch.cat([of(me, peer, turn, sizes[me][peer]) for peer in range(world)])
+        want = torch.cat([of(peer, me, turn, sizes[peer][me]) for peer in range(world)])
+        got = torch.empty_like(want)
+        splits = [sizes[peer][me] for peer in range(world)]
+        comm.all_to_all_single(got, given, splits, sizes[me])
+        given.zero_()
+        check("uneven all_to_all", got, want)
+        given = of(me, 2, turn)
+        outs = [torch.empty(NUMEL) for _ in range(world)] if me == root else None
+        comm.gather(given, outs, root)
+        given.zero_()
+        for peer, out in enumerate(outs or []):
+            check("gather", out, of(peer, 2, turn))
+        parts = [of(root, peer, turn) for peer in range(world)] if me == root else None
+        got = torch.empty(NUMEL)
+        comm.scatter(got, parts, root)
+        for part in parts or []:
+            part.zero_()
+        check("scatter", got, of(root, me, turn))
+    return wrong
+
+
+def test_every_verb_in_turns(fresh_pool: FreshPool) -> None:
+    for world in (2, 3):
+        pool = fresh_pool(world, ALWAYS)
+        assert pool.run(every_verb, 6) == [[]] * world
+
+
+def who_may(rank: Rank) -> tuple[str, str]:
+    return rank.comm._single_copy, rank.comm.single_copy_report
+
+
+def forbid(rank: Rank) -> tuple[str, str]:
+    """Rank 1 keeps its memory to itself, which root would not be bound by."""
+    import fastcoll
+
+    if os.getuid() == 0:
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+    if rank.rank == 1:
+        ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+    elif os.getuid() == 65534:
+        ctypes.CDLL(None).prctl(4, 1)
+    rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
+    return who_may(rank)
+
+
+def test_one_that_may_not_read_decides_for_all(fresh_pool: FreshPool) -> None:
+    reason = "rank 0 can't read every rank's memory: " + os.strerror(errno.EPERM)
+    assert fresh_pool(2, Setup(init=False)).run(forbid) == [("never", reason)] * 2
+
+
+def test_a_rank_that_does_not_want_to_decides_for_all(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(2, Setup(env={"FASTCOLL_SINGLE_COPY": "never"}))
+    assert pool.run(who_may) == [("never", "rank 0 has FASTCOLL_SINGLE_COPY=never")] * 2
+
+
+def array_at(address: int, num_bytes: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+
+
+def with_a_hole(rank: Rank) -> Attempt:
+    """The root's tensor loses a page in its middle: seen only by who copies it."""
+    num_bytes = 64 * mmap.PAGESIZE
+    if rank.rank == 1:
+        return attempt(rank.comm.broadcast, torch.zeros(num_bytes, dtype=torch.uint8), 0)
+    memory = mmap.mmap(-1, num_bytes)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    middle = ctypes.c_void_p(address + num_bytes // 2)
+    assert ctypes.CDLL(None).munmap(middle, ctypes.c_size_t(mmap.PAGESIZE)) == 0
+    return attempt(rank.comm.broadcast, array_at(address, num_bytes), 0)
+
+
+def test_a_copy_that_breaks_off_is_everybodys_error(fresh_pool: FreshPool) -> None:
+    outcomes = fresh_pool(2, ALWAYS).run(with_a_hole)
+    assert {one.kind for one in outcomes} == {"DriverError"}
+    assert len({one.text for one in outcomes}) == 1
+    assert "Bad address" in outcomes[0].text
+    assert "rank 0" in outcomes[0].text
+    assert "FASTCOLL_SINGLE_COPY=never" in outcomes[0].text
+
+
+def in_secret_memory(rank: Rank) -> bool | str:
+    """What the kernel does not copy for others, as it is with pinned memory, is staged."""
+    num_bytes = 64 * mmap.PAGESIZE
+    fd = ctypes.CDLL(None, use_errno=True).syscall(447, 0)  # memfd_secret
+    if fd < 0:
+        return os.strerror(ctypes.get_errno())
+    os.ftruncate(fd, num_bytes)
+    given = np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8)
+    given[:] = 7 + rank.rank
+    got = np.zeros((2, num_bytes), np.uint8)
+    rank.comm.all_gather_into_tensor(got, given)
+    return bool((got[0] == 7).all() and (got[1] == 8).all())
+
+
+def test_memory_that_is_not_copied_for_others_is_staged(fresh_pool: FreshPool) -> None:
+    right = fresh_pool(2, ALWAYS).run(in_secret_memory)
+    if isinstance(right[0], str):
+        pytest.skip(f"this kernel gives no memory of that kind: {right[0]}")
+    assert right == [True, True]
+
+
+def owner_dies(rank: Rank) -> Attempt:
+    if rank.rank == 0:
+        return attempt(rank.comm.broadcast, torch.ones(NUMEL), 0)
+    time.sleep(1.0)  # by now the owner has arrived, and is gone
+    return attempt(rank.comm.broadcast, torch.zeros(NUMEL), 0)
+
+
+def test_an_owner_that_died_is_named(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(2, ALWAYS)
+    pool.start(owner_dies)
+    time.sleep(0.5)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    found: Any = pool.collect(ranks=[1])[0].value
+    assert found.kind == "PeerLostError"
+    assert found.ranks == (0,)
+    assert "ended" in found.text or "was killed by signal 9" in found.text
