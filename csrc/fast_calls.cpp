@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "fast_arguments.h"
 #include "fast_prepare.h"
 #include "process_group.h"
 #include "python_errors.h"
@@ -96,9 +97,33 @@ constexpr Verb verb_of_lists(FastVerb verb) {
                                                            : Verb::all_gather;
 }
 
+// Beside the group's calls, queued ones too.
+bool run_transfer(bool sends, ProcessGroup& group, const Args& args) {
+  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
+  const std::optional<int> peer = root_of(group, args[kRoot]);
+  const auto tag = args[kTag] ? number_of(args[kTag]) : std::optional<uint64_t>(0);
+  if (!tensor || !peer || !tag || *tag > UINT32_MAX) return false;
+  const auto transfer = std::make_shared<Transfer>();
+  transfer->sends = sends;
+  transfer->peer = *peer;
+  transfer->tag = uint32_t(*tag);
+  transfer->dtype = tensor->dtype;
+  transfer->numel = tensor->numel;
+  transfer->data = tensor->ptr;
+  transfer->num_bytes = tensor->numel * dtype_size(tensor->dtype);
+  transfer->timeout_s = -1;
+  PythonHost host;
+  if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
+  group.post(transfer);
+  group.wait(*transfer, host, 0);
+  return true;
+}
+
 // False if it is no fast call; then nothing has happened.
 template <FastVerb kVerb>
 bool run_fast(ProcessGroup& group, Args& args) {
+  constexpr bool kSends = kVerb == FastVerb::send;
+  if constexpr (kSends || kVerb == FastVerb::recv) return run_transfer(kSends, group, args);
   const std::optional<Op> op = op_of(args[kOp]);
   if (!op || !group.idle()) return false;
   if constexpr (!takes_sequences(kVerb)) return run_one(kVerb, group, args, *op);
@@ -118,7 +143,8 @@ PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObj
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
     ProcessGroup* group = group_of(sorted[kGroup]);
     try {
-      if (group && run_fast<kVerb>(*group, sorted)) Py_RETURN_NONE;
+      if (group && run_fast<kVerb>(*group, sorted))
+        return Py_NewRef(kVerb == FastVerb::recv ? sorted[kRoot] : Py_None);
     } catch (const Failure& failure) {
       set_python_error(failure);
       return nullptr;

@@ -9,7 +9,8 @@ enum Param {
   kTensor,  // what is given, or an output that comes first
   kSecond,
   kOp,
-  kRoot,
+  kRoot,  // or the other rank of a send or receive
+  kTag,
   kInSplits,
   kOutSplits,
   kGroup,
@@ -43,11 +44,13 @@ enum class FastVerb {
   scatter,
   all_to_all_single,
   all_to_all,
+  send,
+  recv,
   all_reduce_coalesced,
   reduce_scatter_tensor_coalesced,
   all_gather_into_tensor_coalesced,
 };
-inline constexpr int kNumFastVerbs = 14;
+inline constexpr int kNumFastVerbs = 16;
 
 // Lists of tensors are arguments; those of the last three verbs may be of any length.
 constexpr bool takes_sequences(FastVerb verb) {
@@ -173,6 +176,16 @@ inline constexpr Signature kSignatures[kNumFastVerbs] = {
       {"timeout_s", kOther}},
      "all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False, *, "
      "timeout_s=None)\n--\n\n"},
+    {"send",
+     4,
+     5,
+     {{"tensor", kTensor}, {"dst", kRoot}, {"group", kGroup}, {"tag", kTag}, {"timeout_s", kOther}},
+     "send(tensor, dst, group=None, tag=0, *, timeout_s=None)\n--\n\n"},
+    {"recv",
+     4,
+     5,
+     {{"tensor", kTensor}, {"src", kRoot}, {"group", kGroup}, {"tag", kTag}, {"timeout_s", kOther}},
+     "recv(tensor, src=None, group=None, tag=0, *, timeout_s=None)\n--\n\n"},
     {"all_reduce_coalesced",
      4,
      7,

@@ -183,7 +183,10 @@ std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, Host& host) {
   const auto guard = lock(host);
   require_usable();
   const auto errors = group_->try_single_copy(is_wanted, host);
-  return {errors.begin(), errors.begin() + world_size_};
+  const auto end = errors.begin() + world_size_;
+  if (std::all_of(errors.begin(), end, [](int error) { return error == 0; }))
+    p2p_->allow_single_copy();
+  return {errors.begin(), end};
 }
 
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {

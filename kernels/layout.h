@@ -142,7 +142,9 @@ struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is s
   uint64_t number;  // of the pair's messages, from 1; 0: never used
   uint64_t num_bytes;
   uint64_t numel;
-  uint64_t tag_and_dtype;            // tag (32) | dtype (8)
+  uint64_t tag_and_dtype;  // tag (32) | dtype (8)
+  // Of a large message that the receiver copies out of the sender's process; 0: it comes in chunks.
+  uint64_t address;
   std::byte payload[kPayloadBytes];  // all of a small message
 };
 static_assert(sizeof(Message) == 256);

@@ -242,7 +242,8 @@ class Direct {
     const Part part = part_from(peer);
     if (part.num_bytes == 0) return;
     const uint64_t address = Location::offset_bytes(source) + start_at(peer);
-    read_private(group_, peer, address, part.ptr, part.num_bytes);
+    read_private(group_, peer, address, part.ptr, part.num_bytes,
+                 [&] { return group_.call_name(); });
   }
 
   // Or segment k of it, from scratch or symmetric memory.

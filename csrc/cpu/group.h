@@ -135,6 +135,11 @@ class Group {
       const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
 
   Pad& pad(int peer) { return *peers_[peer].pad; }
+  // After words of mine have changed without `signal`.
+  void wake_sleepers() {
+    if (P::load_sleepers(me_->sleep)) [[unlikely]]
+      wake();
+  }
 
   // ---- private memory (single_copy.h) ---------------------------------------------------------
   std::array<int, kMaxWorld> try_single_copy(bool is_wanted, Host& host);
@@ -191,8 +196,7 @@ class Group {
   void signal(Word& word, uint64_t value) { signal(word.value, value); }
   void signal(uint64_t& word, uint64_t value) {
     P::arrive(word, value);
-    if (P::load_sleepers(me_->sleep)) [[unlikely]]
-      wake();
+    wake_sleepers();
   }
   void wake();
 

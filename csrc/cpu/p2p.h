@@ -2,9 +2,10 @@
 // Point-to-point: send and receive between two ranks, beside the group's calls and in any order.
 //
 // A sender offers a message in a place of its channel to the peer; a small one is there at once.
-// The receiver looks for the oldest offer with its tag, and grants a large one: then its chunks go
-// through the channel's ring, one message of a pair at a time. All operations of a rank make
-// progress whenever one of its threads polls, whichever it waits for.
+// The receiver looks for the oldest offer with its tag. A large one it copies out of the sender's
+// memory, if it may; else it grants it, and its chunks go through the channel's ring, one message
+// of a pair at a time. All operations of a rank make progress whenever one of its threads polls,
+// whichever it waits for.
 #pragma once
 
 #include <sched.h>
@@ -21,6 +22,7 @@
 #include <thread>
 
 #include "cpu/group.h"
+#include "cpu/single_copy.h"
 
 namespace fastcoll {
 
@@ -38,9 +40,10 @@ struct Transfer {
   double timeout_s = 0;
 
   enum class State { fresh, offered, moving } state = State::fresh;
-  int place = 0;        // of the message in the sender's channel
-  uint64_t number = 0;  // of the message
-  uint64_t seen = 0;    // offers looked through, in vain
+  int place = 0;           // of the message in the sender's channel
+  uint64_t number = 0;     // of the message
+  uint64_t seen = 0;       // offers looked through, in vain
+  bool is_copied = false;  // sends: the receiver copies it out of this process
   size_t moved_bytes = 0;
   int64_t start_us = 0;
   std::exception_ptr error;
@@ -61,6 +64,9 @@ class PointToPoint {
     }
   }
 
+  // Every rank can read every rank's memory.
+  void allow_single_copy() { may_copy_ = true; }
+
   // Start a transfer; it may be done at once.
   void post(const std::shared_ptr<Transfer>& transfer) {
     const std::lock_guard guard(mutex_);
@@ -73,16 +79,15 @@ class PointToPoint {
 
   // Wait for one transfer, while all make progress. False: limit_s > 0 ran out, and it goes on.
   bool wait(Transfer& transfer, Host& host, double limit_s) {
-    if (!transfer.done)
-      say_blocked(uint64_t(transfer.sends ? 1 : 2) | uint64_t(uint8_t(transfer.peer)) << 8);
-    const int64_t start_us = now_us();
-    const bool over = poll_until(
-        [&] {
-          return transfer.done || (limit_s > 0 && double(now_us() - start_us) > limit_s * 1e6);
-        },
-        host);
-    say_blocked(0);
-    if (!over) throw Interrupted{};
+    if (!transfer.done) {
+      const int64_t start_us = now_us();
+      const bool over = poll_until(
+          [&] {
+            return transfer.done || (limit_s > 0 && double(now_us() - start_us) > limit_s * 1e6);
+          },
+          host, &transfer);
+      if (!over) throw Interrupted{};
+    }
     if (!transfer.done) return false;
     if (transfer.error) std::rethrow_exception(transfer.error);
     return true;
@@ -95,7 +100,7 @@ class PointToPoint {
           const std::lock_guard guard(mutex_);
           return open_.empty();
         },
-        host);
+        host, nullptr);
   }
 
   // No transfer is open from here on, and none can be started.
@@ -108,18 +113,30 @@ class PointToPoint {
 
  private:
   static constexpr int kSpins = 300;
-  static constexpr int kYields = 200;
+  static constexpr int kYields = 64;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr std::chrono::microseconds kNap{100};
+  static constexpr int64_t kSleepUs = 20000;      // as Group's
+  static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
+  // Below this two copies through the channel cost less than a call of the kernel and its pages.
+  static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
+  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: others get on in between
 
   void say_blocked(uint64_t what) {
     const std::lock_guard guard(mutex_);
     if (!closed_) P::store_release(group_.pad(group_.rank()).blocked.value, what);
   }
 
-  // False: the program was interrupted.
+  // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
   template <class Over>
-  bool poll_until(Over over, Host& host) {
+  bool poll_until(Over over, Host& host, const Transfer* awaited) {
+    const bool is_over = poll(over, host, awaited);
+    if (awaited) say_blocked(0);
+    return is_over;
+  }
+
+  template <class Over>
+  bool poll(Over over, Host& host, const Transfer* awaited) {
     int64_t next_patrol_us = now_us() + kPatrolUs;
     for (int round = 0; !over(); ++round) {
       bool moved;
@@ -136,8 +153,10 @@ class PointToPoint {
         continue;
       }
       host.blocking();
+      if (round == kSpins && awaited)
+        say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
       if (round < kSpins + kYields) sched_yield();
-      else std::this_thread::sleep_for(kNap);
+      else rest(awaited);
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
         next_patrol_us = time_us + kPatrolUs;
         if (host.interrupted()) return interrupt();
@@ -146,6 +165,27 @@ class PointToPoint {
       }
     }
     return true;
+  }
+
+  // Sleep until the peer of the only open transfer does something; with more of them, for a moment.
+  // The handshake is Group::sleep's.
+  void rest(const Transfer* awaited) {
+    uint32_t seen = 0;
+    SleepLine* line = nullptr;
+    bool is_sure = false;
+    {
+      const std::lock_guard guard(mutex_);
+      if (awaited && !awaited->done && open_.size() == 1 && awaited->peer != kAnyPeer) {
+        line = &group_.pad(awaited->peer).sleep;
+        seen = P::load_wake(*line);
+        P::set_sleepers(*line);
+        is_sure = membarrier_everywhere();
+        if (pass()) return;
+      }
+    }
+    // The group may be closed by now; then the kernel finds no such memory.
+    if (line) futex_wait(&line->wake, seen, is_sure ? kSleepUs : kShortSleepUs);
+    else std::this_thread::sleep_for(kNap);
   }
 
   bool interrupt() {
@@ -180,6 +220,7 @@ class PointToPoint {
       fail_all(std::current_exception());
       return true;
     }
+    if (moved) group_.wake_sleepers();
     return moved;
   }
 
@@ -194,6 +235,12 @@ class PointToPoint {
         return false;
       }
       if (transfer.num_bytes <= Message::kPayloadBytes) finish(transfer);
+      return true;
+    }
+    if (transfer.is_copied) {
+      if (P::kAwaitsReaders && P::load_acquire(back.taken[transfer.place]) != transfer.number)
+        return false;
+      finish(transfer);
       return true;
     }
     if (transfer.state == Transfer::State::offered) {
@@ -226,6 +273,9 @@ class PointToPoint {
       message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
       if (transfer.num_bytes <= Message::kPayloadBytes)
         copy_bytes(message.payload, transfer.data, transfer.num_bytes);
+      transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
+                           readable_.covers(transfer.data, transfer.num_bytes);
+      message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
       transfer.number = channel.offered.value + 1;
       transfer.place = i;
       transfer.state = Transfer::State::offered;
@@ -245,6 +295,7 @@ class PointToPoint {
       copy_bytes(transfer.data, message.payload, transfer.num_bytes);
       return taken(transfer, back);
     }
+    if (message.address != 0) return copy_out(transfer, message, back);
     Transfer*& mover = movers_[size_t(transfer.peer)];
     if (!mover) {
       mover = &transfer;
@@ -264,6 +315,14 @@ class PointToPoint {
     if (transfer.moved_bytes < transfer.num_bytes) return moved;
     mover = nullptr;
     return taken(transfer, back);
+  }
+
+  bool copy_out(Transfer& transfer, const Message& message, PairChannel& back) {
+    const size_t num_bytes = std::min(kCopyBytes, transfer.num_bytes - transfer.moved_bytes);
+    read_private(group_, transfer.peer, message.address + transfer.moved_bytes,
+                 transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
+    transfer.moved_bytes += num_bytes;
+    return transfer.moved_bytes < transfer.num_bytes || taken(transfer, back);
   }
 
   bool taken(Transfer& transfer, PairChannel& back) {
@@ -332,92 +391,14 @@ class PointToPoint {
     return true;
   }
 
-  // ---- failure
-  // ------------------------------------------------------------------------------------
-  void fail_all(const std::exception_ptr& error) {
-    for (const auto& transfer : open_) {
-      transfer->error = error;
-      finish(*transfer);
-    }
-    open_.clear();
-  }
-
+  // ---- failure (p2p_failure.h) ----------------------------------------------------------------
+  void fail_all(const std::exception_ptr& error);
   // Why does nothing move? Ends everything that is open if there is a reason.
-  void patrol(int64_t time_us) {
-    if (closed_) return;
-    looked_.reset();
-    try {
-      group_.check();
-      for (const auto& transfer : open_) {
-        look_for_loss(*transfer);
-        if (double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
-          fail_timeout(*transfer, time_us);
-      }
-    } catch (const Failure&) {
-      fail_all(std::current_exception());
-    }
-  }
-
-  std::string name(const Transfer& transfer) const {
-    std::string text = transfer.sends ? "send" : "recv";
-    text += "(" + std::string(dtype_name(transfer.dtype)) +
-            ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
-            (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-            ", tag=" + std::to_string(transfer.tag) + ")";
-    return text + " in group \"" + group_.options().name + "\" (rank " +
-           std::to_string(group_.rank()) + " of " + std::to_string(group_.world_size()) + ")";
-  }
-
-  void look_for_loss(Transfer& transfer) {
-    if (transfer.done || transfer.peer == group_.rank()) return;
-    if (transfer.peer == kAnyPeer) {
-      for (int peer = 0; peer < group_.world_size(); ++peer)
-        if (peer == group_.rank() || !peer_is_gone(group_.options().links[size_t(peer)])) return;
-    } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
-      return;
-    }
-    // What it sent before it went is still there.
-    if (!transfer.sends && advance_receive(transfer)) return;
-    const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
-    group_.fail(ErrorKind::peer_lost,
-                name(transfer) + " lost rank " + std::to_string(peer) +
-                    ": its process ended or left the group. Use of this group is over: call "
-                    "fastcoll.shrink() or fastcoll.destroy()",
-                uint64_t{1} << peer);
-  }
-
-  [[noreturn]] void fail_timeout(const Transfer& transfer, int64_t time_us) {
-    const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
-    uint64_t ranks = 0;
-    for (int peer = 0; peer < group_.world_size(); ++peer)
-      if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
-        ranks |= uint64_t{1} << peer;
-    group_.fail(
-        ErrorKind::timeout,
-        name(transfer) + " waited " + seconds + " for rank " +
-            (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-            (transfer.sends ? ", which did not receive it" : ", which did not send it") + cycle() +
-            ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)",
-        ranks);
-  }
-
-  // "; rank 0 sends to rank 1, which sends to rank 0": who blocks on whom, if that ends where it
-  // began.
-  std::string cycle() const {
-    std::string text;
-    int rank = group_.rank();
-    for (int hops = 0; hops < group_.world_size(); ++hops) {
-      const uint64_t blocked = P::load_acquire(group_.pad(rank).blocked.value);
-      const int peer = int(int8_t(blocked >> 8 & 0xff));
-      if (blocked == 0 || peer < 0) return "";
-      text += hops == 0 ? "; rank " + std::to_string(rank) : ", which";
-      text += (blocked & 0xff) == 1 ? " sends to rank " : " receives from rank ";
-      text += std::to_string(peer);
-      rank = peer;
-      if (rank == group_.rank()) return text + ": a cycle. Use isend, or batch_isend_irecv";
-    }
-    return "";
-  }
+  void patrol(int64_t time_us);
+  std::string name(const Transfer& transfer) const;
+  void look_for_loss(Transfer& transfer);
+  [[noreturn]] void fail_timeout(const Transfer& transfer, int64_t time_us);
+  std::string cycle() const;
 
   Group<P>& group_;
   std::mutex mutex_;
@@ -428,7 +409,11 @@ class PointToPoint {
   // As receiver: numbers of the messages that a receive has, by sender and place.
   std::array<std::array<uint64_t, PairChannel::kMessages>, kMaxWorld> claimed_{};
   std::array<Transfer*, kMaxWorld> movers_{};  // whose chunks come, by sender
+  Readable readable_;
+  bool may_copy_ = false;
   bool closed_ = false;
 };
 
 }  // namespace fastcoll
+
+#include "cpu/p2p_failure.h"

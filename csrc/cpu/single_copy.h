@@ -43,22 +43,23 @@ std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host)
   return errors;
 }
 
-// Copy what a peer published as private. Throws the group's verdict if that fails.
-template <class P>
-void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t num_bytes) {
+// Copy what a peer published as private. Throws the group's verdict if that fails; name(): of what.
+template <class P, class Name>
+void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t num_bytes,
+                  const Name& name) {
   const PeerLink& link = group.options().links[size_t(peer)];
   if (link.pid == group.options().links[size_t(group.rank())].pid) {  // ranks that are threads
     std::memcpy(dst, reinterpret_cast<const void*>(uintptr_t(address)), num_bytes);
   } else if (const int error = read_process(link.pid, address, dst, num_bytes)) {
     const bool is_gone = error == ESRCH || peer_is_gone(link);
     group.fail(is_gone ? ErrorKind::peer_lost : ErrorKind::driver,
-               group.call_name() + " could not copy " + std::to_string(num_bytes) +
+               name() + " could not copy " + std::to_string(num_bytes) +
                    " bytes from the memory of rank " + std::to_string(peer) + " (process " +
                    std::to_string(link.pid) + "): " +
                    (is_gone ? fate(link)
                             : std::strerror(error) +
                                   std::string(". FASTCOLL_SINGLE_COPY=never goes without")) +
-                   ". Use of this group is over: call fastcoll.destroy()",
+                   ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
                uint64_t{1} << peer);
   }
   // An owner that gives up makes that the verdict before its memory is anybody else's. The number
@@ -66,9 +67,9 @@ void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t
   group.check();
   if (peer_is_gone(link))
     group.fail(ErrorKind::peer_lost,
-               group.call_name() + " lost rank " + std::to_string(peer) + ": process " +
+               name() + " lost rank " + std::to_string(peer) + ": process " +
                    std::to_string(link.pid) + " " + fate(link) +
-                   ". Use of this group is over: call fastcoll.destroy()",
+                   ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
                uint64_t{1} << peer);
 }
 

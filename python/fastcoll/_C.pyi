@@ -252,6 +252,22 @@ def all_to_all(
     *,
     timeout_s: float | None = None,
 ) -> Work | None: ...
+def send(
+    tensor: _Array,
+    dst: int,
+    group: _GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> None: ...
+def recv(
+    tensor: _Array,
+    src: int | None = None,
+    group: _GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> int: ...
 def all_reduce_coalesced(
     tensors: Sequence[_Array],
     op: Any = ...,

@@ -9,13 +9,14 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from fastcoll import _C
 from fastcoll.api_parts import GroupLike, member_of, rank_in
 from fastcoll.memory.array import Array
 from fastcoll.transfers import AnyTransferWork
 from fastcoll.verbs_p2p import P2POp
 
 
-def send(
+def _send(
     tensor: Array,
     dst: int,
     group: GroupLike = None,
@@ -48,7 +49,7 @@ def send(
         comm.send(tensor, rank_in(group, dst, "dst"), tag, timeout_s=timeout_s)
 
 
-def recv(
+def _recv(
     tensor: Array,
     src: int | None = None,
     group: GroupLike = None,
@@ -122,3 +123,10 @@ def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list
 
 def _source(group: GroupLike, src: int | None) -> int | None:
     return None if src is None else rank_in(group, src, "src")
+
+
+_C.set_fallback("send", _send)
+_C.set_fallback("recv", _recv)
+
+send = _C.send
+recv = _C.recv

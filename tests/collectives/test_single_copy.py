@@ -180,3 +180,53 @@ def test_an_owner_that_died_is_named(fresh_pool: FreshPool) -> None:
     assert found.kind == "PeerLostError"
     assert found.ranks == (0,)
     assert "ended" in found.text or "was killed by signal 9" in found.text
+
+
+def sends_in_turns(rank: Rank, turns: int) -> list[int]:
+    """A sender changes its tensor as soon as its call returns; both ways, and with another tag."""
+    import fastcoll
+
+    peer, wrong = 1 - rank.rank, []
+    for turn in range(turns):
+        got = torch.empty(NUMEL)
+        if (turn + rank.rank) % 2:
+            given = of(rank.rank, peer, turn)
+            fastcoll.send(given, peer, rank.comm, tag=turn)
+            given.zero_()
+        elif fastcoll.recv(got, peer, rank.comm, tag=turn) != peer or not torch.equal(
+            got, of(peer, rank.rank, turn)
+        ):
+            wrong.append(turn)
+        # Both at once: neither may wait for the other to be through.
+        given = of(rank.rank, peer, turn + 1000)
+        work = fastcoll.isend(given, peer, rank.comm)
+        fastcoll.recv(got, peer, rank.comm)
+        work.wait()
+        given.zero_()
+        if not torch.equal(got, of(peer, rank.rank, turn + 1000)):
+            wrong.append(turn + 1000)
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_sends_in_turns(fresh_pool: FreshPool, mode: str) -> None:
+    pool = fresh_pool(2, Setup(env={"FASTCOLL_SINGLE_COPY": mode}))
+    assert pool.run(sends_in_turns, 10) == [[], []]
+
+
+def sender_dies(rank: Rank) -> Attempt:
+    if rank.rank == 0:
+        return attempt(rank.comm.send, torch.ones(NUMEL), 1)
+    time.sleep(1.0)  # its offer is there, and its memory is gone
+    return attempt(rank.comm.recv, torch.zeros(NUMEL), 0)
+
+
+def test_a_sender_that_died_is_named(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(2, ALWAYS)
+    pool.start(sender_dies)
+    time.sleep(0.5)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    found: Any = pool.collect(ranks=[1])[0].value
+    assert found.kind == "PeerLostError"
+    assert found.ranks == (0,)
+    assert "recv(float32" in found.text

@@ -24,6 +24,7 @@ RUN_LIMIT_S = 240
 PROGRAMS = {
     "test_reduce": ("csrc/cpu/reduce*.cpp",),
     "test_protocol": ("csrc/cpu/*.cpp",),
+    "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
 }
 
 
@@ -72,6 +73,8 @@ PUBLISHED = (
     "signals",
     "done",
 )  # with release, by their owner
+PUBLISHED = ("arrive", "inlined", "staged", "reduced", "done")  # with release, by their owner
+PAIRS = ("offer", "sent", "received", "taken")  # of a sender and a receiver
 
 # test_protocol's arguments: variant, seeds, limit of a wait in seconds, number of the first call
 CASES = [
@@ -83,6 +86,9 @@ CASES = [
     Case("test_protocol", "thread", ("correct", "20")),
     Case("test_protocol", "address", ("correct", "20")),
     Case("test_protocol", "aarch64", ("correct", "10")),
+    Case("test_p2p", "plain", ("correct", "200")),
+    Case("test_p2p", "thread", ("correct", "20")),
+    Case("test_p2p", "address", ("correct", "20")),
     # Negative controls: a check that lets its planted bug pass is no check.
     *(
         Case("test_protocol", "thread", (variant,), "ThreadSanitizer: data race")
@@ -92,6 +98,12 @@ CASES = [
             "relaxed_settle",
         )
     ),
+    *(
+        Case("test_p2p", "thread", (f"relaxed_{side}_of_{word}",), "ThreadSanitizer: data race")
+        for side in ("release", "acquire")
+        for word in PAIRS
+    ),
+    Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
     *(
         Case("test_protocol", "plain", (variant, "200", "2"), "FAILED|WRONG")
         for variant in (

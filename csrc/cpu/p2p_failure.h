@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why sends and receives do not get on: a broken group, a peer that has gone, a limit, a cycle.
+#pragma once
+
+#include "cpu/p2p.h"
+
+namespace fastcoll {
+
+template <class P>
+void PointToPoint<P>::fail_all(const std::exception_ptr& error) {
+  for (const auto& transfer : open_) {
+    transfer->error = error;
+    finish(*transfer);
+  }
+  open_.clear();
+}
+
+template <class P>
+void PointToPoint<P>::patrol(int64_t time_us) {
+  if (closed_) return;
+  looked_.reset();
+  try {
+    group_.check();
+    for (const auto& transfer : open_) {
+      look_for_loss(*transfer);
+      if (double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
+        fail_timeout(*transfer, time_us);
+    }
+  } catch (const Failure&) {
+    fail_all(std::current_exception());
+  }
+}
+
+template <class P>
+std::string PointToPoint<P>::name(const Transfer& transfer) const {
+  std::string text = transfer.sends ? "send" : "recv";
+  text += "(" + std::string(dtype_name(transfer.dtype)) +
+          ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
+          (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+          ", tag=" + std::to_string(transfer.tag) + ")";
+  return text + " in group \"" + group_.options().name + "\" (rank " +
+         std::to_string(group_.rank()) + " of " + std::to_string(group_.world_size()) + ")";
+}
+
+template <class P>
+void PointToPoint<P>::look_for_loss(Transfer& transfer) {
+  if (transfer.done || transfer.peer == group_.rank()) return;
+  if (transfer.peer == kAnyPeer) {
+    for (int peer = 0; peer < group_.world_size(); ++peer)
+      if (peer == group_.rank() || !peer_is_gone(group_.options().links[size_t(peer)])) return;
+  } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
+    return;
+  }
+  // What it sent before it went is still there.
+  if (!transfer.sends && advance_receive(transfer)) return;
+  const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
+  group_.fail(ErrorKind::peer_lost,
+              name(transfer) + " lost rank " + std::to_string(peer) +
+                  ": its process ended or left the group. Use of this group is over: call "
+                  "fastcoll.shrink() or fastcoll.destroy()",
+              uint64_t{1} << peer);
+}
+
+template <class P>
+void PointToPoint<P>::fail_timeout(const Transfer& transfer, int64_t time_us) {
+  const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
+  uint64_t ranks = 0;
+  for (int peer = 0; peer < group_.world_size(); ++peer)
+    if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
+      ranks |= uint64_t{1} << peer;
+  group_.fail(
+      ErrorKind::timeout,
+      name(transfer) + " waited " + seconds + " for rank " +
+          (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+          (transfer.sends ? ", which did not receive it" : ", which did not send it") + cycle() +
+          ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)",
+      ranks);
+}
+
+// "; rank 0 sends to rank 1, which sends to rank 0": who blocks on whom, if that ends where it
+// began.
+template <class P>
+std::string PointToPoint<P>::cycle() const {
+  std::string text;
+  int rank = group_.rank();
+  for (int hops = 0; hops < group_.world_size(); ++hops) {
+    const uint64_t blocked = P::load_acquire(group_.pad(rank).blocked.value);
+    const int peer = int(int8_t(blocked >> 8 & 0xff));
+    if (blocked == 0 || peer < 0) return "";
+    text += hops == 0 ? "; rank " + std::to_string(rank) : ", which";
+    text += (blocked & 0xff) == 1 ? " sends to rank " : " receives from rank ";
+    text += std::to_string(peer);
+    rank = peer;
+    if (rank == group_.rank()) return text + ": a cycle. Use isend, or batch_isend_irecv";
+  }
+  return "";
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends and receives under stress: ranks as threads on ONE shared mapping (as in
+// test_protocol.cpp), random transfers of all pairs at once, in an order of each rank, with pauses
+// at every shared word.
+//
+//   test_p2p VARIANT [num_seeds [timeout_s]]
+//
+// `correct` must pass; the other variants have one planted bug each and must not.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/p2p.h"
+
+using namespace fastcoll;
+
+namespace {
+
+thread_local std::minstd_rand pause_random;
+size_t region_bytes = 0;
+std::byte* first_region = nullptr;
+
+template <class Base>
+struct Perturbed : Base {
+  static void pause() {
+    if (pause_random() % 128 == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(pause_random() % 50));
+  }
+  static void arrive(uint64_t& word, uint64_t value) {
+    pause();
+    Base::arrive(word, value);
+  }
+  static uint64_t load_acquire(const uint64_t& word) {
+    const uint64_t value = Base::load_acquire(word);
+    pause();
+    return value;
+  }
+};
+
+// ---- the planted bugs ---------------------------------------------------------------------------
+
+enum class Which { offer, sent, received, taken, other };
+
+// Which word of a channel this is. A message's number and the count of offers are one: a receiver
+// reads both, and either would do.
+Which word_of(const uint64_t& word) {
+  const size_t in_region =
+      size_t(reinterpret_cast<const std::byte*>(&word) - first_region) % region_bytes;
+  if (in_region < kRegionBytes) return Which::other;
+  const size_t at = (in_region - kRegionBytes) % sizeof(PairChannel);
+  if (at == offsetof(PairChannel, offered)) return Which::offer;
+  if (at == offsetof(PairChannel, sent)) return Which::sent;
+  if (at == offsetof(PairChannel, received)) return Which::received;
+  if (at >= offsetof(PairChannel, taken) && at < offsetof(PairChannel, chunks)) return Which::taken;
+  const bool in_messages =
+      at >= offsetof(PairChannel, messages) && at < offsetof(PairChannel, granted);
+  return in_messages ? Which::offer : Which::other;
+}
+
+template <Which kWhich>
+struct RelaxedRelease : StdAtomics {
+  static void arrive(uint64_t& word, uint64_t value) {
+    if (word_of(word) == kWhich) store_relaxed(word, value);
+    else StdAtomics::arrive(word, value);
+  }
+};
+template <Which kWhich>
+struct RelaxedAcquire : StdAtomics {
+  static uint64_t load_acquire(const uint64_t& word) {
+    return word_of(word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
+  }
+};
+struct UnawaitedReaders : StdAtomics {
+  static constexpr bool kAwaitsReaders = false;
+};
+
+// ---- random transfers ---------------------------------------------------------------------------
+
+struct Planned {
+  int src, dst;
+  uint32_t tag;
+  size_t numel;
+  uint64_t salt;
+};
+
+uint64_t value_of(const Planned& one, size_t i) { return mix64(one.salt + i); }
+
+// From one word to more than the ring holds, and what is copied out of its owner's memory.
+std::vector<Planned> draw(std::mt19937_64& random, int world_size) {
+  constexpr size_t kMost[] = {1, 28, 200, 6000, 100000};
+  std::vector<Planned> all;
+  for (int src = 0; src < world_size; ++src)
+    for (int dst = 0; dst < world_size; ++dst)
+      for (uint64_t count = random() % 4; count > 0; --count)
+        all.push_back(
+            {src, dst, uint32_t(random() % 2), random() % (kMost[random() % 5] + 1), random()});
+  return all;
+}
+
+struct Running {
+  const Planned* planned;
+  std::vector<uint64_t> data;
+  std::shared_ptr<Transfer> transfer = std::make_shared<Transfer>();
+};
+
+// The transfers of one rank: those of one pair, side and tag in their order, all others mixed.
+std::vector<Running> transfers_of(const std::vector<Planned>& all, int rank) {
+  std::vector<Running> mine;
+  std::map<std::tuple<bool, int, uint32_t>, std::vector<const Planned*>> queues;
+  for (const Planned& one : all) {
+    if (one.src == rank) queues[{true, one.dst, one.tag}].push_back(&one);
+    if (one.dst == rank) queues[{false, one.src, one.tag}].push_back(&one);
+  }
+  while (!queues.empty()) {
+    auto queue = std::next(queues.begin(), ptrdiff_t(pause_random() % queues.size()));
+    const auto [sends, peer, tag] = queue->first;
+    Running& one = mine.emplace_back();
+    one.planned = queue->second.front();
+    one.data.assign(one.planned->numel + 1, 0);
+    for (size_t i = 0; sends && i < one.planned->numel; ++i)
+      one.data[i] = value_of(*one.planned, i);
+    Transfer& transfer = *one.transfer;
+    transfer.sends = sends;
+    transfer.peer = peer;
+    transfer.tag = tag;
+    transfer.dtype = DType::uint64;
+    transfer.numel = one.planned->numel;
+    transfer.num_bytes = one.planned->numel * sizeof(uint64_t);
+    queue->second.erase(queue->second.begin());
+    if (queue->second.empty()) queues.erase(queue);
+  }
+  return mine;
+}
+
+template <class P>
+void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_t seed,
+              bool may_copy, double timeout_s) {
+  pause_random.seed(uint32_t(mix64(seed * 64 + uint64_t(rank))));
+  GroupOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.name = "threads";
+  options.timeout_s = timeout_s;
+  for (int peer = 0; peer < world_size; ++peer)
+    options.regions[size_t(peer)] = first_region + size_t(peer) * region_bytes;
+  Group<Perturbed<P>> group(options);
+  PointToPoint<Perturbed<P>> engine(group);
+  if (may_copy) engine.allow_single_copy();
+  Host host;
+  std::vector<Running> mine = transfers_of(all, rank);
+  try {
+    for (Running& one : mine) {
+      one.transfer->data = reinterpret_cast<std::byte*>(one.data.data());
+      one.transfer->timeout_s = timeout_s;
+      engine.post(one.transfer);
+    }
+    for (Running& one : mine) {
+      engine.wait(*one.transfer, host, 0);
+      for (size_t i = 0; i < one.planned->numel; ++i) {
+        if (one.transfer->sends) one.data[i] = 0;  // its owner's again
+        else if (one.data[i] != value_of(*one.planned, i)) {
+          std::fprintf(stderr, "WRONG: rank %d from %d, tag %u, element %zu of %zu\n", rank,
+                       one.planned->src, one.planned->tag, i, one.planned->numel);
+          std::exit(1);
+        }
+      }
+    }
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "FAILED: rank %d: %s\n", rank, failure.what());
+    std::exit(1);
+  }
+}
+
+template <class P>
+int run_all(uint64_t num_seeds, double timeout_s) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    std::mt19937_64 random(seed);
+    const int world_size = 1 + int(random() % 4);
+    const std::vector<Planned> all = draw(random, world_size);
+    region_bytes = mapped_bytes(world_size);
+    first_region =
+        static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * region_bytes));
+    std::memset(first_region, 0, size_t(world_size) * region_bytes);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < world_size; ++rank)
+      ranks.emplace_back(
+          [&, rank] { run_rank<P>(all, world_size, rank, seed, seed % 2 == 0, timeout_s); });
+    for (std::thread& rank : ranks) rank.join();
+    std::free(first_region);
+  }
+  std::printf("ok: %d seeds\n", int(num_seeds));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using Runner = int (*)(uint64_t, double);
+  static const std::map<std::string, Runner> variants = {
+      {"correct", run_all<StdAtomics>},
+      {"relaxed_release_of_offer", run_all<RelaxedRelease<Which::offer>>},
+      {"relaxed_release_of_sent", run_all<RelaxedRelease<Which::sent>>},
+      {"relaxed_release_of_received", run_all<RelaxedRelease<Which::received>>},
+      {"relaxed_release_of_taken", run_all<RelaxedRelease<Which::taken>>},
+      {"relaxed_acquire_of_offer", run_all<RelaxedAcquire<Which::offer>>},
+      {"relaxed_acquire_of_sent", run_all<RelaxedAcquire<Which::sent>>},
+      {"relaxed_acquire_of_received", run_all<RelaxedAcquire<Which::received>>},
+      {"relaxed_acquire_of_taken", run_all<RelaxedAcquire<Which::taken>>},
+      {"unawaited_receiver", run_all<UnawaitedReaders>},
+  };
+  const std::string name = argc > 1 ? argv[1] : "correct";
+  const auto variant = variants.find(name);
+  if (variant == variants.end()) {
+    std::fprintf(stderr, "unknown variant %s\n", name.c_str());
+    return 2;
+  }
+  return variant->second(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20,
+                         argc > 3 ? std::strtod(argv[3], nullptr) : 60);
+}
