@@ -56,6 +56,9 @@ struct StdAtomics {
     ref(line.wake).fetch_add(1, std::memory_order_release);
   }
 
+  // Every call says what it is, and is stamped; false only to measure what that costs
+  // (bench/checks_cost.cpp).
+  static constexpr bool kChecksCalls = true;
   static constexpr bool kChecksDone = true;
   static constexpr bool kAwaitsReaders = true;  // of a message that is read where it lies
   static constexpr int kLines = kDepth;     // arrival lines in use

@@ -279,17 +279,18 @@ Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
 
 template <class P>
 void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s) {
-  if (P::load_relaxed(me_->poison.value)) [[unlikely]]
-    check();
+  if constexpr (P::kChecksCalls)
+    if (P::load_relaxed(me_->poison.value)) [[unlikely]]
+      check();
   plan_ = &plan;
   host_ = &host;
   timeout_s_ = timeout_s < 0 ? options_.timeout_s : timeout_s;
   ++call_;
-  stamp_ = next_stamp(stamp_, plan.hash);
+  if constexpr (P::kChecksCalls) stamp_ = next_stamp(stamp_, plan.hash);
   first_segment_ = next_segment_;
   next_segment_ += num_segments;
   first_segments_[call_ % kDepth] = first_segment_;
-  write_descriptor();
+  if constexpr (P::kChecksCalls) write_descriptor();
   // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,
   // that is, have consumed the segments before those of call - kDepth + 1.
   require_done(first_segments_[(call_ + 1) % kDepth]);

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what checking every call costs an 8-byte all_reduce: bench/results/MACHINE/checks.json.
+
+    python bench/checks_cost.py bench/results/MACHINE
+
+Compiles bench/checks_cost.cpp, which runs the protocol with and without its checks in windows that
+take turns, and writes the median difference with its 95 % confidence interval. Only on an idle
+machine with two cores.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from fastcoll.measure.machine import read_commit, read_machine
+
+ROOT = Path(__file__).parents[1]
+GOAL_SHARE, GOAL_NS = 0.05, 15.0
+
+
+def compile_program(folder: Path) -> Path:
+    """Build the two variants in one program, as the library is built."""
+    program = folder / "checks_cost"
+    sources = [ROOT / "bench" / "checks_cost.cpp", *sorted((ROOT / "csrc" / "cpu").glob("*.cpp"))]
+    flags = ["-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off", "-pthread"]
+    includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
+    subprocess.run(["g++", *flags, *includes, *map(str, sources), "-o", str(program)], check=True)
+    return program
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median, from the order of the values alone."""
+    ordered, count = sorted(values), len(values)
+    reach = math.ceil(1.96 * math.sqrt(count) / 2)
+    middle = count // 2
+    return ordered[max(0, middle - reach)], ordered[min(count - 1, middle + reach)]
+
+
+def report(rows: list[tuple[float, float]]) -> dict[str, object]:
+    """Return medians in nanoseconds, and the difference window by window."""
+    extra = [checked - unchecked for checked, unchecked in rows]
+    share = [checked / unchecked - 1 for checked, unchecked in rows]
+    extra_ns, extra_share = median(extra), median(share)
+    return {
+        "num_windows": len(rows),
+        "checked_ns": median(checked for checked, _ in rows),
+        "unchecked_ns": median(unchecked for _, unchecked in rows),
+        "extra_ns": extra_ns,
+        "extra_ns_interval": interval(extra),
+        "extra_share": extra_share,
+        "extra_share_interval": interval(share),
+        "reached": extra_share <= GOAL_SHARE or extra_ns <= GOAL_NS,
+    }
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--windows", type=int, default=400)
+    parser.add_argument("--calls", type=int, default=10_000)
+    options = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        raise SystemExit(
+            "this takes two CPUs: a call between ranks that share one is no 8-byte call"
+        )
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_program(Path(folder))
+        command = [options.windows, options.calls, cpus[0], cpus[1]]
+        done = subprocess.run(
+            [str(program), *map(str, command)], check=True, capture_output=True, text=True
+        )
+    commit = read_commit(ROOT)
+    rows = [(float(a), float(b)) for a, b in (line.split() for line in done.stdout.splitlines())]
+    result = {
+        "what": "all_reduce of 8 bytes, 2 ranks: the code that ships, and the same unchecked",
+        "command": f"python bench/checks_cost.py MACHINE --windows {options.windows} "
+        f"--calls {options.calls}",
+        "load_before": load,
+        **report(rows),
+        "windows_ns": rows,
+        "machine": asdict(read_machine()),
+        "commit": None if commit is None else asdict(commit),
+    }
+    path = options.folder / "checks.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    shown = {key: value for key, value in result.items() if key not in ("windows_ns", "machine")}
+    print(json.dumps(shown, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/checks_cost.py: that it compiles, runs, and reads its windows right; not what it costs."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from programs import need
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "checks_cost.py"
+
+
+def test_the_median_difference_and_its_interval() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    rows = [(110.0 + noise, 100.0 + noise) for noise in range(101)]
+    found = script["report"](rows)
+    assert found["extra_ns"] == 10
+    assert found["extra_ns_interval"] == (10, 10)
+    assert found["checked_ns"] == 160
+    assert found["reached"]  # 10 ns
+    slow = script["report"]([(130.0, 100.0), (131.0, 100.0), (132.0, 100.0)])
+    assert not slow["reached"]
+    low, high = script["interval"]([float(number) for number in range(400)])
+    assert low < 200 < high
+    assert 30 < high - low < 50
+
+
+@pytest.mark.native
+def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("g++")
+    arguments = ["checks_cost.py", str(tmp_path), "--windows", "4", "--calls", "50"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    result = json.loads((tmp_path / "checks.json").read_text())
+    assert result["num_windows"] == 4
+    assert min(result["checked_ns"], result["unchecked_ns"]) > 10
