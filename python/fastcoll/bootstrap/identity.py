@@ -106,9 +106,13 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
         UsageError: Versions, users or numerics differ.
         UnsupportedError: The ranks are on several nodes.
     """
+    for rank, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UsageError(f"rank {rank} introduced itself by something else than its facts")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
-    hellos = [Hello(**row) for row in rows]
+    form = introduce("", "", "").to_dict()
+    hellos = [_checked(rank, row, form) for rank, row in enumerate(rows)]
     _require_equal([hello.layout for hello in hellos], "builds of fastcoll")
     _require_equal([hello.numerics for hello in hellos], "numerics")
     nodes = _by_value([hello.node for hello in hellos])
@@ -122,6 +126,18 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
         )
     _require_equal([f"uid {hello.uid}" for hello in hellos], "users")
     return hellos
+
+
+def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
+    """Return a rank's introduction; whoever can write to the store may have sent anything."""
+    wrong = sorted(form.keys() ^ row.keys())
+    wrong += [name for name in form.keys() & row.keys() if type(row[name]) is not type(form[name])]
+    for name in ("cpus", "ranks"):
+        if name not in wrong and not all(type(one) is int for one in row[name]):
+            wrong.append(name)
+    if wrong:
+        raise UsageError(f"rank {rank} introduced itself with damaged facts: {', '.join(wrong)}")
+    return Hello(**row)
 
 
 def shared_cpus(hellos: Sequence[Hello]) -> int:
