@@ -11,6 +11,7 @@
 #include "cpu/reduce.h"
 #include "cpu/status.h"
 #include "fast_calls.h"
+#include "local_reduce.h"
 #include "memory/memfd.h"
 #include "process_group.h"
 #include "python_errors.h"
@@ -316,6 +317,7 @@ PYBIND11_MODULE(_C, module) {
   bind_plan(module);
   bind_group(module);
   bind_machine(module);
+  bind_local_reduce(module);
   const auto group_of = [](PyObject* object) {
     return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
                                                 : nullptr;

@@ -45,11 +45,13 @@ class Setup:
         init: Call fastcoll.init; otherwise `Rank.comm` is None.
         timeout_s: What init is given; None leaves it to the environment.
         env: Variables to set in the ranks, before the library is used.
+        nodes: What each rank takes for its node, by rank; none: what the library finds.
     """
 
     init: bool = True
     timeout_s: float | None = TIMEOUT_S
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    nodes: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -138,6 +140,8 @@ def _rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Set
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(setup.env)
+    if setup.nodes:
+        os.environ["FASTCOLL_NODE_ID"] = setup.nodes[me.rank]
     import torch
     import torch.distributed as dist
 

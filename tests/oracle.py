@@ -188,12 +188,15 @@ def _fold(arrays: Sequence[Any], step: Callable[..., Any]) -> Any:
     return total
 
 
-def _reduce_floats(arrays: Sequence[Bits], dtype: str, op: str, world: int) -> Bits:
+def _reduce_floats(
+    arrays: Sequence[Bits], dtype: str, op: str, world: int, nodes: Sequence[Sequence[int]]
+) -> Bits:
     if op in ("MIN", "MAX"):
         return _extreme(arrays, FLOATS[dtype], op)
     numbers = [decode(bits, dtype) for bits in arrays]
     with np.errstate(all="ignore"):
-        total = _fold(numbers, np.multiply if op == "PRODUCT" else np.add)
+        step = np.multiply if op == "PRODUCT" else np.add
+        total = _fold([_fold([numbers[rank] for rank in ranks], step) for ranks in nodes], step)
         if op == "AVG":
             total = np.divide(total, total.dtype.type(world))
     return encode(total, dtype)
@@ -222,7 +225,13 @@ def _reduce_bools(arrays: Sequence[Bits], op: str) -> Bits:
     return _fold([bits != 0 for bits in arrays], step).astype(np.uint8)
 
 
-def reduce(arrays: Sequence[Bits], dtype: str, op: str, world: int) -> Bits:
+def reduce(
+    arrays: Sequence[Bits],
+    dtype: str,
+    op: str,
+    world: int,
+    nodes: Sequence[Sequence[int]] | None = None,
+) -> Bits:
     """Reduce one array of bits per rank.
 
     Args:
@@ -230,6 +239,7 @@ def reduce(arrays: Sequence[Bits], dtype: str, op: str, world: int) -> Bits:
         dtype: One of DTYPES.
         op: One of OPS.
         world: Number of ranks.
+        nodes: The ranks of each node: the order is ranks within a node, then nodes. None: one node.
 
     Returns:
         The bits that every rank must find, in an array of its own.
@@ -241,10 +251,11 @@ def reduce(arrays: Sequence[Bits], dtype: str, op: str, world: int) -> Bits:
         raise ValueError(f"{len(arrays)} arrays for {world} ranks")
     if op not in ops_of(dtype):
         raise Meaningless(f"{op} of {dtype}")
+    nodes = nodes or [range(world)]
     if dtype in COMPLEX:
-        result = _reduce_floats(arrays, COMPLEX[dtype], op, world)
+        result = _reduce_floats(arrays, COMPLEX[dtype], op, world, nodes)
     elif dtype in FLOATS:
-        result = _reduce_floats(arrays, dtype, op, world)
+        result = _reduce_floats(arrays, dtype, op, world, nodes)
     elif dtype == "bool":
         result = _reduce_bools(arrays, op)
     else:

@@ -50,6 +50,7 @@ from fastcoll.errors import (
     UsageError,
 )
 from fastcoll.groups import destroy, init, new_group, shrink
+from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
@@ -69,6 +70,7 @@ __all__ = [
     "DesyncError",
     "DriverError",
     "FastcollError",
+    "HierarchicalCommunicator",
     "P2POp",
     "PeerLostError",
     "ReduceOp",

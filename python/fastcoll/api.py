@@ -16,14 +16,13 @@ from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.calls import Call
-from fastcoll.communicator import Communicator
 from fastcoll.errors import UsageError
-from fastcoll.groups import communicator_of
+from fastcoll.groups import AnyCommunicator, communicator_of
 from fastcoll.memory.array import Array
 from fastcoll.types import REDUCE_OPS, ReduceOp, Verb
 from fastcoll.work import Work
 
-GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
+GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
 
 
 # ---- symmetric tensors ---------------------------------------------------------------------------

@@ -15,18 +15,17 @@ from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.calls import Call
-from fastcoll.communicator import Communicator
 from fastcoll.errors import UsageError
-from fastcoll.groups import communicator_of
+from fastcoll.groups import AnyCommunicator, communicator_of
 from fastcoll.memory.array import Array
 from fastcoll.parts import PartsCall
 from fastcoll.types import ReduceOp, Verb
 from fastcoll.work import Work
 
-GroupLike: TypeAlias = Communicator | ProcessGroup | int | None
+GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
 
 
-def member_of(group: GroupLike, verb: str) -> Communicator | None:
+def member_of(group: GroupLike, verb: str) -> AnyCommunicator | None:
     """Return the communicator that `group` means; None and a warning if this rank is not in it."""
     comm = communicator_of(group)
     if comm is None:

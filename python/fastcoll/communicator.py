@@ -30,6 +30,7 @@ from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
@@ -58,39 +59,55 @@ _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
 
-def connect(exchange: Exchange, name: str, settings: Settings) -> "Communicator":
-    """Make a group of all ranks of `exchange`. Collective.
+def connect(
+    exchange: Exchange,
+    name: str,
+    settings: Settings,
+    members: Sequence[int] = (),
+    tuned: Tuning | None = None,
+) -> "Communicator | HierarchicalCommunicator | None":
+    """Make a group of some ranks of `exchange`, by default all. Collective over all of them.
+
+    `tuned` is what the group chooses by; None looks for a table.
+
+    Returns:
+        The group; None on ranks that are not in it.
 
     Raises:
-        UnsupportedError: There are too many ranks, or they are on several nodes.
-        UsageError: Versions, users or numerics differ between the ranks.
+        UnsupportedError: There are too many ranks on one node.
+        UsageError: Versions, users, numerics or carriers differ between the ranks.
+        DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way.
     """
-    if exchange.world_size > _C.K_MAX_WORLD:
-        raise UnsupportedError(
-            f"a group has at most {_C.K_MAX_WORLD} ranks, not {exchange.world_size}"
-        )
     if level := env.SIMD.get():
         if level not in _C.simd_levels():
             levels = ", ".join(_C.simd_levels())
             raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
         _C.set_simd_level(level)
-    found = tuning.find()
+    found = tuned or tuning.find()
     deadline = Deadline(settings.timeout_s)
-    peers = join(exchange, settings.numerics, deadline, tuning=found.digest)
+    peers = join(exchange, settings.terms(), deadline, members, found.digest)
     if peers is None:
-        raise UsageError(f"rank {exchange.rank} is not in its own group")
+        return None
     agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])
     if agreed.is_refusal and exchange.rank == 0:
         sys.stderr.write(f'fastcoll: "{name}" chooses by the model: {agreed.reason}\n')
-    return _make(name, settings, peers, agreed, deadline)
+    if peers.islands is None:
+        return _make(name, settings, peers, agreed, deadline)
+    node, _ = peers.islands.places[peers.rank]
+    island = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
+    try:
+        return HierarchicalCommunicator(name, settings, peers, island, exchange.store, connect)
+    except BaseException:
+        island.close()
+        raise
 
 
 def _make(
     name: str, settings: Settings, peers: Peers, tuned: Tuning, deadline: Deadline
 ) -> "Communicator":
-    """Make a group of ranks that are connected. Collective over them."""
+    """Make a group of ranks of one node that are connected. Collective over them."""
     mesh = peers.mesh
     try:
         region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
@@ -100,12 +117,20 @@ def _make(
     return Communicator(name, settings, peers, tuned, region_fds)
 
 
+def member(
+    group: "Communicator | HierarchicalCommunicator | None",
+) -> "Communicator | HierarchicalCommunicator":
+    """Return a group that was made of all ranks."""
+    assert group is not None
+    return group
+
+
 def _run_all(runs: Sequence[Callable[[], None]]) -> None:
     for run in runs:
         run()
 
 
-class Communicator(ObjectMethods, P2PMethods):
+class Communicator(_C.Group, ObjectMethods, P2PMethods):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A
@@ -383,10 +408,10 @@ class Communicator(ObjectMethods, P2PMethods):
         timeout_s: float | None = None,
         numerics: str | None = None,
         name: str = "world",
-    ) -> "Communicator":
+    ) -> "Communicator | HierarchicalCommunicator":
         """Make a group beside the default one, as `fastcoll.init` would. Collective."""
         exchange = StoreExchange(store, rank, world_size)
-        return connect(exchange, name, resolve(timeout_s, numerics))
+        return member(connect(exchange, name, resolve(timeout_s, numerics)))
 
     def new_group(
         self,
@@ -394,7 +419,7 @@ class Communicator(ObjectMethods, P2PMethods):
         *,
         timeout_s: float | None = None,
         numerics: str | None = None,
-    ) -> "Communicator | None":
+    ) -> "Communicator | HierarchicalCommunicator | None":
         """Make a group of some ranks of this one. Collective over all ranks of this group.
 
         Args:
@@ -412,14 +437,10 @@ class Communicator(ObjectMethods, P2PMethods):
         """
         members = checked_members(ranks, self.world_size)
         settings = self._settings.but(timeout_s, numerics)
-        deadline = Deadline(settings.timeout_s)
         self._num_groups += 1
         exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes)
-        peers = join(exchange, settings.numerics, deadline, members)
-        if peers is None:
-            return None
         name = f"{self.name}/{self._num_groups}"
-        return _make(name, settings, peers, self._tuning, deadline)
+        return connect(exchange, name, settings, members, self._tuning)
 
     def shrink(self, *, timeout_s: float | None = None) -> "Communicator":
         """See `fastcoll.shrink`; this group is closed, whatever comes of it."""

@@ -137,6 +137,18 @@ TUNING = Variable(
     "a table of `fastcoll tune`: what it measured decides before the model does; default: none",
     str,
 )
+NODE_ID = Variable(
+    "FASTCOLL_NODE_ID",
+    "",
+    "which ranks share memory: those with the same text; default: what the kernel says",
+    str,
+)
+CARRIER = Variable(
+    "FASTCOLL_CARRIER",
+    "gloo",
+    "what moves bytes between nodes, unless init() says more",
+    str,
+)
 
 VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     TIMEOUT_S,
@@ -151,6 +163,8 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     CACHE_DIR,
     DUMP_DIR,
     TUNING,
+    NODE_ID,
+    CARRIER,
 )
 
 

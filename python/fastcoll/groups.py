@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store
@@ -17,11 +18,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import _C, env
 from fastcoll.bootstrap.exchange import GroupExchange, StoreExchange
-from fastcoll.communicator import Communicator, close_all, connect
+from fastcoll.communicator import Communicator, close_all, connect, member
 from fastcoll.errors import CollectiveTimeout, UsageError
-from fastcoll.reliability.settings import resolve
+from fastcoll.hierarchical.group import HierarchicalCommunicator
+from fastcoll.reliability.settings import Settings, resolve
 from fastcoll.work import close_pool
 
+AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
 _MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
     "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
@@ -35,13 +38,15 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.default: Communicator | None = None
-        self.subgroups: weakref.WeakSet[Communicator] = weakref.WeakSet()
-        self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, Communicator] = (
+        self.default: AnyCommunicator | None = None
+        self.subgroups: weakref.WeakSet[AnyCommunicator] = weakref.WeakSet()
+        self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, AnyCommunicator] = (
             weakref.WeakKeyDictionary()
         )
         # Communicators that are torch groups themselves, by the groups' names.
-        self.adopted: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+        self.adopted: weakref.WeakValueDictionary[str, AnyCommunicator] = (
+            weakref.WeakValueDictionary()
+        )
         # Kept: the server of torch's store lives as long as its object.
         self.stores: dict[env.Launch, Store] = {}
 
@@ -53,14 +58,15 @@ _state = _State()
 
 
 def init(
-    group: ProcessGroup | Communicator | None = None,
+    group: ProcessGroup | AnyCommunicator | None = None,
     *,
     store: Store | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     timeout_s: float | None = None,
     numerics: str | None = None,
-) -> Communicator:
+    carrier: str | None = None,
+) -> AnyCommunicator:
     """Make the default group. Collective: every rank must call this.
 
     Args:
@@ -72,48 +78,51 @@ def init(
         rank: This process's rank in the world of `store`.
         world_size: Number of ranks.
         timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s.
-        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits".
+        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits" (between
+            nodes: where it costs no bytes).
+        carrier: What moves bytes between nodes, if there are several: "gloo", or another backend
+            that is registered with torch.distributed; None takes FASTCOLL_CARRIER, else Gloo.
 
     Returns:
         The group, which is a context manager: leaving it closes it.
 
     Raises:
         UsageError: There is a default group already, or nothing tells who the ranks are.
-        UnsupportedError: The ranks are on several nodes.
+        UnsupportedError: There are too many ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
     with _state.lock:
         if _state.default is not None:
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
-        if isinstance(group, Communicator):
+        comm: AnyCommunicator
+        settings = resolve(timeout_s, numerics, carrier)
+        if isinstance(group, AnyCommunicator):
             comm = group
         elif store is not None or rank is not None or world_size is not None:
             if group is not None or store is None or rank is None or world_size is None:
                 raise UsageError("init() takes a group, or store, rank and world_size together")
-            comm = Communicator.from_store(
-                store, rank, world_size, timeout_s=timeout_s, numerics=numerics
-            )
+            comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
         elif isinstance(group, ProcessGroup):
-            comm = _of_process_group(group, timeout_s, numerics)
+            comm = _of_process_group(group, settings)
         elif group is not None:
             raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
         else:
-            comm = _from_surroundings(timeout_s, numerics)
+            comm = _from_surroundings(settings)
         _state.default = comm
         comm.on_close = _forget_default
-        _C.set_default_group(comm)
+        # The C++ functions know groups of one node; they pass the calls of others on.
+        _C.set_default_group(comm if isinstance(comm, Communicator) else None)
         return comm
 
 
-def _from_surroundings(timeout_s: float | None, numerics: str | None) -> Communicator:
+def _from_surroundings(settings: Settings) -> AnyCommunicator:
     if dist.is_initialized() and dist.group.WORLD is not None:
-        return _of_process_group(dist.group.WORLD, timeout_s, numerics)
+        return _of_process_group(dist.group.WORLD, settings)
     launch = env.launch()
     if launch is None:
         raise UsageError(_NOT_INITIALISED)
-    settings = resolve(timeout_s, numerics)
     store = _launcher_store(launch, settings.timeout_s)
-    return connect(StoreExchange(store, launch.rank, launch.world_size), "world", settings)
+    return member(connect(StoreExchange(store, launch.rank, launch.world_size), "world", settings))
 
 
 def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
@@ -132,22 +141,20 @@ def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
     return store
 
 
-def _of_process_group(
-    group: ProcessGroup, timeout_s: float | None = None, numerics: str | None = None
-) -> Communicator:
+def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> AnyCommunicator:
     """Return the communicator that stands for a torch process group; made at its first use."""
     with _state.lock:
         comm = _state.adopted.get(group.group_name)
         if comm is None or comm.closed:
             comm = _state.by_process_group.get(group)
         if comm is None or comm.closed:
-            settings = resolve(timeout_s, numerics)
-            comm = connect(GroupExchange(group), group.group_name, settings)
+            settings = settings or resolve(None, None)
+            comm = member(connect(GroupExchange(group), group.group_name, settings))
             _state.by_process_group[group] = comm
         return comm
 
 
-def adopt(comm: Communicator) -> None:
+def adopt(comm: AnyCommunicator) -> None:
     """Let `comm` stand for the torch process group of its name, which is made of it."""
     with _state.lock:
         _state.adopted[comm.name] = comm
@@ -159,16 +166,16 @@ def _forget_default() -> None:
         _C.set_default_group(None)
 
 
-def default_group() -> Communicator:
+def default_group() -> AnyCommunicator:
     with _state.lock:
         return _state.default or init()
 
 
-def communicator_of(group: object) -> Communicator | None:
+def communicator_of(group: object) -> AnyCommunicator | None:
     """Return the communicator that `group=` means, or None if this rank is not in it."""
     if group is None:
         return default_group()
-    if isinstance(group, Communicator):
+    if isinstance(group, AnyCommunicator):
         return group
     if isinstance(group, ProcessGroup):
         return _of_process_group(group)
@@ -184,7 +191,7 @@ def new_group(
     *,
     timeout_s: float | None = None,
     numerics: str | None = None,
-) -> Communicator | int:
+) -> AnyCommunicator | int:
     """Make a group of some ranks of the default group. Collective over the default group.
 
     Args:

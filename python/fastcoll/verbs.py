@@ -14,8 +14,18 @@ from fastcoll.types import ReduceOp
 from fastcoll.work import Work
 
 
-class VerbMethods(_C.Group):
+class VerbMethods:
     """A group with the verbs as methods."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        raise NotImplementedError
 
     def all_reduce(
         self,

@@ -7,6 +7,7 @@ where arguments lie, and how results are compared with the oracle. Runs nothing:
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -155,7 +156,9 @@ def words_in(call: Call, rank: int, world: int) -> np.ndarray:
 # ---- what must come out ---------------------------------------------------------------------
 
 
-def expected(call: Call, world: int) -> list[np.ndarray]:
+def expected(
+    call: Call, world: int, nodes: Sequence[Sequence[int]] | None = None
+) -> list[np.ndarray]:
     """The bits that every rank must find in its output, by rank; none where it has no output."""
     if call.verb == "broadcast":
         return [words_in(call, call.root, world)] * world
@@ -168,7 +171,7 @@ def expected(call: Call, world: int) -> list[np.ndarray]:
     if call.verb in ("all_gather", "gather"):
         result = np.concatenate(inputs)
     else:
-        result = oracle.reduce(inputs, call.dtype, call.op, world)
+        result = oracle.reduce(inputs, call.dtype, call.op, world, nodes)
     if call.verb == "reduce_scatter":
         return np.split(result, world)
     return [result if call.gets(rank) else result[:0] for rank in range(world)]

@@ -26,7 +26,7 @@ from fastcoll import FastcollError, PeerLostError
 from fastcoll.bootstrap.agreement import Kind
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
-from fastcoll.bootstrap.identity import introduce, meet
+from fastcoll.bootstrap.identity import Terms, introduce, meet
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.bootstrap.shrink import _FRAME, shrink
@@ -67,7 +67,10 @@ def fuzz_greeting(chance: random.Random) -> None:
     listener = Listener()
     ours, theirs = pair()
     try:
-        hellos = [introduce(listener.address, listener.token, "same_bits") for _ in range(3)]
+        hellos = [
+            introduce(listener.address, listener.token, Terms("same_bits", "gloo"))
+            for _ in range(3)
+        ]
         greeting = struct.pack("=I16s", chance.randrange(5), bytes.fromhex(listener.token))
         message = damage(chance, greeting)
         ours.setblocking(False)
@@ -150,7 +153,9 @@ def fuzz_shrink(chance: random.Random) -> None:
 
 def fuzz_introduction(chance: random.Random) -> None:
     """What ranks say of themselves, damaged: another type, something missing, something more."""
-    rows: list[Any] = [introduce("a", secrets.token_hex(16), "fast").to_dict() for _ in range(3)]
+    rows: list[Any] = [
+        introduce("a", secrets.token_hex(16), Terms("fast", "gloo")).to_dict() for _ in range(3)
+    ]
     row = rows[chance.randrange(3)]
     for _ in range(chance.randrange(3)):
         name = chance.choice(list(row))

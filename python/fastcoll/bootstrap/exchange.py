@@ -24,10 +24,18 @@ _GAVE_UP = "gave up"
 
 
 class Exchange(Protocol):
-    """A way to tell all other ranks something."""
+    """A way to tell all other ranks something.
+
+    Attributes:
+        store: A store that all ranks can reach; None where all are on one node anyway.
+    """
 
     rank: int
     world_size: int
+
+    @property
+    def store(self) -> Store | None:
+        """The store."""
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
@@ -41,6 +49,7 @@ class StoreExchange:
             raise UsageError(f"rank {rank} is outside a world of {world_size}")
         self.rank = rank
         self.world_size = world_size
+        self.store: Store | None = store
         self._store = PrefixStore(f"fastcoll/{world_size}", store)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
@@ -102,6 +111,11 @@ class GroupExchange:
         self.world_size = group.size()
         self._group = group
 
+    @property
+    def store(self) -> Store | None:
+        """The store that the process group was made with."""
+        return self._group.get_group_store()
+
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
         del deadline  # the process group has its own limit
@@ -114,10 +128,15 @@ class BytesExchange:
     """Through anything that gathers bytes, such as a fastcoll group."""
 
     def __init__(
-        self, rank: int, world_size: int, gather_bytes: Callable[[bytes], list[bytes]]
+        self,
+        rank: int,
+        world_size: int,
+        gather_bytes: Callable[[bytes], list[bytes]],
+        store: Store | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.store = store
         self._gather_bytes = gather_bytes
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:

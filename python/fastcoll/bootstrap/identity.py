@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank tells the others about itself before they meet, and whether they fit together.
 
-Decides who may be in one group: the same node, user, version and numerics. Must not know how
-the information travels.
+Decides who may be in one group (the same version, settings and, within a node, user) and which
+ranks share a node. Must not know how the information travels.
 """
 
 import os
@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C
+from fastcoll import _C, env
+from fastcoll.bootstrap.islands import Islands
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.topology.cpu import cpu_quota
 
@@ -49,10 +50,12 @@ class Hello:
     """One rank's introduction.
 
     Attributes:
-        node: Equal on two ranks exactly when they can meet on an abstract socket and map each
+        node: Equal on two ranks exactly when they are to share memory.
+        machine: Equal on two ranks exactly when they can meet on an abstract socket and map each
             other's memory: boot id, network and IPC namespaces.
         cpus: The CPUs it may run on.
         cpu_quota: How many CPUs its cgroup may keep busy.
+        hop: How the group moves bytes between nodes, if it has several.
         address: Name of the abstract socket on which the rank listens.
         token: What a peer must say to be let in.
         ranks: Ranks of the parent group that the new group is made of, for a subgroup.
@@ -60,6 +63,7 @@ class Hello:
     """
 
     node: str
+    machine: str
     host: str
     uid: int
     cpus: list[int]
@@ -67,6 +71,7 @@ class Hello:
     version: str
     layout: str
     numerics: str
+    hop: str
     address: str
     token: str
     ranks: list[int]
@@ -77,19 +82,39 @@ class Hello:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What all ranks of a group must have agreed on beforehand.
+
+    Attributes:
+        numerics: What the group's arithmetic promises.
+        hop: The same between nodes, and the carrier; compared if there are several.
+    """
+
+    numerics: str
+    hop: str
+
+
+def machine() -> str:
+    """Return what tells the memory that this process can share from all other memory."""
+    return f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}"
+
+
 def introduce(
-    address: str, token: str, numerics: str, ranks: Sequence[int] = (), tuning: str = ""
+    address: str, token: str, terms: Terms, ranks: Sequence[int] = (), tuning: str = ""
 ) -> Hello:
     """Return this process's introduction."""
     return Hello(
-        node=f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}",
+        node=env.NODE_ID.get() or machine(),
+        machine=machine(),
         host=os.uname().nodename,
         uid=os.getuid(),
         cpus=sorted(os.sched_getaffinity(0)),
         cpu_quota=cpu_quota(),
         version=library_version(),
         layout=layout(),
-        numerics=numerics,
+        numerics=terms.numerics,
+        hop=terms.hop,
         address=address,
         token=token,
         ranks=list(ranks),
@@ -103,28 +128,17 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
     Every rank comes to the same verdict.
 
     Raises:
-        UsageError: Versions, users or numerics differ.
-        UnsupportedError: The ranks are on several nodes.
+        UsageError: Versions, builds or numerics differ.
     """
     for rank, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UsageError(f"rank {rank} introduced itself by something else than its facts")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
-    form = introduce("", "", "").to_dict()
+    form = introduce("", "", Terms("", "")).to_dict()
     hellos = [_checked(rank, row, form) for rank, row in enumerate(rows)]
     _require_equal([hello.layout for hello in hellos], "builds of fastcoll")
     _require_equal([hello.numerics for hello in hellos], "numerics")
-    nodes = _by_value([hello.node for hello in hellos])
-    if len(nodes) > 1:
-        sides = "; ".join(
-            f"ranks {ranks} on {hellos[ranks[0]].host} ({node})" for node, ranks in nodes.items()
-        )
-        raise UnsupportedError(
-            "hierarchical groups over several nodes are not there yet, and ranks in different "
-            f"network or IPC namespaces (containers) count as such: {sides}. Make a group per node"
-        )
-    _require_equal([f"uid {hello.uid}" for hello in hellos], "users")
     return hellos
 
 
@@ -140,6 +154,36 @@ def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
     return Hello(**row)
 
 
+def map_islands(hellos: Sequence[Hello]) -> Islands:
+    """Return which ranks share memory, and check that those do fit together.
+
+    Every rank comes to the same verdict.
+
+    Raises:
+        UsageError: Ranks of one node are on different machines or of different users, or there are
+            several nodes and the ranks want different carriers.
+        UnsupportedError: A node has too many ranks.
+    """
+    nodes = list(_by_value([hello.node for hello in hellos]).values())
+    for ranks in nodes:
+        here = [hellos[rank] for rank in ranks]
+        if len({hello.machine for hello in here}) > 1:
+            sides = "; ".join(f"rank {rank} in {hellos[rank].machine}" for rank in ranks)
+            raise UsageError(
+                f"ranks {ranks} have FASTCOLL_NODE_ID={here[0].node!r}, but not all of them can "
+                f"share memory: {sides}. Give each machine or container an id of its own"
+            )
+        if len(ranks) > _C.K_MAX_WORLD:
+            raise UnsupportedError(
+                f"a group has at most {_C.K_MAX_WORLD} ranks on one node, not {len(ranks)}"
+            )
+        _require_equal([f"uid {hello.uid}" for hello in here], "users", ranks)
+    if len(nodes) > 1:
+        _require_equal([hello.hop for hello in hellos], "ways between nodes")
+    hosts = tuple(hellos[ranks[0]].host for ranks in nodes)
+    return Islands(tuple(map(tuple, nodes)), hosts)
+
+
 def shared_cpus(hellos: Sequence[Hello]) -> int:
     """Return how many CPUs the ranks have between them: pinned ranks do not share one."""
     return min(len({cpu for h in hellos for cpu in h.cpus}), *(h.cpu_quota for h in hellos))
@@ -152,8 +196,11 @@ def _by_value(values: Sequence[str]) -> dict[str, list[int]]:
     return groups
 
 
-def _require_equal(values: Sequence[str], what: str) -> None:
+def _require_equal(values: Sequence[str], what: str, ranks: Sequence[int] | None = None) -> None:
     groups = _by_value(values)
     if len(groups) > 1:
-        sides = "; ".join(f"{value} on ranks {ranks}" for value, ranks in groups.items())
+        names = range(len(values)) if ranks is None else ranks
+        sides = "; ".join(
+            f"{value} on ranks {[names[idx] for idx in found]}" for value, found in groups.items()
+        )
         raise UsageError(f"the ranks of a group need equal {what}: {sides}")

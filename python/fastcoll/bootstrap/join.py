@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
-from fastcoll.bootstrap.identity import Hello, introduce, meet
+from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands, meet
+from fastcoll.bootstrap.islands import Islands
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
@@ -18,14 +19,21 @@ from fastcoll.errors import DesyncError, UsageError
 
 @dataclass(frozen=True)
 class Peers:
-    """The connected ranks of a group to be.
+    """The ranks of a group to be, connected within each node.
 
     Attributes:
-        hellos: What each said of itself, by rank.
+        mesh: The connections to the ranks of this node.
+        hellos: What each of these said of itself, in the order of the mesh.
+        islands: Which ranks of the new group are on which node; None: all on this one.
+        rank: This process's rank in the new group, if it has several nodes.
+        nonce: A text that no other group has, the same on all ranks.
     """
 
     mesh: Mesh
     hellos: Sequence[Hello]
+    islands: Islands | None = None
+    rank: int = 0
+    nonce: str = ""
 
 
 def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
@@ -44,16 +52,16 @@ def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
 
 def join(
     exchange: Exchange,
-    numerics: str,
+    terms: Terms,
     deadline: Deadline,
     members: Sequence[int] = (),
     tuning: str = "",
 ) -> Peers | None:
-    """Connect some ranks of an exchange. Collective over all its ranks.
+    """Connect some ranks of an exchange, node by node. Collective over all its ranks.
 
     Args:
         exchange: How the ranks reach each other so far.
-        numerics: What the group's arithmetic promises; must be equal on all ranks.
+        terms: What must be equal on all ranks.
         deadline: When to give up.
         members: The ranks to connect, in their new order; none means all.
         tuning: Digest of this rank's tuning table, for the others to compare.
@@ -62,24 +70,29 @@ def join(
         The connected ranks, or None where this rank is not one of them.
 
     Raises:
-        UsageError: Versions, users or numerics differ between the ranks.
-        UnsupportedError: The ranks are on several nodes.
+        UsageError: Versions, users, numerics or carriers differ between the ranks.
+        UnsupportedError: There are too many ranks on one node.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way.
     """
     listener = Listener()
     try:
-        hello = introduce(listener.address, listener.token, numerics, members, tuning)
+        hello = introduce(listener.address, listener.token, terms, members, tuning)
         hellos = meet(exchange.gather(hello.to_dict(), deadline))
         if any(other.ranks != hello.ranks for other in hellos):
             sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
             raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
         ranks = list(members) or list(range(exchange.world_size))
+        islands = map_islands([hellos[rank] for rank in ranks])
         if exchange.rank not in ranks:
             return None
-        hellos = [hellos[rank] for rank in ranks]
-        mesh = listener.connect(ranks.index(exchange.rank), hellos, deadline)
-        return Peers(mesh, hellos)
+        rank = ranks.index(exchange.rank)
+        node, local_rank = islands.places[rank]
+        here = [hellos[ranks[peer]] for peer in islands.nodes[node]]
+        mesh = listener.connect(local_rank, here, deadline)
+        if islands.num_nodes == 1:
+            return Peers(mesh, here)
+        return Peers(mesh, here, islands, rank, hellos[ranks[0]].token)
     finally:
         listener.close()

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from fastcoll import api_parts
 from fastcoll.api import GroupLike
-from fastcoll.communicator import Communicator
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.groups import communicator_of
+from fastcoll.groups import AnyCommunicator, communicator_of
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
-_groups: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+_groups: weakref.WeakValueDictionary[str, AnyCommunicator] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _SUM, _AVG = int(Op.SUM), int(Op.AVG)
 
@@ -51,7 +50,7 @@ def name_of(group: GroupLike) -> str:
     return name
 
 
-def _named(name: str) -> Communicator:
+def _named(name: str) -> AnyCommunicator:
     comm = communicator_of(None) if name == _DEFAULT else _groups.get(name)
     if comm is None:
         raise UsageError(f'the group "{name}" of this operator is gone: trace the program again')

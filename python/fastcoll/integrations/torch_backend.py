@@ -33,7 +33,8 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     )
     adopt(comm)
     group = FastcollProcessGroup(comm, opts.store)
-    if compiled is None:
+    # What is compiled has the core of one node.
+    if compiled is None or not isinstance(comm, Communicator):
         return group
     backend: dist.Backend = compiled.FastcollBackend(group, comm, rank, world_size)
     return backend

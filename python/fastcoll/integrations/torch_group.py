@@ -22,8 +22,8 @@ from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.calls import Call
-from fastcoll.communicator import Communicator
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
+from fastcoll.groups import AnyCommunicator
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.parts import PartsCall
@@ -64,7 +64,7 @@ def _one(tensors: Tensors) -> torch.Tensor:
 class FastcollProcessGroup(ProcessGroup):
     """A torch process group whose calls a communicator carries out."""
 
-    def __init__(self, comm: Communicator, store: dist.Store) -> None:
+    def __init__(self, comm: AnyCommunicator, store: dist.Store) -> None:
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
         self.communicator = comm
         self._store = store

@@ -52,6 +52,7 @@ class GpuRanks:
         def come_up(rank: int) -> GpuRank:
             device = torch.device(devices[rank])
             comm = Communicator.from_store(store, rank, self.world_size, timeout_s=timeout_s)
+            assert isinstance(comm, Communicator)  # threads are on one node
             me = GpuRank(rank, self.world_size, device, comm)
             if device.type == "cuda":
                 torch.cuda.set_device(device)

@@ -29,9 +29,11 @@ class Fastcoll(Library):
         super().__init__(config)
         store = dist.FileStore(config.store_path, config.world_size)
         numerics = config.numerics
-        self.comm = fastcoll.init(
+        comm = fastcoll.init(
             store=store, rank=self.rank, world_size=self.world_size, numerics=numerics
         )
+        assert isinstance(comm, fastcoll.Communicator)  # the ranks are on one node
+        self.comm = comm
 
     def version(self) -> str:
         return fastcoll.__version__

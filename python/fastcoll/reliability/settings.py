@@ -5,10 +5,11 @@ Decides which setting holds: the one given, else the environment's, else the def
 know who asks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fastcoll import env
+from fastcoll.bootstrap.identity import Terms
 from fastcoll.errors import UsageError
 from fastcoll.reliability.limits import group_limit_s
 from fastcoll.types import Numerics
@@ -16,28 +17,47 @@ from fastcoll.types import Numerics
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one group."""
+    """The settings of one group.
+
+    Attributes:
+        numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
+        carrier: What moves bytes between nodes.
+    """
 
     timeout_s: float
     numerics: Numerics
+    numerics_between: Numerics | None = None
+    carrier: str = "gloo"
 
     def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
         """Return these settings with what is given in place of what they say."""
-        return Settings(
-            self.timeout_s if timeout_s is None else group_limit_s(timeout_s),
-            self.numerics if numerics is None else checked_numerics(numerics),
-        )
+        result = self
+        if timeout_s is not None:
+            result = replace(result, timeout_s=group_limit_s(timeout_s))
+        if numerics is not None:
+            asked = checked_numerics(numerics)
+            result = replace(result, numerics=asked, numerics_between=asked)
+        return result
+
+    def terms(self) -> Terms:
+        """Return what all ranks of the group must have alike."""
+        between = self.numerics_between or "numerics by dtype"
+        return Terms(self.numerics, f"{self.carrier} with {between}")
 
 
-def resolve(timeout_s: float | None, numerics: str | None) -> Settings:
+def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None = None) -> Settings:
     """Return the settings of a new group.
 
     Raises:
         UsageError: One of them, or its variable, makes no sense.
     """
+    asked = env.NUMERICS.get() if numerics is None else numerics
+    is_default = numerics is None and not env.NUMERICS.is_set()
     return Settings(
         group_limit_s(timeout_s),
-        checked_numerics(env.NUMERICS.get() if numerics is None else numerics),
+        checked_numerics(asked),
+        None if is_default else checked_numerics(asked),
+        env.CARRIER.get() if carrier is None else carrier,
     )
 
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map of a group: which ranks share memory, and who speaks to whom across nodes.
+
+Decides how nodes are ordered, and the lanes: lane l joins one rank of every node, the one with
+local rank l modulo the node's size. So each rank has a lane, and where nodes differ in size a rank
+of a small one serves several. Pure: it must not know how the map came to be.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Islands:
+    """Ranks by node; an island is the ranks of one node.
+
+    Attributes:
+        nodes: The ranks of each node, ascending; nodes are in the order of their lowest rank.
+        hosts: The name of each node's host.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    hosts: tuple[str, ...]
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Node and local rank of every rank."""
+        return {
+            rank: (node, local)
+            for node, ranks in enumerate(self.nodes)
+            for local, rank in enumerate(ranks)
+        }
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes."""
+        return len(self.nodes)
+
+    @cached_property
+    def num_lanes(self) -> int:
+        """The size of the largest node."""
+        return max(map(len, self.nodes))
+
+    def slots(self, node: int) -> int:
+        """Return how many lanes a rank of a node serves, at most."""
+        return -(-self.num_lanes // len(self.nodes[node]))
+
+    def lanes_of(self, node: int, local_rank: int) -> list[int]:
+        """Return the lanes that a rank serves; the first is its own."""
+        return list(range(local_rank, self.num_lanes, len(self.nodes[node])))
+
+    def lane_of_slot(self, node: int, local_rank: int, slot: int) -> int | None:
+        """Return a lane that a rank serves by its number among them, None if there is none."""
+        lane = local_rank + slot * len(self.nodes[node])
+        return lane if lane < self.num_lanes else None
+
+    def rank_in_lane(self, node: int, lane: int) -> int | None:
+        """Return the rank whose own lane this is on a node, None if it has no such rank."""
+        ranks = self.nodes[node]
+        return ranks[lane] if lane < len(ranks) else None
+
+    def describe(self, nodes: Sequence[int] | None = None) -> str:
+        """Return some nodes, by default all, with their hosts and ranks."""
+        chosen = range(self.num_nodes) if nodes is None else nodes
+        return ", ".join(f"node {n} ({self.hosts[n]}): {_ranks(self.nodes[n])}" for n in chosen)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checked arguments of a call, and the verb that they belong to.
+
+Decides which phases a call takes, by the size of what it moves; the same on every rank. Must not
+know how a phase is carried out.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fastcoll.calls import Operands
+from fastcoll.errors import DesyncError
+from fastcoll.hierarchical import moves, reductions
+from fastcoll.hierarchical.arrays import as_bytes, tensor_at
+from fastcoll.hierarchical.lanes import Lanes
+from fastcoll.hierarchical.meeting import Asked, deliver, meet
+from fastcoll.hierarchical.reductions import Reduction
+from fastcoll.memory.array import ArrayView
+from fastcoll.parts import PartsOperands, Side
+from fastcoll.types import COUNTED, ITEMSIZE, Numerics, Verb
+
+GatherWords = Callable[[list[int]], list[list[int]]]
+
+
+class Arguments:
+    """Flat tensors on a call's arguments; in parts, one for each rank, where the verb has such.
+
+    Attributes:
+        given: What this rank gives.
+        got: Where its result goes; a strided array's is brought to it by `bring_back`.
+    """
+
+    def __init__(self, operands: Operands | PartsOperands, verb: Verb, world_size: int) -> None:
+        self.given: list[torch.Tensor]
+        self.got: list[torch.Tensor]
+        if isinstance(operands, PartsOperands):
+            self._output = operands.output
+            source = operands.input and operands.input.dense(fill=True)
+            self._target = operands.output and operands.output.dense(fill=False)
+            self.given, self.got = _of_side(source), _of_side(self._target)
+            self.bring_back = self._bring_parts_back
+            self._keeps: object = source
+            return
+        flat = self._keeps = operands.flat()
+        self.bring_back = flat.finish
+        gets = operands.output or (operands.input if verb is Verb.broadcast else None)
+        in_parts = verb is Verb.reduce_scatter, verb is Verb.all_gather
+        self.given = _cut(flat.input_ptr, operands.input, world_size if in_parts[0] else 1)
+        self.got = _cut(flat.output_ptr, gets, world_size if in_parts[1] else 1)
+
+    def _bring_parts_back(self) -> None:
+        if self._output and self._target:
+            self._output.bring_back(self._target)
+
+
+def _cut(address: int, array: ArrayView | None, count: int) -> list[torch.Tensor]:
+    if array is None:
+        return []
+    whole = tensor_at(address, array.dtype, array.numel)
+    numel = array.numel // count
+    return [whole[rank * numel :][:numel] for rank in range(count)]
+
+
+def _of_side(side: Side | None) -> list[torch.Tensor]:
+    if side is None:
+        return []
+    dtype = side.views[0].dtype
+    parts = side.parts() if side.cut else side.parts()[:1]
+    return [tensor_at(address, dtype, num_bytes // ITEMSIZE[dtype]) for address, num_bytes in parts]
+
+
+def carry_out(
+    lanes: Lanes,
+    asked: Asked,
+    arguments: Arguments,
+    limit_s: float,
+    numerics: Numerics,
+    gather_words: GatherWords,
+) -> None:
+    """Make a call.
+
+    Args:
+        lanes: This rank's lanes.
+        asked: What all ranks call.
+        arguments: This rank's arguments.
+        limit_s: Limit of the call.
+        numerics: What an island's reductions promise.
+        gather_words: Gathers integers from all ranks in a call of its own.
+    """
+    world_size = len(lanes.islands.places)
+    small = asked.is_small(lanes, world_size)
+    given = torch.empty(0, dtype=torch.uint8)
+    if small:
+        given = torch.zeros(asked.given_bytes(world_size), dtype=torch.uint8)
+        if arguments.given:
+            torch.cat([as_bytes(part) for part in arguments.given], out=given)
+    everything = meet(lanes, asked, given, limit_s)
+    if small:
+        deliver(lanes, asked, everything, arguments.got)
+    elif asked.verb in (Verb.all_reduce, Verb.reduce, Verb.reduce_scatter):
+        how = Reduction(asked.dtype, asked.op, numerics, asked.by_carrier, world_size)
+        _reduce(lanes, asked, arguments, how)
+    else:
+        _move(lanes, asked, arguments, gather_words)
+    arguments.bring_back()
+
+
+def _reduce(lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction) -> None:
+    if asked.verb is Verb.reduce_scatter:
+        reductions.reduce_scatter(lanes, how, arguments.given, arguments.got[0])
+        return
+    source = arguments.given[0]
+    target = arguments.got[0] if arguments.got else torch.empty_like(source)
+    reductions.all_reduce(lanes, how, source, target)
+
+
+def _move(lanes: Lanes, asked: Asked, arguments: Arguments, gather_words: GatherWords) -> None:
+    given = [as_bytes(part) for part in arguments.given]
+    got = [as_bytes(part) for part in arguments.got]
+    if asked.verb is Verb.broadcast:
+        moves.broadcast(lanes, asked.root, got[0])
+    elif asked.verb is Verb.gather:
+        moves.gather(lanes, asked.root, given[0], got or None)
+    elif asked.verb is Verb.scatter:
+        moves.scatter(lanes, asked.root, given or None, got[0])
+    elif asked.verb is Verb.all_gather:
+        _all_gather(lanes, given[0], got)
+    else:
+        _all_to_all(lanes, asked, given, got, gather_words)
+
+
+def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    sizes = [part.numel() for part in parts]
+    if len(set(sizes)) == 1:
+        moves.all_gather(lanes, data, parts)
+        return
+    # Uneven parts are filled up to the longest: known to all, so nothing has to be asked for.
+    padded = data.new_zeros(max(sizes))
+    padded[: data.numel()] = data
+    rows = data.new_empty(len(parts), max(sizes))
+    moves.all_gather(lanes, padded, list(rows))
+    for part, row in zip(parts, rows, strict=True):
+        part.copy_(row[: part.numel()])
+
+
+def _all_to_all(
+    lanes: Lanes,
+    asked: Asked,
+    given: Sequence[torch.Tensor],
+    got: Sequence[torch.Tensor],
+    gather_words: GatherWords,
+) -> None:
+    count = len(given)
+    if asked.splits != COUNTED:
+        moves.all_to_all(lanes, given, got, [[part.numel() for part in given]] * count)
+        return
+    sizes = [part.numel() for part in given] + [part.numel() for part in got]
+    rows = gather_words(sizes)
+    for source, row in enumerate(rows):
+        for target in range(count):
+            if row[target] != rows[target][count + source]:
+                raise DesyncError(
+                    f"all_to_all #{asked.sequence}: rank {source} gives rank {target} "
+                    f"{row[target]} bytes, which expects {rows[target][count + source]}"
+                )
+    moves.all_to_all(lanes, given, got, [row[:count] for row in rows])

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the nodes of a group tell each other over the store: its verdict, and how far each one is.
+
+Decides where it stands and that the first verdict wins. Nobody waits for the store longer than he
+says: a store behind a cut link does not answer. Must not know what is a verdict's reason.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.distributed import Store
+
+from fastcoll.errors import (
+    AbortedError,
+    CollectiveTimeout,
+    DesyncError,
+    FastcollError,
+    PeerLostError,
+)
+from fastcoll.work import run_in_pool
+
+T = TypeVar("T")
+_KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
+
+
+class Board:
+    """The store as the group uses it after its making."""
+
+    def __init__(self, store: Store) -> None:
+        # A connection of its own: what the user waits for on his must not hold up a verdict.
+        self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._asking = threading.Event()
+        self._verdict: FastcollError | None = None
+
+    def settle(self, error: FastcollError, limit_s: float) -> FastcollError:
+        """Make `error` the group's verdict unless it has one; return the one that holds."""
+
+        def exchange() -> FastcollError:
+            return _read(self._store.compare_set("verdict", "", _write(error)))
+
+        found = self._ask(exchange, limit_s)
+        return error if found is None else found
+
+    def verdict(self) -> FastcollError | None:
+        """Return the verdict as far as it is known; asks for news, but does not wait for them."""
+        if self._verdict is None and not self._asking.is_set():
+            self._asking.set()
+            run_in_pool(self._look)
+        return self._verdict
+
+    def arrive(self, node: int, sequence: int) -> None:
+        """Say, some time, that a node waits for the others in a call."""
+        run_in_pool(self._quietly, lambda: self._store.set(f"at/{node}", str(sequence)))
+
+    def missing(self, num_nodes: int, sequence: int, limit_s: float) -> list[int] | None:
+        """Return the nodes that have not said that they are in a call; None without an answer."""
+
+        def look() -> list[int]:
+            keys = [f"at/{node}" for node in range(num_nodes)]
+            at = [int(self._store.get(key)) if self._store.check([key]) else 0 for key in keys]
+            return [node for node, number in enumerate(at) if number < sequence]
+
+        return self._ask(look, limit_s)
+
+    def _look(self) -> None:
+        def get() -> None:
+            if self._store.check(["verdict"]):
+                self._verdict = _read(self._store.get("verdict"))
+
+        self._quietly(get)
+        self._asking.clear()
+
+    def _ask(self, question: Callable[[], T], limit_s: float) -> T | None:
+        answers: list[T] = []
+        answered = threading.Event()
+
+        def run() -> None:
+            self._quietly(lambda: answers.append(question()))
+            answered.set()
+
+        run_in_pool(run)
+        answered.wait(limit_s)
+        return answers[0] if answers else None
+
+    def _quietly(self, task: Callable[[], object]) -> None:
+        try:
+            task()
+        except RuntimeError:  # the store is gone: so is what it could have told
+            return
+
+
+def _write(error: FastcollError) -> str:
+    ranks = list(getattr(error, "ranks", ()))
+    return json.dumps({"kind": type(error).__name__, "text": str(error), "ranks": ranks})
+
+
+def _read(text: bytes) -> FastcollError:
+    fields = json.loads(text)
+    kind = _KINDS.get(fields["kind"])
+    if kind is None:
+        return DesyncError(fields["text"])
+    return kind(fields["text"], fields["ranks"])

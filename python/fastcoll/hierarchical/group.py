@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks on several nodes: from a user's call to its phases.
+
+Decides what a call does: a packet, or phases of its verb. Must not know how a group comes to be
+the default one, nor how an island carries out its part.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeAlias
+
+import torch
+from torch.distributed import PrefixStore, Store
+
+from fastcoll.bootstrap.exchange import BytesExchange, Exchange
+from fastcoll.bootstrap.join import Peers, checked_members
+from fastcoll.calls import Call, Operands, check
+from fastcoll.coalesced import ListCall, ListOperands, check_list
+from fastcoll.errors import (
+    AbortedError,
+    FastcollError,
+    PeerLostError,
+    UnsupportedError,
+    UsageError,
+)
+from fastcoll.hierarchical.arguments import Arguments, carry_out
+from fastcoll.hierarchical.board import Board
+from fastcoll.hierarchical.carrier import make_lane, maker_of
+from fastcoll.hierarchical.island import Island
+from fastcoll.hierarchical.lanes import Lanes
+from fastcoll.hierarchical.meeting import Asked
+from fastcoll.hierarchical.watch import Watch, quietly
+from fastcoll.pairs import TransferCall
+from fastcoll.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
+from fastcoll.reliability.settings import Settings, checked_numerics
+from fastcoll.transfers import Transfers
+from fastcoll.types import (
+    FLOAT_DTYPES,
+    ITEMSIZE,
+    REDUCTIONS,
+    DType,
+    Op,
+    Verb,
+    order_matters,
+)
+from fastcoll.verbs_objects import ObjectMethods
+from fastcoll.verbs_p2p import P2PMethods
+from fastcoll.work import CallQueue, Work
+
+AnyCall: TypeAlias = Call | PartsCall | ListCall
+# Makes a group of either kind from an exchange, a name, settings and members.
+Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
+# Arguments of calls that failed while a carrier still read them; gone with the process.
+_abandoned: list[object] = []
+
+
+class _NoTransfers(Transfers):
+    """In place of sends and receives."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self, calls: Sequence[TransferCall]) -> NoReturn:
+        raise UnsupportedError(
+            "send and recv are not supported in a group over several nodes: make a group of each "
+            "node's ranks with new_group(), or use torch.distributed's"
+        )
+
+    def run(self, call: TransferCall) -> NoReturn:
+        self.start([call])
+
+
+class HierarchicalCommunicator(ObjectMethods, P2PMethods):
+    """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
+
+    Has the verbs of a `Communicator`, but for send and recv. Sums go over the ranks of a node, then
+    over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and PRODUCT of
+    half types, which the carrier reduces: with m nodes the result is within
+    (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16 and 2^-8 for
+    bfloat16.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        peers: Peers,
+        island: Island,
+        store: Store | None,
+        connect: Connect,
+    ) -> None:
+        if store is None:
+            raise UsageError("a group over several nodes needs a store that all ranks can reach")
+        islands, rank = peers.islands, peers.rank
+        assert islands is not None
+        self.on_close: Callable[[], None] | None = None
+        self.islands = islands
+        self.name = name
+        self._rank = rank
+        self._settings = settings
+        self._island = island
+        self._store = store
+        self._connect = connect
+        self._num_groups = 0
+        self._sequence = 0
+        self._num_queued = 0
+        self._closed = False
+        self._lock = threading.RLock()
+        self._queue = CallQueue(self)
+        self._transfers = _NoTransfers()
+        node, local_rank = islands.places[rank]
+        own = PrefixStore(f"fastcoll/{peers.nonce}", store)
+        self._watch = Watch(name, rank, islands, island, Board(own))
+        make = maker_of(settings.carrier)
+        carriers = [
+            make_lane(
+                make, PrefixStore(f"lane{lane}", own), node, islands.num_nodes, settings.timeout_s
+            )
+            for lane in islands.lanes_of(node, local_rank)
+        ]
+        self._lanes = Lanes(islands, rank, island, carriers, self._watch)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.islands.places)
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def issue(self, call: AnyCall) -> Work | None:
+        """Check and start a call."""
+        return self.issue_all((call,), call.async_op)
+
+    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
+        """Check several calls, then start them as one: all of them, or none at all."""
+        checked = [(call, one) for call in calls for one in self._checked(call)]
+
+        def run() -> None:
+            for call, operands in checked:
+                self._run(call, operands)
+
+        if async_op:
+            outputs = [output for _, operands in checked for output in operands.outputs()]
+            return self._queue.submit(run, outputs)
+        if self._queue.idle():
+            run()
+        else:
+            self._queue.submit(run, []).wait()
+        return None
+
+    def idle(self) -> bool:
+        """Return whether no call is queued; part of the queue's interface."""
+        return self._num_queued == 0
+
+    def async_begin(self) -> None:
+        """Count a call that is queued; the queue holds its lock."""
+        self._num_queued += 1
+
+    def async_end(self) -> None:
+        """Count one that is over; the queue holds its lock."""
+        self._num_queued -= 1
+
+    def await_native(self) -> None:
+        """Part of the queue's interface: nothing is queued elsewhere."""
+
+    def _checked(self, call: AnyCall) -> Sequence[Operands | PartsOperands]:
+        """Check a call; return what it consists of: the tensors of a list go one by one."""
+        call_limit_s(call.timeout_s)
+        if call.algorithm != "auto":
+            raise UnsupportedError(
+                f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '
+                'give "auto"'
+            )
+        if call.numerics is not None:
+            checked_numerics(call.numerics)
+        checked: list[Operands | PartsOperands] = []
+        if isinstance(call, Call):
+            checked.append(check(call, self.rank, self.world_size))
+        elif isinstance(call, PartsCall):
+            checked.append(check_parts(call, self.rank, self.world_size))
+        else:
+            for one in check_list(call, self.rank, self.world_size):
+                checked += one.tensors if isinstance(one, ListOperands) else [one]
+        if any(operands.device >= 0 for operands in checked):
+            raise UnsupportedError(
+                "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or "
+                "make a group of each node's ranks with new_group()"
+            )
+        return checked
+
+    def _by_carrier(self, call: AnyCall, dtype: DType, op: Op) -> bool:
+        """Return whether the carrier reduces, with roundings of its own."""
+        numerics = call.numerics or self._settings.numerics_between
+        if numerics is None:
+            numerics = "fast" if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else "same_bits"
+        return (
+            numerics == "fast"
+            and call.verb in REDUCTIONS
+            and order_matters(dtype, op)
+            and self._lanes.carrier(0).reduces(dtype, op)
+        )
+
+    def _run(self, call: AnyCall, operands: Operands | PartsOperands) -> None:
+        with self._lock:
+            self.check()
+            self._sequence += 1
+            asked = Asked(
+                self._sequence,
+                call.verb,
+                operands.dtype,
+                operands.op,
+                operands.numel,
+                operands.root,
+                operands.splits,
+                self._by_carrier(call, operands.dtype, operands.op),
+            )
+            self._watch.begin(self._sequence, call.verb.name)
+            limit_s = call_limit_s(call.timeout_s)
+            limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
+            try:
+                self._lanes.begin(limit_s)
+                carry_out(
+                    self._lanes,
+                    asked,
+                    Arguments(operands, call.verb, self.world_size),
+                    limit_s,
+                    self._settings.numerics,
+                    self.gather_words,
+                )
+            except FastcollError as error:
+                self._abandon(operands)
+                raise self._watch.fail(error) from error
+            except BaseException as error:
+                self._abandon(operands)
+                gave_up = f"rank {self.rank} gave up {asked.describe()}: {type(error).__name__}"
+                self._watch.fail(PeerLostError(gave_up, [self.rank]))
+                raise
+
+    def _abandon(self, operands: Operands | PartsOperands) -> None:
+        _abandoned.append(operands)
+        self._lanes.abandon()
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has."""
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        if self._watch.error is not None:
+            raise self._watch.error
+
+    def gather_words(self, words: list[int]) -> list[list[int]]:
+        """Gather integers from all ranks. Collective."""
+        rows = torch.empty(self.world_size, len(words), dtype=torch.int64)
+        given = torch.tensor(words, dtype=torch.int64)
+        self.issue(Call(verb=Verb.all_gather, input=given, output=rows))
+        result: list[list[int]] = rows.tolist()
+        return result
+
+    def abort(self, reason: str | None = None) -> None:
+        """End the group from any thread, with one verdict for all ranks; see `Communicator.abort`.
+
+        Ranks of other nodes learn of it in their next wait of more than a moment.
+        """
+        text = (
+            f'group "{self.name}" was aborted by rank {self.rank} of {self.world_size}: '
+            f"{reason or 'no reason given'}. Use of this group is over: call fastcoll.destroy()"
+        )
+        self._watch.fail(AbortedError(text, [self.rank]))
+
+    # ---- memory and groups -----------------------------------------------------------------------
+
+    def empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """See `fastcoll.empty`; the tensor is shared by the ranks of this node."""
+        return self._island.empty(*size, dtype=dtype, device=device)
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        numerics: str | None = None,
+    ) -> Any:
+        """Make a group of some ranks of this one; see `Communicator.new_group`. Collective."""
+        members = checked_members(ranks, self.world_size)
+        settings = self._settings.but(timeout_s, numerics)
+        self._num_groups += 1
+        exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes, self._store)
+        return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
+
+    def shrink(self, *, timeout_s: float | None = None) -> NoReturn:
+        """See `fastcoll.shrink`; there is none over several nodes."""
+        raise UnsupportedError(
+            "shrink() is not supported in a group over several nodes: destroy it, and let the "
+            "survivors init() on a store that lives"
+        )
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the group; calls that were queued are completed first. Not collective."""
+        if self._closed:
+            return
+        self._queue.join()
+        self._closed = True
+        quietly(self._island.close)
+        if self.on_close is not None:
+            self.on_close()
+
+    destroy = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return (
+            f'<fastcoll.HierarchicalCommunicator "{self.name}" rank {self.rank} of '
+            f"{self.world_size} on {self.islands.num_nodes} nodes{state}>"
+        )

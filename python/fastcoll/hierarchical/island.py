@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group of one node's ranks, as the groups over several nodes see it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from fastcoll.calls import Call
+from fastcoll.parts import PartsCall
+from fastcoll.work import Work
+
+
+class Island(Protocol):
+    """A group of the ranks of one node; `fastcoll.communicator.Communicator` is one."""
+
+    def issue(self, call: Call | PartsCall) -> Work | None:
+        """Check, plan and start a call."""
+
+    def empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """Make a symmetric tensor. Collective."""
+
+    def check(self) -> None:
+        """Raise what broke it."""
+
+    def fail(self, kind: int, text: str, ranks: Sequence[int]) -> object:
+        """Break it from the thread of its calls; raises what broke it."""
+
+    def abort(self, reason: str | None = None) -> None:
+        """Break it from any thread."""
+
+    def close(self) -> None:
+        """Leave it."""

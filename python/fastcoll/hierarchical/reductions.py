@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""all_reduce, reduce and reduce_scatter over nodes, for messages of more than a packet.
+
+The island reduces, each lane carries its chunk to the other nodes, the island gathers. Decides what
+crosses: node partials in the type that has all their bits, summed in the order of the nodes by each
+rank itself, or, where the bits may differ, what the carrier sums. With m nodes a chunk of S bytes
+costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
+(Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same bytes, one trip
+less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastcoll.hierarchical.arrays import (
+    as_bytes,
+    copy,
+    finish,
+    partial_dtype,
+    partial_op,
+    reduce_into,
+    split,
+    widen,
+)
+from fastcoll.hierarchical.lanes import SEGMENT_BYTES, Lanes, Segment, cuts
+from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
+
+# Up to here a trip costs more than the bytes that it saves; not measured for more than two nodes.
+_SHORT_CHUNK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How to reduce.
+
+    Attributes:
+        numerics: What the island promises.
+        by_carrier: Node partials are rounded, and the carrier reduces them.
+        world_size: What an average divides by.
+    """
+
+    dtype: DType
+    op: Op
+    numerics: Numerics
+    by_carrier: bool
+    world_size: int
+
+    @property
+    def partial(self) -> DType:
+        """The type of node partials."""
+        return self.dtype if self.by_carrier else partial_dtype(self.dtype, self.op)
+
+    def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+        """Reduce the partials of all nodes, in their order, to the result."""
+        dtype = TORCH_DTYPES[self.partial]
+        typed = [row.view(dtype) for row in rows]
+        if self.op is not Op.AVG and self.partial is self.dtype:
+            reduce_into(target, typed, self.partial, self.op)
+            return
+        total = torch.empty(target.numel(), dtype=dtype)
+        reduce_into(total, typed, self.partial, self.op)
+        finish(target, total, self.dtype, self.op, self.world_size)
+
+
+def all_reduce(lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Reduce `source` of all ranks into everybody's `target`; they may be one."""
+    step = SEGMENT_BYTES // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    lanes.drive(
+        _all_reduce(lanes, how, source[first:last], target[first:last])
+        for first, last in cuts(source.numel(), step)
+    )
+
+
+def _all_reduce(
+    lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor
+) -> Segment:
+    numel = -(-source.numel() // lanes.num_lanes)
+    buffer = _spread(lanes, how, source, numel)
+    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    chunks = [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+    result = torch.empty(lanes.num_slots * numel, dtype=target.dtype)
+    results = [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+    if how.by_carrier:
+        yield from _by_carrier(lanes, how, chunks, results)
+    elif lanes.num_nodes == 2 or chunks[0].nbytes <= _SHORT_CHUNK_BYTES:
+        yield from _whole_chunks(lanes, how, chunks, results)
+    else:
+        yield from _shards(lanes, how, chunks, results)
+    _collect(lanes, result, target)
+
+
+def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> torch.Tensor:
+    """Return a lane buffer of partials: of each lane, `numel` elements of `source`."""
+    size = lanes.num_local * lanes.num_slots * numel
+    same = how.partial is how.dtype
+    if same and lanes.in_order and source.numel() == size:
+        return source
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial])
+    if lanes.in_order:
+        widen(buffer[: source.numel()], source, how.dtype)
+        return buffer
+    for place, piece in zip(lanes.by_lane(buffer), split(source, max(numel, 1)), strict=False):
+        widen(place[: piece.numel()], piece, how.dtype)
+    return buffer
+
+
+def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor) -> None:
+    """Gather everybody's lanes and put them where they belong."""
+    size = result.numel() * lanes.num_local
+    if lanes.in_order and size == target.numel():
+        lanes.island_all_gather(result, target)
+        return
+    everything = lanes.island_all_gather(result)
+    if lanes.in_order:
+        copy(target, everything[: target.numel()])
+        return
+    places = lanes.by_lane(everything)
+    pieces = split(target, max(places[0].numel(), 1))
+    for place, piece in zip(places, pieces, strict=False):
+        copy(piece, place[: piece.numel()])
+
+
+def _by_carrier(
+    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    for chunk, result in zip(chunks, results, strict=True):
+        copy(result, chunk)
+    yield [lanes.carrier(slot).all_reduce(one, how.op) for slot, one in enumerate(results)]
+
+
+def _whole_chunks(
+    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    others = [node != lanes.node for node in range(lanes.num_nodes)]
+    exchanges = [
+        lanes.exchange(
+            slot,
+            [chunk if other else None for other in others],
+            [chunk.nbytes * other for other in others],
+        )
+        for slot, chunk in enumerate(chunks)
+    ]
+    yield [transfer for _, transfer in exchanges]
+    for (rows, _), chunk, result in zip(exchanges, chunks, results, strict=True):
+        rows[lanes.node] = chunk
+        how.reduce(result, rows)
+
+
+def _shards(
+    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    numel = -(-chunks[0].numel() // lanes.num_nodes)
+    shards = [
+        [chunk[first * numel :][:numel] for first in range(lanes.num_nodes)] for chunk in chunks
+    ]
+    exchanges = []
+    for slot, parts in enumerate(shards):
+        mine = parts[lanes.node]
+        given = [None if part is mine else part for part in parts]
+        expected = [0 if part is mine else mine.nbytes for part in parts]
+        exchanges.append(lanes.exchange(slot, given, expected))
+    yield [transfer for _, transfer in exchanges]
+    gathered, transfers = [], []
+    for slot, (rows, _) in enumerate(exchanges):
+        mine = rows[lanes.node] = shards[slot][lanes.node]
+        sums = torch.zeros(numel, dtype=results[slot].dtype)
+        how.reduce(sums[: mine.numel()], rows)
+        gathered.append(sums.new_empty(numel * lanes.num_nodes))
+        transfers.append(lanes.carrier(slot).all_gather(as_bytes(gathered[-1]), as_bytes(sums)))
+    yield transfers
+    for whole, result in zip(gathered, results, strict=True):
+        copy(result, whole[: result.numel()])
+
+
+def reduce_scatter(
+    lanes: Lanes, how: Reduction, parts: Sequence[torch.Tensor], target: torch.Tensor
+) -> None:
+    """Reduce `parts`, one for each rank, over all ranks; rank r gets the r-th."""
+    num_bytes = ITEMSIZE[how.partial] * lanes.num_lanes * lanes.num_nodes
+    lanes.drive(
+        _reduce_scatter(lanes, how, [part[first:last] for part in parts], target[first:last])
+        for first, last in cuts(target.numel(), max(64, SEGMENT_BYTES // num_bytes))
+    )
+
+
+def _reduce_scatter(
+    lanes: Lanes, how: Reduction, parts: Sequence[torch.Tensor], target: torch.Tensor
+) -> Segment:
+    num_nodes, numel = lanes.num_nodes, target.numel()
+    size = lanes.num_local * lanes.num_slots * num_nodes * numel
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial])
+    for lane, place in enumerate(lanes.by_lane(buffer)):
+        for node, piece in enumerate(place.view(num_nodes, numel)):
+            rank = lanes.islands.rank_in_lane(node, lane)
+            if rank is not None:
+                widen(piece, parts[rank], how.dtype)
+    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    partials = mine.view(lanes.num_slots, num_nodes, numel)
+    own_bytes = partials[0, 0].nbytes
+    exchanges = []
+    for slot, lane in lanes.lanes():
+        ends = [lanes.islands.rank_in_lane(node, lane) for node in range(num_nodes)]
+        ends[lanes.node] = None
+        given = [
+            None if end is None else row for end, row in zip(ends, partials[slot], strict=True)
+        ]
+        expected = [0 if slot or node == lanes.node else own_bytes for node in range(num_nodes)]
+        exchanges.append(lanes.exchange(slot, given, expected))
+    yield [transfer for _, transfer in exchanges]
+    rows, _ = exchanges[0]
+    rows[lanes.node] = partials[0, lanes.node]
+    how.reduce(target, rows)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for other nodes: none without a limit, and one verdict for all ranks of the group.
+
+Decides what ends a wait (the transfer, the limit, a verdict from anywhere) and whom an error names.
+A rank that fails writes the verdict on the board, which ranks of other nodes read while they wait,
+and breaks its island, which wakes up those who wait there. Must not know what is transferred.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.errors import (
+    AbortedError,
+    CollectiveTimeout,
+    DesyncError,
+    FastcollError,
+    PeerLostError,
+)
+from fastcoll.hierarchical.board import Board
+from fastcoll.hierarchical.carrier import Started
+from fastcoll.hierarchical.island import Island
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
+# A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
+# that serves a thousand nodes, often enough to hear of an error well within a second.
+_LONG_S, _LOOK_EVERY_S = 0.05, 0.1
+# How long a rank that lost a connection, or its patience, lets those speak who know more.
+_GRACE_S = 1.0
+_KINDS: dict[type[FastcollError], int] = {
+    CollectiveTimeout: 3,
+    DesyncError: 4,
+    PeerLostError: 5,
+}  # ErrorKind of csrc/check.h
+
+
+class Watch:
+    """One rank's waits in a group over several nodes."""
+
+    def __init__(self, name: str, rank: int, islands: Islands, island: Island, board: Board):
+        self.error: FastcollError | None = None
+        self.sequence = 0
+        self.call = "init"
+        self._name = name
+        self._rank = rank
+        self._islands = islands
+        self._node, self._local_rank = islands.places[rank]
+        self._island = island
+        self._board = board
+
+    def begin(self, sequence: int, call: str) -> None:
+        """Say which call the waits to come belong to."""
+        self.sequence, self.call = sequence, call
+
+    def wait(self, transfers: Iterable[Started], deadline: Deadline) -> None:
+        """Wait for transfers to be over.
+
+        Raises:
+            FastcollError: The group's verdict, or what shall become it.
+        """
+        for transfer in transfers:
+            self._wait(transfer, deadline)
+            try:
+                transfer.wait()
+            except RuntimeError as error:
+                raise self._broken(str(error)) from error
+
+    def _wait(self, transfer: Started, deadline: Deadline) -> None:
+        began = time.monotonic()
+        next_look = began + _LONG_S
+        said = False
+        pause_s = _FIRST_PAUSE_S
+        while not transfer.is_completed():
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + _LOOK_EVERY_S
+                if not said and self._local_rank == 0:
+                    self._board.arrive(self._node, self.sequence)
+                said = True
+                self._check_island()
+                if verdict := self._board.verdict():
+                    raise verdict
+            if deadline.passed():
+                raise self._late(deadline)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _check_island(self) -> None:
+        try:
+            self._island.check()
+        except FastcollError as error:
+            raise self.of_island(error) from error
+
+    def _who(self) -> str:
+        return (
+            f'{self.call} #{self.sequence} in group "{self._name}" (rank {self._rank} on node '
+            f"{self._node})"
+        )
+
+    def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
+        return [rank for node in nodes for rank in self._islands.nodes[node]]
+
+    def _heard(self) -> FastcollError | None:
+        """Wait a moment for the verdict of somebody who knows more."""
+        grace = Deadline(_GRACE_S)
+        while not grace.passed():
+            if verdict := self._board.verdict():
+                return verdict
+            time.sleep(0.02)
+        return None
+
+    def _suspects(self) -> list[int]:
+        """Return the nodes that do not wait in this call, as far as can be told."""
+        others = [node for node in range(self._islands.num_nodes) if node != self._node]
+        missing = self._board.missing(self._islands.num_nodes, self.sequence, _GRACE_S)
+        found = [node for node in missing or () if node != self._node]
+        return found or others
+
+    def _late(self, deadline: Deadline) -> FastcollError:
+        if verdict := self._heard():
+            return verdict
+        nodes = self._suspects()
+        return CollectiveTimeout(
+            f"{self._who()} waited {deadline.limit_s:g} s for "
+            f"{self._islands.describe(nodes)}: no answer from there. Is the network up? Use of "
+            "this group is over: call fastcoll.destroy()",
+            self._ranks_of(nodes),
+        )
+
+    def _broken(self, reason: str) -> FastcollError:
+        if self._local_rank == 0:
+            self._board.arrive(self._node, self.sequence)
+        if verdict := self._heard():
+            return verdict
+        nodes = self._suspects()
+        return PeerLostError(
+            f"{self._who()} lost its connection to {self._islands.describe(nodes)}: {reason}. "
+            "Use of this group is over: call fastcoll.destroy()",
+            self._ranks_of(nodes),
+        )
+
+    def fail(self, error: FastcollError) -> FastcollError:
+        """Break the group, everywhere; return its verdict."""
+        if self.error is None:
+            found = self._board.settle(error, _GRACE_S)
+            self.error = found
+            self._break_island(found)
+        return self.error
+
+    def of_island(self, error: FastcollError) -> FastcollError:
+        """Return an error of this node's ranks with their numbers in the whole group."""
+        if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
+            return error
+        local = error.ranks
+        ranks = [self._islands.nodes[self._node][one] for one in local]
+        names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
+        return type(error)(f"{self._who()}{names}: {error}", ranks)
+
+    def _break_island(self, error: FastcollError) -> None:
+        kind = _KINDS.get(type(error))
+        if kind is None:  # from any thread: it must not wait for a call that it is to end
+            quietly(lambda: self._island.abort(str(error)))
+        else:
+            quietly(lambda: self._island.fail(kind, str(error), []))
+
+
+def quietly(task: Callable[[], object]) -> None:
+    """Do something whose failure changes nothing any more."""
+    try:
+        task()
+    except FastcollError:
+        return

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every verb over several nodes, against the oracle of the one order: ranks in a node, then nodes.
+
+Maps: two equal nodes, 3 + 1, interleaved numbers, one rank a node, and three nodes of two sizes
+that divide neither.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from perform import compare, perform_all
+
+import oracle
+from harness import Pool, Rank
+
+Clusters = Callable[[str], Pool]
+SLOW = pytest.mark.slow
+MAPS = (
+    "aabb",
+    "aaab",
+    *(pytest.param(nodes, marks=SLOW) for nodes in ("abab", "abc", "aaabbc")),
+)
+SIZES = (0, 1, 3, 17, 250, 1001, 4099)
+LARGE_SIZE = 700_001  # several segments, and no lane's chunk is whole
+PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
+
+
+def ranks_by_node(nodes: str) -> list[list[int]]:
+    names = dict.fromkeys(nodes)
+    return [[rank for rank, name in enumerate(nodes) if name == node] for node in names]
+
+
+def check(pool: Pool, nodes: str, calls: list[Call]) -> None:
+    pool.start(perform_all, calls)
+    wants = [expected(call, len(nodes), ranks_by_node(nodes)) for call in calls]
+    assert compare(calls, wants, pool.finish()) == []
+
+
+def place(rng: np.random.Generator) -> Place:
+    kind = ["private", "symmetric", "strided"][rng.integers(3)]
+    return Place(kind, int(rng.integers(5)), kind != "strided" and bool(rng.integers(2)))
+
+
+def reductions(world: int, sizes: tuple[int, ...]) -> Iterator[Call]:
+    rng = np.random.default_rng(world)
+    for turn, (dtype, op) in enumerate(PAIRS):
+        verb = REDUCTIONS[(turn + world) % len(REDUCTIONS)]
+        numel = sizes[int(rng.integers(len(sizes)))]
+        root = int(rng.integers(world)) if verb == "reduce" else 0
+        spots = (place(rng), place(rng))
+        yield Call(verb, dtype, numel, op, "auto", "same_bits", root, spots, turn)
+
+
+def moves(world: int, sizes: tuple[int, ...]) -> Iterator[Call]:
+    rng = np.random.default_rng(100 + world)
+    for verb in MOVES:
+        for numel in sizes:
+            dtype = oracle.DTYPES[int(rng.integers(len(oracle.DTYPES)))]
+            root = int(rng.integers(world)) if verb in ROOTED else 0
+            yield Call(verb, dtype, numel, root=root, places=(place(rng),), seed=numel)
+
+
+@pytest.mark.parametrize("nodes", MAPS)
+def test_reductions_have_the_bits_of_the_one_order(clusters: Clusters, nodes: str) -> None:
+    check(clusters(nodes), nodes, list(reductions(len(nodes), SIZES)))
+
+
+@pytest.mark.parametrize("nodes", MAPS)
+def test_moves(clusters: Clusters, nodes: str) -> None:
+    check(clusters(nodes), nodes, list(moves(len(nodes), SIZES)))
+
+
+@pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaabbc", marks=SLOW)])
+def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
+    calls = [
+        Call(verb, dtype, LARGE_SIZE, "SUM", numerics="same_bits")
+        for verb in ("all_reduce", "reduce_scatter")
+        for dtype in ("float32", "bfloat16")
+    ]
+    calls += [Call(verb, "float32", LARGE_SIZE, root=1 if verb in ROOTED else 0) for verb in MOVES]
+    check(clusters(nodes), nodes, calls)
+
+
+def test_another_order_of_the_nodes_is_seen() -> None:
+    """Negative control: the oracle tells rank order from node order."""
+    call = Call("all_reduce", "float32", 4099)
+    flat, by_node = (expected(call, 4, nodes)[0] for nodes in (None, ranks_by_node("abab")))
+    assert (flat != by_node).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("nodes", ["aabb", pytest.param("abc", marks=SLOW)])
+def test_half_types_are_fast_within_their_bound(clusters: Clusters, nodes: str, dtype: str) -> None:
+    """The bound is the one that HierarchicalCommunicator states; the bits differ somewhere."""
+    form, world, num_nodes = oracle.FLOATS[dtype], len(nodes), len(set(nodes))
+    call = Call("all_reduce", dtype, 50_000, numerics=None, seed=3)
+    results = clusters(nodes).run(perform_plain, dtype, call.numel)
+    inputs = np.array([plain(dtype, call.numel, rank) for rank in range(world)])
+    exact, scale = inputs.astype(np.float64).sum(0), np.abs(inputs).astype(np.float64).sum(0)
+    bound = (num_nodes + 1) * 2.0 ** -(form.mantissa_bits + 1) * scale
+    for result in results:
+        assert (np.abs(result - exact) <= bound).all()
+        assert (result == results[0]).all()
+    once = torch.tensor(exact).to(getattr(torch, dtype)).double().numpy()
+    assert (results[0] != once).any(), "the carrier did not reduce"
+
+
+def plain(dtype: str, numel: int, rank: int) -> np.ndarray:
+    numbers = np.random.default_rng(rank).standard_normal(numel)
+    return torch.tensor(numbers).to(getattr(torch, dtype)).double().numpy()
+
+
+def perform_plain(rank: Rank, dtype: str, numel: int) -> np.ndarray:
+    tensor = torch.tensor(plain(dtype, numel, rank.rank)).to(getattr(torch, dtype))
+    rank.comm.all_reduce(tensor)
+    return tensor.double().numpy()
+
+
+def uneven(rank: Rank) -> None:
+    """Lists and split sizes, whose parts differ from rank to rank."""
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    for scale in (1, 3000):
+        outs = [torch.zeros(scale * (peer + 1)) for peer in range(world)]
+        comm.all_gather(outs, torch.full((scale * (me + 1),), float(me)))
+        assert all((out == peer).all() for peer, out in enumerate(outs))
+        sizes = [[scale * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)]
+        source = torch.cat(
+            [torch.full((size,), 10.0 * me + dst) for dst, size in enumerate(sizes[me])]
+        )
+        expected = [row[me] for row in sizes]
+        target = torch.zeros(sum(expected))
+        comm.all_to_all_single(target, source, expected, sizes[me])
+        want = [torch.full((size,), 10.0 * src + me) for src, size in enumerate(expected)]
+        assert torch.equal(target, torch.cat(want))
+    parts = [torch.full((peer + 1,), float(me)) for peer in range(world)]
+    mine = torch.zeros(me + 1)
+    comm.reduce_scatter(mine, parts)
+    assert (mine == sum(range(world))).all()
+
+
+@pytest.mark.parametrize("nodes", MAPS)
+def test_uneven_parts(clusters: Clusters, nodes: str) -> None:
+    clusters(nodes).run(uneven)
+
+
+def others(rank: Rank) -> None:
+    """A barrier, objects, lists, asynchronous calls in order."""
+    import fastcoll
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    comm.barrier()
+    objects = [None] * world
+    comm.all_gather_object(objects, {"rank": me, "text": "x" * 3000 * me})
+    assert [one["rank"] for one in objects] == list(range(world))
+    tensors = [torch.full((size,), 1.0) for size in (1, 5000, 10)]
+    listed = [
+        torch.full((size,), me, dtype=dtype)
+        for size in (3, 4000)
+        for dtype in (torch.int32, torch.float64)
+    ]
+    fastcoll.all_reduce_coalesced(listed, group=comm)
+    assert all((tensor == sum(range(world))).all() for tensor in listed)
+    works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
+    comm.barrier()  # behind them
+    assert all(work.is_completed() for work in works)
+    assert all((tensor == world).all() for tensor in tensors)
+
+
+def test_barriers_objects_lists_and_asynchronous_calls(clusters: Clusters) -> None:
+    clusters("aabb").run(others)
+
+
+def subgroups(rank: Rank) -> list[str]:
+    """Groups inside a node, across and mixed, and a group of a group."""
+    kinds = []
+    for ranks in ([0, 1], [0, 2], [0, 1, 2], [3, 1]):
+        group = rank.comm.new_group(ranks)
+        if group is None:
+            continue
+        tensor = torch.full((6000,), float(rank.rank))
+        group.all_reduce(tensor)
+        assert (tensor == sum(ranks)).all()
+        kinds.append(type(group).__name__)
+        if ranks == [0, 1, 2]:
+            inner = group.new_group([0, 1])
+            assert inner is None or inner.world_size == 2
+        group.close()
+    return kinds
+
+
+def test_subgroups_get_what_their_map_needs(clusters: Clusters) -> None:
+    one, many = "Communicator", "HierarchicalCommunicator"
+    found = clusters("aabb").run(subgroups)
+    assert found == [[one, many, many], [one, many, many], [many, many], [many]]
