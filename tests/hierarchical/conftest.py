@@ -9,8 +9,9 @@ import pytest
 
 from harness import Pool, Setup
 
-# The calls and their oracle are those of one node.
-sys.path.append(str(Path(__file__).parent.parent / "collectives"))
+ROOT = Path(__file__).parents[2]
+# The calls and their oracle, and torch's programs, are those of one node.
+sys.path += [str(ROOT / folder) for folder in ("tests/collectives", "tests/integrations", "bench")]
 
 
 @pytest.fixture(scope="session")

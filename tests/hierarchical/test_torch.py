@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed's programs on the backend "fastcoll", unchanged, over two nodes."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-from harness import Pool, Setup
-
-sys.path.append(str(Path(__file__).parent.parent / "integrations"))
-
 import test_torch_backend as programs
 import test_training as training
 from backends import Program, on_backend, same
+
+from harness import Pool, Setup
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts of two ranks: fastcoll against flat Gloo, in turns and in the same processes.
+
+    python bench/hierarchical.py                   # 1 Gbit/s, 2 ms: the table against flat Gloo
+    python bench/hierarchical.py --pipelining      # whole all_reduce against its phases run alone
+
+Prints a line for each size and order of the ranks, and writes all times to --json. Needs root: see
+hosts.py.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+SIZES = {64: 15, 64 << 10: 15, 64 << 20: 5}  # bytes: rounds
+ORDERS = {"contiguous": (0, 0, 1, 1), "interleaved": (0, 1, 0, 1)}
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of a call that all ranks begin together."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def slowest(seconds: list[float]) -> list[float]:
+    """Return the time of the slowest rank, round by round."""
+    import torch
+    import torch.distributed as dist
+
+    times = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    result: list[float] = times.tolist()
+    return result
+
+
+def against_gloo() -> dict[str, Any]:
+    """Time all_reduce of float32 by both, in turns; part of every rank's program."""
+    import torch
+    import torch.distributed as dist
+
+    import fastcoll
+
+    result = {}
+    for num_bytes, rounds in SIZES.items():
+        tensor = torch.ones(num_bytes // 4)
+        calls = {
+            "gloo": lambda tensor=tensor: dist.all_reduce(tensor),
+            "fastcoll": lambda tensor=tensor: fastcoll.all_reduce(tensor),
+        }
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for number in range(rounds + 1):
+            for name, call in calls.items():
+                tensor.fill_(1)
+                seconds = timed(call)
+                assert tensor.eq(dist.get_world_size()).all(), f"{name}: wrong result"
+                if number > 0:  # the first warms up
+                    times[name].append(seconds)
+        result[str(num_bytes)] = {name: slowest(row) for name, row in times.items()}
+    return result
+
+
+def phases(num_bytes: int, rounds: int) -> dict[str, list[float]]:
+    """Time the phases of an all_reduce alone, and the whole; part of every rank's program."""
+    import torch
+    import torch.distributed as dist
+
+    import fastcoll
+
+    me, world = dist.get_rank(), dist.get_world_size()
+    comm = fastcoll.init()
+    half = world // 2
+    island = [comm.new_group(range(first, first + half)) for first in (0, half)][me >= half]
+    lanes = [comm.new_group([first, first + half]) for first in range(half)]
+    lane = lanes[me % half]
+    tensor = torch.zeros(num_bytes // 4)
+    chunk = torch.zeros(len(tensor) // half)
+
+    def intra() -> None:
+        fastcoll.reduce_scatter_tensor(chunk, tensor, group=island)
+        fastcoll.all_gather_into_tensor(tensor, chunk, group=island)
+
+    calls = {
+        "intra": intra,
+        "hop": lambda: fastcoll.all_reduce(chunk, group=lane),
+        "whole": lambda: fastcoll.all_reduce(tensor),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            seconds = timed(call)
+            if number > 0:
+                times[name].append(seconds)
+    return {name: slowest(row) for name, row in times.items()}
+
+
+def rank_main(what: str, path: str) -> None:
+    """Be one rank."""
+    import torch
+    import torch.distributed as dist
+
+    import fastcoll
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    if what == "gloo":
+        fastcoll.init()
+        result: dict[str, Any] = against_gloo()
+    else:
+        result = phases(int(what), 7)
+    if dist.get_rank() == 0:
+        Path(path).write_text(json.dumps(result))
+    dist.barrier()
+    fastcoll.destroy()
+    dist.destroy_process_group()
+
+
+def on_hosts(hosts: Any, order: tuple[int, ...], what: str, path: Path) -> dict[str, Any]:
+    """Run the ranks' program and return what rank 0 found."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    argv = [str(Path(__file__).resolve()), "--rank", what, "--json", str(path)]
+    codes = [rank.wait() for rank in hosts.start_ranks(order, argv, port)]
+    if any(codes):
+        raise SystemExit("a rank failed")
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the table against flat Gloo."""
+    from hosts import Hosts
+
+    results = {}
+    for name, order in ORDERS.items():
+        with Hosts(args.rate_mbit, args.delay_ms) as hosts:
+            results[name] = on_hosts(hosts, order, "gloo", args.json)
+        for num_bytes, times in results[name].items():
+            gloo, ours = (statistics.median(times[one]) for one in ("gloo", "fastcoll"))
+            row = f"{gloo / ours:5.2f}x  gloo {gloo * 1e3:8.2f} ms  fastcoll {ours * 1e3:8.2f} ms"
+            print(f"{name:12} {int(num_bytes):>9} B  {row}", flush=True)
+    return results
+
+
+def pipelining(args: argparse.Namespace) -> dict[str, Any]:
+    """Set the link's rate so that both phases take as long, then compare sum and whole."""
+    from hosts import Hosts
+
+    with Hosts() as hosts:
+        free = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
+        intra = statistics.median(free["intra"])
+        rate_mbit = args.bytes * 8e-6 / intra
+        hosts.set_rate(rate_mbit)
+        found = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
+    middle = {name: statistics.median(times) for name, times in found.items()}
+    share = middle["whole"] / (middle["intra"] + middle["hop"])
+    text = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in middle.items())
+    print(f"{args.bytes} B at {rate_mbit:.0f} Mbit/s: {text}; whole / sum of phases {share:.2f}")
+    return {"rate_mbit": rate_mbit, **found}
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rate-mbit", type=float, default=1000)
+    parser.add_argument("--delay-ms", type=float, default=2)
+    parser.add_argument("--pipelining", action="store_true")
+    parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--json", type=Path, default=Path("hierarchical.json"))
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        rank_main(args.rank, str(args.json))
+        return
+    sys.path.append(str(Path(__file__).parent))
+    args.json = args.json.resolve()
+    results = pipelining(args) if args.pipelining else compare(args)
+    results["command"] = " ".join(["python", "bench/hierarchical.py", *sys.argv[1:]])
+    results["load"] = os.getloadavg()[0]
+    args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
