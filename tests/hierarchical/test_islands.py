@@ -4,6 +4,7 @@
 import ctypes
 import dataclasses
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -105,3 +106,24 @@ def test_namespaces_are_nodes(fresh_pool: Any) -> None:
     if second.exit_code == 0:
         pytest.skip("this process may not make namespaces")
     assert (first.value, second.value) == (2.0, 2.0)
+
+
+def drawn(rank: Rank, port: int) -> list[str]:
+    """What doctor says of the ranks that it is run as."""
+    from fastcoll.cli.doctor import _nodes
+
+    world = {"RANK": rank.rank, "WORLD_SIZE": rank.world_size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
+    return [finding.value for finding in _nodes()]
+
+
+def test_doctor_draws_the_map(fresh_pool: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    nodes = "aba"
+    for rank, lines in enumerate(fresh_pool(3, Setup(init=False, nodes=nodes)).run(drawn, port)):
+        own, first, second = lines
+        assert own == nodes[rank]
+        assert first.endswith(": ranks 0, 2")
+        assert second.endswith(": ranks 1")

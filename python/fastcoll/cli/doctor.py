@@ -249,6 +249,23 @@ def _mpi() -> Findings:
     yield Finding("peers", "Gloo", "in torch" if dist.is_gloo_available() else "not in this torch")
 
 
+def _nodes() -> Findings:
+    from fastcoll import env
+    from fastcoll.bootstrap.identity import machine
+
+    yield Finding("nodes", "this process", env.NODE_ID.get() or machine())
+    launch = env.launch()
+    if launch is None:
+        how = "run doctor as the ranks are run (torchrun ... -m fastcoll doctor) to see the map"
+        yield Finding("nodes", "map", how, "note")
+        return
+    from fastcoll.cli.map import map_ranks
+
+    islands = map_ranks(launch)
+    for node, (ranks, host) in enumerate(zip(islands.nodes, islands.hosts, strict=True)):
+        yield Finding("nodes", f"node {node}", f"{host}: ranks {', '.join(map(str, ranks))}")
+
+
 def _settings() -> Findings:
     from fastcoll import env
 
@@ -274,6 +291,7 @@ _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("processes", "pidfd", _pidfd),
     ("processes", "/dev/shm", _shm),
     ("GPU", "GPU", _gpu),
+    ("nodes", "map", _nodes),
     ("peers", "MPI", _mpi),
     ("settings", "settings", _settings),
 )
