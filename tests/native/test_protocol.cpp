@@ -174,8 +174,6 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   plan.inlined = staged_bytes <= kInlineMaxBytes && pick(3) != 0 &&
                  (!reduces || plan.algorithm == Algorithm::one_shot);
   if (plan.verb == Verb::barrier) plan.inlined = true;
-  if (plan.verb == Verb::all_reduce && !plan.inlined && pick(3) == 0)
-    plan.algorithm = Algorithm::schedule;
   if (!reduces && !plan.inlined && pick(2)) plan.algorithm = Algorithm::single_copy;
   if (plan.verb == Verb::all_to_all && !plan.inlined && pick(2)) {  // numel: the most of a part
     plan.splits = kCountedSplits;
@@ -187,6 +185,8 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   if (takes_lists && plan.algorithm != Algorithm::ring && plan.algorithm != Algorithm::chain &&
       plan.numel != 0 && pick(2))
     plan.splits = list_splits(sizes_of_list(salt, plan.numel), plan.dtype);
+  if (plan.verb == Verb::all_reduce && !plan.inlined && plan.splits == 0 && pick(3) == 0)
+    plan.algorithm = Algorithm::schedule;
   return {make_plan(plan), salt};
 }
 
