@@ -6,7 +6,7 @@ Decides what is shown; the topologies are fastcoll.topology's.
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.tree import Tree
 from fastcoll.cli.console import make_console
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.model.placement import best_ring, disjoint_rings
+from fastcoll.model.rankfile import Launcher, rank_file
 from fastcoll.topology.described import describe
 from fastcoll.topology.local import find
 from fastcoll.topology.model import (
@@ -38,6 +39,10 @@ def topo(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write this machine, found out, as such a file.")
     ] = None,
+    hosts: Annotated[
+        str, typer.Option(help="Print how to start a rank on every device of these hosts, a,b,...")
+    ] = "",
+    launcher: Annotated[str, typer.Option(help="Of --hosts: torchrun or openmpi.")] = "torchrun",
 ) -> None:
     """Show a machine's wires as a tree and a matrix, with the source of every number.
 
@@ -45,6 +50,9 @@ def topo(
     far as sysfs and NVML tell.
     """
     console = make_console()
+    if hosts:
+        _print_rank_file(machine, hosts, launcher)
+        return
     if json_path is not None or machine == HERE:
         _look_around(console, json_path)
     with refusals():
@@ -61,6 +69,16 @@ def topo(
             _print_rings(found, console)
     if between is not None:
         console.print(_network(between))
+
+
+def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
+    if machine is None:
+        raise typer.BadParameter("name the machine that the hosts are", param_hint="--hosts")
+    if launcher not in ("torchrun", "openmpi"):
+        raise typer.BadParameter("write torchrun or openmpi", param_hint="--launcher")
+    with refusals():
+        text = rank_file(machine_named(machine), hosts.split(","), cast(Launcher, launcher))
+    typer.echo(text, nl=False)
 
 
 def _look_around(console: Console, json_path: Path | None) -> None:

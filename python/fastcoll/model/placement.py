@@ -11,7 +11,7 @@ from fastcoll.model.groups import consecutive, groups_us, strided
 from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.model import Machine
 
-_MAX_RANKS = 16
+MAX_RANKS = 16
 
 Capacities = dict[tuple[str, str], float]
 
@@ -33,8 +33,8 @@ def best_ring(machine: Machine) -> tuple[list[str], float]:
         UsageError: There are more ranks than an exact search takes.
     """
     ranks = machine.ranks
-    if len(ranks) > _MAX_RANKS:
-        raise UsageError(f"{machine.name} has {len(ranks)} ranks; rings are found for {_MAX_RANKS}")
+    if len(ranks) > MAX_RANKS:
+        raise UsageError(f"{machine.name} has {len(ranks)} ranks; rings are found for {MAX_RANKS}")
     if len(ranks) < 2:
         return list(ranks), float("inf")
     hops = {(a, b): machine.bottleneck(a, b).gbps for a in ranks for b in ranks if a != b}
@@ -54,9 +54,9 @@ def disjoint_rings(machine: Machine) -> list[tuple[list[str], float]]:
     Raises:
         UsageError: There are more ranks than an exact search takes.
     """
-    if len(machine.ranks) > _MAX_RANKS:
+    if len(machine.ranks) > MAX_RANKS:
         raise UsageError(
-            f"{machine.name} has {len(machine.ranks)} ranks; rings are found for {_MAX_RANKS}"
+            f"{machine.name} has {len(machine.ranks)} ranks; rings are found for {MAX_RANKS}"
         )
     left = direct_gbps(machine)
     found: list[tuple[list[str], float]] = []
