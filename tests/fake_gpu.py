@@ -21,6 +21,7 @@ from fastcoll.communicator import Communicator
 from fastcoll.device_group import DeviceGroup
 from fastcoll.memory import array
 from fastcoll.memory.device import Terms
+from fastcoll.reliability.journal import Journal
 from fastcoll.types import ITEMSIZE, DType, Verb
 
 LIMIT_S = 20.0
@@ -33,12 +34,16 @@ class Core:
     Attributes:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch.
         words: What `verdict` says.
+        running: Whether a kernel is said to run.
+        lost: The ranks that kernels were told not to wait for.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.log: list[Any] = []
         self.words: tuple[int, ...] | None = None
+        self.running = False
+        self.lost: list[int] = []
 
     def launch(
         self, plan: Any, source: int, target: int, stream: int, limit_s: float, counts: list[int]
@@ -72,6 +77,12 @@ class Core:
         ]
         for one in posted:
             self.comm.wait(one, 0)
+
+    def busy(self) -> bool:
+        return self.running
+
+    def give_up(self, peer: int) -> None:
+        self.lost.append(peer)
 
     def verdict(self) -> tuple[int, ...] | None:
         return self.words
@@ -119,6 +130,7 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
     side.terms = Terms(0, 0, num_channels, comm.world_size, ())
+    side._journal, side._next_look = Journal(comm.rank, comm.exchange_fds), 0.0
     side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
     fakes = SimpleNamespace(
         current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext
@@ -134,3 +146,4 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
         comm._gpus = kept[1]
+        side._journal.close()

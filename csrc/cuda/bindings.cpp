@@ -156,6 +156,8 @@ void bind_group(py::module_& module) {
             group.transfer(transfers, most_channels, to_stream(stream), limit_s);
           },
           py::arg("transfers"), py::arg("most_channels"), py::arg("stream"), py::arg("limit_s"))
+      .def("busy", &DeviceGroup::busy, WithoutGil())
+      .def("give_up", &DeviceGroup::give_up, py::arg("peer"), WithoutGil())
       .def("verdict",
            [](const DeviceGroup& group) -> py::object {
              const std::optional<DeviceVerdict> found = group.verdict();

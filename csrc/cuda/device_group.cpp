@@ -27,7 +27,9 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
   for (Last* last : {&eager_, &captured_})
     if (error == cudaSuccess)
       error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
+  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking);
   if (error == cudaSuccess) return;
+  if (captured_.event) cudaEventDestroy(captured_.event);
   if (eager_.event) cudaEventDestroy(eager_.event);
   cudaFree(batch_);
   cudaFreeHost(memory);
@@ -113,6 +115,34 @@ std::optional<DeviceVerdict> DeviceGroup::verdict() const {
   return *verdict_;
 }
 
+bool DeviceGroup::busy() {
+  const std::lock_guard guard(mutex_);
+  if (closed_ || !eager_.used) return false;
+  const OnDevice on(options_.device);
+  cudaStreamCaptureStatus status;
+  // What is captured must not be asked.
+  cudaError_t error = cudaStreamIsCapturing(eager_.stream, &status);
+  if (error == cudaSuccess && status != cudaStreamCaptureStatusNone) return true;
+  error = cudaStreamQuery(eager_.stream);
+  if (error == cudaSuccess) return false;
+  cudaGetLastError();
+  return error == cudaErrorNotReady;
+}
+
+void DeviceGroup::give_up(int peer) {
+  const std::lock_guard guard(mutex_);
+  if (closed_) return;
+  const OnDevice on(options_.device);
+  // As if the lost rank had said so: kernels pass their own findings on to all, but its memory may
+  // be gone.
+  const uint64_t poison = Poison::encode(uint32_t(ErrorKind::peer_lost), peer, peer, 0, 0);
+  std::byte* pad = options_.regions[size_t(options_.rank)];
+  check_cuda(cudaMemcpyAsync(pad + offsetof(GpuPad, poison), &poison, sizeof poison,
+                             cudaMemcpyHostToDevice, beside_),
+             "telling the kernels that a rank is lost");
+  check_cuda(cudaStreamSynchronize(beside_), "telling the kernels that a rank is lost");
+}
+
 void DeviceGroup::probe_put(uint64_t token) {
   const OnDevice on(options_.device);
   fastcoll::probe_put(options_.regions, options_.rank, options_.world_size, token);
@@ -133,6 +163,7 @@ void DeviceGroup::close() {
   const cudaError_t error = cudaDeviceSynchronize();
   cudaEventDestroy(eager_.event);
   cudaEventDestroy(captured_.event);
+  cudaStreamDestroy(beside_);
   check_cuda(error, "waiting for the group's kernels");
 }
 

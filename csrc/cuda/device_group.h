@@ -39,6 +39,11 @@ class DeviceGroup {
                 double limit_s);
   std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
 
+  // Whether what was last started outside of a capture still runs.
+  bool busy();
+  // Let this rank's kernels stop waiting: `peer` is lost. They leave that as their verdict.
+  void give_up(int peer);
+
   void probe_put(uint64_t token);
   std::array<uint32_t, kMaxGpuWorld> probe_get(uint64_t token);
 
@@ -62,6 +67,7 @@ class DeviceGroup {
   DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
   DeviceCall* batch_ = nullptr;       // device memory: the sends and receives of one kernel
   Last eager_, captured_;
+  cudaStream_t beside_ = nullptr;  // for what must not wait for kernels
   std::mutex mutex_;
   bool closed_ = false;
 };

@@ -7,8 +7,9 @@ device becomes the group's. Must not choose algorithms; must not know stores or 
 
 import json
 import os
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -33,14 +34,18 @@ from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import ANY, Transfer, to_itself
 from fastcoll.parts import PartsOperands
+from fastcoll.reliability.journal import Journal
 from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.reliability.residency import residency
-from fastcoll.reliability.verdicts import Verdict, explain
+from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, Verdict, explain
 from fastcoll.topology import gpu
 from fastcoll.work import Work
 
 # A plan, its arguments, and the limit of its waits in seconds.
 Start: TypeAlias = tuple[_C.Plan, Operands | PartsOperands, float]
+
+_LOOK_S = 0.01  # between two looks at the peers' sockets: a system call for each peer
+_GRACE_S = 0.1  # in which kernels end that have all they need of a peer that left
 
 
 class DeviceHost(Protocol):
@@ -125,6 +130,8 @@ class DeviceGroup:
         mine, capacity = _hello(device)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = settle(hellos, _cuda.data_offset_bytes())
+        self._journal = Journal(host.rank, host.exchange_fds)
+        self._next_look = 0.0
         self._claim = self.terms.num_channels * _share(hellos, host.rank)
         claimed = residency.claim(device, self._claim, capacity)
         try:
@@ -150,7 +157,7 @@ class DeviceGroup:
 
     def run(self, starts: Sequence[Start], *, async_op: bool) -> Work | None:
         """Start calls in the current stream, or beside it if they are asynchronous."""
-        self.check()
+        self._check(range(self._host.world_size), starting=True)
 
         def body(stream: torch.cuda.Stream) -> None:
             for plan, operands, limit_s in starts:
@@ -180,6 +187,7 @@ class DeviceGroup:
     def _start(
         self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
     ) -> None:
+        self._journal.write(repr(plan))
         flat = operands.flat()
         counts = list(flat.counts)
         self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
@@ -198,12 +206,12 @@ class DeviceGroup:
             UnsupportedError: One receives from any rank, or the group has too few thread blocks.
             UsageError: What goes to this rank itself has no other side here.
         """
-        self.check()
         if any(one.peer == ANY for one in transfers):
             raise UnsupportedError(
                 "a receive from any rank can't be had on GPUs, whose kernels wait for one peer: "
                 "name src"
             )
+        self._check([one.peer for one in transfers], starting=True)
         host, channels = self._host, self.terms.num_channels
         own = to_itself([one for one in transfers if one.peer == host.rank])
         others = [one for one in transfers if one.peer != host.rank]
@@ -243,16 +251,45 @@ class DeviceGroup:
 
     def check(self) -> None:
         """Raise what broke the group, if anything has; does not wait for the device."""
+        self._check(range(self._host.world_size), starting=False)
+
+    def _check(self, peers: Iterable[int], *, starting: bool) -> None:
         words = self._core.verdict()
-        if words is None:
-            self._host.check_host()
+        if words is not None:
+            self._fail(Verdict(*words))
+        self._host.check_host()
+        self._look_for_lost(peers, starting=starting)
+
+    def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
+        """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
+        now = time.monotonic()
+        if now < self._next_look:
             return
-        verdict = Verdict(*words)
+        self._next_look = now + _LOOK_S
+        host = self._host
+        gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
+        # Who did its part and left is no loss: this rank's kernels get to their end.
+        if not gone or not (starting or self._keeps_busy(_GRACE_S)):
+            return
+        self._core.give_up(gone[0])
+        self._fail(Verdict(PEER_LOST, gone[0], gone[0], 0, 0, 0, 0, 0))
+
+    def _keeps_busy(self, limit_s: float) -> bool:
+        end = time.monotonic() + limit_s
+        while self._core.busy():
+            if time.monotonic() > end:
+                return True
+            time.sleep(_LOOK_S / 10)
+        return False
+
+    def _fail(self, verdict: Verdict) -> None:
         host = self._host
         where = f'in group "{host.name}" (rank {host.rank} of {host.world_size})'
-        gone = host.peer_is_gone(verdict.rank)
-        last_call = str(self._last_call)
-        host.fail(*explain(verdict, host.rank, where, last_call, peer_is_gone=gone))
+        gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
+        other = verdict.rank if verdict.raiser == host.rank else verdict.raiser
+        both = self._journal.difference(other) if verdict.kind == DESYNC else ""
+        last = str(self._last_call)
+        host.fail(*explain(verdict, host.rank, where, last, peer_is_gone=gone, both=both))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Make a symmetric tensor in this rank's region. Collective.
@@ -283,6 +320,7 @@ class DeviceGroup:
         finally:
             residency.release(self.device, self._claim)
             pin = weakref.ref(self._pin) if self._pin is not None else None
+            self._journal.close()
             self._pin = None  # from here on only symmetric tensors keep this rank's region
             self._regions.leave(pin)
 

@@ -67,6 +67,7 @@ class DeviceWork(Work):
         while timeout and not self.is_completed():
             if time.monotonic() > end:
                 raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
+            self._group.check()
             time.sleep(_POLL_S)
         torch.cuda.current_stream(self._group.device).wait_event(self._event)
         self._group.check()

@@ -100,7 +100,8 @@ class Side:
             return ends[0][0], None
         tensors = [torch.as_tensor(array.source).detach() for array in self.views]
         if fill:
-            copy = torch.cat([tensor.flatten() for tensor in tensors])
+            # As bytes: torch joins those of every type.
+            copy = torch.cat([_bytes_of(tensor) for tensor in tensors]).view(tensors[0].dtype)
         else:
             numel = sum(tensor.numel() for tensor in tensors)
             copy = torch.empty(numel, dtype=tensors[0].dtype, device=tensors[0].device)
@@ -117,6 +118,11 @@ class Side:
         for array, copy in zip(self.views, dense.views, strict=True):
             if copy is not array:
                 copy_back(array, copy)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.resolve_conj().resolve_neg().flatten().contiguous()
+    return dense.view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

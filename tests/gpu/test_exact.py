@@ -53,8 +53,8 @@ def test_every_operation_and_algorithm(threads: Threads, verb: str, dtype: DType
     check(ranks, cases)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("verb", [*work.REDUCTIONS, *MOVES])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])  # the outer loop: a group for each is made once
 def test_every_size_and_world(threads: Threads, verb: str, world: int) -> None:
     cases = []
     for dtype in (DType.float32, DType.bfloat16, DType.uint8):

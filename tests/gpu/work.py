@@ -148,7 +148,8 @@ def perform(me: GpuRank, cases: list[Case]) -> list[str]:
 def _fill_cache(prepared: list[Prepared]) -> None:
     """Let torch have all the memory that lists will be put together in."""
     pieces = [x for one in prepared if one.case.verb in UNEVEN for x in (one.source, one.target)]
-    del [torch.empty_like(piece) for piece in pieces][:]
+    kept = [torch.empty_like(piece) for piece in pieces]
+    del kept
 
 
 def _prepare(me: GpuRank, case: Case) -> Prepared:

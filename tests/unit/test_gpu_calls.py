@@ -2,6 +2,7 @@
 """Every verb's way to a GPU kernel, with the CPU in the kernels' place (tests/fake_gpu.py)."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,73 @@ def test_mistakes_are_refused(pools: Pools) -> None:
         assert expanded.kind == "UsageError"
     with pytest.raises(UnsupportedError, match="FASTCOLL_GPU_CHANNELS"):
         device_batches.pair_channels(1, 4)
+
+
+# ---- when something goes wrong -------------------------------------------------------------------
+
+
+def desync(rank: Rank) -> tuple[Attempt, Attempt]:
+    """Rank 0's kernel says that rank 1 called something else."""
+    from fake_gpu import fake_gpu
+    from fastcoll.reliability.verdicts import DESYNC
+
+    comm = rank.comm.new_group()
+    with fake_gpu(comm) as core:
+        for _ in range(66):  # more than are kept
+            comm.all_reduce(torch.ones(3))
+        core.launch = lambda *args: None  # type: ignore[method-assign]
+        comm.all_reduce(torch.ones(4 + rank.rank))
+        rank.comm.barrier()
+        core.words = (DESYNC, 0, 1, 0, 67, 7, 8, 0)
+        found = attempt(comm.check)
+        again = attempt(comm.all_reduce, torch.ones(3))
+    comm.close()
+    return found, again
+
+
+def test_a_desync_shows_both_calls(pools: Pools) -> None:
+    for found, again in pools(2).run(desync):
+        assert found.kind == again.kind == "DesyncError"
+        assert "collective 67: rank" in found.text
+        assert "called all_reduce(SUM, float32, numel=4)" in found.text
+        assert "called all_reduce(SUM, float32, numel=5)" in found.text
+
+
+def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
+    """Rank 2 leaves; the others look after themselves."""
+    from fake_gpu import fake_gpu
+
+    comm = rank.comm.new_group()
+    found: list[Attempt] = []
+    with fake_gpu(comm) as core:
+        comm.all_reduce(torch.ones(3))
+        if rank.rank != 2:
+            found = look_around(comm, core, how)
+    comm.close()
+    return found, core.lost
+
+
+def look_around(comm: Any, core: Any, how: str) -> list[Attempt]:
+    while not comm.peer_is_gone(2):
+        time.sleep(0.005)
+    pause_s = 0.02  # the peers are not looked at all the time
+    time.sleep(pause_s)
+    done = attempt(comm.check)  # it did its part
+    time.sleep(pause_s)
+    pair = attempt(comm.recv if comm.rank else comm.send, torch.ones(2), 1 - comm.rank)
+    time.sleep(pause_s)
+    core.running = how == "running"
+    lost = attempt(comm.check) if core.running else attempt(comm.all_reduce, torch.ones(3))
+    return [done, pair, lost]
+
+
+@pytest.mark.parametrize("how", ["running", "starting"])
+def test_a_lost_rank_is_noticed_before_the_limit(pools: Pools, how: str) -> None:
+    rows = pools(3).run(lose, how)[:2]
+    assert {peer for _, told in rows for peer in told} == {2}, "no kernel was told"
+    for (done, pair, lost), _ in rows:
+        assert done.kind == "", "who did its part and left is no loss"
+        assert pair.kind == "", "the others can still send"
+        assert lost.kind == "PeerLostError"
+        assert lost.ranks == (2,)
+        assert lost.seconds < 2

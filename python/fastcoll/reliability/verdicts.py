@@ -32,7 +32,7 @@ class Verdict:
 
 
 def explain(
-    verdict: Verdict, me: int, where: str, last_call: str, *, peer_is_gone: bool
+    verdict: Verdict, me: int, where: str, last_call: str, *, peer_is_gone: bool, both: str = ""
 ) -> tuple[int, str, tuple[int, ...]]:
     """Return the kind, text and guilty ranks of the error.
 
@@ -42,6 +42,7 @@ def explain(
         where: The group and this rank, as text.
         last_call: What this rank started last.
         peer_is_gone: Whether the process of `verdict.rank` ended or left.
+        both: The call in which this rank and the other one differ, if that is known.
     """
     peer = verdict.rank
     call = f"GPU call {verdict.epoch} on channel {verdict.channel} {where}"
@@ -53,6 +54,8 @@ def explain(
             what = f"rank {peer} called something else than rank {verdict.raiser}"
         if verdict.raiser == me:
             what += f" (stamps {verdict.seen_stamp:#x} and {verdict.expected_stamp:#x})"
+        if both:
+            what += f"; {both}"
         return DESYNC, f"{call}: {what}. {rest}", (peer,)
     if peer_is_gone:
         return PEER_LOST, f"{call} lost rank {peer}: its process ended or left. {rest}", (peer,)
