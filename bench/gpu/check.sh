@@ -56,19 +56,27 @@ step() { # name, limit in seconds, command...
   [ $code -eq 0 ] || failed=1
   return $code
 }
-gpu_tests() { # name, limit in seconds, file or folder: each in a process of its own, as an error
-  # of the device ends all that a process can do there
-  rm -f "$work/tests-$1.xml"
-  step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
-    --junit-xml "$work/tests-$1.xml" "$3"
+gpu_tests() { # name, limit in seconds, file or folder, words before the command. Each in a process
+  # of its own, as an error of the device ends all that a process can do there.
+  local name=$1 limit_s=$2 where=$3
+  shift 3
+  rm -f "$work/tests-$name.xml"
+  step "$name" "$limit_s" "$@" "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
+    --junit-xml "$work/tests-$name.xml" "$where"
 }
 has_module() { "$python" -c "import $1" 2>/dev/null; }
 
+# Only what is run through the words in `under_mps` goes through the daemon.
+under_mps=()
 start_mps() {
+  [ -n "$mps" ] || return 1
+  [ ${#under_mps[@]} -eq 0 ] || return 0
   command -v nvidia-cuda-mps-control >/dev/null || return 1
-  export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps-log
-  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control >/dev/null' EXIT
+  mkdir -p "$work/mps" "$work/mps-log"
+  local words=(env CUDA_MPS_PIPE_DIRECTORY="$work/mps" CUDA_MPS_LOG_DIRECTORY="$work/mps-log")
+  "${words[@]}" nvidia-cuda-mps-control -d || return 1
+  under_mps=("${words[@]}")
+  trap 'echo quit | "${under_mps[@]}" nvidia-cuda-mps-control >/dev/null' EXIT
 }
 
 build() {
@@ -93,14 +101,26 @@ extras() {
   else
     note compute-sanitizer skip 0
   fi
-  if [ -z "$mps" ]; then return; fi
-  if start_mps; then gpu_tests processes-mps 100 tests/gpu/test_processes.py; else note mps skip 0; fi
+  if start_mps; then
+    gpu_tests processes-mps 100 tests/gpu/test_processes.py "${under_mps[@]}"
+  else
+    note processes-mps skip 0
+  fi
 }
 bench() {
   # One group at a time: it may have all of the GPU.
   step measure 200 env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py \
     "$work/measured.json"
   step kernels 150 "$python" bench/gpu/kernels.py "$work/kernels.json"
+  # Beside other libraries: ranks are processes, which only MPS lets run together on one GPU.
+  local ranks
+  ranks=$("$python" -c 'import torch; print(min(8, torch.cuda.device_count()))')
+  if [ "$ranks" -lt 2 ]; then
+    ranks=2
+    if ! start_mps; then note versus skip 0 && return; fi
+  fi
+  step versus 140 "${under_mps[@]}" "$python" -m fastcoll bench all_reduce --device cuda --vs nccl,symm_mem \
+    --ranks "$ranks" --sizes 8:64M:8 --rounds 2
 }
 
 for stage in "${stages[@]}"; do

@@ -25,7 +25,7 @@ def steps(work: Path) -> list[dict[str, Any]]:
     rows = []
     for line in (work / "steps.tsv").read_text().splitlines():
         name, code, seconds = line.split("\t")
-        state = {"0": "passed", "skip": "skipped: not installed", "124": "stopped: out of time"}
+        state = {"0": "passed", "skip": "skipped: not there", "124": "stopped: out of time"}
         rows.append(
             {"step": name, "result": state.get(code, f"failed ({code})"), "seconds": int(seconds)}
         )

@@ -218,3 +218,14 @@ def prepare_gpu_threads() -> None:
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def prepare_shared_gpus() -> None:
+    """Let NCCL and torch's symmetric memory put several ranks on one GPU; before they start."""
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+
+
+def mps_folder() -> str:
+    """Return where the pipes of NVIDIA's MPS are, if its daemon runs."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"

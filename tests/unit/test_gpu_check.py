@@ -95,7 +95,7 @@ def test_the_report_counts_what_passed_and_names_the_rest(
         "a::bad",
         "a::none: no second GPU",
         "tests-exact",
-        "skipped: not installed",
+        "skipped: not there",
         "stopped: out of time",
         "not measured, out of time: 1 rows",
     ):
@@ -222,3 +222,60 @@ def test_a_wrong_argument_is_refused(argument: str) -> None:
     done = subprocess.run([GPU / "check.sh", argument], capture_output=True, text=True, check=False)
     assert done.returncode not in (0, 77)
     assert argument in done.stdout + done.stderr
+
+
+# ---- beside other libraries ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_gpus", "mps", "words"),
+    [
+        (2, 0, False, "no CUDA device"),
+        (2, 1, False, "take turns"),
+        (2, 1, True, ""),
+        (8, 8, False, ""),
+    ],
+)
+def test_a_comparison_that_is_not_fair_is_not_made(
+    world_size: int, num_gpus: int, mps: bool, words: str
+) -> None:
+    from fastcoll.measure.gpu_libraries import problem_of
+
+    text = problem_of(world_size, num_gpus, mps)
+    assert words in text
+    assert bool(text) == bool(words)
+
+
+def test_mps_is_seen_by_its_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fastcoll.measure.gpu_libraries import mps_runs
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not mps_runs()
+    (tmp_path / "control").touch()
+    assert mps_runs()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
+def test_bench_on_gpus_says_why_it_measures_nothing() -> None:
+    from typer.testing import CliRunner
+
+    from fastcoll.cli import app
+
+    options = ["--device", "cuda", "--vs", "nccl,symm_mem", "--sizes", "8", "--rounds", "1"]
+    result = CliRunner().invoke(app, ["bench", "all_reduce", *options])
+    assert result.exit_code == 1
+    assert "torch sees no CUDA device" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("--device cuda --vs gloo", "nccl"), ("--device cuda --level c", "compiled loop")],
+)
+def test_bench_on_gpus_refuses_what_it_has_not(options: str, words: str) -> None:
+    from typer.testing import CliRunner
+
+    from fastcoll.cli import app
+
+    result = CliRunner().invoke(app, ["bench", "all_reduce", *options.split()])
+    assert result.exit_code == 2
+    assert words in result.output

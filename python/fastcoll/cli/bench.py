@@ -22,7 +22,7 @@ from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
-from fastcoll.measure.session import PEERS, BenchSettings, make_pool, run_bench
+from fastcoll.measure.session import GPU_PEERS, PEERS, BenchSettings, make_pool, run_bench
 from fastcoll.measure.sizes import format_size, parse_sizes
 from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
@@ -36,6 +36,24 @@ class Level(StrEnum):
 
     python = "python"
     c = "c"
+
+
+class Device(StrEnum):
+    """Where tensors lie."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def _peers(vs: str | None, device: Device) -> tuple[str, ...]:
+    """Return the libraries to measure beside; "symm_mem" is torch's, by each of its algorithms."""
+    known, usual = (GPU_PEERS, "nccl,symm_mem") if device is Device.cuda else (PEERS, "gloo")
+    names = (usual if vs is None else vs).split(",")
+    peers: list[str] = []
+    for name in (name.strip() for name in names if name.strip()):
+        symmetric = device is Device.cuda and name == "symm_mem"
+        peers += GPU_PEERS[1:] if symmetric else [_choice(name, known, "vs")]
+    return tuple(dict.fromkeys(peers))
 
 
 def _choice(text: str, choices: tuple[str, ...], option: str) -> str:
@@ -52,7 +70,13 @@ def bench(
     sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:256M:4",
     dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
     op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
-    vs: Annotated[str, typer.Option(help=f"Peers: any of {','.join(PEERS)}.")] = "gloo",
+    vs: Annotated[
+        str | None,
+        typer.Option(help=f"Peers: any of {','.join(PEERS)}; on GPUs of nccl,symm_mem."),
+    ] = None,
+    device: Annotated[
+        Device, typer.Option(help="Where the tensors lie: rank r on GPU r modulo their number.")
+    ] = Device.cpu,
     symmetric: Annotated[
         bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
     ] = False,
@@ -79,7 +103,9 @@ def bench(
     Every result is checked against an exact reference before anything is timed. Starts its own
     ranks, or, under torchrun, one on each of its processes.
     """
-    peers = tuple(_choice(name.strip(), PEERS, "vs") for name in vs.split(",") if name.strip())
+    if device is Device.cuda and level is Level.c:
+        raise typer.BadParameter("there is no compiled loop on GPUs", param_hint="--level")
+    peers = _peers(vs, device)
     try:
         sizes_bytes = tuple(parse_sizes(sizes))
     except ValueError as error:
@@ -91,7 +117,8 @@ def bench(
         op=_choice(op, tuple(name.lower() for name in Op.__members__), "op"),
         world_size=launch.world_size if launch else ranks,
         sizes_bytes=sizes_bytes,
-        peers=tuple(dict.fromkeys(peers)),
+        peers=peers,
+        device=device.value,
         level=level.value,
         symmetric=symmetric,
         algorithm=algorithm,

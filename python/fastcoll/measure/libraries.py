@@ -136,10 +136,14 @@ class FastcollVariants(FastcollCore):
 class Gloo(Library):
     """torch.distributed over Gloo."""
 
+    backend = "gloo"
+
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
         store = dist.FileStore(config.store_path, config.world_size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        dist.init_process_group(
+            self.backend, store=store, rank=self.rank, world_size=self.world_size
+        )
 
     def version(self) -> str:
         return f"torch {torch.__version__}"

@@ -90,7 +90,7 @@ class Library(ABC):
         self._call = self.bind(cell, self._output, self._input)
         self.barrier()
         self.loop(1)
-        num_wrong = count_wrong(self._output, cell, self.rank)
+        num_wrong = count_wrong(self._output.cpu(), cell, self.rank)
         self._input.fill_(neutral(cell.op))
         self._output.fill_(neutral(cell.op))
         self.barrier()

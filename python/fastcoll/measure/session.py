@@ -35,6 +35,7 @@ from fastcoll.measure.timer import Budget
 
 CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)
+GPU_PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
 _FLAG_ITERATIONS = 10_000
 Json = dict[str, Any]
 
@@ -54,6 +55,7 @@ class BenchSettings:
     algorithm: str = "auto"
     numerics: str | None = None
     pin: bool = True
+    device: str = "cpu"
     mpi_dir: Path = field(default_factory=mpi.default_mpi_dir)
     budget: Budget = field(default_factory=Budget)
 
@@ -74,8 +76,11 @@ def worker_config(settings: BenchSettings, library: str, folder: Path) -> Worker
     is_own = library in ("fastcoll", CORE)
     in_loop = library == CORE or settings.level == "c"
     own_key = "fastcoll_core" if in_loop else "fastcoll"
+    if settings.device == "cuda":
+        own_key = "fastcoll_gpu"
+    named = library in ("gloo", *GPU_PEERS)
     return WorkerConfig(
-        library=own_key if is_own else "gloo" if library == "gloo" else "mpi",
+        library=own_key if is_own else library if named else "mpi",
         world_size=settings.world_size,
         socket_path=str(folder / f"{library}.sock"),
         store_path=str(folder / f"{library}.store"),
@@ -93,6 +98,8 @@ def make_pool(settings: BenchSettings, library: str, folder: Path, ranks: list[i
         NotMeasured: the library is not here, or has no loop at this level.
     """
     config = worker_config(settings, library, folder)
+    if library != "fastcoll" and (settings.device == "cuda") != (library in GPU_PEERS):
+        raise NotMeasured(f"it has no call on tensors of the device {settings.device} here")
     if library not in mpi.FLAVOURS:
         if library == "gloo" and settings.level == "c":
             raise NotMeasured("Gloo has no compiled loop here; use --level python")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fastcoll.measure.gpu_libraries import GPU_LIBRARIES
 from fastcoll.measure.libraries import LIBRARIES
 from fastcoll.measure.library import Library, WorkerConfig
 from fastcoll.measure.protocol import Line, Reply, connect, parse_prepare
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     line = connect(config.socket_path, config.rank)
     try:
-        library = LIBRARIES[config.library](config)
+        library = (LIBRARIES | GPU_LIBRARIES)[config.library](config)
     except Exception as error:
         line.send_reply({"error": _refusal(error)})
         raise SystemExit(1) from error
