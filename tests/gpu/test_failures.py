@@ -97,6 +97,35 @@ def test_different_calls_are_told_apart(fresh_threads: Fresh, what: str) -> None
     texts = fresh_threads(2, 20.0).run(differ, what)
     assert all("called something else" in text for text in texts)
     assert texts[0] == texts[1], "one verdict for all"
+    assert all(f"rank {rank} called all_reduce" in texts[0] for rank in range(2)), texts[0]
+
+
+def send_alone(me: GpuRank, what: str) -> tuple[str, str]:
+    """Rank 0 sends what rank 1 does not receive, or expects of another size."""
+    tensor = torch.ones(1 << 20, device=me.device)
+    me.synchronize()
+    me.comm.barrier()
+    if me.rank == 0:
+        me.comm.send(tensor, 1)
+    elif what == "another size":
+        me.comm.recv(tensor[1:], 0)
+    me.synchronize()
+    if me.rank and what == "nobody":
+        time.sleep(2 * LIMIT_S)
+    with pytest.raises(FastcollError) as caught:
+        me.comm.check()
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"), [("nobody", "CollectiveTimeout"), ("another size", "DesyncError")]
+)
+def test_a_send_without_its_receive_ends_on_both_sides(
+    fresh_threads: Fresh, what: str, kind: str
+) -> None:
+    for name, text in fresh_threads(2, LIMIT_S).run(send_alone, what):
+        assert name == kind, text
+        assert "rank 1" in text or "rank 0" in text
 
 
 def first_in_capture(me: GpuRank) -> None:
