@@ -15,7 +15,7 @@ Program = Callable[..., Any]
 
 def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     """Run a program inside a process group of its own."""
-    import fastcoll  # noqa: F401 - registers the backend
+    import fastcoll  # registers the backend
 
     number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
     store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
@@ -23,6 +23,7 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     try:
         return program(rank, *args)
     finally:
+        fastcoll.destroy()  # also what was made for groups of Gloo
         dist.destroy_process_group()
 
 

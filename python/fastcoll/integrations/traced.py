@@ -24,7 +24,7 @@ from fastcoll.types import ReduceOp
 def teach() -> None:
     """Tell the compiler what to trace in place of what."""
     # Called from C++ while a compiled DDP runs, its methods are no part of the program.
-    torch._dynamo.trace_rules.add("fastcoll.integrations.torch_backend")
+    torch._dynamo.trace_rules.add("fastcoll.integrations.torch_group")
     # What these return is put into the graph, and holds as long as the compiler's guards do.
     for constant in (ops.name_of, ops.code_of, ops.root_of):
         torch.compiler.assume_constant_result(constant)
