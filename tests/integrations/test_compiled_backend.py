@@ -255,6 +255,46 @@ def test_training(pools: Callable[[int], Pool], program: Callable[[Rank], Any]) 
     assert same(ours, pools(2).run(on_backend, "gloo", program))
 
 
+def overlap(rank: Rank, waits: bool) -> int:
+    """How many layers go backward while a bucket is reduced, in a trace of one backward pass.
+
+    Rank 1 starts late, so rank 0's first bucket is on its way for that long. `waits`: every bucket
+    is waited for at once, as without asynchronous calls.
+    """
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=0.01
+    )
+
+    def reduce(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        work.wait()
+        return work.get_future().then(lambda done: done.value()[0])
+
+    if waits:
+        model.register_comm_hook(None, reduce)
+    for _ in range(3):  # the buckets get their shapes, and their calls a plan
+        model(torch.ones(2, 64)).sum().backward()
+    loss = model(torch.ones(2, 64)).sum()
+    if rank.rank == 1:
+        time.sleep(0.5)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        loss.backward()
+    spans = [event.time_range for event in trace.events() if event.name == "fastcoll:all_reduce"]
+    starts = [event.time_range.start for event in trace.events() if event.name == "aten::mm"]
+    assert len(spans) >= 5
+    return sum(any(span.start < start < span.end for span in spans) for start in starts)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_buckets_are_reduced_during_the_backward_pass(
+    pools: Callable[[int], Pool], waits: bool
+) -> None:
+    [during, _] = pools(2).run(on_backend, "fastcoll", overlap, waits)
+    assert during == 0 if waits else during >= 5
+
+
 # ---- without it ----------------------------------------------------------------------------------
 
 
