@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call costs through torch.distributed: the compiled backend, Python's, and Gloo.
+
+    python bench/torch_calls.py [--rounds 5]
+
+Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
+a figure is the median over the rounds of the best of ten windows, in microseconds.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+BACKENDS = {"compiled": "auto", "python": "python", "gloo": ""}
+NUM_LAYERS = 80
+
+
+def best_us(call: Callable[[], object], calls: int) -> float:
+    """Return the time of a call, in the best of ten windows; both ranks make as many."""
+    times = []
+    for _ in range(10):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - start) / calls)
+    return min(times) * 1e6
+
+
+def ddp_us() -> float:
+    """Return what a bucket adds to a backward pass: 80 layers, each a bucket of 1 KiB."""
+    layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(NUM_LAYERS)))
+    model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-4)
+    data = torch.ones(1, 16)
+    for _ in range(5):
+        model(data).sum().backward()
+    alone = best_us(lambda: layers(data).sum().backward(), 5)
+    return (best_us(lambda: model(data).sum().backward(), 5) - alone) / NUM_LAYERS
+
+
+def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str, float]]") -> None:
+    torch.set_num_threads(1)
+    import fastcoll  # noqa: F401 - registers the backend
+
+    name = "gloo" if backend == "gloo" else "fastcoll"
+    dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
+    small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
+    slow = 10 if backend == "gloo" else 1
+    rows = {
+        "all_reduce, 8 B": best_us(lambda: dist.all_reduce(small), 1000 // slow),
+        "all_reduce, 8 B, async_op and wait": best_us(
+            lambda: dist.all_reduce(small, async_op=True).wait(),  # type: ignore[union-attr]
+            300 // slow,
+        ),
+        "all_gather_into_tensor, 4 KiB": best_us(
+            lambda: dist.all_gather_into_tensor(whole, part), 500 // slow
+        ),
+        "barrier": best_us(dist.barrier, 500 // slow),
+        "a bucket of DDP, 1 KiB": ddp_us(),
+    }
+    if rank == 0:
+        result.put(rows)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    seen: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
+    for _ in range(rounds):
+        for backend, setting in BACKENDS.items():
+            os.environ["FASTCOLL_TORCH_BACKEND"] = setting or "auto"
+            result: mp.SimpleQueue[dict[str, float]] = mp.get_context("spawn").SimpleQueue()
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(measure, (backend, os.path.join(folder, "store"), result), nprocs=2)
+            seen[backend].append(result.get())
+    print(f"| microseconds, median of {rounds} rounds | {' | '.join(BACKENDS)} |")
+    print("|---" * (1 + len(BACKENDS)) + "|")
+    for row in seen["gloo"][0]:
+        medians = [statistics.median(one[row] for one in seen[backend]) for backend in BACKENDS]
+        print(f"| {row} | {' | '.join(f'{median:.1f}' for median in medians)} |")
+
+
+if __name__ == "__main__":
+    main()
