@@ -30,6 +30,7 @@ for verb in reduce_scatter all_gather broadcast barrier; do
   fastcoll bench "$verb" --sizes 8:64M:8 --vs "gloo,$mpis" --json "$out/$verb.json"
 done
 python bench/schedules.py "$out/schedules.md"
+python bench/lists.py "$out/lists.json"
 fastcoll regret --json "$out/regret.json"
 tuning=$(mktemp)
 fastcoll tune --out "$tuning"

@@ -54,6 +54,7 @@ GOALS = (
     Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8M", "32M", 4),
 )
 MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0.15
+LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3
 LEAST_GOOD_CHOICES = 0.95
 
 
@@ -134,11 +135,41 @@ def _choice_verdicts(folder: Path) -> Iterator[Verdict]:
             )
 
 
+def _list_verdicts(folder: Path) -> Iterator[Verdict]:
+    lists = _load(folder, "lists")
+    if lists is None:
+        return
+    what = f"all_reduce_coalesced of {lists['num_tensors']} tensors"
+    gloo, one_call = lists["gloo_over_coalesced"], lists["coalesced_over_one_call"]
+    yield Verdict(
+        f"{what}, against Gloo's",
+        f">= {LEAST_LIST_RATIO:g}x",
+        f"{gloo:.3g}x",
+        gloo >= LEAST_LIST_RATIO,
+    )
+    yield Verdict(
+        f"{what}, against one call of their size",
+        f"<= {MOST_LIST_COST:g}x",
+        f"{one_call:.3g}x",
+        one_call <= MOST_LIST_COST,
+    )
+    calls_ns = lists["calls_ns"]
+    slowest = max(calls_ns, key=calls_ns.get)
+    added_us = (calls_ns[slowest] - calls_ns["all_reduce"]) / 1e3
+    yield Verdict(
+        "a call of any verb, beyond one of all_reduce",
+        f"<= {MOST_VERB_US} us",
+        f"{added_us:.3f} us: {slowest}",
+        added_us <= MOST_VERB_US,
+    )
+
+
 def verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield how every goal stands."""
     for goal in GOALS:
         yield judge(goal, _load(folder, goal.file))
     yield from _core_verdicts(folder)
+    yield from _list_verdicts(folder)
     yield from _choice_verdicts(folder)
     demo = _load(folder, "demo-25M")
     if demo:
