@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import fastcoll
-from fastcoll.measure.results import provenance
+from fastcoll.measure.results import provenance, write
 
 NUM_TENSORS, MOST_KIB, ROUNDS = 500, 64, 60
 
@@ -112,16 +112,16 @@ def main() -> None:
     against_one_call = times_us["coalesced"] / times_us["one call of the total size"]
     calls_ns = time_calls()
     document = {
-        "benchmark": "lists",
+        "kind": "lists",
         **provenance(),
-        "num_tensors": NUM_TENSORS,
+        "settings": {"world_size": 2, "num_tensors": NUM_TENSORS, "most_kib": MOST_KIB},
         "times_us": times_us,
         "gloo_over_coalesced": round(against_gloo, 2),
         "coalesced_over_one_call": round(against_one_call, 3),
         "calls_ns": calls_ns,
     }
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
+        write(document, Path(sys.argv[1]))
     for name, time_us in times_us.items():
         print(f"{time_us:10.1f} us  {name}")
     print(f"Gloo's takes {against_gloo:.2f}x as long, ours {against_one_call:.3f}x one call's time")

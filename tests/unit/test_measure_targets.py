@@ -2,6 +2,7 @@
 """The goals of bench/targets.py: the worst size decides, and a gap is not a pass."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,21 @@ def test_the_fastest_of_several_peers_counts(targets: ModuleType) -> None:
     goal = targets.Goal("x", "file", ("openmpi", "mpich"), "8", "8", 2)
     assert not targets.judge(goal, document({8: {"openmpi": 3.0, "mpich": 1.5}})).passed
     assert targets.judge(goal, document({8: {"openmpi": 3.0}})).passed
+
+
+def test_each_goal_of_the_calls_on_lists(targets: ModuleType, tmp_path: Path) -> None:
+    def passed(gloo: float, one_call: float, reduce_ns: int) -> list[bool | None]:
+        calls_ns = {"all_reduce": 100, "barrier": 50, "reduce": reduce_ns}
+        lists = {"gloo_over_coalesced": gloo, "coalesced_over_one_call": one_call}
+        text = json.dumps({**lists, "calls_ns": calls_ns})
+        (tmp_path / "lists.json").write_text(text)
+        return [verdict.passed for verdict in targets._list_verdicts(tmp_path)]
+
+    assert [verdict.passed for verdict in targets._list_verdicts(tmp_path)] == [None]
+    assert passed(7.0, 1.15, 400) == [True, True, True]
+    assert passed(6.9, 1.15, 400) == [False, True, True]
+    assert passed(7.0, 1.16, 400) == [True, False, True]
+    assert passed(7.0, 1.15, 401) == [True, True, False]
 
 
 def test_what_was_not_measured_is_no_pass(targets: ModuleType) -> None:
