@@ -44,7 +44,7 @@ def matrix() -> list[Call]:
     return [
         Call(verb, dtype, numel, root=root, places=(place,), seed=numel)
         for verb in MOVES
-        for dtype in ("uint8", "complex128")
+        for dtype in ("complex128",)
         for numel in (0, 700)
         for place in places
         for root in ((0, 2) if verb in ("gather", "scatter", "broadcast", "reduce") else (0,))
@@ -53,7 +53,7 @@ def matrix() -> list[Call]:
 
 
 def test_what_a_kernel_gets_is_what_the_user_meant(pools: Pools) -> None:
-    calls = [*matrix(), *mixed(WORLD, 60, seed=5)]
+    calls = [*matrix(), *mixed(WORLD, 25, seed=5)]
     rows = pools(WORLD).run(on_gpu, calls)
     wants = [expected(call, WORLD) for call in calls]
     assert not compare(calls, wants, [results for results, _ in rows])
@@ -169,7 +169,7 @@ def worlds(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[int, int]]]]:
     return world, draw(st.integers(2, 64)), orders
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds())
 def test_all_ranks_come_to_a_kernel_of_a_transfer_together(case: Any) -> None:
     world, channels, orders = case

@@ -255,6 +255,7 @@ def test_mps_is_seen_by_its_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert mps_runs()
 
 
+@pytest.mark.slow  # it starts ranks
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
 def test_bench_on_gpus_says_why_it_measures_nothing() -> None:
     from typer.testing import CliRunner
