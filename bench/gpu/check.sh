@@ -113,14 +113,15 @@ bench() {
     "$work/measured.json"
   step kernels 150 "$python" bench/gpu/kernels.py "$work/kernels.json"
   # Beside other libraries: ranks are processes, which only MPS lets run together on one GPU.
-  local ranks
+  local ranks json=()
   ranks=$("$python" -c 'import torch; print(min(8, torch.cuda.device_count()))')
   if [ "$ranks" -lt 2 ]; then
     ranks=2
     if ! start_mps; then note versus skip 0 && return; fi
   fi
+  if has_module jsonschema; then json=(--json "$work/versus.json"); fi
   step versus 140 "${under_mps[@]}" "$python" -m fastcoll bench all_reduce --device cuda --vs nccl,symm_mem \
-    --ranks "$ranks" --sizes 8:64M:8 --rounds 2
+    --ranks "$ranks" --sizes 8:64M:8 --rounds 2 "${json[@]}"
 }
 
 for stage in "${stages[@]}"; do

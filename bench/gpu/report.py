@@ -148,6 +148,7 @@ def main(work: Path, out: Path | None) -> None:
         "tests": tests(work),
         "measured": _read(work / "measured.json"),
         "kernels": _read(work / "kernels.json"),
+        "versus": _read(work / "versus.json"),
     }
     for one in document["gpus"]:
         del one["uuid"]  # tells one machine from another: nobody's business
