@@ -73,7 +73,6 @@ PUBLISHED = (
     "signals",
     "done",
 )  # with release, by their owner
-PUBLISHED = ("arrive", "inlined", "staged", "reduced", "done")  # with release, by their owner
 PAIRS = ("offer", "sent", "received", "taken")  # of a sender and a receiver
 
 # test_protocol's arguments: variant, seeds, limit of a wait in seconds, number of the first call
