@@ -165,12 +165,11 @@ def live(rank: Rank, seed: int, faults: list[Fault], num_calls: int) -> Life:
     fastcoll.destroy()
     before = belongings()
     life, generation = Life(), 0
-    group = fastcoll.Communicator.from_store(
-        torch.distributed.PrefixStore(f"soak {seed}", rank.store),
-        rank.rank,
-        rank.world_size,
-        timeout_s=LIMIT_S,
-    )
+    store = torch.distributed.PrefixStore(f"soak {seed}", rank.store)
+    whole = fastcoll.Communicator.from_store(store, rank.rank, rank.world_size, timeout_s=20)
+    group = whole.new_group(timeout_s=LIMIT_S)
+    whole.barrier()
+    whole.close()
     life.members = list(range(rank.world_size))
     mine = [fault for fault in faults if fault.rank == rank.rank]
     while True:
@@ -343,6 +342,8 @@ def main() -> int:
             bad += 1
             print(f"seed {seed}: {problem}", flush=True)
         seed += 1
+        if (seed - options.seed) % 20 == 0:
+            print(f"{seed - options.seed} episodes, {faults} faults, {bad} problems", flush=True)
         took_s = time.monotonic() - start
         done = seed - options.seed >= options.episodes if options.episodes else True
         if done and took_s >= options.seconds and faults >= options.kills:
