@@ -153,7 +153,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             mesh.pids,
         )
         try:
-            self._single_copy, self.single_copy_report = single_copy.agree(super().try_single_copy)
+            self.single_copy, self.single_copy_report = single_copy.agree(super().try_single_copy)
         except BaseException:
             super().close()
             raise
@@ -287,7 +287,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             numerics=numerics if call.verb in REDUCTIONS else "same_bits",
             num_cpus=self._num_cpus,
             splits=operands.splits,
-            single_copy=self._single_copy,
+            single_copy=self.single_copy,
             cpu_vendor=self._cpu_vendor,
             num_channels=0 if terms is None else terms.num_channels,
             ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,

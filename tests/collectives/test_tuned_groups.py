@@ -73,7 +73,9 @@ def test_tune_measures_writes_and_goes_on(tmp_path: Path) -> None:
         for verb in ("all_reduce", "scatter")
     }
     assert len(by_verb["all_reduce"]) == 4 + 4 * 3
-    assert len(by_verb["scatter"]) == 1 + 3
+    by_kernel = [row for row in by_verb["scatter"] if row["algorithm"] == "single_copy"]
+    assert len(by_kernel) <= 1  # if ranks may read each other's memory here
+    assert len(by_verb["scatter"]) == 1 + 3 + len(by_kernel)
     # As an interrupted run would have left it.
     kept = by_verb["all_reduce"]
     path.write_text(json.dumps(document | {"is_complete": False, "rows": kept}))

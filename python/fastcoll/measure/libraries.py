@@ -121,6 +121,7 @@ class FastcollVariants(FastcollCore):
             algorithm=self._algorithm,
             numerics="fast",
             num_cpus=self.world_size,
+            single_copy=self.comm.single_copy,
         )
         plan = self.comm.choose(request)
         if self._segment_bytes:

@@ -83,6 +83,8 @@ def measured_rows(pool: Pool, cell: Cell, on_turn: Callable[[str], None]) -> lis
     for variant, outcome in zip(
         variants, measure_cell(variants, cell, _BUDGET, on_turn), strict=True
     ):
+        if variant.may_be_refused and (outcome.reason or "").startswith("UnsupportedError"):
+            continue
         if outcome.summary is None:
             raise NotMeasured(
                 f"{cell.verb} of {cell.size_bytes} bytes by {variant.name}: {outcome.reason}"
@@ -102,6 +104,8 @@ def fit_rows(rows: Sequence[Json]) -> Fit | None:
     best: dict[tuple[Any, ...], Point] = {}
     for row in rows:
         cell = make_cell(row["verb"], _DTYPE, "sum", row["size_bytes"], row["world_size"])
+        if row["algorithm"] == "single_copy":
+            continue  # what the kernel takes for it is none of the model's constants
         point = Point(request_of(cell, "fast"), row["algorithm"], row["time_us"])
         key = (row["verb"], row["world_size"], row["size_bytes"], row["algorithm"])
         if key not in best or point.time_us < best[key].time_us:

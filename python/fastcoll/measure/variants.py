@@ -6,7 +6,7 @@ Decides which algorithms and segment sizes there are to compare. Knows nothing o
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcoll import algorithms
@@ -35,6 +35,11 @@ class Variant:
     def name(self) -> str:
         """As outcomes call it."""
         return f"{self.algorithm}/{self.segment_bytes >> 10}K"
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether only the ranks know if they can do it: read each other's memory."""
+        return self.algorithm == "single_copy"
 
     @property
     def is_running(self) -> bool:
@@ -73,14 +78,18 @@ def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
 
     reduce_scatter has one shot only: its one_shot is two_shot, and is left out.
     """
-    request = request_of(cell, "fast")
+    request = replace(request_of(cell, "fast"), single_copy="auto")
     segmented = request.staged_bytes > _LEAST_SEGMENTED_BYTES
     return [
         Variant(pool, candidate.name, segment_bytes)
         for candidate in algorithms.ALL
         if candidate.admits(request) is None
         and (cell.verb, candidate.name) != ("reduce_scatter", "one_shot")
-        for segment_bytes in (SEGMENTS_BYTES if segmented else (_ONE_SEGMENT_BYTES,))
+        for segment_bytes in (
+            SEGMENTS_BYTES
+            if segmented and candidate.name != "single_copy"  # stages nothing
+            else (_ONE_SEGMENT_BYTES,)
+        )
     ]
 
 
