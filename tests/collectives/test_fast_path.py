@@ -28,7 +28,10 @@ VERBS = (
     "all_reduce_coalesced",
     "reduce_scatter_tensor_coalesced",
     "all_gather_into_tensor_coalesced",
+    "send",
+    "recv",
 )
+WITHOUT_A_PLAN = ("barrier", "all_to_all", "send", "recv")  # or with one that knows no size
 
 
 class Passed(Exception):
@@ -49,6 +52,13 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
     splits = [numel] * world
     all_my = mine.repeat(world)
     tensors = [mine.clone(), mine[:1].clone(), torch.zeros(0), mine.int()]
+
+    def transfer() -> None:
+        if world > 1 and me == 0:
+            comm.send(mine, 1)
+        elif me == 1:
+            comm.recv(out, 0)
+
     calls: dict[str, tuple[list[Callable[[], Any]], Callable[[], bool]]] = {
         "all_reduce": (
             [lambda: comm.all_reduce(mine, out=out)],
@@ -112,15 +122,17 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
             lambda: torch.equal(whole, rows),
         ),
     }
+    transfers = [transfer], lambda: me != 1 or torch.equal(out, rows[:numel])
+    calls["send"] = calls["recv"] = transfers
     return calls[verb]
 
 
 def without_python(rank: Rank, verb: str, numel: int, seal: bool) -> list[str]:
     """Each call twice, the second time with nothing to pass it on to."""
     import fastcoll.api
-    from fastcoll import _C, api_coalesced, api_parts
+    from fastcoll import _C, api_coalesced, api_p2p, api_parts
 
-    homes = (fastcoll.api, api_parts, api_coalesced)
+    homes = (fastcoll.api, api_parts, api_coalesced, api_p2p)
     usual = next(getattr(home, f"_{verb}") for home in homes if hasattr(home, f"_{verb}"))
 
     def refuse(*_args: Any, **_options: Any) -> None:
@@ -153,7 +165,7 @@ def test_the_second_call_needs_no_python(pools: Pools, verb: str, world: int) ->
 def test_the_first_call_does(pools: Pools) -> None:
     """The means by which this file tells: calls of a size that nobody made before."""
     for number, verb in enumerate(VERBS):
-        if verb not in ("barrier", "all_to_all"):  # the plan of these two knows no size
+        if verb not in WITHOUT_A_PLAN:
             [first, *_], *_ = pools(2).run(without_python, verb, 1_111 + number, True)
             assert first == "call 0 was passed on"
 
