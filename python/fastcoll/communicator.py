@@ -45,7 +45,7 @@ from fastcoll.selection import select
 from fastcoll.topology import cpu, gpu
 from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
-from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, Verb
+from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, SingleCopy, Verb
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
@@ -138,9 +138,18 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     """
 
     def __init__(
-        self, name: str, settings: Settings, peers: Peers, tuned: Tuning, region_fds: list[int]
+        self,
+        name: str,
+        settings: Settings,
+        peers: Peers,
+        tuned: Tuning,
+        region_fds: list[int],
+        may_copy: tuple[SingleCopy, str] | None = None,
     ) -> None:
-        """Take over the connections and regions of connected ranks."""
+        """Take over the connections and regions of connected ranks.
+
+        Whether they may copy out of each other's private memory is tried, unless `may_copy` tells.
+        """
         mesh = peers.mesh
         super().__init__(
             mesh.rank,
@@ -153,7 +162,9 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             mesh.pids,
         )
         try:
-            self.single_copy, self.single_copy_report = single_copy.agree(super().try_single_copy)
+            self.single_copy, self.single_copy_report = may_copy or single_copy.agree(
+                super().try_single_copy
+            )
         except BaseException:
             super().close()
             raise
@@ -453,7 +464,11 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
             stem = self.name.removesuffix(f":{self._num_shrinks}")
             name = f"{stem}:{self._num_shrinks + 1}"
-            group = Communicator(name, self._settings, peers, self._tuning, found.region_fds)
+            # Without trying: what was agreed on holds, even if one of them dies on the way.
+            may_copy = (self.single_copy, self.single_copy_report)
+            group = Communicator(
+                name, self._settings, peers, self._tuning, found.region_fds, may_copy
+            )
             group._num_shrinks = self._num_shrinks + 1
             return group
         finally:

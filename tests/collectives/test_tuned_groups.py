@@ -61,6 +61,7 @@ def test_a_table_is_used_if_all_ranks_have_it(pools: Any, tmp_path: Path) -> Non
             assert total == 3.0
 
 
+@pytest.mark.slow
 def test_tune_measures_writes_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     first = ["tune", "--out", str(path), "--ranks", "2", "--verbs", "all_reduce,scatter"]
