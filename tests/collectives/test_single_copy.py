@@ -90,7 +90,7 @@ def test_every_verb_in_turns(fresh_pool: FreshPool) -> None:
 
 
 def who_may(rank: Rank) -> tuple[str, str]:
-    return rank.comm._single_copy, rank.comm.single_copy_report
+    return rank.comm.single_copy, rank.comm.single_copy_report
 
 
 def forbid(rank: Rank) -> tuple[str, str]:

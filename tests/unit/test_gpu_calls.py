@@ -3,6 +3,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ needs_extension = pytest.mark.skipif(
 pytestmark = needs_extension
 
 WORLD = 3
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
+    own = Pools()
+    yield own
+    own.close()
+
+
 MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "reduce", "reduce_scatter")
 
 
