@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_native import BUILDS, COMPILE_LIMIT_S, ROOT
+from test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
 
 from fastcoll.model.builders import build
 from fastcoll.model.schedule import Copy, Reduce, Schedule, Wait, moved
@@ -106,7 +106,8 @@ def traced(program: Path, case: Case, world: int, *options: str) -> list[Counts]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("trace") / "trace_algorithms"
-    sources = [ROOT / "tests/native/trace_algorithms.cpp", ROOT / "csrc/cpu/wait.cpp"]
+    names = ("tests/native/trace_algorithms.cpp", *PROGRAMS["test_p2p"])
+    sources = [ROOT / name for name in names]
     flags = ["-std=c++20", "-pthread", "-O1", "-fno-builtin-memcpy", "-Wall", "-Wextra", "-Werror"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
     command = [BUILDS["plain"].compiler, *flags, *includes, *map(str, sources), "-o", str(target)]
