@@ -122,14 +122,18 @@ def do_other(group: Any, what: str, number: int) -> str:
     return "" if bool((tensor == world * (world - 1) / 2).all()) else "wrong sum"
 
 
+def next_call(plan: random.Random, world_size: int) -> Call | str:
+    """Draw the next call: a verb's, or the name of another one."""
+    return plan.choice(OTHERS) if plan.random() < 0.2 else random_call(plan, world_size)
+
+
 def one_call(group: Any, plan: random.Random, number: int, life: Life) -> None:
     """Make the group's next call, and hold the result against the oracle."""
-    if plan.random() < 0.2:
-        what = plan.choice(OTHERS)
-        problem = do_other(group, what, number)
-        problem = problem and f"{what}: {problem}"
+    call = next_call(plan, group.world_size)
+    if isinstance(call, str):
+        problem = do_other(group, call, number)
+        problem = problem and f"{call}: {problem}"
     else:
-        call = random_call(plan, group.world_size)
         words, problem = Started(group, call).result()
         want = expected(call, group.world_size)[group.rank]
         problem = problem or difference(call, group.world_size, group.rank, want, words)
@@ -151,6 +155,7 @@ def suffer(group: Any, fault: Fault, plan: random.Random, number: int, life: Lif
     if fault.kind == "abort":
         group.abort("a fault")
     if fault.kind == "skip":
+        next_call(plan, group.world_size)  # goes on with the one after it
         return
     if fault.kind == "swap":
         group.broadcast(torch.ones(33), 0)
@@ -184,7 +189,7 @@ def live(rank: Rank, seed: int, faults: list[Fault], num_calls: int) -> Life:
                     suffer(group, due[0], plan, number, life)
                 else:
                     one_call(group, plan, number, life)
-            group.barrier()
+            group.all_reduce(torch.ones(12_345))  # as no other call, so that none stands in for it
             break
         except fastcoll.FastcollError as error:
             ranks = tuple(members[one] for one in getattr(error, "ranks", ()))

@@ -172,14 +172,15 @@ def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_10_000_groups_hold_as_much_as_1000(fresh_pool: Callable[..., Pool]) -> None:
-    for held in fresh_pool(2).run(very_many_groups, 10_000, deadline_s=1000):
+@pytest.mark.timeout(600)
+def test_thousands_of_groups_leave_nothing(fresh_pool: Callable[..., Pool]) -> None:
+    count = 3000
+    for held in fresh_pool(2).run(very_many_groups, count, deadline_s=500):
         assert len(held) == 10
         assert len({fds for fds, _, _ in held}) == 1
         assert len({mappings for _, mappings, _ in held}) == 1
-        # 50 bytes for each group would be 450 KiB more. The allocator's own noise is a tenth.
-        assert held[-1][2] - held[0][2] < 450, held
+        # The allocator settles in the first half. 100 bytes for each group after that are too many.
+        assert (held[-1][2] - held[4][2]) * 1024 < 100 * count / 2, held
 
 
 def dropped_groups(rank: Rank, count: int) -> list[int]:

@@ -85,7 +85,15 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
     sources = {
         path.relative_to(checkout / folder).as_posix()
         for folder, package in (("python", "fastcoll"), ("kernels", "fastcoll_kernels"))
-        for pattern in ("**/*.py", "**/*.pyi", "**/py.typed", "**/*.json", "**/*.c")
+        for pattern in (
+            "**/*.py",
+            "**/*.pyi",
+            "**/py.typed",
+            "**/*.json",
+            "**/*.c",
+            "**/*.cpp",
+            "**/*.h",
+        )
         for path in (checkout / folder / package).glob(pattern)
     }
     assert {*extensions, *sources} <= packed
