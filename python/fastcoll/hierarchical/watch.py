@@ -155,6 +155,10 @@ class Watch:
         local = error.ranks
         ranks = [self._islands.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
+        if not local and not isinstance(error, AbortedError):
+            # Another rank of this node broke it (_break_island): an island can't pass on who is
+            # to blame elsewhere.
+            ranks = self._ranks_of(self._suspects())
         return type(error)(f"{self._who()}{names}: {error}", ranks)
 
     def _break_island(self, error: FastcollError) -> None:
