@@ -164,9 +164,13 @@ class Group {
     bool was_seen = false;  // entering it; else it did so some time before
   };
 
-  // Spins before yielding: about 20 us, less than a sleep and a wake would cost.
+  // Spins before yielding: some 20 to 50 us, less than a sleep and a wake would cost. With fewer
+  // CPUs than ranks, whoever is awaited may need this very CPU, whatever it said when it arrived.
   static constexpr int kSpins = 2000;
+  static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep
+  // So many yields without progress, and it does not run here, whatever it said.
+  static constexpr int kTrustedYields = 4;
   static constexpr int kSpinsPerYield = 50;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
@@ -207,7 +211,7 @@ class Group {
   void wait(int peer, Awaited awaited) {
     if (met(awaited)) return;
     if (peers_[peer].cpu != cpu_) {  // a peer that last ran on my CPU can't be running now
-      for (int i = 0; i < kSpins; ++i) {
+      for (int i = 0; i < num_spins_; ++i) {
         cpu_pause();
         if (met(awaited)) return;
       }
@@ -242,6 +246,7 @@ class Group {
   [[noreturn]] void throw_verdict(uint64_t poison) const;
 
   GroupOptions options_;
+  const int num_spins_ = options_.world_size > num_cpus() ? kSpinsIfCrowded : kSpins;
   std::array<Peer, kMaxWorld> peers_{};
   Pad* me_ = nullptr;
   std::vector<Arena> arenas_;

@@ -21,7 +21,7 @@ bool Group<P>::yield_until(int peer, const Awaited& awaited) {
     sched_yield();
     if (met(awaited)) return true;
     cpu_ = current_cpu();
-    if (peers_[peer].cpu == cpu_) continue;
+    if (i < kTrustedYields && peers_[peer].cpu == cpu_) continue;
     for (int spin = 0; spin < kSpinsPerYield; ++spin) {
       cpu_pause();
       if (met(awaited)) return true;

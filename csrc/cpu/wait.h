@@ -25,6 +25,7 @@ struct PeerLink {
 
 int64_t now_us();
 uint32_t current_cpu();
+int num_cpus();  // that this thread may run on
 bool peer_is_gone(const PeerLink& link);
 
 // What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to
