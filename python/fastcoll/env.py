@@ -115,7 +115,7 @@ GPU_HEAP_MIB = Variable(
 )
 TORCH_BACKEND = Variable(
     "FASTCOLL_TORCH_BACKEND",
-    "auto",
+    "python",
     "auto compiles the backend of torch.distributed at first use, 15 s; python: without compiler",
     _one_of("auto", "python"),
 )
