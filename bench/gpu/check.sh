@@ -91,6 +91,7 @@ tests() {
   gpu_tests processes 130 tests/gpu/test_processes.py
 }
 extras() {
+  # What is not on the machine is listed as "skipped: not there" by report.py, never as passed.
   if has_module triton; then gpu_tests triton 150 tests/triton_kernels; else note triton skip 0; fi
   # Torch's own kernels need not be loaded, and checked, all of them.
   if command -v compute-sanitizer >/dev/null; then
@@ -103,7 +104,7 @@ extras() {
   fi
   if start_mps; then
     gpu_tests processes-mps 100 tests/gpu/test_processes.py "${under_mps[@]}"
-  else
+  else  # only with --mps, where the machine has the daemon
     note processes-mps skip 0
   fi
 }
@@ -117,6 +118,7 @@ bench() {
   ranks=$("$python" -c 'import torch; print(min(8, torch.cuda.device_count()))')
   if [ "$ranks" -lt 2 ]; then
     ranks=2
+    # Without it they would take turns: times that say nothing.
     if ! start_mps; then note versus skip 0 && return; fi
   fi
   if has_module jsonschema; then json=(--json "$work/versus.json"); fi
