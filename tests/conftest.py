@@ -12,6 +12,10 @@ import harness
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
 os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
 
+# torch asks the name server who 127.0.0.1 is whenever it connects to a store. One that does not
+# answer costs 5 s otherwise, more than some limits here.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 NOT_RUN = pytest.StashKey[int]()
 
 

@@ -131,6 +131,17 @@ def _sendable(error: BaseException) -> BaseException:
     return RemoteError(f"{type(error).__name__}: {error}")
 
 
+def _be_there(me: Rank) -> None:
+    pass
+
+
+def _come_up(me: Rank, timeout_s: float | None) -> None:
+    import fastcoll
+
+    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+    me.comm = fastcoll.init(store=me.store, rank=me.rank, world_size=me.world_size, **limit)
+
+
 def _rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setup) -> None:
     # Whatever a rank says belongs to its log: it is shown when the rank fails.
     with open(log, "a") as log_file:
@@ -149,15 +160,7 @@ def _rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Set
     port, prefix = store
     me.store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
 
-    def come_up(me: Rank) -> None:
-        if setup.init:
-            import fastcoll
-
-            limit = {} if setup.timeout_s is None else {"timeout_s": setup.timeout_s}
-            who = {"rank": me.rank, "world_size": me.world_size}
-            me.comm = fastcoll.init(store=me.store, **who, **limit)
-
-    function, args = come_up, ()
+    function, args = _be_there, ()
     while function is not None:
         try:
             outcome = Outcome(me.rank, function(me, *args))
@@ -174,6 +177,7 @@ class Pool:
     """One group of rank processes; usable until something goes wrong or it is closed."""
 
     def __init__(self, world_size: int, setup: Setup | None = None) -> None:
+        setup = setup or Setup()
         self.world_size = world_size
         self._directory = tempfile.TemporaryDirectory(prefix="fastcoll-tests-")
         self._logs = [Path(self._directory.name, f"rank{rank}.log") for rank in range(world_size)]
@@ -184,14 +188,17 @@ class Pool:
         self.is_open = True
         for rank, log in enumerate(self._logs):
             ours, theirs = _context.Pipe()
-            args = (theirs, Rank(rank, world_size), str(log), store, setup or Setup())
+            args = (theirs, Rank(rank, world_size), str(log), store, setup)
             # Not daemonic: a rank may have children of its own.
             process = _context.Process(target=_rank_main, args=args)
             process.start()
             theirs.close()
             self._conns.append(ours)
             self.processes.append(process)
+        # All are there before one waits for another: a process may be late by more than its limit.
         self.finish()
+        if setup.init:
+            self.run(_come_up, setup.timeout_s)
 
     @property
     def pids(self) -> list[int]:
