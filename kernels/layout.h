@@ -154,6 +154,7 @@ struct alignas(4096) PairChannel {
   // Half a MiB: fewer turns between two ranks that share a CPU, and still within an L2 cache.
   static constexpr int kChunks = 16;
   static constexpr size_t kChunkBytes = size_t{32} << 10;
+  static constexpr size_t kBayBytes = size_t{16} << 10;
   // Written by the owner as sender, for the peer.
   Word offered;  // messages offered so far
   Word sent;     // chunks sent so far
@@ -162,7 +163,9 @@ struct alignas(4096) PairChannel {
   Word granted;                           // number of the message whose chunks shall come now
   Word received;                          // chunks received so far
   alignas(64) uint64_t taken[kMessages];  // number of the message last taken from each place
-  alignas(4096) std::byte chunks[kChunks][kChunkBytes];  // the sender's
+  // The sender's: all of a middling message, beside its place; chunks of a large one.
+  alignas(4096) std::byte bays[kMessages][kBayBytes];
+  std::byte chunks[kChunks][kChunkBytes];
 };
 constexpr size_t mapped_bytes(int world_size) {
   return kRegionBytes + size_t(world_size) * sizeof(PairChannel);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Point-to-point: send and receive between two ranks, beside the group's calls and in any order.
 //
-// A sender offers a message in a place of its channel to the peer; a small one is there at once.
+// A sender offers a message in a place of its channel to the peer, and a small one with it.
 // The receiver looks for the oldest offer with its tag. A large one it copies out of the sender's
 // memory, if it may; else it grants it, and its chunks go through the channel's ring, one message
 // of a pair at a time. All operations of a rank make progress whenever one of its threads polls,
@@ -234,7 +234,7 @@ class PointToPoint {
         must_queue[size_t(transfer.peer)] = true;
         return false;
       }
-      if (transfer.num_bytes <= Message::kPayloadBytes) finish(transfer);
+      if (comes_with_offer(transfer)) finish(transfer);
       return true;
     }
     if (transfer.is_copied) {
@@ -263,6 +263,15 @@ class PointToPoint {
     return moved;
   }
 
+  static bool comes_with_offer(const Transfer& transfer) {
+    return transfer.num_bytes <= PairChannel::kBayBytes;
+  }
+  template <class Channel>
+  static auto* room(Channel& channel, int place, const Transfer& transfer) {
+    const bool is_small = transfer.num_bytes <= Message::kPayloadBytes;
+    return is_small ? channel.messages[place].payload : channel.bays[place];
+  }
+
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
   bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
     for (int i = 0; i < PairChannel::kMessages; ++i) {
@@ -271,8 +280,8 @@ class PointToPoint {
       message.num_bytes = transfer.num_bytes;
       message.numel = transfer.numel;
       message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
-      if (transfer.num_bytes <= Message::kPayloadBytes)
-        copy_bytes(message.payload, transfer.data, transfer.num_bytes);
+      if (comes_with_offer(transfer))
+        copy_bytes(room(channel, i, transfer), transfer.data, transfer.num_bytes);
       transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
                            readable_.covers(transfer.data, transfer.num_bytes);
       message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
@@ -291,8 +300,8 @@ class PointToPoint {
     PairChannel& back = *mine_[size_t(transfer.peer)];
     const PairChannel& channel = *theirs_[size_t(transfer.peer)];
     const Message& message = channel.messages[transfer.place];
-    if (transfer.num_bytes <= Message::kPayloadBytes) {
-      copy_bytes(transfer.data, message.payload, transfer.num_bytes);
+    if (comes_with_offer(transfer)) {
+      copy_bytes(transfer.data, room(channel, transfer.place, transfer), transfer.num_bytes);
       return taken(transfer, back);
     }
     if (message.address != 0) return copy_out(transfer, message, back);

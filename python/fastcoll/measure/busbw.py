@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bandwidths as nccl-tests defines them (its doc/PERFORMANCE.md).
 
-`size_bytes` is the larger of what a rank gives and what it gets: the tensor of all_reduce and
-broadcast, the input of reduce_scatter, the output of all_gather. `*_gbps` is 10^9 bytes a second.
+`size_bytes` is the larger of what a rank gives and what it gets: the tensor of all_reduce, reduce and
+broadcast, the input of reduce_scatter and scatter, the output of all_gather and gather, either side of
+all_to_all, what is sent in sendrecv. `*_gbps` is 10^9 bytes a second.
 algbw = size / time. busbw = algbw times the share of the size that every rank must move at least,
 so that it can be held against the bandwidth of one link whatever the number of ranks.
 """
 
-VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+from collections.abc import Callable
+
+_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda world_size: 2 * (world_size - 1) / world_size,
+    **dict.fromkeys(
+        ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"),
+        lambda world_size: (world_size - 1) / world_size,
+    ),
+    **dict.fromkeys(("reduce", "broadcast", "sendrecv"), lambda _: 1.0),
+    "barrier": lambda _: 0.0,
+}
+VERBS = tuple(_FACTORS)
 
 
 def bus_factor(verb: str, world_size: int) -> float:
@@ -16,15 +28,9 @@ def bus_factor(verb: str, world_size: int) -> float:
     Raises:
         ValueError: the verb is unknown.
     """
-    if verb == "all_reduce":
-        return 2 * (world_size - 1) / world_size
-    if verb in ("reduce_scatter", "all_gather"):
-        return (world_size - 1) / world_size
-    if verb == "broadcast":
-        return 1.0
-    if verb == "barrier":
-        return 0.0
-    raise ValueError(f"unknown verb {verb!r}; one of {', '.join(VERBS)}")
+    if verb not in _FACTORS:
+        raise ValueError(f"unknown verb {verb!r}; one of {', '.join(VERBS)}")
+    return _FACTORS[verb](world_size)
 
 
 def algbw_gbps(size_bytes: int, time_us: float) -> float:

@@ -6,7 +6,6 @@ of the process that measures, of windows, or of other libraries.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,9 @@ from fastcoll import _C
 from fastcoll.calls import Call, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.types import DType, Op, Request, Verb
+from fastcoll.types import REDUCTIONS, DType, Op, Request, Verb
+
+_REDUCTIONS = {verb.name for verb in REDUCTIONS}
 
 
 class Fastcoll(Library):
@@ -47,23 +48,10 @@ class Fastcoll(Library):
         return super().allocate(numel, dtype)
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
-        op = _torch_op(cell.op)
-        chosen: dict[str, Any] = {}
-        if self.config.algorithm != "auto":
-            chosen = {"algorithm": self.config.algorithm}
-        match cell.verb:
-            case "all_reduce":
-                fn: Callable[..., Any] = fastcoll.all_reduce
-                args: tuple[Any, ...] = (output, op)
-            case "reduce_scatter":
-                fn, args = fastcoll.reduce_scatter_tensor, (output, source, op)
-            case "all_gather":
-                return fastcoll.all_gather_into_tensor, (output, source)
-            case "broadcast":
-                return fastcoll.broadcast, (output, cell.root)
-            case _:
-                return fastcoll.barrier, ()
-        return (partial(fn, **chosen) if chosen else fn), args
+        fn, args = _torch_call(fastcoll, cell, self.rank, output, source)
+        if self.config.algorithm != "auto" and cell.verb in _REDUCTIONS:
+            fn = partial(fn, algorithm=self.config.algorithm)
+        return fn, args
 
     def one_way_flag(self, iterations: int) -> float:
         return _C.time_one_way_flag(self.comm, iterations)
@@ -76,6 +64,8 @@ class FastcollCore(Fastcoll):
     """fastcoll's C++ core in a compiled loop: no Python between the calls."""
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        if cell.verb == "sendrecv":
+            raise NotImplementedError("there is no compiled loop of send and recv")
         call = Call(
             verb=Verb[cell.verb],
             input=source,
@@ -153,18 +143,7 @@ class Gloo(Library):
         dist.barrier()
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
-        op = _torch_op(cell.op)
-        match cell.verb:
-            case "all_reduce":
-                return dist.all_reduce, (output, op)
-            case "reduce_scatter":
-                return dist.reduce_scatter_tensor, (output, source, op)
-            case "all_gather":
-                return dist.all_gather_into_tensor, (output, source)
-            case "broadcast":
-                return dist.broadcast, (output, cell.root)
-            case _:
-                return dist.barrier, ()
+        return _torch_call(dist, cell, self.rank, output, source)
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -216,20 +195,75 @@ class Mpi(Library):
             raise NotImplementedError(f"MPI has no {cell.dtype}")
         # A ready-made (memory, type) pair: mpi4py's quickest form, it asks the array for nothing.
         out, src = ([t.numpy(), self._datatype(cell.dtype)] for t in (output, source))
+        root, is_root = cell.root, self.rank == cell.root
         match cell.verb:
             case "all_reduce":
                 return self.comm.Allreduce, (self.mpi.IN_PLACE, out, op)
+            case "reduce":
+                sides = (self.mpi.IN_PLACE, out) if is_root else (src, None)
+                return self.comm.Reduce, (*sides, op, root)
             case "reduce_scatter":
                 return self.comm.Reduce_scatter_block, (src, out, op)
             case "all_gather":
                 return self.comm.Allgather, (src, out)
+            case "gather":
+                return self.comm.Gather, (src, out if is_root else None, root)
+            case "scatter":
+                return self.comm.Scatter, (src if is_root else None, out, root)
+            case "all_to_all":
+                return self.comm.Alltoall, (src, out)
+            case "sendrecv":
+                to, of = _neighbours(self.rank, self.world_size)
+                return self.comm.Sendrecv, (src, to, 0, out, of)
             case _:
-                return self.comm.Bcast, (out, cell.root)
+                return self.comm.Bcast, (out, root)
 
     def _datatype(self, dtype: str) -> Any:
         names = {"float32": "FLOAT", "float64": "DOUBLE", "bool": "C_BOOL"}
         names |= {"complex64": "C_FLOAT_COMPLEX", "complex128": "C_DOUBLE_COMPLEX"}
         return getattr(self.mpi, names.get(dtype, dtype.upper() + "_T"))
+
+
+def _torch_call(
+    library: Any, cell: Cell, rank: int, output: torch.Tensor, source: torch.Tensor
+) -> Bound:
+    """Return the call of `cell` by the functions of torch.distributed, or of who names them so."""
+    op, is_root = _torch_op(cell.op), rank == cell.root
+    match cell.verb:
+        case "all_reduce":
+            return library.all_reduce, (output, op)
+        case "reduce":
+            return library.reduce, (output, cell.root, op)
+        case "reduce_scatter":
+            return library.reduce_scatter_tensor, (output, source, op)
+        case "all_gather":
+            return library.all_gather_into_tensor, (output, source)
+        case "gather":
+            parts = list(output.chunk(cell.world_size)) if is_root else None
+            return library.gather, (source, parts, cell.root)
+        case "scatter":
+            parts = list(source.chunk(cell.world_size)) if is_root else None
+            return library.scatter, (output, parts, cell.root)
+        case "all_to_all":
+            return library.all_to_all_single, (output, source)
+        case "broadcast":
+            return library.broadcast, (output, cell.root)
+        case "sendrecv":
+            return _send_and_recv, (library, source, output, *_neighbours(rank, cell.world_size))
+        case _:
+            return library.barrier, ()
+
+
+def _neighbours(rank: int, world_size: int) -> tuple[int, int]:
+    return (rank + 1) % world_size, (rank - 1) % world_size
+
+
+def _send_and_recv(
+    library: Any, source: torch.Tensor, output: torch.Tensor, to: int, of: int
+) -> None:
+    sent = library.isend(source, to)
+    library.recv(output, of)
+    sent.wait()
 
 
 def _torch_op(op: str) -> Any:

@@ -63,7 +63,7 @@ class Library(ABC):
 
     @abstractmethod
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
-        """Return the function and arguments that run `cell` (all_reduce: source is output)."""
+        """Return the function and arguments that run `cell` (in place: source is output)."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor of one dimension in the memory this library is measured on."""
@@ -79,7 +79,7 @@ class Library(ABC):
             self._call = self.bind(cell, self._output, self._input)
             self.loop(1)
             return None
-        in_place = cell.verb in ("all_reduce", "broadcast")
+        in_place = cell.verb in ("all_reduce", "reduce", "broadcast")
         self._output = self.allocate(cell.output_numel, cell.torch_dtype)
         self._input = (
             self._output if in_place else self.allocate(cell.input_numel, cell.torch_dtype)

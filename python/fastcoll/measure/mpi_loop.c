@@ -17,9 +17,22 @@
 // The formula of pattern.py.
 enum { kPeriod = 65521, kPoison = 77, kMaxWindows = 4096 };
 
-enum verb { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier, kNumVerbs };
-static const char* const kVerbNames[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                         "barrier"};
+enum verb {
+  kAllReduce,
+  kReduce,
+  kReduceScatter,
+  kAllGather,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kBroadcast,
+  kSendrecv,
+  kBarrier,
+  kNumVerbs
+};
+static const char* const kVerbNames[] = {"all_reduce", "reduce",     "reduce_scatter", "all_gather",
+                                         "gather",     "scatter",    "all_to_all",     "broadcast",
+                                         "sendrecv",   "barrier"};
 
 enum dtype { kFloat32, kFloat64, kInt8, kUint8, kInt16, kInt32, kInt64, kNumDtypes };
 static const char* const kDtypeNames[] = {"float32", "float64", "int8", "uint8",
@@ -114,14 +127,25 @@ static void fill(void* base, int64_t numel, int64_t value) {
   for (int64_t idx = 0; idx < numel; ++idx) store(base, idx, value);
 }
 
+static int next(void) { return (rank + 1) % world_size; }
+static int previous(void) { return (rank + world_size - 1) % world_size; }
+
 static int64_t expected_at(int64_t idx) {
   switch (cell.verb) {
     case kAllReduce:
+    case kReduce:
       return reduced_at(idx);
     case kReduceScatter:
       return reduced_at((int64_t)rank * cell.numel + idx);
     case kAllGather:
+    case kGather:
       return value_at(idx % cell.numel, (int)(idx / cell.numel));
+    case kScatter:
+      return value_at((int64_t)rank * cell.numel + idx, cell.root);
+    case kAllToAll:
+      return value_at((int64_t)rank * cell.numel + idx % cell.numel, (int)(idx / cell.numel));
+    case kSendrecv:
+      return value_at(idx, previous());
     default:
       return value_at(idx, cell.root);
   }
@@ -134,10 +158,25 @@ static int call(void) {
   switch (cell.verb) {
     case kAllReduce:
       return MPI_Allreduce(MPI_IN_PLACE, cell.output, cell.numel, dtype, op, comm);
+    case kReduce:
+      return rank == cell.root
+                 ? MPI_Reduce(MPI_IN_PLACE, cell.output, cell.numel, dtype, op, cell.root, comm)
+                 : MPI_Reduce(cell.input, NULL, cell.numel, dtype, op, cell.root, comm);
     case kReduceScatter:
       return MPI_Reduce_scatter_block(cell.input, cell.output, cell.numel, dtype, op, comm);
     case kAllGather:
       return MPI_Allgather(cell.input, cell.numel, dtype, cell.output, cell.numel, dtype, comm);
+    case kGather:
+      return MPI_Gather(cell.input, cell.numel, dtype, cell.output, cell.numel, dtype, cell.root,
+                        comm);
+    case kScatter:
+      return MPI_Scatter(cell.input, cell.numel, dtype, cell.output, cell.numel, dtype, cell.root,
+                         comm);
+    case kAllToAll:
+      return MPI_Alltoall(cell.input, cell.numel, dtype, cell.output, cell.numel, dtype, comm);
+    case kSendrecv:
+      return MPI_Sendrecv(cell.input, cell.numel, dtype, next(), 0, cell.output, cell.numel, dtype,
+                          previous(), 0, comm, MPI_STATUS_IGNORE);
     case kBroadcast:
       return MPI_Bcast(cell.output, cell.numel, dtype, cell.root, comm);
     default:
@@ -194,17 +233,19 @@ static void prepare(FILE* out, const char* command) {
     return;
   }
   const int64_t wide = (int64_t)cell.numel * world_size;
-  const int64_t num_out = cell.verb == kAllGather ? wide : cell.numel;
-  const int64_t num_in = cell.verb == kReduceScatter ? wide : cell.numel;
-  const int separate = cell.verb == kAllGather || cell.verb == kReduceScatter;
+  const enum verb v = cell.verb;
+  const int64_t num_out = v == kAllGather || v == kGather || v == kAllToAll ? wide : cell.numel;
+  const int64_t num_in = v == kReduceScatter || v == kScatter || v == kAllToAll ? wide : cell.numel;
+  const int in_place = v == kAllReduce || v == kReduce || v == kBroadcast;
+  const int gets = rank == cell.root || (v != kReduce && v != kGather);
   cell.output = allocate(num_out);
-  cell.input = separate ? allocate(num_in) : cell.output;
+  cell.input = in_place ? cell.output : allocate(num_in);
   fill(cell.output, num_out, kPoison);
   if (cell.verb != kBroadcast || rank == cell.root)
     for (int64_t idx = 0; idx < num_in; ++idx) store(cell.input, idx, value_at(idx, rank));
   MPI_Barrier(MPI_COMM_WORLD);
   call();
-  const int64_t num_wrong = count_wrong(num_out);
+  const int64_t num_wrong = gets ? count_wrong(num_out) : 0;
   const int64_t neutral = cell.op == kProduct || cell.op == kBand;
   fill(cell.output, num_out, neutral);
   fill(cell.input, num_in, neutral);

@@ -25,7 +25,8 @@ class Cell:
 
     `numel` counts the message as fastcoll does: the tensor of all_reduce, reduce and broadcast, the
     output of reduce_scatter and scatter, the input of all_gather and gather, one part of
-    all_to_all, 0 for barrier.
+    all_to_all, 0 for barrier. In sendrecv, as in nccl-tests, every rank sends a message to the next
+    one and gets the one before's.
     """
 
     verb: str
@@ -139,6 +140,8 @@ def count_wrong(output: torch.Tensor, cell: Cell, rank: int) -> int:
     if cell.verb == "reduce_scatter":
         return _count_unequal(output, _reduced(cell), rank * cell.numel)
     given = [torch.from_numpy(_values(cell.op, r)).to(dtype) for r in range(cell.world_size)]
+    if cell.verb == "sendrecv":
+        return _count_unequal(output, given[rank - 1], 0)
     first = rank * cell.numel if cell.verb in _GIVE_PARTS else 0
     if cell.verb in ("broadcast", "scatter"):
         return _count_unequal(output, given[root], first)
