@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 25 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes about 40 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,9 +25,13 @@ bench python-symmetric --sizes 512K:256M:4 --vs gloo --symmetric
 bench c-float32 --sizes 8:256M:4 --vs "$mpis" --level c
 bench c-symmetric --sizes 128K:256M:4 --vs "$mpis" --level c --symmetric
 bench python-4ranks --ranks 4 --sizes 8:32M:4 --vs gloo
-for verb in reduce_scatter all_gather broadcast barrier; do
+for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast sendrecv barrier; do
   echo "== $out/$verb"
-  fastcoll bench "$verb" --sizes 8:64M:8 --vs "gloo,$mpis" --json "$out/$verb.json"
+  fastcoll bench "$verb" --sizes 8,512,4K,64K,1M,16M,64M --vs "gloo,$mpis" --json "$out/$verb.json"
+done
+for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast; do
+  echo "== $out/c-$verb"
+  fastcoll bench "$verb" --level c --sizes 4K,64K,1M,16M,64M --vs "$mpis" --json "$out/c-$verb.json"
 done
 python bench/schedules.py "$out/schedules.md"
 python bench/lists.py "$out/lists.json"

@@ -37,6 +37,8 @@ class Goal:
 
 
 _MPIS = ("openmpi", "mpich", "intelmpi")
+_REDUCTIONS = ("reduce_scatter", "reduce")
+_MOVES = ("all_gather", "gather", "scatter", "all_to_all", "broadcast")
 GOALS = (
     Goal("float32, Python", "python-float32", ("gloo",), "8", "512", 150),
     Goal("float32, Python", "python-float32", ("gloo",), "2K", "2K", 100),
@@ -52,6 +54,22 @@ GOALS = (
     Goal("symmetric, C, best MPI", "c-symmetric", _MPIS, "128K", "256M", 2.0),
     Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8", "512", 100),
     Goal("4 ranks, Python", "python-4ranks", ("gloo",), "8M", "32M", 4),
+    *(
+        Goal(f"{verb}, Python", verb, ("gloo",), size, size, least)
+        for verb in (*_REDUCTIONS, *_MOVES, "sendrecv")
+        for size, least in (
+            ("4K", 100),
+            ("1M", 5 if verb in ("all_to_all", "broadcast") else 6),
+            ("64M", 2),
+        )
+    ),
+    # Where data only moves, both sides may use the same call of the kernel.
+    *(
+        Goal(f"{verb}, C against C", f"c-{verb}", (peer,), "4K", "64M", least)
+        for verbs, least in ((_REDUCTIONS, 1.0), (_MOVES, 0.95))
+        for verb in verbs
+        for peer in ("openmpi", "mpich")
+    ),
 )
 MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0.15
 LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3

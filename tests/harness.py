@@ -11,6 +11,7 @@ return; `Pool.outcomes` is for tests in which ranks raise or die.
 
 import contextlib
 import dataclasses
+import datetime
 import faulthandler
 import functools
 import itertools
@@ -62,6 +63,14 @@ class Rank:
     world_size: int
     store: Any = None
     comm: Any = None
+
+    def tell(self, event: str) -> None:
+        """Let everybody know, also the test, that something has happened."""
+        self.store.set(event, "")
+
+    def wait_for(self, event: str) -> None:
+        """Wait until somebody told it."""
+        self.store.wait([event], datetime.timedelta(seconds=DEADLINE_S))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +186,14 @@ class Pool:
     """One group of rank processes; usable until something goes wrong or it is closed."""
 
     def __init__(self, world_size: int, setup: Setup | None = None) -> None:
+        import torch.distributed as dist
+
         setup = setup or Setup()
         self.world_size = world_size
         self._directory = tempfile.TemporaryDirectory(prefix="fastcoll-tests-")
         self._logs = [Path(self._directory.name, f"rank{rank}.log") for rank in range(world_size)]
         store = (_store_server().port, f"pool{next(_pool_numbers)}")
+        self._store = dist.PrefixStore(store[1], _store_server())
         _context.set_forkserver_preload(PRELOAD)
         self._conns: list[Any] = []
         self.processes: list[Any] = []
@@ -203,6 +215,14 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self.processes]
+
+    def tell(self, event: str) -> None:
+        """See `Rank.tell`."""
+        self._store.set(event, "")
+
+    def wait_for(self, event: str) -> None:
+        """See `Rank.wait_for`."""
+        self._store.wait([event], datetime.timedelta(seconds=DEADLINE_S))
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
         """Send the ranks work; `finish` or `outcomes` collects what comes of it."""

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fastcoll import env
 from fastcoll.cli import app
+from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.results import validate
 
 runner = CliRunner()
@@ -63,7 +64,7 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
         (["bench", "all_reduce", "--sizes", "8:4:2"], "--sizes"),
         (["bench", "all_reduce", "--dtype", "float31"], "float31"),
         (["bench", "all_reduce", "--op", "mean"], "mean"),
-        (["bench", "all_to_all"], "all_to_all"),
+        (["bench", "all_to_none"], "all_to_none"),
         (["demo", "--params", "many"], "many"),
         (["demo", "--ranks", "1"], "ranks"),
     ],
@@ -92,12 +93,25 @@ def test_a_small_bench_runs_and_its_file_fits(level: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["reduce_scatter", "all_gather", "broadcast", "barrier"])
-def test_every_verb_is_measured(verb: str) -> None:
-    options = ["--sizes", "1K", "--rounds", "1", "--window-us", "200", "--vs", "", "--symmetric"]
-    result = runner.invoke(app, ["bench", verb, *options])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "all_reduce"])
+def test_every_verb_is_measured(verb: str, tmp_path: Path) -> None:
+    options = [
+        "--sizes",
+        "1K",
+        "--rounds",
+        "1",
+        "--window-us",
+        "200",
+        "--vs",
+        "gloo",
+        "--symmetric",
+    ]
+    result = runner.invoke(app, ["bench", verb, *options, "--json", str(tmp_path / "result.json")])
     assert result.exit_code == 0, result.output
     assert verb in result.output
+    (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
+    wrong = [cell["num_wrong"] for cell in row["cells"]]
+    assert wrong == [None if verb == "barrier" else 0] * 2
 
 
 def test_a_small_demo_trains_and_draws(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def test_a_count_is_decimal() -> None:
         ("reduce_scatter", 4, 0.75),
         ("all_gather", 4, 0.75),
         ("broadcast", 4, 1.0),
+        ("reduce", 4, 1.0),
+        ("sendrecv", 4, 1.0),
+        ("all_to_all", 4, 0.75),
+        ("gather", 4, 0.75),
+        ("scatter", 4, 0.75),
         ("barrier", 4, 0.0),
         ("all_reduce", 1, 0.0),
     ],
@@ -105,4 +110,4 @@ def test_bandwidth_is_in_gigabytes_a_second() -> None:
 def test_every_verb_has_a_factor_and_nothing_else_has() -> None:
     assert all(bus_factor(verb, 2) >= 0 for verb in VERBS)
     with pytest.raises(ValueError, match="unknown verb"):
-        bus_factor("all_to_all", 2)
+        bus_factor("all_to_none", 2)
