@@ -240,9 +240,6 @@ py::dict status_of(const Pad& pad) {
   py::list operations;
   for (const Operation& operation : read_operations<StdAtomics>(pad)) {
     const Plan& plan = operation.plan;
-    const bool known = int(plan.verb) < kNumVerbs && int(plan.dtype) < kNumDTypes &&
-                       int(plan.op) < kNumOps && int(plan.algorithm) < kNumAlgorithms;
-    if (!known) continue;  // written by somebody else
     operations.append(
         py::dict(py::arg("call") = operation.call, py::arg("verb") = verb_name(plan.verb),
                  py::arg("what") = describe(plan), py::arg("plan") = describe_choice(plan),
@@ -252,11 +249,12 @@ py::dict status_of(const Pad& pad) {
                  py::arg("wait_ended_us") = operation.wait_ended_us));
   }
   const Identity& identity = pad.identity;
-  return py::dict(
-      py::arg("group") = std::string(identity.name, strnlen(identity.name, sizeof identity.name)),
-      py::arg("rank") = identity.rank, py::arg("world_size") = identity.world_size,
-      py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
-      py::arg("operations") = operations);
+  const size_t length = strnlen(identity.name, sizeof identity.name);  // cut anywhere
+  const auto name = py::bytes(identity.name, length).attr("decode")("utf-8", "replace");
+  return py::dict(py::arg("group") = name, py::arg("rank") = identity.rank,
+                  py::arg("world_size") = identity.world_size,
+                  py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
+                  py::arg("operations") = operations);
 }
 
 void bind_machine(py::module_& module) {

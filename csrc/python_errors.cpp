@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python_errors.h"
 
+#include <cstring>
+
 namespace fastcoll {
 
 namespace {
@@ -43,11 +45,15 @@ void set_python_error(const Failure& failure) {
   PyObject* cls =
       errors ? PyObject_GetAttrString(errors, kNames[uint32_t(failure.kind())]) : nullptr;
   PyObject* ranks = names_ranks ? rank_tuple(failure.ranks()) : nullptr;
+  // A verdict's text is cut where its page ends, perhaps inside a character.
+  PyObject* text =
+      PyUnicode_DecodeUTF8(failure.what(), Py_ssize_t(std::strlen(failure.what())), "replace");
   PyObject* error = nullptr;
-  if (cls && names_ranks && ranks) error = PyObject_CallFunction(cls, "sO", failure.what(), ranks);
-  else if (cls && !names_ranks) error = PyObject_CallFunction(cls, "s", failure.what());
+  if (cls && text && ranks) error = PyObject_CallFunction(cls, "OO", text, ranks);
+  else if (cls && text && !names_ranks) error = PyObject_CallFunction(cls, "O", text);
   if (error) PyErr_SetObject(cls, error);
   Py_XDECREF(error);
+  Py_XDECREF(text);
   Py_XDECREF(ranks);
   Py_XDECREF(cls);
   Py_XDECREF(errors);

@@ -61,6 +61,7 @@ struct StdAtomics {
   static constexpr bool kChecksCalls = true;
   static constexpr bool kChecksDone = true;
   static constexpr bool kAwaitsReaders = true;  // of a message that is read where it lies
+  static constexpr bool kChecksPlaces = true;   // that peers publish, before their use
   static constexpr int kLines = kDepth;         // arrival lines in use
   static constexpr int kSlots = kNumSlots;      // scratch slots in use
 

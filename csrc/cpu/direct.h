@@ -162,6 +162,8 @@ class Direct {
       for (size_t to = 0; to < world; ++to) {
         if (given(rows[from], to) != wanted(rows[to], from))
           fail_counts(from, given(rows[from], to), to, wanted(rows[to], from));
+        if (!Location::fits(given(rows[from], to)))  // cutting it would overflow
+          group_.fail_damaged(group_.call_name(), int(from), "split sizes that no memory has");
         if (from != to) most = std::max<size_t>(most, given(rows[from], to));
       }
     }
@@ -212,11 +214,17 @@ class Direct {
     const bool is_getter = gets(rank_), is_giver = gives(rank_);
     if (!is_getter) group_.consume(cut_.num_segments);
     bool by_segments = is_giver && location_ == Location::kStaged;
+    const std::byte* places[kMaxWorld];  // of a peer's part for me; null: staged
     for (int i = 1; is_getter && i < world_; ++i) {
       const int peer = (rank_ + i) % world_;
       if (!gets_from(peer)) continue;
-      if (Location::is_private(sources[peer])) take(peer, sources[peer]);
-      else by_segments = true;
+      if (is_copied(sources[peer])) {
+        take(peer, sources[peer]);
+      } else {
+        places[peer] =
+            group_.resolve(peer, sources[peer], start_at(peer), part_from(peer).num_bytes);
+        by_segments = true;
+      }
     }
     for (size_t k = 0; by_segments && k < cut_.num_segments; ++k) {
       if (is_giver && k + 1 < cut_.num_segments && location_ == Location::kStaged) {
@@ -226,8 +234,8 @@ class Direct {
       if (!is_getter) continue;
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
-        if (gets_from(peer) && !Location::is_private(sources[peer]))
-          fetch(peer, sources[peer], k, k >= first_published);
+        if (gets_from(peer) && !is_copied(sources[peer]))
+          fetch(peer, places[peer], k, k >= first_published);
       }
       group_.consume(k + 1);
     }
@@ -235,6 +243,10 @@ class Direct {
     // A message that is read where it lies is its owner's again only when everybody has read it.
     group_.consume(cut_.num_segments);
     if constexpr (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
+  }
+
+  bool is_copied(uint64_t source) const {
+    return call_.plan.algorithm == Algorithm::single_copy && Location::is_private(source);
   }
 
   // 2. All that a peer gives me out of its private memory.
@@ -247,16 +259,16 @@ class Direct {
   }
 
   // Or segment k of it, from scratch or symmetric memory.
-  void fetch(int peer, uint64_t source, size_t k, bool published) {
+  void fetch(int peer, const std::byte* place, size_t k, bool published) {
     const Part part = part_from(peer);
     const size_t num_bytes = chunk(part, k);
     if (num_bytes == 0) return;
     const std::byte* from;
-    if (source == Location::kStaged) {
+    if (!place) {
       if (published) group_.wait_staged(peer, k + 1);
       from = group_.slot(peer, k) + (splits_ ? place_in_slot(peer, rank_) : 0);
     } else {
-      from = group_.resolve(peer, source) + start_at(peer) + k * cut_.chunk_bytes;
+      from = place + k * cut_.chunk_bytes;
     }
     put(peer, k * cut_.chunk_bytes, from, num_bytes);
   }

@@ -117,9 +117,9 @@ class Group {
 
   // ---- symmetric memory -----------------------------------------------------------------------
   uint64_t locate(const void* ptr, size_t num_bytes) const;
-  std::byte* resolve(int peer, uint64_t location) const {
-    return arenas_[Location::arena_idx(location)].bases[peer] + Location::offset_bytes(location);
-  }
+  // Where `num_bytes` of a peer lie here, `start` bytes behind the place that it published; null if
+  // it staged them. A place outside its memory becomes the group's verdict.
+  std::byte* resolve(int peer, uint64_t location, uint64_t start, uint64_t num_bytes);
 
   // ---- failure --------------------------------------------------------------------------------
   void check() const;  // throws the verdict of a broken group
@@ -130,6 +130,14 @@ class Group {
   // The same, and throw the one that holds.
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0) {
     throw_verdict(settle_verdict(kind, text, ranks));
+  }
+  // A peer wrote something into its memory that no rank of this program does.
+  [[noreturn]] void fail_damaged(const std::string& name, int peer, const std::string& what) {
+    fail(ErrorKind::desync,
+         name + ": rank " + std::to_string(peer) + " published " + what +
+             ": its memory is damaged, or it runs another build of fastcoll. Use of this group is "
+             "over: call fastcoll.shrink() or fastcoll.destroy()",
+         uint64_t{1} << peer);
   }
   std::string call_name()
       const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
@@ -365,6 +373,24 @@ uint64_t Group<P>::locate(const void* ptr, size_t num_bytes) const {
       return Location::encode(int(i), uint64_t(bytes - base));
   }
   return Location::kStaged;
+}
+
+template <class P>
+std::byte* Group<P>::resolve(int peer, uint64_t location, uint64_t start, uint64_t num_bytes) {
+  if (location == Location::kStaged) return nullptr;
+  const auto arena_idx = size_t(Location::arena_idx(location));
+  const uint64_t offset = Location::offset_bytes(location);
+  if constexpr (P::kChecksPlaces) {
+    const bool is_known = arena_idx < arenas_.size() && arenas_[arena_idx].bases[peer];
+    const uint64_t size = is_known ? arenas_[arena_idx].num_bytes : 0;
+    if (!is_known || offset > size || start > size - offset || num_bytes > size - offset - start)
+        [[unlikely]]
+      fail_damaged(call_name(), peer,
+                   "a place of " + std::to_string(num_bytes) + " bytes at " +
+                       std::to_string(offset) + " + " + std::to_string(start) + " of arena " +
+                       std::to_string(arena_idx) + ", which has " + std::to_string(size));
+  }
+  return arenas_[arena_idx].bases[peer] + offset + start;
 }
 
 }  // namespace fastcoll

@@ -249,6 +249,8 @@ class PointToPoint {
     }
     uint64_t sent = channel.sent.value;
     const uint64_t received = P::load_acquire(back.received.value);
+    if (sent - received > PairChannel::kChunks)
+      group_.fail_damaged(name(transfer), transfer.peer, "that it has chunks nobody sent");
     bool moved = false;
     for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
          ++sent) {
@@ -314,6 +316,11 @@ class PointToPoint {
     uint64_t received = back.received.value;
     const uint64_t sent = P::load_acquire(channel.sent.value);
     const bool moved = received != sent;
+    // A sender is never further ahead than the ring is long, nor than its message.
+    const size_t left_bytes = transfer.num_bytes - transfer.moved_bytes;
+    const size_t left = (left_bytes + PairChannel::kChunkBytes - 1) / PairChannel::kChunkBytes;
+    if (sent - received > std::min<size_t>(left, PairChannel::kChunks))
+      group_.fail_damaged(name(transfer), transfer.peer, "chunks that it was not asked for");
     for (; received != sent; ++received) {
       const size_t num_bytes = next_chunk(transfer);
       std::memcpy(transfer.data + transfer.moved_bytes,

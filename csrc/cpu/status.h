@@ -21,7 +21,13 @@ struct Operation {
   uint64_t wait_ended_us = 0;  // 0 while it waits
 };
 
-// The entry if it holds this call, whole.
+// Whoever reads a peer's words looks these up in tables.
+inline bool has_names(const Plan& plan) {
+  return int(plan.verb) < kNumGpuVerbs && int(plan.dtype) < kNumDTypes && int(plan.op) < kNumOps &&
+         int(plan.algorithm) < kNumGpuAlgorithms;
+}
+
+// The entry if it holds this call, whole and readable.
 template <class P>
 std::optional<Operation> read_operation(const Descriptor& entry, uint64_t call) {
   if (P::load_acquire(entry.sequence) != 2 * call) return std::nullopt;
@@ -34,6 +40,7 @@ std::optional<Operation> read_operation(const Descriptor& entry, uint64_t call) 
   Operation operation;
   operation.call = call;
   operation.plan = plan_from_words(words);
+  if (!has_names(operation.plan)) return std::nullopt;
   operation.stamp = uint32_t(stamp_and_end >> 32);
   operation.end_segment = uint32_t(stamp_and_end);
   if (P::load_acquire(entry.timed_call) == call) {

@@ -27,19 +27,20 @@ class TwoShot {
 
   void run() {
     const size_t num_segments = chunks_.num_segments();
+    uint64_t input = Location::kStaged, output = Location::kStaged;
     if (!call_.list) {
-      inputs_[rank_] = group_.locate(call_.input, call_.input_numel() * elem_);
+      input = group_.locate(call_.input, call_.input_numel() * elem_);
       // A scattered output is small and written by its owner alone: nothing to gain from its place.
-      if (takes_all()) outputs_[rank_] = group_.locate(call_.output, call_.plan.numel * elem_);
+      if (takes_all()) output = group_.locate(call_.output, call_.plan.numel * elem_);
     }
+    place(rank_, input, output);
 
     copy_in(0);
-    group_.arrive(inputs_[rank_], outputs_[rank_]);
+    group_.arrive(input, output);
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
       const ArriveLine& line = group_.wait_arrival(peer);
-      inputs_[peer] = line.location.input;
-      outputs_[peer] = line.location.output;
+      place(peer, line.location.input, line.location.output);
     }
     for (size_t k = 0; k < num_segments; ++k) {
       if (k + 1 < num_segments) {
@@ -53,16 +54,22 @@ class TwoShot {
     copy_out(num_segments - 1);
     // Peers read my symmetric input and write my symmetric output: neither is mine again before
     // they have reduced everything.
-    if (inputs_[rank_] != Location::kStaged || outputs_[rank_] != Location::kStaged)
+    if (inputs_[rank_] || outputs_[rank_])
       for (int peer = 0; peer < world_; ++peer)
         if (peer != rank_) group_.wait_reduced(peer, num_segments);
   }
 
  private:
+  void place(int peer, uint64_t input, uint64_t output) {
+    inputs_[peer] = group_.resolve(peer, input, 0, call_.input_numel() * elem_);
+    if (!call_.scatters() && call_.gets(peer))
+      outputs_[peer] = group_.resolve(peer, output, 0, call_.plan.numel * elem_);
+  }
+
   // 1. The others' chunks of segment k into my slot; my own stays where it is.
   void copy_in(size_t k) {
     slot_ = group_.claim_slot(k);
-    if (inputs_[rank_] != Location::kStaged) return;
+    if (inputs_[rank_]) return;
     for (int j = 0; j < world_; ++j) {
       if (j != rank_) call_.read_input(in_slot(slot_, j), j, chunks_.chunk(j, k));
     }
@@ -78,16 +85,15 @@ class TwoShot {
     bool pulled = false;  // somebody takes the result from my slot
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
-      if (inputs_[peer] == Location::kStaged) {
+      if (!inputs_[peer]) {
         if (k > 0) group_.wait_staged(peer, k + 1);
         srcs[peer] = in_slot(group_.slot(peer, k), rank_);
       } else {
-        srcs[peer] =
-            group_.resolve(peer, inputs_[peer]) + call_.input_start(rank_, span.start) * elem_;
+        srcs[peer] = inputs_[peer] + call_.input_start(rank_, span.start) * elem_;
       }
       if (call_.scatters() || !call_.gets(peer)) continue;
-      if (outputs_[peer] == Location::kStaged) pulled = true;
-      else dsts[num_dsts++] = group_.resolve(peer, outputs_[peer]) + span.start * elem_;
+      if (!outputs_[peer]) pulled = true;
+      else dsts[num_dsts++] = outputs_[peer] + span.start * elem_;
     }
     if (pulled) dsts[num_dsts++] = in_slot(group_.slot(rank_, k), rank_);
     call_.reduce(span, dsts, num_dsts, srcs);
@@ -95,7 +101,7 @@ class TwoShot {
 
   // 3. The others' reduced chunks of segment k to my output, if they did not put them there.
   void copy_out(size_t k) {
-    if (takes_all() && outputs_[rank_] == Location::kStaged) {
+    if (takes_all() && !outputs_[rank_]) {
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
         group_.wait_reduced(peer, k + 1);
@@ -118,8 +124,9 @@ class TwoShot {
   const size_t elem_;
   const int rank_, world_;
   std::byte* slot_ = nullptr;
-  uint64_t inputs_[kMaxWorld] = {};
-  uint64_t outputs_[kMaxWorld] = {};
+  // Every rank's symmetric memory; null: staged.
+  std::byte* inputs_[kMaxWorld] = {};
+  std::byte* outputs_[kMaxWorld] = {};
 };
 
 template <class P>

@@ -24,6 +24,7 @@ RUN_LIMIT_S = 240
 PROGRAMS = {
     "test_reduce": ("csrc/cpu/reduce*.cpp",),
     "test_protocol": ("csrc/cpu/*.cpp",),
+    "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
 }
 
@@ -52,7 +53,7 @@ BUILDS = {
 }
 
 # What kernels/README.md calls the builds that catch planted bugs.
-CHECKERS = {"thread": "ThreadSanitizer", "plain": "stress"}
+CHECKERS = {"thread": "ThreadSanitizer", "plain": "stress", "address": "AddressSanitizer"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ CASES = [
     Case("test_p2p", "plain", ("correct", "200")),
     Case("test_p2p", "thread", ("correct", "20")),
     Case("test_p2p", "address", ("correct", "20")),
+    Case("test_damage", "address", ("correct",)),
     # Negative controls: a check that lets its planted bug pass is no check.
     *(
         Case("test_protocol", "thread", (variant,), "ThreadSanitizer: data race")
@@ -103,6 +105,7 @@ CASES = [
         for word in PAIRS
     ),
     Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
+    Case("test_damage", "address", ("unchecked_places",), "AddressSanitizer|runtime error"),
     *(
         Case("test_protocol", "plain", (variant, "200", "2"), "FAILED|WRONG")
         for variant in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged bytes for everything that a rank reads from a socket or a store.
+"""Damaged bytes for everything that a rank reads from a socket, a store or a region.
 
     python tests/reliability/fuzz.py --seconds 600
 
@@ -11,6 +11,7 @@ wait without an end, no descriptor that stays open. The seed of a failing round 
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import random
 import secrets
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll import FastcollError, PeerLostError
+from fastcoll import _C, FastcollError, PeerLostError
 from fastcoll.bootstrap.agreement import Kind
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
@@ -171,12 +172,30 @@ def fuzz_introduction(chance: random.Random) -> None:
         meet(json.loads(json.dumps(rows)))
 
 
+def fuzz_status(chance: random.Random) -> None:
+    """A rank's region, as `fastcoll inspect` reads it from outside: noise behind a right magic."""
+    pad_bytes = _C.region_bytes() - _C.K_NUM_SLOTS * _C.K_SLOT_BYTES
+    fd = _C.memfd_create("fastcoll-region", _C.region_bytes())
+    try:
+        with mmap.mmap(fd, _C.region_bytes()) as region:
+            region[:pad_bytes] = chance.randbytes(pad_bytes)
+            for at in range(
+                pad_bytes - 5120, pad_bytes, 64
+            ):  # the identity is in one of these lines
+                struct.pack_into("=Q", region, at, 0x66636F6C6C000001)
+        status = _C.read_status(fd)
+        assert all(isinstance(row["what"], str) for row in status["operations"])
+    finally:
+        os.close(fd)
+
+
 TARGETS = (
     fuzz_greeting,
     fuzz_farewell,
     fuzz_exchange,
     fuzz_shrink,
     fuzz_introduction,
+    fuzz_status,
 )
 
 
