@@ -8,6 +8,7 @@ that divide neither.
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
@@ -195,3 +196,26 @@ def test_subgroups_get_what_their_map_needs(clusters: Clusters) -> None:
     one, many = "Communicator", "HierarchicalCommunicator"
     found = clusters("aabb").run(subgroups)
     assert found == [[one, many, many], [one, many, many], [many, many], [many]]
+
+
+def connections_to(port: int) -> int:
+    mine = psutil.Process().net_connections("tcp")
+    return sum(bool(one.raddr) and one.raddr.port == port for one in mine)
+
+
+def more_groups(rank: Rank) -> tuple[int, int]:
+    """How many connections to the store groups over nodes make; and one that makes its own."""
+    store = rank.store.underlying_store
+    before = connections_to(store.port)
+    groups = [rank.comm.new_group() for _ in range(3)]
+    several = connections_to(store.port) - before
+    another = store.clone()
+    control = connections_to(store.port) - before - several
+    del another
+    for group in groups:
+        group.close()
+    return several, control
+
+
+def test_groups_over_nodes_share_a_connection_to_the_store(clusters: Clusters) -> None:
+    assert clusters("aabb").run(more_groups) == [(0, 1)] * 4

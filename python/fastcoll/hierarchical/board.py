@@ -2,15 +2,18 @@
 """What the nodes of a group tell each other over the store: its verdict, and how far each one is.
 
 Decides where it stands and that the first verdict wins. Nobody waits for the store longer than he
-says: a store behind a cut link does not answer. Must not know what is a verdict's reason.
+says: a store behind a cut link does not answer. All boards of a process share one connection to
+their store: torch asks a name server whenever it connects, and waits for one that does not answer.
+Must not know what is a verdict's reason.
 """
 
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 from fastcoll.errors import (
     AbortedError,
@@ -23,14 +26,35 @@ from fastcoll.work import run_in_pool
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
+# What stands in for a store; gone with its last board.
+_connections: "weakref.WeakKeyDictionary[Store, Store]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _without_prefixes(store: Store) -> Store:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _own_connection(store: Store) -> Store:
+    """Return a store like this one that no user waits in, who would hold up a verdict."""
+    with _lock:
+        if store not in _connections:
+            _connections[store] = store.clone()  # type: ignore[attr-defined]
+        return _connections[store]
 
 
 class Board:
-    """The store as the group uses it after its making."""
+    """The store as the group uses it after its making.
 
-    def __init__(self, store: Store) -> None:
-        # A connection of its own: what the user waits for on his must not hold up a verdict.
-        self._store: Store = store.clone()  # type: ignore[attr-defined]
+    `nonce` is a text that no other group has: so the prefixes of `store` are not needed.
+    """
+
+    def __init__(self, store: Store, nonce: str) -> None:
+        # Kept: the connection is shared as long as torch's object for this store is the same one.
+        self._shared = _without_prefixes(store)
+        self._store = PrefixStore(f"fastcoll/board/{nonce}", _own_connection(self._shared))
         self._asking = threading.Event()
         self._verdict: FastcollError | None = None
 

@@ -112,7 +112,7 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self._transfers = _NoTransfers()
         node, local_rank = islands.places[rank]
         own = PrefixStore(f"fastcoll/{peers.nonce}", store)
-        self._watch = Watch(name, rank, islands, island, Board(own))
+        self._watch = Watch(name, rank, islands, island, Board(store, peers.nonce))
         make = maker_of(settings.carrier)
         carriers = [
             make_lane(
