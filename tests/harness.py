@@ -151,7 +151,8 @@ def _come_up(me: Rank, timeout_s: float | None) -> None:
     me.comm = fastcoll.init(store=me.store, rank=me.rank, world_size=me.world_size, **limit)
 
 
-def _rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setup) -> None:
+def rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setup) -> None:
+    """Do what the pool asks for, until it asks for nothing more."""
     # Whatever a rank says belongs to its log: it is shown when the rank fails.
     with open(log, "a") as log_file:
         os.dup2(log_file.fileno(), 1)
@@ -194,23 +195,31 @@ class Pool:
         self._logs = [Path(self._directory.name, f"rank{rank}.log") for rank in range(world_size)]
         store = (_store_server().port, f"pool{next(_pool_numbers)}")
         self._store = dist.PrefixStore(store[1], _store_server())
-        _context.set_forkserver_preload(PRELOAD)
         self._conns: list[Any] = []
         self.processes: list[Any] = []
         self.is_open = True
-        for rank, log in enumerate(self._logs):
-            ours, theirs = _context.Pipe()
-            args = (theirs, Rank(rank, world_size), str(log), store, setup)
-            # Not daemonic: a rank may have children of its own.
-            process = _context.Process(target=_rank_main, args=args)
-            process.start()
-            theirs.close()
-            self._conns.append(ours)
-            self.processes.append(process)
+        self.start_ranks(
+            [
+                (Rank(rank, world_size), str(log), store, setup)
+                for rank, log in enumerate(self._logs)
+            ]
+        )
         # All are there before one waits for another: a process may be late by more than its limit.
         self.finish()
         if setup.init:
             self.run(_come_up, setup.timeout_s)
+
+    def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Start a process and a connection for each rank; `rank_main` is given both."""
+        _context.set_forkserver_preload(PRELOAD)
+        for rank_arguments in arguments:
+            ours, theirs = _context.Pipe()
+            # Not daemonic: a rank may have children of its own.
+            process = _context.Process(target=rank_main, args=(theirs, *rank_arguments))
+            process.start()
+            theirs.close()
+            self._conns.append(ours)
+            self.processes.append(process)
 
     @property
     def pids(self) -> list[int]:

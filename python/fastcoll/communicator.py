@@ -30,6 +30,7 @@ from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.hierarchical.carriers import identity
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
@@ -87,7 +88,8 @@ def connect(
         _C.set_simd_level(level)
     found = tuned or tuning.find()
     deadline = Deadline(settings.timeout_s)
-    peers = join(exchange, settings.terms(), deadline, members, found.digest)
+    terms = settings.terms(identity(settings.carrier))
+    peers = join(exchange, terms, deadline, members, found.digest)
     if peers is None:
         return None
     agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])

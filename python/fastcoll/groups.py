@@ -80,8 +80,9 @@ def init(
         timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s.
         numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits" (between
             nodes: where it costs no bytes).
-        carrier: What moves bytes between nodes, if there are several: "gloo", or another backend
-            that is registered with torch.distributed; None takes FASTCOLL_CARRIER, else Gloo.
+        carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
+            mpi4py in processes that mpirun started; or another backend that is registered with
+            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo.
 
     Returns:
         The group, which is a context manager: leaving it closes it.

@@ -26,7 +26,7 @@ from fastcoll.errors import (
 )
 from fastcoll.hierarchical.arguments import Arguments, carry_out
 from fastcoll.hierarchical.board import Board
-from fastcoll.hierarchical.carrier import make_lane, maker_of
+from fastcoll.hierarchical.carriers import make_lane, maker_of
 from fastcoll.hierarchical.island import Island
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked
@@ -79,7 +79,7 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and PRODUCT of
     half types, which the carrier reduces: with m nodes the result is within
     (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16 and 2^-8 for
-    bfloat16.
+    bfloat16. MPI has no half types: there these go as bytes, and have the same bits too.
     """
 
     def __init__(
@@ -318,6 +318,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             return
         self._queue.join()
         self._closed = True
+        if self._watch.error is None:
+            self._lanes.close()
         quietly(self._island.close)
         if self.on_close is not None:
             self.on_close()

@@ -209,6 +209,11 @@ class Lanes:
         for carrier in self._carriers:
             carrier.abandon()
 
+    def close(self) -> None:
+        """Leave the lanes."""
+        for carrier in self._carriers:
+            carrier.close()
+
     def by_lane(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return the lanes' places in a lane buffer."""
         places = buffer.view(self.num_local, self.num_slots, -1)

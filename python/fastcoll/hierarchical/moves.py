@@ -186,7 +186,17 @@ def all_to_all(
 
     What a node gets from one rank comes in one piece, in the lane of that rank.
     """
-    lanes.drive([_all_to_all(lanes, given, got, counts)])
+    largest = max(max(row) for row in counts)
+    step = max(64, SEGMENT_BYTES // len(counts))
+    lanes.drive(
+        _all_to_all(
+            lanes,
+            [part[first:last] for part in given],
+            [part[first:last] for part in got],
+            [[max(0, min(count, last) - first) for count in row] for row in counts],
+        )
+        for first, last in cuts(largest, step)
+    )
 
 
 def _all_to_all(

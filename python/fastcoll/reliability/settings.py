@@ -39,10 +39,10 @@ class Settings:
             result = replace(result, numerics=asked, numerics_between=asked)
         return result
 
-    def terms(self) -> Terms:
-        """Return what all ranks of the group must have alike."""
+    def terms(self, carrier: str) -> Terms:
+        """Return what all ranks of the group must have alike; `carrier`: this rank's, in words."""
         between = self.numerics_between or "numerics by dtype"
-        return Terms(self.numerics, f"{self.carrier} with {between}")
+        return Terms(self.numerics, f"{carrier} with {between}")
 
 
 def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None = None) -> Settings:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carriers by their names.
+
+Decides which carrier a name means. Must not know what one is asked to do.
+"""
+
+from torch.distributed import Store
+
+from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
+from fastcoll.hierarchical import mpi_carrier, torch_carrier
+from fastcoll.hierarchical.carrier import Carrier, MakeCarrier
+
+CARRIERS: dict[str, MakeCarrier] = {"gloo": torch_carrier.gloo, "mpi": mpi_carrier.mpi}
+
+
+def identity(name: str) -> str:
+    """Return what all ranks of a group must find alike about a carrier, in words."""
+    return mpi_carrier.describe() if name == "mpi" else name
+
+
+def maker_of(name: str) -> MakeCarrier:
+    """Return what makes a lane of the carrier with this name; that is collective over the lane.
+
+    Raises:
+        UsageError: There is none.
+    """
+    make = CARRIERS.get(name) or torch_carrier.registered(name)
+    if make is None:
+        raise UsageError(
+            f'there is no carrier "{name}" for tensors on CPUs; there are {", ".join(CARRIERS)} '
+            "and the backends registered with torch.distributed"
+        )
+    return make
+
+
+def make_lane(
+    make: MakeCarrier, store: Store, node: int, num_nodes: int, limit_s: float
+) -> Carrier:
+    """Make one lane. Collective over it.
+
+    Raises:
+        CollectiveTimeout: A rank of the lane did not come.
+    """
+    try:
+        return make(store, node, num_nodes, limit_s)
+    except RuntimeError as error:
+        if isinstance(error, FastcollError):
+            raise
+        raise CollectiveTimeout(
+            f"init: the carrier between nodes could not be made on node {node}: {error}"
+        ) from error

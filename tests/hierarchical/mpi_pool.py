@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that an MPI's mpiexec starts, used like those of harness.Pool."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fastcoll.measure.mpi import MpiInstall, default_mpi_dir, find_mpi, has_mpi4py
+from harness import Pool, Setup, rank_main
+
+_START_S = 60.0
+
+
+def find_open_mpi() -> MpiInstall | None:
+    install = find_mpi("openmpi", default_mpi_dir())
+    return install if install and has_mpi4py(install) else None
+
+
+class _Rank:
+    """A process that is mpiexec's child, with what a pool asks of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._process = psutil.Process(pid)
+
+    @property
+    def exitcode(self) -> int | None:
+        """Unknown but for its being there; mpiexec reaps it."""
+        return None if self._process.is_running() else -1
+
+    def join(self, limit_s: float) -> None:
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self._process.wait(limit_s)
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.kill()
+
+
+class MpiPool(Pool):
+    """Ranks with mpi4py in them, over "mpi" between their nodes."""
+
+    def __init__(self, install: MpiInstall, setup: Setup) -> None:
+        self._install = install
+        self._mpiexec: subprocess.Popen[bytes] | None = None
+        super().__init__(len(setup.nodes), setup)
+
+    def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
+        program = [sys.executable, "-c", "import mpi_pool; mpi_pool.be_rank()"]
+        found: dict[int, tuple[Connection, _Rank]] = {}
+        with (
+            tempfile.TemporaryDirectory(prefix="fastcoll-mpi-") as folder,
+            socket.socket(socket.AF_UNIX) as listener,
+        ):
+            address = str(Path(folder, "pool"))
+            listener.bind(address)
+            listener.listen(len(arguments))
+            listener.settimeout(_START_S)
+            command = self._install.launch_command([[*program, address]] * len(arguments), 1)
+            paths = [*sys.path, str(self._install.site_packages)]
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            self._mpiexec = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+            for _ in arguments:
+                conn = Connection(listener.accept()[0].detach())
+                rank, pid = conn.recv()
+                found[rank] = conn, _Rank(pid)
+        for rank, rank_arguments in enumerate(arguments):
+            conn, process = found[rank]
+            conn.send(rank_arguments)
+            self._conns.append(conn)
+            self.processes.append(process)
+
+    def close(self, grace_s: float = 5.0) -> None:
+        super().close(grace_s)
+        if self._mpiexec is not None:
+            try:
+                self._mpiexec.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self._mpiexec.kill()
+                self._mpiexec.wait()
+
+
+def be_rank() -> None:
+    """Run on a rank; the last word of its command line is where the pool listens."""
+    from mpi4py import MPI
+
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(sys.argv[-1])
+        conn = Connection(client.detach())
+    conn.send((MPI.COMM_WORLD.Get_rank(), os.getpid()))
+    rank_main(conn, *conn.recv())

