@@ -24,15 +24,17 @@ def cluster(fresh_pool: FreshPool, nodes: str = "aabb") -> Pool:
 
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
-    "all_reduce": lambda comm, op: comm.all_reduce(torch.ones(9000), op.SUM),
-    "another op": lambda comm, op: comm.all_reduce(torch.ones(9000), op.MAX),
-    "another dtype": lambda comm, op: comm.all_reduce(torch.ones(9000).int(), op.SUM),
-    "another size": lambda comm, op: comm.all_reduce(torch.ones(8000), op.SUM),
+    "all_reduce": lambda comm, op: comm.all_reduce(torch.ones(90_000), op.SUM),
+    "another op": lambda comm, op: comm.all_reduce(torch.ones(90_000), op.MAX),
+    "another dtype": lambda comm, op: comm.all_reduce(torch.ones(90_000).int(), op.SUM),
+    "another size": lambda comm, op: comm.all_reduce(torch.ones(80_000), op.SUM),
     "a small size": lambda comm, op: comm.all_reduce(torch.ones(8), op.SUM),
-    "another numerics": lambda comm, op: comm.all_reduce(torch.ones(9000), op.SUM, numerics="fast"),
-    "another verb": lambda comm, op: comm.broadcast(torch.ones(9000), 0),
-    "root 0": lambda comm, op: comm.broadcast(torch.ones(9000), 0),
-    "root 1": lambda comm, op: comm.broadcast(torch.ones(9000), 1),
+    "another numerics": lambda comm, op: comm.all_reduce(
+        torch.ones(90_000), op.SUM, numerics="fast"
+    ),
+    "another verb": lambda comm, op: comm.broadcast(torch.ones(90_000), 0),
+    "root 0": lambda comm, op: comm.broadcast(torch.ones(90_000), 0),
+    "root 1": lambda comm, op: comm.broadcast(torch.ones(90_000), 1),
 }
 SLOW = pytest.mark.slow
 MISMATCHES = [

@@ -11,16 +11,17 @@ import torch
 
 from fastcoll.calls import Operands
 from fastcoll.errors import DesyncError
-from fastcoll.hierarchical import moves, reductions
+from fastcoll.hierarchical import moves, reductions, small
 from fastcoll.hierarchical.arrays import as_bytes, tensor_at
 from fastcoll.hierarchical.lanes import Lanes
-from fastcoll.hierarchical.meeting import Asked, deliver, meet
+from fastcoll.hierarchical.meeting import Asked, meet, trade
 from fastcoll.hierarchical.reductions import Reduction
 from fastcoll.memory.array import ArrayView
 from fastcoll.parts import PartsOperands, Side
-from fastcoll.types import COUNTED, ITEMSIZE, Numerics, Verb
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Numerics, Verb
 
 GatherWords = Callable[[list[int]], list[list[int]]]
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Arguments:
@@ -89,20 +90,23 @@ def carry_out(
         gather_words: Gathers integers from all ranks in a call of its own.
     """
     world_size = len(lanes.islands.places)
-    small = asked.is_small(lanes, world_size)
-    given = torch.empty(0, dtype=torch.uint8)
-    if small:
-        given = torch.zeros(asked.given_bytes(world_size), dtype=torch.uint8)
-        if arguments.given:
-            torch.cat([as_bytes(part) for part in arguments.given], out=given)
-    everything = meet(lanes, asked, given, limit_s)
-    if small:
-        deliver(lanes, asked, everything, arguments.got)
-    elif asked.verb in (Verb.all_reduce, Verb.reduce, Verb.reduce_scatter):
-        how = Reduction(asked.dtype, asked.op, numerics, asked.by_carrier, world_size)
-        _reduce(lanes, asked, arguments, how)
+    reduces = asked.verb in REDUCTIONS
+    is_small = asked.is_small(lanes, world_size)
+    by_carrier = asked.by_carrier and not is_small
+    how = Reduction(asked.dtype, asked.op, numerics, by_carrier, world_size)
+    meet(lanes, asked, limit_s)
+    if is_small and reduces:
+        small.reduce(lanes, asked, how, arguments.given, arguments.got)
+    elif is_small:
+        small.move(lanes, asked, arguments.given, arguments.got)
     else:
-        _move(lanes, asked, arguments, gather_words)
+        if lanes.is_leader:
+            trade(lanes, asked, _NOTHING)
+        lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
+        if reduces:
+            _reduce(lanes, asked, arguments, how)
+        else:
+            _move(lanes, asked, arguments, gather_words)
     arguments.bring_back()
 
 

@@ -29,7 +29,12 @@ class Carrier(Protocol):
 
     All methods but `abandon` and `close` are collective over the lane. Tensors are contiguous, and
     stay untouched until the transfer is over.
+
+    Attributes:
+        takes_less: In `all_to_all` a node may give less than another one expects, but not nothing.
     """
+
+    takes_less: bool
 
     def reduces(self, dtype: DType, op: Op) -> bool:
         """Return whether `all_reduce` can be asked for this."""

@@ -92,6 +92,21 @@ class Lanes:
         )
         return mine
 
+    def island_reduce(self, tensor: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Reduce a tensor over the island; return the result on the leader."""
+        if self.num_local > 1:
+            self._on_island(
+                Call(
+                    verb=Verb.reduce,
+                    input=tensor,
+                    output=tensor if self.is_leader else None,
+                    op=REDUCE_OPS[op],
+                    numerics=numerics,
+                    timeout_s=self._limit_s,
+                )
+            )
+        return tensor
+
     def island_all_gather(
         self, mine: torch.Tensor, out: torch.Tensor | None = None, limit_s: float | None = None
     ) -> torch.Tensor:
@@ -199,6 +214,11 @@ class Lanes:
         target = torch.empty(sum(expected), dtype=torch.uint8)
         transfer = self._carriers[slot].all_to_all(target, source, expected, sizes)
         return split(target, expected), transfer
+
+    @property
+    def takes_less(self) -> bool:
+        """See `Carrier`."""
+        return self._carriers[0].takes_less
 
     def carrier(self, slot: int) -> Carrier:
         """Return the carrier of one of this rank's lanes."""

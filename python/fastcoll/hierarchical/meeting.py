@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call begins: all ranks say what they call, and small messages are delivered on the way.
+"""How a call begins: all ranks say what they call, and small messages travel along.
 
-Decides the packet, which has one size whatever the call, since carriers do not survive messages of
-different sizes: Gloo ends the process. So nothing else crosses before all nodes have agreed, and a
-call of up to a packet is over after one trip. Every rank's bytes travel in it, and each rank works
-out its result for itself.
+Decides the packet, which has room for the same number of bytes whatever the call, since carriers do
+not survive messages that are longer than expected: Gloo ends the process. So nothing else crosses
+before all nodes have agreed, and a call that fits into its packets is over after one trip.
 """
 
 import struct
@@ -14,15 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from fastcoll.errors import DesyncError
-from fastcoll.hierarchical.arrays import finish, partial_dtype, reduce_into, widen
+from fastcoll.hierarchical.arrays import partial_dtype
 from fastcoll.hierarchical.lanes import Lanes
-from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, TORCH_DTYPES, DType, Op, Verb
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
 
 _WORDS = struct.Struct("=QQQiBBBB")
 _HEAD_BYTES = 64
-PACKET_BYTES = 4096
-# All packets together, which a rank gets from its leader.
+# What a node sends in all its packets together. To save a second trip is worth that many bytes:
+# they take as long on a link of 10 Gbit/s and 50 us or of 1 Gbit/s and 0.5 ms, and where links are
+# longer less.
 _MOST_BYTES = 64 << 10
+# Of a packet, where it has to be sent whole.
+_FIXED_BYTES = 4096 - _HEAD_BYTES
 _ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
 
 
@@ -88,54 +90,72 @@ class Asked:
         return self.numel * ITEMSIZE[self.dtype] * (world_size if self.verb in many else 1)
 
     def is_small(self, lanes: Lanes, world_size: int) -> bool:
-        """Return whether what all ranks of a node give fits into a packet."""
-        num_bytes = self.given_bytes(world_size) * lanes.num_lanes
-        most = min(PACKET_BYTES - _HEAD_BYTES, _MOST_BYTES // lanes.num_nodes)
-        return self.splits == 0 and num_bytes <= most
+        """Return whether the message fits into packets, as small.py fills them."""
+        num_bytes = self.given_bytes(world_size)
+        if self.verb in REDUCTIONS:
+            num_bytes = (
+                num_bytes // ITEMSIZE[self.dtype] * ITEMSIZE[partial_dtype(self.dtype, self.op)]
+            )
+        else:
+            num_bytes *= lanes.num_lanes
+        return self.splits == 0 and num_bytes <= packet_room(lanes)
 
 
-def meet(lanes: Lanes, asked: Asked, given: torch.Tensor, limit_s: float) -> list[torch.Tensor]:
-    """Let all ranks see that they make the same call.
+def packet_room(lanes: Lanes) -> int:
+    """Return how many bytes fit into a packet; whole heads, so that elements are aligned."""
+    most = _MOST_BYTES // (lanes.num_nodes - 1) // _HEAD_BYTES * _HEAD_BYTES
+    return most if lanes.takes_less else min(most, _FIXED_BYTES)
+
+
+def meet(lanes: Lanes, asked: Asked, limit_s: float) -> None:
+    """Let the ranks of a node see that they make the same call.
 
     Args:
         lanes: This rank's lanes.
         asked: What this rank calls.
-        given: Bytes for all other ranks, of one size everywhere; none if they do not fit.
-        limit_s: How long the ranks of the island may let each other wait.
-
-    Returns:
-        What each rank gave.
+        limit_s: How long they may let each other wait.
 
     Raises:
-        DesyncError: The ranks make different calls; all of them raise it.
+        DesyncError: They make different calls.
     """
-    own = torch.frombuffer(bytearray(asked.pack()), dtype=torch.uint8)
-    heads = lanes.island_all_gather(own, limit_s=limit_s)
-    _compare(lanes, lanes.islands.nodes[lanes.node], heads.view(-1, _HEAD_BYTES))
-    size = given.numel()
-    everything = torch.empty(lanes.num_nodes, lanes.num_lanes * size + 1, dtype=torch.uint8)
-    rows = lanes.island_all_gather(given) if size else given
-    if lanes.is_leader:
-        packet = torch.zeros(PACKET_BYTES, dtype=torch.uint8)
-        packet[:_HEAD_BYTES] = own
-        packet[_HEAD_BYTES:][: rows.numel()] = rows
-        others = [node != lanes.node for node in range(lanes.num_nodes)]
-        packets, transfer = lanes.exchange(
-            0, [packet if other else None for other in others], [PACKET_BYTES * o for o in others]
-        )
-        lanes.wait([transfer])
-        packets[lanes.node] = packet
-        leaders = [ranks[0] for ranks in lanes.islands.nodes]
-        _compare(lanes, leaders, torch.stack([packet[:_HEAD_BYTES] for packet in packets]))
-        for row, packet in zip(everything, packets, strict=True):
-            row.copy_(packet[_HEAD_BYTES:][: row.numel()])
-    lanes.island_broadcast(everything.view(-1), 0)
-    places = lanes.islands.places
-    ranks = sorted(places)
-    return [everything[places[rank][0]][places[rank][1] * size :][:size] for rank in ranks]
+    heads = lanes.island_all_gather(_bytes_of(asked), limit_s=limit_s)
+    _compare(lanes.islands.nodes[lanes.node], heads.view(-1, _HEAD_BYTES))
 
 
-def _compare(lanes: Lanes, ranks: Sequence[int], heads: torch.Tensor) -> None:
+def trade(lanes: Lanes, asked: Asked, content: torch.Tensor) -> list[torch.Tensor]:
+    """Let the leaders, who call this, see that all nodes make the same call.
+
+    Args:
+        lanes: This rank's lanes.
+        asked: What this rank calls.
+        content: Bytes for all other leaders.
+
+    Returns:
+        What each node's packet held, and perhaps more behind it.
+
+    Raises:
+        DesyncError: The nodes make different calls; all leaders raise it.
+    """
+    packet = torch.cat([_bytes_of(asked), content])
+    room = _HEAD_BYTES + packet_room(lanes)
+    if not lanes.takes_less:
+        packet = torch.cat([packet, packet.new_zeros(room - packet.numel())])
+    others = [node != lanes.node for node in range(lanes.num_nodes)]
+    packets, transfer = lanes.exchange(
+        0, [packet if other else None for other in others], [room * other for other in others]
+    )
+    lanes.wait([transfer])
+    packets[lanes.node] = packet
+    leaders = [ranks[0] for ranks in lanes.islands.nodes]
+    _compare(leaders, torch.stack([packet[:_HEAD_BYTES] for packet in packets]))
+    return [packet[_HEAD_BYTES:] for packet in packets]
+
+
+def _bytes_of(asked: Asked) -> torch.Tensor:
+    return torch.frombuffer(bytearray(asked.pack()), dtype=torch.uint8)
+
+
+def _compare(ranks: Sequence[int], heads: torch.Tensor) -> None:
     """Check that some ranks say the same."""
     if bool((heads == heads[0]).all()):
         return
@@ -148,56 +168,3 @@ def _compare(lanes: Lanes, ranks: Sequence[int], heads: torch.Tensor) -> None:
         f"the ranks made different calls: {sides}. Use of this group is over: call "
         "fastcoll.destroy()"
     )
-
-
-def deliver(
-    lanes: Lanes, asked: Asked, given: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Work out a small call's result from what every rank gave.
-
-    Args:
-        lanes: This rank's lanes.
-        asked: The call.
-        given: The bytes of each rank.
-        outputs: Where this rank's result goes; a part for each rank where the verb has such.
-    """
-    rank = lanes.rank
-    if not outputs:
-        return
-    if asked.verb is Verb.broadcast:
-        results = [given[asked.root]]
-    elif asked.verb in (Verb.all_gather, Verb.gather):
-        results = list(given)
-    elif asked.verb is Verb.scatter:
-        results = [_parts(given[asked.root], len(given))[rank]]
-    elif asked.verb is Verb.all_to_all:
-        results = [_parts(one, len(given))[rank] for one in given]
-    else:
-        if asked.verb is Verb.reduce_scatter:
-            given = [_parts(one, len(given))[rank] for one in given]
-        for output in outputs:
-            _reduce(lanes, asked, given, output)
-        return
-    for output, result in zip(outputs, results, strict=True):
-        output.view(torch.uint8).copy_(result)
-
-
-def _parts(data: torch.Tensor, count: int) -> list[torch.Tensor]:
-    return list(data.view(count, -1))
-
-
-def _reduce(
-    lanes: Lanes, asked: Asked, given: Sequence[torch.Tensor], output: torch.Tensor
-) -> None:
-    """Reduce in the one order: ranks within a node, then nodes."""
-    partial = partial_dtype(asked.dtype, asked.op)
-    inputs = torch.empty(len(given), output.numel(), dtype=TORCH_DTYPES[partial])
-    for row, one in zip(inputs, given, strict=True):
-        widen(row, one.clone().view(TORCH_DTYPES[asked.dtype]), asked.dtype)
-    totals = []
-    for ranks in lanes.islands.nodes:
-        totals.append(torch.empty(output.numel(), dtype=inputs.dtype))
-        reduce_into(totals[-1], [inputs[rank] for rank in ranks], partial, asked.op)
-    total = torch.empty(output.numel(), dtype=inputs.dtype)
-    reduce_into(total, totals, partial, asked.op)
-    finish(output, total, asked.dtype, asked.op, len(given))

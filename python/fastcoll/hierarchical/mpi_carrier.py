@@ -102,6 +102,8 @@ class _Transfer:
 class MpiCarrier:
     """A communicator of this lane alone."""
 
+    takes_less = True  # between two ranks, as `all_to_all` here, but not in a collective of MPI's
+
     def __init__(self, mpi: Any, communicator: Any) -> None:
         self._mpi = mpi
         self._communicator = communicator

@@ -31,7 +31,8 @@ _NO_LIMIT = timedelta(days=1)
 class TorchCarrier:
     """A process group of torch.distributed, of this lane alone."""
 
-    def __init__(self, group: Any, sums: frozenset[DType]) -> None:
+    def __init__(self, group: Any, sums: frozenset[DType], takes_less: bool = False) -> None:
+        self.takes_less = takes_less
         self._group = group  # a ProcessGroup or a Backend; torch's stubs know half of either
         self._sums = sums
 
@@ -86,21 +87,24 @@ class TorchCarrier:
 
 
 @cache
-def _gloo_device(process: int) -> Any:
+def _gloo_devices(process: int) -> Any:
     """Return what all of a process's groups connect through.
 
     Each would look up this host's name otherwise, and have a thread of its own.
     """
     del process  # a forked child has none of its parent's threads
-    return dist.ProcessGroupGloo.create_default_device()
+    # Only a group knows GLOO_SOCKET_IFNAME.
+    alone: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, _NO_LIMIT)
+    return alone.options._devices
 
 
 def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
     """Make a lane of Gloo; see `MakeCarrier`."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices, options._threads = [_gloo_device(os.getpid())], 2
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._threads = _gloo_devices(os.getpid()), 2
     options._timeout = timedelta(seconds=limit_s)
-    return TorchCarrier(dist.ProcessGroupGloo(store, node, num_nodes, options), _GLOO_SUMS)
+    group = dist.ProcessGroupGloo(store, node, num_nodes, options)
+    return TorchCarrier(group, _GLOO_SUMS, takes_less=True)
 
 
 def registered(name: str) -> MakeCarrier | None:
