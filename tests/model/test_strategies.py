@@ -2,6 +2,7 @@
 """Groups, buckets, placement and the strategies made of them."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -186,7 +187,7 @@ def test_what_cannot_be_planned() -> None:
         Planner(LLAMA, h100s(100))
 
 
-def test_the_command() -> None:
+def test_the_command(tmp_path: Path) -> None:
     runner = CliRunner()
     model = ["--params", "7B", "--layers", "32", "--hidden", "4096", "--topology", "hgx-h100"]
     shown = runner.invoke(app, ["plan", *model])
@@ -196,7 +197,11 @@ def test_the_command() -> None:
     assert "placement" not in shown.output  # one node: nothing to misplace
     two = runner.invoke(app, ["plan", *model, "--ranks", "16", "--network", "ndr-rail"])
     assert "dealt out over the nodes" in two.output
-    found = json.loads(runner.invoke(app, ["plan", *model, "--json"]).stdout)
+    picture = tmp_path / "plan.svg"
+    drawn = runner.invoke(app, ["plan", *model, "--json", "--plot", str(picture)])
+    found = json.loads(drawn.stdout)
+    text = picture.read_text()
+    assert all(f">{each}</text>" in text for each in ("99%", "needs 112 GB of the 80 GB of a rank"))
     assert {"strategy", "phrases", "efficiency"} <= set(found[0])
     for wrong, text in ((["--params", "many"], "many"), (["--ranks", "4"], "whole nodes")):
         refused = runner.invoke(app, ["plan", *model, *wrong])

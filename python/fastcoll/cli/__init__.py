@@ -18,6 +18,7 @@ from fastcoll.cli.explain import explain
 from fastcoll.cli.inspect import inspect
 from fastcoll.cli.plan import plan
 from fastcoll.cli.regret import regret
+from fastcoll.cli.report import report
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 from fastcoll.cli.tune import tune
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan, tune, regret):
+for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan, tune, regret, report):
     app.command()(command)
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all commands print through. Knows no command."""
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -20,6 +22,13 @@ def make_console() -> Console:
 def complain(text: str) -> None:
     """Say on stderr what went wrong."""
     Console(stderr=True).print(f"[red]error:[/red] {text}", highlight=False)
+
+
+def matplotlib_is_there() -> None:
+    """End with code 2 if pictures can't be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        complain("pictures need matplotlib: pip install 'fastcoll\\[bench]'")
+        raise typer.Exit(2)
 
 
 @contextmanager

@@ -96,6 +96,21 @@ def _explain_here(
 
 
 def _print(found: Comparison, cluster: Cluster) -> None:
+    console = make_console()
+    console.print(comparison_table(found, cluster))
+    console.print(choice(found), highlight=False)
+
+
+def choice(found: Comparison) -> str:
+    """Return what is chosen, and what nothing can beat."""
+    return (
+        f"choice: [bold]{found.best.algorithm}[/bold]; no algorithm can take less than "
+        f"{found.least_us:.4g} us here"
+    )
+
+
+def comparison_table(found: Comparison, cluster: Cluster) -> Table:
+    """Return all candidates, with time, bandwidth and share of the limit, or why not."""
     where = cluster.machine.title
     if cluster.network is not None and cluster.num_nodes > 1:
         where = f"{cluster.num_nodes} x {where}, {cluster.network.title}"
@@ -128,11 +143,4 @@ def _print(found: Comparison, cluster: Cluster) -> None:
             f"{share:.0%}",
             f"{segments} segments" if segments > 1 else "",
         )
-    console = make_console()
-    console.print(table)
-    best = found.best
-    console.print(
-        f"choice: [bold]{best.algorithm}[/bold]; no algorithm can take less than "
-        f"{found.least_us:.4g} us here",
-        highlight=False,
-    )
+    return table

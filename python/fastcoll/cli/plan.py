@@ -6,14 +6,17 @@ Decides options and what is shown; the prices are fastcoll.model's.
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console
+from fastcoll.cli.console import make_console, matplotlib_is_there
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.measure.sizes import parse_count
+from fastcoll.model.charts import plan_bars
+from fastcoll.model.figures import save
 from fastcoll.model.placement import mapping_us
 from fastcoll.model.strategies import Phrase, Planner, Sentence, Workload
 from fastcoll.topology.cluster import Cluster
@@ -32,45 +35,75 @@ def plan(
     ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf).")] = None,
 ) -> None:
     """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
 
     Which verbs, how often, over how many bytes, on which links, what hides behind computation.
     """
-    try:
-        num_params = parse_count(params)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--params") from None
-    workload = Workload(num_params, layers, hidden, tokens, dtype_bytes, utilisation)
+    workload = Workload(count_option(params), layers, hidden, tokens, dtype_bytes, utilisation)
+    if plot is not None:
+        matplotlib_is_there()
     with refusals():
         cluster = cluster_for(topology, network, ranks)
         if ranks is not None and ranks < cluster.local_size:
             raise typer.BadParameter("a plan needs whole nodes", param_hint="--ranks")
         sentences = Planner(workload, cluster).all()
+    if plot is not None:
+        save(plan_bars(sentences, plan_title(workload, cluster)), plot)
     if as_json:
-        shown = [
-            {**asdict(one), "exposed_us": one.exposed_us, "efficiency": one.efficiency}
-            for one in sentences
-        ]
-        typer.echo(json.dumps(shown, indent=1))
+        typer.echo(json.dumps(plan_json(sentences), indent=1))
         return
-    _print(sentences, workload, cluster)
-    if cluster.num_nodes > 1:
-        near_us, far_us = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
-        typer.echo(
-            "placement: tensor and expert groups are neighbours here; dealt out over the nodes "
-            f"their all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
-        )
+    console = make_console()
+    console.print(plan_table(sentences, plan_title(workload, cluster)))
+    for line in remarks(sentences, workload, cluster):
+        console.print(line, highlight=False)
 
 
-def _print(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> None:
+def count_option(text: str) -> int:
+    """Return the number of parameters that --params gives."""
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from None
+
+
+def plan_json(sentences: list[Sentence]) -> list[dict[str, Any]]:
+    """Return all strategies as JSON has them."""
+    return [
+        {**asdict(one), "exposed_us": one.exposed_us, "efficiency": one.efficiency}
+        for one in sentences
+    ]
+
+
+def plan_title(workload: Workload, cluster: Cluster) -> str:
+    """Return what is planned, where."""
     where = f"{cluster.num_nodes} x {cluster.machine.name}"
     if cluster.num_nodes > 1 and cluster.network is not None:
         where += f", {cluster.network.name}"
-    title = (
+    return (
         f"{workload.num_params / 1e9:g} B parameters, {workload.tokens} tokens per rank and step, "
         f"{cluster.num_ranks} ranks: {where}"
     )
+
+
+def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> list[str]:
+    """Return what the times rest on, and what a careless mapping would cost."""
+    lines = [
+        f"computation: {sentences[0].compute_us / 1e3:.4g} ms per step at "
+        f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s"
+    ]
+    if cluster.num_nodes > 1:
+        near_us, far_us = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
+        lines.append(
+            "placement: tensor and expert groups are neighbours here; dealt out over the nodes "
+            f"their all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
+        )
+    return lines
+
+
+def plan_table(sentences: list[Sentence], title: str) -> Table:
+    """Return what each strategy says, moves, waits for and needs."""
     table = Table(title=title, title_justify="left")
     for name in ("strategy", "verbs per step"):
         table.add_column(name)
@@ -91,13 +124,7 @@ def _print(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> N
             result,
         )
         table.add_section()
-    console = make_console()
-    console.print(table)
-    console.print(
-        f"computation: {sentences[0].compute_us / 1e3:.4g} ms per step at "
-        f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s",
-        highlight=False,
-    )
+    return table
 
 
 def _said(phrase: Phrase) -> str:

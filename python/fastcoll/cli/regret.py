@@ -6,7 +6,7 @@ Decides options and what is shown. What is measured is fastcoll.measure's matter
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,9 +15,11 @@ from fastcoll.cli.console import complain, make_console, quiet_progress
 from fastcoll.cli.tune import sizes_option, worlds_option
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured
-from fastcoll.measure.regret import LIMIT, VERBS, RegretSettings, is_good, run_regret
+from fastcoll.measure.regret import LIMIT, RegretSettings, is_good, run_regret
 from fastcoll.measure.results import write
 from fastcoll.measure.sizes import format_size
+
+Json = dict[str, Any]
 
 
 def regret(
@@ -50,6 +52,18 @@ def regret(
         except NotMeasured as error:
             complain(f"not measured: {error}")
             raise typer.Exit(1) from None
+    table = regret_table(document)
+    console = make_console()
+    if table.row_count:
+        console.print(table)
+    console.print(score(document), highlight=False)
+    if json_path is not None:
+        write(document, json_path)
+        console.print(f"result: {json_path}")
+
+
+def regret_table(document: Json) -> Table:
+    """Return the choices that were neither near the best nor tied with it."""
     table = Table(title="choices that are not the best one's equal", title_justify="left")
     for name in ("verb", "ranks", "size", "numerics", "chosen", "best", "regret"):
         table.add_column(name, justify="left" if name in ("verb", "chosen", "best") else "right")
@@ -59,15 +73,14 @@ def regret(
         size = format_size(row["size_bytes"])
         head = (row["verb"], str(row["world_size"]), size, row["numerics"])
         table.add_row(*head, row["chosen"], row["best"], f"{row['regret']:.0%}")
-    console = make_console()
-    if table.row_count:
-        console.print(table)
-    console.print(
+    return table
+
+
+def score(document: Json) -> str:
+    """Return how many choices were good."""
+    verbs = dict.fromkeys(row["verb"] for row in document["rows"])
+    return (
         f"{document['num_within']} of {document['num_points']} choices "
-        f"({document['share_within']:.1%}) of {', '.join(VERBS)} are within {LIMIT:.0%} of the "
-        f"best, or can't be told from it; tuning table: {document['tuning']}",
-        highlight=False,
+        f"({document['share_within']:.1%}) of {', '.join(verbs)} are within {LIMIT:.0%} of the "
+        f"best, or can't be told from it; tuning table: {document['tuning']}"
     )
-    if json_path is not None:
-        write(document, json_path)
-        console.print(f"result: {json_path}")

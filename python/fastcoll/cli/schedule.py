@@ -4,19 +4,19 @@
 Decides what is shown of a schedule; the schedule, its proof and its timing are fastcoll.model's.
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console
+from fastcoll.cli.console import make_console, matplotlib_is_there
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
 from fastcoll.measure.sizes import format_size
 from fastcoll.model.builders import build
 from fastcoll.model.checker import Proof, check
 from fastcoll.model.fabric import Fabric, OneSwitch
+from fastcoll.model.figures import save
 from fastcoll.model.picture import draw, rows
 from fastcoll.model.schedule import REDUCTIONS, VERBS, Schedule
 from fastcoll.model.simulator import Timing, simulate
@@ -40,9 +40,8 @@ def schedule(
     Without --topology on an ideal switch: 1 us and 1 GB/s for every pair.
     """
     size_bytes = size_option(size, "--size")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        complain("pictures need matplotlib: pip install 'fastcoll\\[bench]'")
-        raise typer.Exit(2)
+    if plot is not None:
+        matplotlib_is_there()
     with refusals():
         fabric: Fabric = OneSwitch(ranks, 1.0, 1e-3)
         local_size = None
@@ -57,27 +56,36 @@ def schedule(
     title = f"{verb} by {algorithm}, {ranks} ranks, {format_size(size_bytes)}"
     _print(built, proof, timing, title)
     if plot is not None:
-        draw(built, timing, title, plot)
+        save(draw(built, timing, title), plot)
         typer.echo(f"picture: {plot}")
 
 
 def _print(built: Schedule, proof: Proof, timing: Timing, title: str) -> None:
-    console = make_console()
+    make_console().print(schedule_table(built, timing, title))
+    typer.echo("+3 <1: adds block 3 of rank 1;  =3 <1: copies it;  3 >1: gives it to rank 1")
+    for line in verdict(built, proof, timing):
+        typer.echo(line)
+
+
+def schedule_table(built: Schedule, timing: Timing, title: str) -> Table:
+    """Return what every rank does at each time at which something starts to move."""
     table = Table(title=title, title_justify="left")
     table.add_column("start us", justify="right")
     for rank in range(built.world_size):
         table.add_column(f"rank {rank}")
     for start, cells in rows(built, timing):
         table.add_row(f"{start:.1f}", *cells)
-    console.print(table)
-    typer.echo("+3 <1: adds block 3 of rank 1;  =3 <1: copies it;  3 >1: gives it to rank 1")
-    typer.echo(
+    return table
+
+
+def verdict(built: Schedule, proof: Proof, timing: Timing) -> list[str]:
+    """Return what was proven, in which order is added, and the time."""
+    lines = [
         f"proven: {proof.num_steps} steps, {proof.num_signals} signals; every output is right in "
         "every interleaving, no race, no deadlock"
-    )
-    if built.verb in REDUCTIONS:
+    ]
+    first = next(iter(proof.orders.items()), None)
+    if built.verb in REDUCTIONS and first is not None:
         kind = "rank order" if proof.rank_order else "not rank order"
-        first = next(iter(proof.orders.items()), None)
-        if first is not None:
-            typer.echo(f"order of summation ({kind}): block {first[0]} = {first[1]}")
-    typer.echo(f"time: {timing.time_us:.2f} us")
+        lines.append(f"order of summation ({kind}): block {first[0]} = {first[1]}")
+    return [*lines, f"time: {timing.time_us:.2f} us"]

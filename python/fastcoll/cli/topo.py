@@ -30,7 +30,7 @@ from fastcoll.topology.model import (
     load_network,
 )
 
-_MAX_MATRIX = 16
+MAX_MATRIX = 16
 
 
 def topo(
@@ -63,12 +63,13 @@ def topo(
             console.print(_list())
         return
     if found is not None:
-        console.print(_tree(found))
-        if len(found.ranks) <= _MAX_MATRIX:
-            console.print(_matrix(found))
-            _print_rings(found, console)
+        console.print(machine_tree(found))
+        if len(found.ranks) <= MAX_MATRIX:
+            console.print(bandwidth_matrix(found))
+            for line in rings_of(found):
+                console.print(line, highlight=False)
     if between is not None:
-        console.print(_network(between))
+        console.print(network_tree(between))
 
 
 def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
@@ -103,7 +104,8 @@ def _list() -> Table:
     return table
 
 
-def _tree(machine: Machine) -> Tree:
+def machine_tree(machine: Machine) -> Tree:
+    """Return the wires of a machine, by kind."""
     tree = Tree(f"[bold]{machine.title}[/bold]", highlight=False)
     rates = f"adds {machine.reduce_gbps:g} GB/s, copies {machine.copy_gbps:g} GB/s"
     tree.add(f"a rank: {rates}, {machine.memory_gb:g} GB\n[dim]{machine.source}[/dim]")
@@ -114,7 +116,7 @@ def _tree(machine: Machine) -> Tree:
     for wire, between in pairs.items():
         numbers = f"{wire.gbps:g} GB/s each way, {wire.latency_us:g} us"
         branch = tree.add(f"{wire.kind}: {numbers}\n[dim]{wire.source}[/dim]")
-        shown = between if len(between) <= _MAX_MATRIX else [*between[:3], "...", between[-1]]
+        shown = between if len(between) <= MAX_MATRIX else [*between[:3], "...", between[-1]]
         branch.add(" ".join(shown))
     for card, num_ranks in cards_of(machine).items():
         if num_ranks > 1:
@@ -124,7 +126,8 @@ def _tree(machine: Machine) -> Tree:
     return tree
 
 
-def _matrix(machine: Machine) -> Table:
+def bandwidth_matrix(machine: Machine) -> Table:
+    """Return the bandwidth from every rank to every other one."""
     table = Table(title="GB/s from rank to rank, of the slowest wire", title_justify="left")
     table.add_column("")
     for rank in machine.ranks:
@@ -138,14 +141,17 @@ def _matrix(machine: Machine) -> Table:
     return table
 
 
-def _print_rings(machine: Machine, console: Console) -> None:
+def rings_of(machine: Machine) -> list[str]:
+    """Return the machine's best rings, a line each."""
     ring, gbps = best_ring(machine)
-    console.print(f"widest ring, {gbps:g} GB/s: {' '.join(ring)}", highlight=False)
+    lines = [f"widest ring, {gbps:g} GB/s: {' '.join(ring)}"]
     for ring, gbps in disjoint_rings(machine):
-        console.print(f"ring of its own wires, {gbps:g} GB/s: {' '.join(ring)}", highlight=False)
+        lines.append(f"ring of its own wires, {gbps:g} GB/s: {' '.join(ring)}")
+    return lines
 
 
-def _network(network: Network) -> Tree:
+def network_tree(network: Network) -> Tree:
+    """Return what a network is made of."""
     tree = Tree(f"[bold]{network.title}[/bold]", highlight=False)
     tree.add(f"a card: {network.gbps:g} GB/s each way\n[dim]{network.source}[/dim]")
     shape = "the i-th cards of all nodes" if network.rails else "all cards of a node"

@@ -103,25 +103,34 @@ def _verbs(text: str) -> tuple[str, ...]:
 
 def _print(document: Json, path: Path) -> None:
     console = make_console()
-    table = Table(title="fastest, by size of what a rank publishes", title_justify="left")
-    for name in ("verb", "ranks", "from", "to", "algorithm", "us"):
-        table.add_column(name, justify="left" if name in ("verb", "algorithm") else "right")
-    for run in _winners(document["rows"]):
-        table.add_row(*run)
-    console.print(table)
-    costs = document["costs"]
-    console.print(
-        f"fitted: flag {costs['flag_us']:g} us, waiting for a CPU {costs['switch_us']:g} us, copy "
-        f"{_gbps(costs['copy_us_per_byte'])}, a peer's bytes {_gbps(costs['peer_us_per_byte'])}, "
-        f"adding {_gbps(costs['reduce_us_per_byte'])}; the model is off by "
-        f"{document['fit']['median_error']:.0%} (median)",
-        highlight=False,
-    )
+    console.print(fastest_table(document))
+    console.print(fit_of(document), highlight=False)
     if not document["is_complete"]:
         console.print("not complete: run the command again to go on", highlight=False)
     console.print(
         f"table: {path}; groups use it with {env.TUNING.name}={path.name} on every rank",
         highlight=False,
+    )
+
+
+def fastest_table(document: Json) -> Table:
+    """Return which variant a tuning table has as the fastest, from which size to which."""
+    table = Table(title="fastest, by size of what a rank publishes", title_justify="left")
+    for name in ("verb", "ranks", "from", "to", "algorithm", "us"):
+        table.add_column(name, justify="left" if name in ("verb", "algorithm") else "right")
+    for run in _winners(document["rows"]):
+        table.add_row(*run)
+    return table
+
+
+def fit_of(document: Json) -> str:
+    """Return the constants fitted to a tuning table, and how well they fit."""
+    costs = document["costs"]
+    return (
+        f"fitted: flag {costs['flag_us']:g} us, waiting for a CPU {costs['switch_us']:g} us, copy "
+        f"{_gbps(costs['copy_us_per_byte'])}, a peer's bytes {_gbps(costs['peer_us_per_byte'])}, "
+        f"adding {_gbps(costs['reduce_us_per_byte'])}; the model is off by "
+        f"{document['fit']['median_error']:.0%} (median)"
     )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule in space and time, as text and as a picture. Decides how it looks, nothing else."""
 
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fastcoll.model.figures import new_figure
 from fastcoll.model.schedule import EVERY, Copy, Reduce, Schedule, Span, moved
 from fastcoll.model.simulator import Event, Timing
 
@@ -60,19 +60,13 @@ def _name(rank: int) -> str:
     return "*" if rank == EVERY else str(rank)
 
 
-def draw(schedule: Schedule, timing: Timing, title: str, path: Path) -> None:
-    """Draw the space-time diagram: one line per rank, one arrow per transfer; SVG, PNG or PDF.
-
-    Needs matplotlib.
-    """
+def draw(schedule: Schedule, timing: Timing, title: str) -> Any:
+    """Draw the space-time diagram: one line per rank, one arrow per transfer. Needs matplotlib."""
     import matplotlib as mpl
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     n = schedule.world_size
-    figure, axis = plt.subplots(figsize=(11, 1.6 + 0.55 * n), layout="constrained")
-    colours = plt.get_cmap("tab10")
+    figure, axis = new_figure(11, 1.4 + 0.8 * n)
+    colours = mpl.colormaps["tab10"]
     for rank in range(n):
         axis.axhline(rank, color="0.8", linewidth=1, zorder=0)
     few = sum(1 for _ in moves(timing)) <= 120
@@ -85,17 +79,17 @@ def draw(schedule: Schedule, timing: Timing, title: str, path: Path) -> None:
                 style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
                 axis.annotate("", (end, target), (start, source), arrowprops=style)
         if few:
-            # A quarter of the way, as arrows cross in the middle.
+            # Near its beginning, as arrows cross in the middle.
             ranks = [sum(each) / len(each) for each in ends]
-            middle = start + (end - start) / 4, ranks[0] + (ranks[1] - ranks[0]) / 4
+            place = start + (end - start) * 0.18, ranks[0] + (ranks[1] - ranks[0]) * 0.18
             text = f"{'+' if move.adds else ''}{move.blocks}"
-            axis.text(*middle, text, fontsize=8, ha="center", va="bottom", color=colour)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+            style = {"fontsize": 8, "color": colour, "bbox": box}
+            axis.text(*place, text, ha="center", va="center", **style)
     axis.set_xlim(0, timing.time_us * 1.02)
     axis.set_ylim(n - 0.5, -0.5)
     axis.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
     axis.set_xlabel("time, us")
-    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["left"].set_visible(False)
     axis.set_title(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure

@@ -39,10 +39,10 @@ class Row:
         return self.predicted_us / self.published_us - 1
 
 
-def load_series() -> list[dict[str, Any]]:
-    """Return the published series."""
+def load_series(machine: str | None = None) -> list[dict[str, Any]]:
+    """Return the published series: all, or those of one machine's name."""
     series: list[dict[str, Any]] = json.loads(_DATA.read_text(encoding="utf-8"))["series"]
-    return series
+    return [one for one in series if machine in (None, one["machine"])]
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Constants:
@@ -56,10 +56,10 @@ def fit(points: Sequence[tuple[float, float]]) -> Constants:
     return Constants(float(solution[0]), float(solution[1]))
 
 
-def held_out_rows() -> list[Row]:
+def held_out_rows(machine: str | None = None) -> list[Row]:
     """Return the sizes that the fit did not see: every second one of each series."""
     rows = []
-    for series in load_series():
+    for series in load_series(machine):
         line = fit(series["points"][::2])
         rows += [
             Row(series["system"], series["source"], size, time_us, line.message_us(size))
@@ -68,10 +68,10 @@ def held_out_rows() -> list[Row]:
     return rows
 
 
-def unfitted_rows() -> list[Row]:
+def unfitted_rows(machine: str | None = None) -> list[Row]:
     """Return all sizes of the series whose machine ships with fastcoll, by its constants alone."""
     rows = []
-    for series in load_series():
+    for series in load_series(machine):
         if not series["machine"]:
             continue
         cluster = Cluster(load_machine(series["machine"]))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report says of a topology, as numbers. Decides what is priced; knows no page."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from fastcoll.cli.console import quiet_progress
+from fastcoll.cli.plan import plan_json
+from fastcoll.errors import UsageError
+from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
+from fastcoll.measure.results import validate
+from fastcoll.model.explain import Comparison, compare
+from fastcoll.model.published import Row, held_out_rows, unfitted_rows
+from fastcoll.model.schedule import VERBS
+from fastcoll.model.strategies import Planner, Sentence, Workload
+from fastcoll.selection.table import SCHEMA_NAME as TABLE_FORM
+from fastcoll.selection.table import validate as validate_table
+from fastcoll.topology.cluster import Cluster
+
+_SIZES = tuple(1 << shift for shift in range(10, 31, 4))  # 1 KiB to 1 GiB
+_SHOWN = (4 << 10, 64 << 20)  # one where latency counts, one where bandwidth does
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a report says, as numbers.
+
+    Attributes:
+        curve: all_reduce in any order of summation, at every size of the curves.
+        tables: Every verb in rank order, at two sizes.
+        no_plan: Why there is no plan, or "".
+        fitted: Published times of this machine that a fitted line predicts.
+        unfitted: Published times of this machine that its constants predict.
+        measured: Results of `fastcoll regret`, tables of `fastcoll tune`.
+    """
+
+    cluster: Cluster
+    curve: list[Comparison]
+    tables: list[Comparison]
+    workload: Workload
+    plan: list[Sentence]
+    no_plan: str
+    fitted: list[Row]
+    unfitted: list[Row]
+    measured: list[Json]
+
+    def as_json(self) -> Json:
+        """Return all of it as JSON has it."""
+        cluster = self.cluster
+        return {
+            "topology": cluster.machine.name,
+            "network": cluster.network.name if cluster.network else None,
+            "num_ranks": cluster.num_ranks,
+            "all_reduce_fast": [asdict(one) for one in self.curve],
+            "same_bits": [asdict(one) for one in self.tables],
+            "workload": asdict(self.workload),
+            "plan": self.no_plan or plan_json(self.plan),
+            "published": {
+                "fitted": [{**asdict(row), "error": row.error} for row in self.fitted],
+                "unfitted": [{**asdict(row), "error": row.error} for row in self.unfitted],
+            },
+            "measured": self.measured,
+        }
+
+
+def find_all(
+    cluster: Cluster, ranks: int, workload: Workload, measured: Sequence[Path]
+) -> Findings:
+    """Simulate, plan, and read what was measured.
+
+    Args:
+        cluster: Where.
+        ranks: Ranks that take part: the first ones.
+        workload: What is planned.
+        measured: Files of `fastcoll regret` and `fastcoll tune`.
+
+    Raises:
+        UsageError: The ranks don't fit, or a file is none of those.
+    """
+    documents = [_read(path) for path in measured]
+    price = partial(compare, cluster=cluster, world_size=ranks)
+    todo = [(verb, size) for verb in VERBS for size in _SHOWN]
+    with quiet_progress("simulating", len(_SIZES) + len(todo) + 1) as progress:
+
+        def priced(verb: str, size: int, **options: Any) -> Comparison:
+            found = price(verb, size_bytes=size, **options)
+            progress.update(progress.task_ids[0], advance=1, refresh=True)
+            return found
+
+        curve = [priced("all_reduce", size, numerics="fast") for size in _SIZES]
+        tables = [priced(verb, size) for verb, size in todo]
+        plan: list[Sentence] = []
+        no_plan = "a plan needs whole nodes" if ranks % cluster.local_size else ""
+        try:
+            plan = [] if no_plan else Planner(workload, cluster).all()
+        except UsageError as error:
+            no_plan = str(error)
+    name = cluster.machine.name
+    published = held_out_rows(name), unfitted_rows(name)
+    return Findings(cluster, curve, tables, workload, plan, no_plan, *published, documents)
+
+
+def _read(path: Path) -> Json:
+    """Read a result of `fastcoll regret` or a table of `fastcoll tune`."""
+    try:
+        document: Json = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: can't be read as JSON: {error}") from None
+    form = document.get("schema") if isinstance(document, dict) else None
+    try:
+        if form == TABLE_FORM:
+            validate_table(document)
+        elif form == RESULT_FORM and document.get("kind") == "regret":
+            validate(document)
+        else:
+            raise UsageError("written by neither fastcoll regret nor fastcoll tune")
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except jsonschema.ValidationError as error:
+        raise UsageError(f"{path}: {error.json_path[1:]}: {error.message[:200]}") from None
+    return document
