@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("csrc", "kernels", "python", "tests", "bench", "examples", "scripts", ".ci")
+FOLDERS = ("csrc", "kernels", "python", "tests", "bench", "docs", "examples", "scripts", ".ci")
 CXX = (".h", ".inc", ".cpp", ".cu", ".cuh", ".c")
 CODE = (*CXX, ".py", ".pyi", ".sh")
 TEXT = (*CODE, ".md", ".toml", ".txt", ".yaml", ".json", ".in", "")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of what the model says: costs against size, strategies.
+"""Charts of what the model says: costs against size, strategies, buckets, rings.
 
 Decides how they look; the numbers are the callers'. Needs matplotlib.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastcoll.model.buckets import Overlap
 from fastcoll.model.figures import new_figure
 from fastcoll.model.published import Row
 from fastcoll.model.strategies import Sentence
@@ -75,6 +77,45 @@ def plan_bars(sentences: Sequence[Sentence], title: str) -> Any:
     axis.set_xlabel("time of a step, ms (grey: does not fit into memory)")
     axis.set_title(title, fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def bucket_times(found: Overlap, title: str) -> Any:
+    """Draw the backward pass, and the buckets that are reduced beside it."""
+    figure, axis = new_figure(9, 2.6)
+    axis.barh(["backward pass"], [found.backward_us / 1e3], color="C0")
+    for number, bucket in enumerate(found.buckets):
+        start, end = bucket.start_us / 1e3, bucket.end_us / 1e3
+        colour = "C1" if number % 2 else "C3"
+        axis.barh(["all_reduce"], [end - start], left=start, color=colour)
+    end_ms = (found.backward_us + found.exposed_us) / 1e3
+    axis.axvline(found.backward_us / 1e3, color="black", linewidth=0.8)
+    axis.set_xlim(0, end_ms * 1.02)
+    axis.invert_yaxis()
+    axis.set_xlabel(f"time, ms: {len(found.buckets)} buckets, {found.exposed_us / 1e3:.3g} exposed")
+    axis.set_title(title, fontsize=11)
+    return figure
+
+
+def ring_paths(rings: Sequence[tuple[Sequence[str], float]], title: str) -> Any:
+    """Draw rings over the same devices, each on a circle's points in the order of the first."""
+    figure, axis = new_figure(6.4, 5)
+    order = list(rings[0][0])
+    angles = {name: 2 * math.pi * i / len(order) for i, name in enumerate(order)}
+    places = {name: (math.sin(angle), math.cos(angle)) for name, angle in angles.items()}
+    for number, (ring, gbps) in enumerate(rings):
+        closed = [*ring, ring[0]]
+        style = {"linewidth": 3 - 1.5 * bool(number), "linestyle": "-" if not number else "--"}
+        points = [places[name] for name in closed]
+        axis.plot(*_columns(points), label=f"{gbps:g} GB/s each way", zorder=1, **style)
+    for name, (x, y) in places.items():
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+        axis.text(x, y, name, ha="center", va="center", fontsize=9, bbox=box, zorder=2)
+    axis.set_aspect("equal")
+    axis.margins(0.15)
+    axis.set_axis_off()
+    axis.set_title(title, fontsize=11)
+    figure.legend(loc="outside lower center", ncols=len(rings), frameon=False)
     return figure
 
 

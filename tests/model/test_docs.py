@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages of docs/ say is what the code says: examples, commands, pictures, links."""
+
+import doctest
+import importlib.util
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from fastcoll.cli import app
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+QUICK = ("ring", "two_shot", "tiers", "rings", "buckets")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
+
+
+def wrong_examples(text: str) -> str:
+    """What doctest says of a page's programs, which share their names; "" if all is as printed."""
+    source = "\n\n".join(blocks(text, "python"))
+    test = doctest.DocTestParser().get_doctest(source, {}, "page", None, 0)
+    said = io.StringIO()
+    with redirect_stdout(said):
+        failed = doctest.DocTestRunner().run(test).failed
+    return said.getvalue() if failed else ""
+
+
+def wrong_commands(text: str) -> list[str]:
+    """The first line of each command's block that it does not print behind those before."""
+    found = []
+    for block in blocks(text, "console"):
+        command, *expected = block.splitlines()
+        words = shlex.split(command)
+        assert words[:2] == ["$", "fastcoll"]
+        printed = iter(CliRunner().invoke(app, words[2:]).output.splitlines())
+        found += [line for line in expected if line != "..." and line not in printed][:1]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_what_its_programs_and_commands_print(page: Path) -> None:
+    text = page.read_text()
+    assert wrong_examples(text) == ""
+    assert wrong_commands(text) == []
+
+
+def test_a_wrong_number_would_be_noticed() -> None:
+    """The negative control."""
+    text = (DOCS / "worked_examples.md").read_text()
+    assert "86.62 ms" in wrong_examples(text.replace("86.62", "86.63"))
+    assert wrong_examples("```python\n>>> 2 + 2\n5\n```\n")
+    text = "```console\n$ fastcoll topo dgx-1v --hosts a\n# on a\n...\n```\n"
+    assert wrong_commands(text) == []
+    assert wrong_commands(text.replace("# on a", "# on b")) == ["# on b"]
+
+
+def test_every_page_and_picture_is_linked_and_every_link_leads_somewhere() -> None:
+    script = picture_script()
+    reached = set()
+    for page in [*PAGES, ROOT / "README.md"]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            path = (page.parent / target).resolve()
+            assert path.exists(), f"{page.name} -> {target}"
+            reached.add(path)
+    pictures = {DOCS / "pictures" / f"{name}.svg" for name in script.PICTURES}
+    assert pictures == set((DOCS / "pictures").iterdir())
+    assert pictures | set(PAGES) <= reached
+
+
+def picture_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "make_pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parts(svg: str) -> list[tuple[str, str, str, list[float]]]:
+    """Every element: its tag, its text, what its attributes say, and their numbers.
+
+    Without the metadata (the version of what drew it), and names made of hashes.
+    """
+    found = []
+    for element in ElementTree.fromstring(svg).iter():
+        tag = element.tag.split("}")[1]
+        if "svg" not in element.tag or tag == "metadata":
+            continue
+        said = " ".join(element.get(name, "") for name in ("d", "x", "y", "transform", "style"))
+        numbers = [float(number) for number in NUMBER.findall(said)]
+        found.append((tag, (element.text or "").strip(), NUMBER.sub("#", said), numbers))
+    return found
+
+
+def same_picture(one: str, other: str) -> bool:
+    """Whether two pictures show the same: a point to and fro is another version's layout."""
+    first, second = parts(one), parts(other)
+    return [each[:3] for each in first] == [each[:3] for each in second] and all(
+        a[3] == pytest.approx(b[3], abs=1.0) for a, b in zip(first, second, strict=True)
+    )
+
+
+def check_picture(name: str) -> None:
+    from fastcoll.model.figures import as_svg
+
+    made = as_svg(picture_script().PICTURES[name]())
+    committed = (DOCS / "pictures" / f"{name}.svg").read_text()
+    assert same_picture(made, committed), f"{name}.svg: run python docs/make_pictures.py"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_picture_is_up_to_date(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    check_picture(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(picture_script().PICTURES) - set(QUICK)))
+def test_a_picture_that_takes_simulations_is_up_to_date(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    check_picture(name)
+
+
+def test_a_picture_that_is_out_of_date_would_be_noticed() -> None:
+    """The negative control: another algorithm, another number in a text, a point elsewhere."""
+    ring = (DOCS / "pictures" / "ring.svg").read_text()
+    assert same_picture(ring, ring)
+    assert not same_picture(ring, (DOCS / "pictures" / "two_shot.svg").read_text())
+    assert not same_picture(ring, ring.replace("rank 3", "rank 4"))
+    moved = re.sub(r'd="M (\d+)', lambda match: f'd="M {int(match[1]) + 3}', ring, count=5)
+    assert not same_picture(ring, moved)
