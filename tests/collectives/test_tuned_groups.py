@@ -96,5 +96,15 @@ def test_regret_measures_all_points(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(path.read_text())
     validate(document)
-    assert document["num_points"] == len(document["rows"]) == 2 * 2 * 3 * 2
+    moving = [
+        row
+        for row in document["rows"]
+        if row["verb"] not in ("all_reduce", "reduce_scatter", "reduce")
+    ]
+    assert document["num_points"] == len(document["rows"]) == 2 * 2 * 3 * 2 + len(moving)
+    # Of 5 verbs that move data, at 2 sizes in 2 worlds: direct, and what the kernel copies.
+    assert len(moving) + len(document["no_choice"]) == 5 * 2 * 2
+    assert all({"direct", "single_copy"} == set(row["times"]) for row in moving)
+    assert all(point["only"] == "direct" for point in document["no_choice"])
     assert "within 10%" in result.output
+    assert "no choice: " in result.output

@@ -19,6 +19,7 @@ from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.regret import judge
 from fastcoll.measure.results import SCHEMA_NAME
 from fastcoll.measure.tune import make_document
+from fastcoll.measure.variants import request_of
 
 pytest.importorskip("matplotlib")
 VOID = ("meta", "img")
@@ -69,9 +70,11 @@ class Written(NamedTuple):
 def regret_document() -> dict[str, Any]:
     times = {
         name: {"time_us": time_us, "low_us": time_us, "high_us": time_us, "num_windows": 3}
+        | {"segment_bytes": 1 << 17}
         for name, time_us in (("one_shot", 9.0), ("two_shot", 4.0), ("chain", 8.0))
     }
-    row = judge(make_cell("all_reduce", "float32", "sum", 1024, 2), "same_bits", times, None)
+    cell = make_cell("all_reduce", "float32", "sum", 1024, 2)
+    row = judge(request_of(cell, "same_bits"), cell, times, None)
     return {
         "kind": "regret",
         "schema": SCHEMA_NAME,
@@ -93,6 +96,7 @@ def regret_document() -> dict[str, Any]:
         "num_within": 0,
         "share_within": 0.0,
         "rows": [row],
+        "no_choice": [],
     }
 
 

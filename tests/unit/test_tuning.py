@@ -3,23 +3,30 @@
 
 import copy
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_select import requests
 
 from fastcoll import _C, algorithms, tuning
+from fastcoll.cli.regret import score, without_choice
 from fastcoll.costs import Costs
 from fastcoll.errors import UsageError
+from fastcoll.measure import regret
 from fastcoll.measure.fit import Point, fit
 from fastcoll.measure.pattern import make_cell
-from fastcoll.measure.regret import is_good, judge
+from fastcoll.measure.regret import RegretSettings, is_good, judge, run_regret
+from fastcoll.measure.results import validate
+from fastcoll.measure.rounds import Outcome
 from fastcoll.measure.timer import median_interval
 from fastcoll.measure.tune import make_document, write_table
+from fastcoll.measure.variants import VERBS, Variant, request_of
 from fastcoll.selection import TuningTable, read_table, select
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
@@ -248,7 +255,7 @@ def test_a_choice_is_good_if_it_is_near_the_best_or_tied_with_it() -> None:
 
     def judged(two_shot: tuple[float, float, float]) -> dict[str, Any]:
         found = times(one_shot=one_shot, two_shot=two_shot, chain=slow, ring=(1.0, 1.0, 1.0))
-        return judge(cell, "same_bits", found, None)
+        return judge(request_of(cell, "same_bits"), cell, found, None)
 
     assert judged((9.5, 9.5, 9.5))["chosen"] == "one_shot"
     assert is_good(judged((9.5, 9.5, 9.5)))  # near
@@ -257,6 +264,51 @@ def test_a_choice_is_good_if_it_is_near_the_best_or_tied_with_it() -> None:
     assert not is_good(beaten)
     assert (beaten["best"], beaten["regret"]) == ("two_shot", 1.0)
     assert "ring" not in beaten["times"]  # not admitted, however fast
+
+
+SECONDS = {"one_shot": 9.0, "two_shot": 4.0, "chain": 8.0, "ring": 2.0, "direct": 5.0}
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+def test_regret_judges_every_verb_that_has_a_choice(
+    may_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ranks that take what SECONDS says: which rows there are, and that the file is sound."""
+
+    def measured(variants: list[Variant], *_: object) -> list[Outcome]:
+        outcomes = []
+        for variant in variants:
+            us = SECONDS.get(variant.algorithm)
+            refused = None if us or may_read else "UnsupportedError: may not read"
+            windows = [] if refused else [[us or 1.0] * 2] * 3
+            outcomes.append(Outcome(variant.name, reason=refused, windows_us=windows))
+        return outcomes
+
+    monkeypatch.setattr(regret, "running_ranks", lambda *_: nullcontext())
+    monkeypatch.setattr(regret, "measure_cell", measured)
+    settings = RegretSettings((2,), (64, 1 << 20))
+    document = run_regret(settings, tmp_path, lambda *_: None)
+    validate(document)
+    rows = {
+        (row["verb"], row["numerics"]): row for row in document["rows"] if row["size_bytes"] > 64
+    }
+    reductions = {(v, n) for v in VERBS[:3] for n in ("same_bits", "fast")}
+    moves = {(verb, "same_bits") for verb in VERBS[3:]}
+    assert set(rows) == reductions | (moves if may_read else set())
+    assert rows["all_reduce", "same_bits"]["best"] == "two_shot"
+    assert rows["all_reduce", "fast"]["best"] == "ring"
+    assert all(rows[move]["best"] == "single_copy" for move in moves & set(rows))
+    without = {(p["verb"], p["size_bytes"]) for p in document["no_choice"]}
+    assert without == {(v, s) for v, _ in moves for s in (64, 1 << 20)[: 2 - may_read]}
+    reason = document["no_choice"][-1]["refused"]["single_copy"]
+    assert ("staged" if may_read else "can't read") in reason
+    [line] = without_choice(document)
+    ends = "64 B" if may_read else "64 B to 1 MiB"
+    assert line == f"no choice: {', '.join(VERBS[3:])} of {ends}: direct alone can carry it out"
+    assert f"of {len(document['rows'])} choices" in score(document)
+    for path, wrong in (("rows", []), ("no_choice", [{"only": "direct"}])):
+        with pytest.raises(jsonschema.ValidationError):
+            validate(document | {path: wrong})
 
 
 def test_the_median_lies_in_its_interval() -> None:

@@ -5,7 +5,7 @@ Decides what is shown; the comparison is fastcoll.model's, the choice here fastc
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, cast
 
 import typer
@@ -25,7 +25,6 @@ from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.schedule import VERBS
 from fastcoll.selection import select
-from fastcoll.topology import cpu
 from fastcoll.topology.cluster import Cluster
 from fastcoll.types import Numerics, SingleCopy
 
@@ -73,11 +72,9 @@ def _explain_here(
     if verb not in VERBS:
         raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
     tuned = tuning.find()
-    request = replace(
-        request_of(make_cell(verb, "float32", "sum", size_bytes, world_size), numerics),
-        single_copy=cast(SingleCopy, env.SINGLE_COPY.get()) if try_peer().reads_us else "never",
-        cpu_vendor=cpu.vendor(),
-    )
+    cell = make_cell(verb, "float32", "sum", size_bytes, world_size)
+    asked = cast(SingleCopy, env.SINGLE_COPY.get())
+    request = request_of(cell, numerics, single_copy=asked if try_peer().reads_us else "never")
     choice = select(request, algorithms.ALL, tuned.table)
     if as_json:
         entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}

@@ -12,12 +12,13 @@ import typer
 from rich.table import Table
 
 from fastcoll.cli.console import complain, make_console, quiet_progress
-from fastcoll.cli.tune import sizes_option, worlds_option
+from fastcoll.cli.tune import sizes_option, verbs_option, worlds_option
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.regret import LIMIT, RegretSettings, is_good, run_regret
 from fastcoll.measure.results import write
 from fastcoll.measure.sizes import format_size
+from fastcoll.measure.variants import VERBS
 
 Json = dict[str, Any]
 
@@ -27,13 +28,17 @@ def regret(
         str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
     ] = "",
     sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:16M:4",
+    verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
+        VERBS
+    ),
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
 ) -> None:
-    """Time all algorithms of the verbs that have several, and hold the chosen one against the best.
+    """Time all algorithms that can carry out a call, and hold the chosen one against the best.
 
+    Every result is checked before it is timed. Where one algorithm alone can do a call, it is said.
     With FASTCOLL_TUNING set, the choice is the table's. Nothing else should run then.
     """
-    settings = RegretSettings(worlds_option(ranks), sizes_option(sizes))
+    settings = RegretSettings(worlds_option(ranks), sizes_option(sizes), verbs_option(verbs))
     with (
         tempfile.TemporaryDirectory(prefix="fc") as folder,
         quiet_progress("starting", len(settings.cells())) as progress,
@@ -57,6 +62,8 @@ def regret(
     if table.row_count:
         console.print(table)
     console.print(score(document), highlight=False)
+    for line in without_choice(document):
+        console.print(line, highlight=False)
     if json_path is not None:
         write(document, json_path)
         console.print(f"result: {json_path}")
@@ -84,3 +91,15 @@ def score(document: Json) -> str:
         f"({document['share_within']:.1%}) of {', '.join(verbs)} are within {LIMIT:.0%} of the "
         f"best, or can't be told from it; tuning table: {document['tuning']}"
     )
+
+
+def without_choice(document: Json) -> list[str]:
+    """Return which calls one algorithm alone can carry out, a line for each range of sizes."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for point in document["no_choice"]:
+        sizes.setdefault((point["verb"], point["only"]), []).append(point["size_bytes"])
+    verbs: dict[str, list[str]] = {}
+    for (verb, only), known in sizes.items():
+        ends = [format_size(size) for size in sorted({min(known), max(known)})]
+        verbs.setdefault(f"of {' to '.join(ends)}: {only} alone can carry it out", []).append(verb)
+    return [f"no choice: {', '.join(names)} {what}" for what, names in verbs.items()]

@@ -16,7 +16,7 @@ from fastcoll.cli.explain import choice, comparison_table
 from fastcoll.cli.findings import Findings, find_all
 from fastcoll.cli.html import Section, page
 from fastcoll.cli.plan import count_option, plan_table, plan_title, remarks
-from fastcoll.cli.regret import regret_table, score
+from fastcoll.cli.regret import regret_table, score, without_choice
 from fastcoll.cli.schedule import schedule_table, verdict
 from fastcoll.cli.topo import MAX_MATRIX, bandwidth_matrix, machine_tree, network_tree, rings_of
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
@@ -171,6 +171,7 @@ def _measured(documents: list[Json]) -> Section:
         machine = f"Measured on {document['machine']['cpu_model']}, {document['date']}: "
         if document.get("kind") == "regret":
             section.parts += [machine + score(document), regret_table(document)]
+            section.parts += without_choice(document)
         else:
             section.parts += [machine + fit_of(document), fastest_table(document)]
     return section

@@ -18,7 +18,8 @@ from fastcoll.cli.console import complain, make_console, quiet_progress
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_size, parse_sizes
-from fastcoll.measure.tune import VERBS, TuneSettings, run_tune
+from fastcoll.measure.tune import TuneSettings, run_tune
+from fastcoll.measure.variants import VERBS
 
 _SIZES = "64,512,2K,4K,8K,16K,64K,128K,256K,512K,1M,4M,16M"
 Json = dict[str, Any]
@@ -51,7 +52,9 @@ def tune(
     Every variant's result is checked before it is timed, and the variants take turns. Groups choose
     by the table once FASTCOLL_TUNING names it on all their ranks. Nothing else should run then.
     """
-    settings = TuneSettings(worlds_option(ranks), sizes_option(sizes), _verbs(verbs), 60 * minutes)
+    settings = TuneSettings(
+        worlds_option(ranks), sizes_option(sizes), verbs_option(verbs), 60 * minutes
+    )
     with (
         tempfile.TemporaryDirectory(prefix="fc") as folder,
         quiet_progress("starting", len(settings.cells())) as progress,
@@ -92,7 +95,8 @@ def sizes_option(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(str(error), param_hint="--sizes") from None
 
 
-def _verbs(text: str) -> tuple[str, ...]:
+def verbs_option(text: str) -> tuple[str, ...]:
+    """Return the verbs of an option."""
     names = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in VERBS]:
         raise typer.BadParameter(

@@ -2,29 +2,27 @@
 """`fastcoll regret`: how far the chosen algorithm is from the best one, measured.
 
 Decides what counts as a good choice: the chosen one takes at most a tenth longer than the best, or
-the two can't be told apart. Verbs with one algorithm have no points.
+the two can't be told apart. Calls that one algorithm alone can carry out are not timed, but listed.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fastcoll import algorithms, tuning
+from fastcoll import algorithms, env, tuning
 from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.results import provenance
 from fastcoll.measure.rounds import Outcome, measure_cell
 from fastcoll.measure.timer import Budget, median_interval
-from fastcoll.measure.variants import Variant, request_of, running_ranks
+from fastcoll.measure.variants import VERBS, Variant, request_of, running_ranks
 from fastcoll.selection import TuningTable, select
-from fastcoll.types import Numerics
+from fastcoll.types import REDUCTIONS, Numerics, Request, SingleCopy, Verb
 
-VERBS = ("all_reduce", "reduce_scatter", "reduce")
 LIMIT = 0.10
 _BUDGET = Budget(window_us=1500, min_windows=3, max_windows=9, num_rounds=4)
-_NUMERICS: tuple[Numerics, ...] = ("same_bits", "fast")
 Json = dict[str, Any]
 
 
@@ -47,49 +45,73 @@ class RegretSettings:
         ]
 
 
+def admitted(request: Request) -> list[str]:
+    """Return the names of the algorithms that can carry out a request."""
+    return [one.name for one in algorithms.ALL if one.admits(request) is None]
+
+
 def contenders(pool: Pool, cell: Cell, table: TuningTable | None) -> list[Variant]:
     """Return every algorithm that runs a cell, as a call that names it would run."""
-    request = request_of(cell, "fast")
-    names = [one.name for one in algorithms.ALL if one.admits(request) is None]
+    single_copy = cast(SingleCopy, env.SINGLE_COPY.get())
+    request = request_of(cell, "fast", single_copy=single_copy)
+    names = admitted(request)
     plans = [select(replace(request, algorithm=name), algorithms.ALL, table).plan for name in names]
     return [
         Variant(pool, name, plan.segment_bytes) for name, plan in zip(names, plans, strict=True)
     ]
 
 
-def judge(
-    cell: Cell, numerics: Numerics, times: dict[str, Json], table: TuningTable | None
-) -> Json:
+def judge(request: Request, cell: Cell, times: dict[str, Json], table: TuningTable | None) -> Json:
     """Return one row: what was chosen, what was best, and whether they can be told apart.
 
     Args:
+        request: The call; its numerics and what ranks may do to each other's memory decide what
+            there is to choose from.
         cell: The point.
-        numerics: "same_bits" admits fewer algorithms, to choose and to be best.
         times: By algorithm: median and its 95 % interval.
         table: What the choice is made by.
     """
-    request = request_of(cell, numerics)
     chosen = select(request, algorithms.ALL, table).plan.algorithm.name
-    admitted = [one.name for one in algorithms.ALL if one.admits(request) is None]
-    best = min(admitted, key=lambda name: float(times[name]["time_us"]))
+    names = admitted(request)
+    best = min(names, key=lambda name: float(times[name]["time_us"]))
     regret = times[chosen]["time_us"] / times[best]["time_us"] - 1
     return {
-        "verb": cell.verb,
-        "world_size": cell.world_size,
+        **_point(cell),
         "num_cpus": request.num_cpus,
-        "size_bytes": cell.size_bytes,
-        "numerics": numerics,
+        "numerics": request.numerics,
         "chosen": chosen,
         "best": best,
         "regret": float(f"{regret:.4g}"),
         "is_tie": times[chosen]["low_us"] <= times[best]["high_us"],
-        "times": {name: times[name] for name in admitted},
+        "times": {name: times[name] for name in names},
+    }
+
+
+def _point(cell: Cell) -> Json:
+    return {
+        "verb": cell.verb,
+        "world_size": cell.world_size,
+        "size_bytes": cell.size_bytes,
+    }
+
+
+def no_choice(request: Request, cell: Cell) -> Json:
+    """Return why there is nothing to choose at a point: what the other algorithms say to it."""
+    reasons = {one.name: one.admits(request) for one in algorithms.ALL}
+    [only] = admitted(request)
+    return {
+        **_point(cell),
+        "only": only,
+        "refused": {name: reason for name, reason in reasons.items() if reason is not None},
     }
 
 
 def _times(outcomes: Sequence[Outcome], variants: Sequence[Variant]) -> dict[str, Json]:
+    """Return what was measured, without what the ranks of this machine may not do."""
     times = {}
     for outcome, variant in zip(outcomes, variants, strict=True):
+        if variant.may_be_refused and (outcome.reason or "").startswith("UnsupportedError"):
+            continue
         if outcome.summary is None:
             raise NotMeasured(f"{variant.name}: {outcome.reason}")
         slowest = [max(window) for window in outcome.windows_us]
@@ -101,6 +123,20 @@ def _times(outcomes: Sequence[Outcome], variants: Sequence[Variant]) -> dict[str
             "segment_bytes": variant.segment_bytes,
         }
     return times
+
+
+def _requests(cell: Cell, times: dict[str, Json]) -> list[Request]:
+    """Return the calls of a point: a reduction in rank order, and in any.
+
+    Args:
+        cell: The point.
+        times: What was measured of it; nothing if it leaves nothing to choose.
+    """
+    asked = cast(SingleCopy, env.SINGLE_COPY.get())
+    single_copy: SingleCopy = asked if not times or "single_copy" in times else "never"
+    kinds: tuple[Numerics, ...] = ("same_bits", "fast")
+    kinds = kinds if Verb[cell.verb] in REDUCTIONS else kinds[:1]
+    return [request_of(cell, numerics, single_copy=single_copy) for numerics in kinds]
 
 
 def is_good(row: Json) -> bool:
@@ -118,19 +154,28 @@ def run_regret(
         on_turn: Called with a point and an algorithm before each turn.
 
     Raises:
-        NotMeasured: An algorithm failed, or computed something wrong.
+        NotMeasured: An algorithm failed, or computed something wrong; or no point has two.
     """
     origin, tuned = provenance(), tuning.find()
     rows: list[Json] = []
+    without: list[Json] = []
     for world in settings.worlds:
         with running_ranks(world, folder) as pool:
             for cell in settings.cells():
                 if cell.world_size != world:
                     continue
                 variants = contenders(pool, cell, tuned.table)
-                outcomes = measure_cell(variants, cell, _BUDGET, partial(on_turn, cell))
-                times = _times(outcomes, variants)
-                rows += [judge(cell, numerics, times, tuned.table) for numerics in _NUMERICS]
+                times: dict[str, Json] = {}
+                if len(variants) > 1:
+                    outcomes = measure_cell(variants, cell, _BUDGET, partial(on_turn, cell))
+                    times = _times(outcomes, variants)
+                for request in _requests(cell, times):
+                    if len(admitted(request)) > 1:
+                        rows.append(judge(request, cell, times, tuned.table))
+                    else:
+                        without.append(no_choice(request, cell))
+    if not rows:
+        raise NotMeasured("there is nothing to choose from at any point")
     num_within = sum(map(is_good, rows))
     return {
         "kind": "regret",
@@ -141,4 +186,5 @@ def run_regret(
         "num_within": num_within,
         "share_within": round(num_within / len(rows), 4),
         "rows": rows,
+        "no_choice": without,
     }

@@ -23,20 +23,9 @@ from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.results import command_line
 from fastcoll.measure.rounds import measure_cell
 from fastcoll.measure.timer import Budget, median_interval
-from fastcoll.measure.variants import request_of, running_ranks, variants_of
+from fastcoll.measure.variants import VERBS, request_of, running_ranks, variants_of
 from fastcoll.selection.table import SCHEMA_NAME, validate
 
-# What has most to choose comes first: an interrupted run is worth most so.
-VERBS = (
-    "all_reduce",
-    "reduce_scatter",
-    "reduce",
-    "all_gather",
-    "broadcast",
-    "all_to_all",
-    "gather",
-    "scatter",
-)
 _DTYPE = "float32"
 _BUDGET = Budget(window_us=1500, min_windows=2, max_windows=7, num_rounds=3)
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ Decides which algorithms and segment sizes there are to compare. Knows nothing o
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastcoll import algorithms
@@ -14,9 +14,22 @@ from fastcoll.measure.library import WorkerConfig
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import Pool, available_cpus, own_commands
 from fastcoll.measure.protocol import Reply
+from fastcoll.topology import cpu
 from fastcoll.topology.cpu import cpu_quota
-from fastcoll.types import DType, Numerics, Op, Request, Verb
+from fastcoll.types import DType, Numerics, Op, Request, SingleCopy, Verb
 
+# What has most to choose comes first: an interrupted run is worth most so. A barrier, a send and a
+# recv can be carried out in one way only.
+VERBS = (
+    "all_reduce",
+    "reduce_scatter",
+    "reduce",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
 SEGMENTS_BYTES = (64 << 10, 128 << 10, 256 << 10)
 _ONE_SEGMENT_BYTES = 128 << 10
 # Below, a message is one segment whatever its size may be.
@@ -58,7 +71,9 @@ def cpus_between(world_size: int) -> int:
     return min(world_size, len(available_cpus()), cpu_quota())
 
 
-def request_of(cell: Cell, numerics: Numerics, algorithm: str = "auto") -> Request:
+def request_of(
+    cell: Cell, numerics: Numerics, algorithm: str = "auto", single_copy: SingleCopy = "never"
+) -> Request:
     """Return what all ranks of `running_ranks` know of a cell's call."""
     return Request(
         verb=Verb[cell.verb],
@@ -70,6 +85,8 @@ def request_of(cell: Cell, numerics: Numerics, algorithm: str = "auto") -> Reque
         algorithm=algorithm,
         numerics=numerics,
         num_cpus=cpus_between(cell.world_size),
+        single_copy=single_copy,
+        cpu_vendor=cpu.vendor(),
     )
 
 
@@ -78,7 +95,7 @@ def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
 
     reduce_scatter has one shot only: its one_shot is two_shot, and is left out.
     """
-    request = replace(request_of(cell, "fast"), single_copy="auto")
+    request = request_of(cell, "fast", single_copy="auto")
     segmented = request.staged_bytes > _LEAST_SEGMENTED_BYTES
     return [
         Variant(pool, candidate.name, segment_bytes)
