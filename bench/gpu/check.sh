@@ -1,31 +1,39 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds fastcoll on a machine with GPUs, runs every GPU test, then measures.
-#   bench/gpu/check.sh [--mps] [STAGE...] [-o FOLDER]
-# STAGE is build, tests, extras or bench; none means all of them. What a stage found is kept in
-# build/gpu-check, so that a machine that is lent for a few minutes at a time can be used stage by
-# stage; every run ends with a report of all that is known. --mps runs the tests and measurements
-# of processes under NVIDIA's MPS, whose daemon is started and stopped here: without it processes
-# that share a GPU take turns on it. Results go to FOLDER, else to bench/results/<gpu>.
-# Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and setuptools; no network. Every
-# stage takes less than 9 minutes, as every step has a limit. Writes gpu.json and gpu.png. Exit
-# code: 0 all well, 1 something failed, 2 wrong arguments, 77 nothing was run because there is no
-# GPU.
+#   bench/gpu/check.sh [--mps] [--within SECONDS] [--commit HASH] [STAGE...] [-o FOLDER]
+# STAGE is build, smoke, tests, extras or bench; none means all of them. smoke takes a minute and
+# says what works at all. What a stage found is kept in build/gpu-check, so that a machine that is
+# lent for a few minutes at a time can be used stage by stage; every run ends with a report of all
+# that is known, a page at most. --within cuts the steps short, so that the report comes in time.
+# --mps runs the tests and measurements of processes under NVIDIA's MPS, whose daemon is started
+# and stopped here: without it processes that share a GPU take turns on it. --commit says what is
+# tested where there is no git. Results go to FOLDER, else to bench/results/<gpu>: gpu.json, gpu.txt
+# and gpu.png. Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and setuptools; no
+# network. Every stage takes less than 9 minutes, as every step has a limit; a test that fails,
+# hangs or crashes does not keep the others from being run. Exit code: 0 all well, 1 something
+# failed, 2 wrong arguments, 77 nothing was run because there is no GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
 work=$PWD/build/gpu-check
-out= mps= stages=()
+out= mps= commit= until_s=86400 stages=()
+report_s=25 # what the report may take
 while [ $# -gt 0 ]; do
   case $1 in
     --mps) mps=1 ;;
+    --within)
+      [[ ${2-} =~ ^[0-9]+$ ]] || { echo "--within needs seconds" && exit 2; }
+      until_s=$(($2 - report_s)) && shift
+      ;;
+    --commit) commit=${2:?--commit needs a hash} && shift ;;
     -o) out=${2:?-o needs a folder} && shift ;;
-    build | tests | extras | bench) stages+=("$1") ;;
+    build | smoke | tests | extras | bench) stages+=("$1") ;;
     *) echo "unknown argument $1: see the head of this file" && exit 2 ;;
   esac
   shift
 done
-[ ${#stages[@]} -gt 0 ] || { stages=(build tests extras bench) && rm -rf "$work"; }
+[ ${#stages[@]} -gt 0 ] || { stages=(build smoke tests extras bench) && rm -rf "$work"; }
 
 if ! problem=$("$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>&1); then
   echo "no GPU: torch ($python) sees no CUDA device. Nothing was built, run or measured."
@@ -35,8 +43,12 @@ fi
 mkdir -p "$work"
 
 # Only what is built here, wherever another fastcoll may be installed.
-export PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=$work/site:$PWD/bench/gpu PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# Ranks that are threads: see prepare_gpu_threads in python/fastcoll/env.py.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+# Ranks that are processes never wait in a kernel of their own context for another one to be
+# loaded there, and loading all of torch's would take each of them many seconds.
+lazily=(env CUDA_MODULE_LOADING=LAZY)
 
 failed=0
 note() { # name, code, seconds: replaces what an earlier run said of the step
@@ -45,9 +57,20 @@ note() { # name, code, seconds: replaces what an earlier run said of the step
   printf '%s\t%s\t%d\n' "$1" "$2" "$3" >>"$work/steps.new"
   mv "$work/steps.new" "$work/steps.tsv"
 }
+within() { # seconds: no more than are left
+  local left=$((until_s - SECONDS))
+  echo $(($1 < left ? $1 : left))
+}
 step() { # name, limit in seconds, command...
-  local name=$1 limit_s=$2 start=$SECONDS code=0
+  local name=$1 limit_s start=$SECONDS code=0
+  limit_s=$(within "$2")
   shift 2
+  if [ "$limit_s" -lt 10 ]; then
+    printf '\n== %s: not run, no time is left\n' "$name"
+    note "$name" late 0
+    failed=1
+    return 1
+  fi
   printf '\n== %s\n' "$name"
   timeout --kill-after 10 "$limit_s" "$@" || code=$?
   [ $code -ne 124 ] || echo "$name: stopped after $limit_s s"
@@ -56,13 +79,18 @@ step() { # name, limit in seconds, command...
   [ $code -eq 0 ] || failed=1
   return $code
 }
-gpu_tests() { # name, limit in seconds, file or folder, words before the command. Each in a process
-  # of its own, as an error of the device ends all that a process can do there.
-  local name=$1 limit_s=$2 where=$3
+gpu_tests() { # name, limit in seconds, limit of one test, then words before the command, --, and
+  # arguments of pytest. Each in a process of its own, as an error of the device ends all that a
+  # process can do there.
+  local name=$1 limit_s test_s=$3 words=()
+  limit_s=$(within "$2")
   shift 3
-  rm -f "$work/tests-$name.xml"
-  step "$name" "$limit_s" "$@" "$python" -m pytest -q -p no:cacheprovider -m gpu --timeout 60 \
-    --junit-xml "$work/tests-$name.xml" "$where"
+  while [ "$1" != -- ]; do words+=("$1") && shift; done
+  shift
+  rm -f "$work/tests-$name.jsonl"
+  step "$name" "$limit_s" "${words[@]}" "$python" bench/gpu/run_tests.py \
+    "$work/tests-$name.jsonl" $((limit_s - 3)) $((test_s + 30)) \
+    -q --tb short -p no:cacheprovider -m gpu --timeout "$test_s" "$@"
 }
 has_module() { "$python" -c "import $1" 2>/dev/null; }
 
@@ -80,30 +108,34 @@ start_mps() {
 }
 
 build() {
+  rm -rf "$work/site"
   step build 280 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation \
-    --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" . || exit 1
+    --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" .
+}
+smoke() {
+  gpu_tests smoke 90 25 -- tests/gpu/test_smoke.py
+  gpu_tests smoke-processes 40 30 "${lazily[@]}" -- tests/gpu/test_processes.py -k cpus_bits
 }
 tests() {
-  gpu_tests exact 200 tests/gpu/test_exact.py
-  gpu_tests graphs 50 tests/gpu/test_graphs.py
-  gpu_tests streams 50 tests/gpu/test_streams.py
-  gpu_tests failures 80 tests/gpu/test_failures.py
-  gpu_tests processes 130 tests/gpu/test_processes.py
+  gpu_tests exact 200 60 -- tests/gpu/test_exact.py
+  gpu_tests graphs 50 30 -- tests/gpu/test_graphs.py
+  gpu_tests streams 50 30 -- tests/gpu/test_streams.py
+  gpu_tests failures 80 30 -- tests/gpu/test_failures.py
+  gpu_tests processes 140 80 "${lazily[@]}" -- tests/gpu/test_processes.py
 }
 extras() {
   # What is not on the machine is listed as "skipped: not there" by report.py, never as passed.
-  if has_module triton; then gpu_tests triton 150 tests/triton_kernels; else note triton skip 0; fi
-  # Torch's own kernels need not be loaded, and checked, all of them.
+  if has_module triton; then gpu_tests triton 150 60 -- tests/triton_kernels; else note triton skip 0; fi
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-      step "$tool" 60 env CUDA_MODULE_LOADING=LAZY compute-sanitizer --tool "$tool" \
-        --error-exitcode 1 "$python" bench/gpu/small.py
+      step "$tool" 60 "${lazily[@]}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        "$python" bench/gpu/small.py
     done
   else
     note compute-sanitizer skip 0
   fi
   if start_mps; then
-    gpu_tests processes-mps 100 tests/gpu/test_processes.py "${under_mps[@]}"
+    gpu_tests processes-mps 100 60 "${under_mps[@]}" "${lazily[@]}" -- tests/gpu/test_processes.py
   else  # only with --mps, where the machine has the daemon
     note processes-mps skip 0
   fi
@@ -132,8 +164,9 @@ for stage in "${stages[@]}"; do
   printf '\n== stage %s: %d s\n' "$stage" $((SECONDS - start))
   if [ ! -d "$work/site/fastcoll" ]; then
     echo "nothing is built here: run the stage build first"
-    exit 1
+    failed=1
+    break
   fi
 done
-"$python" bench/gpu/report.py "$work" ${out:+"$out"} || failed=1
+timeout $((report_s * 2)) "$python" bench/gpu/report.py "$work" "$out" "$commit" || failed=1
 exit $failed

@@ -6,7 +6,6 @@ thread blocks. Ranks are threads, as in measure.py, whose clock this uses. `pyth
 OUT.json`; ends, not `complete`, when its time is up.
 """
 
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure import LARGE_BYTES, TRAFFIC, copy_gbps, time_calls
+from measure import LARGE_BYTES, LIMIT_S, TRAFFIC, copy_gbps, save, time_calls
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
@@ -51,7 +50,7 @@ def reduce_us(me: GpuRank, name: str) -> float:
 
 def group(world: int, channels: int) -> GpuRanks:
     os.environ["FASTCOLL_GPU_CHANNELS"] = str(channels)
-    return GpuRanks(["cuda:0"] * world, timeout_s=20.0)
+    return GpuRanks(["cuda:0"] * world, timeout_s=LIMIT_S)
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -86,11 +85,11 @@ def main(path: Path) -> None:
     document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "rows": [], "complete": False}
     for row in rows():
         document["rows"].append(row)
-        path.write_text(json.dumps(document))
+        save(path, document)
         if time.monotonic() - begin > BUDGET_S:
             return
     document["complete"] = True
-    path.write_text(json.dumps(document))
+    save(path, document)
 
 
 if __name__ == "__main__":

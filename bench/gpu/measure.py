@@ -4,8 +4,9 @@
 With one GPU all ranks share it, so what is measured is the protocol's latency and how much of the
 device's own copy bandwidth a collective makes use of; no link between GPUs takes part. Every shape
 is compared with an exact result before it is timed. Eager calls and captured graphs; the time of
-a call is that of the slowest rank. `python measure.py OUT.json`; stops starting new rows after
-its time is up and says which were left out.
+a call is that of the slowest rank. `python measure.py OUT.json`, which is whole after every row;
+stops starting new rows after its time is up, or for a number of ranks with which several failed,
+and says which were left out.
 """
 
 import json
@@ -24,6 +25,8 @@ from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.verbs_p2p import P2POp
 
 BUDGET_S = 170.0
+LIMIT_S = 8.0  # of a wait in a kernel
+MOST_FAILURES = 3  # of rows with one number of ranks
 SIZES = [8, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 SIZES += [16 << 20, 64 << 20]
 WORLDS = (8, 4, 2)
@@ -172,6 +175,13 @@ def plan() -> list[Row]:
     return sorted(rows, key=lambda case: -case[0])
 
 
+def save(path: Path, document: dict[str, Any]) -> None:
+    """Write a document so that it is whole whenever this process is ended."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(document))
+    new.replace(path)
+
+
 def main(path: Path) -> None:
     begin = time.monotonic()
     num_gpus = torch.cuda.device_count()
@@ -186,28 +196,32 @@ def main(path: Path) -> None:
         "left_out": [],
         "failed": [],
     }
-    groups: dict[int, GpuRanks] = {}
+    group: GpuRanks | None = None
+    failures: dict[int, int] = {}
     for case in plan():
         world = case[0]
-        if time.monotonic() - begin > BUDGET_S:
+        late = time.monotonic() - begin > BUDGET_S
+        if late or failures.get(world, 0) >= MOST_FAILURES:
             document["left_out"].append(case)
             continue
-        if world not in groups or groups[world].failed:
-            for old in groups.values():
-                old.close()
-            devices = [f"cuda:{rank % num_gpus}" for rank in range(world)]
-            groups = {world: GpuRanks(devices, timeout_s=20.0)}
-            report = groups[world].run(lambda me: me.comm.gpu_report())[0]
-            document["reports"][str(world)] = report
         try:
-            document["rows"].append(row(groups[world], case, copy if num_gpus == 1 else None))
+            if group is None or group.world_size != world or group.failed:
+                if group is not None:
+                    group.close()
+                group = None  # stays so if there can't be a new one
+                devices = [f"cuda:{rank % num_gpus}" for rank in range(world)]
+                group = GpuRanks(devices, timeout_s=LIMIT_S)
+                report = group.run(lambda me: me.comm.gpu_report())[0]
+                document["reports"][str(world)] = report
+            document["rows"].append(row(group, case, copy if num_gpus == 1 else None))
         except RuntimeError as error:  # the rows after it are worth having all the same
             print(f"{case}: {error}", flush=True)
             document["failed"].append([*case, str(error).splitlines()[-1]])
-        path.write_text(json.dumps(document))
-    for old in groups.values():
-        old.close()
-    path.write_text(json.dumps(document))
+            failures[world] = failures.get(world, 0) + 1
+        save(path, document)
+    if group is not None:
+        group.close()
+    save(path, document)
     if document["failed"]:
         raise SystemExit(f"{len(document['failed'])} rows failed")
 

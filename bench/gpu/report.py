@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what check.sh found into one JSON and one picture, and prints it as a table.
+"""Puts what check.sh found into one JSON, one table and one picture, and prints a page of it.
 
-`python report.py WORK [OUT]`: WORK holds steps.tsv, tests-*.xml, measured.json and kernels.json as
-far as the steps came. Without OUT the results go to bench/results/<gpu>.
+`python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json and
+kernels.json as far as the steps came, whole or cut off. Without OUT the results go to
+bench/results/<gpu>; COMMIT is what was tested where there is no git.
 """
 
 import json
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import live_results
 
 from fastcoll.measure.machine import now, read_commit, read_machine, read_versions
 from fastcoll.topology import gpu
@@ -22,42 +25,42 @@ PACKAGES = ("fastcoll", "torch", "numpy", "triton", "cupy-cuda13x", "nvidia-nccl
 
 
 def steps(work: Path) -> list[dict[str, Any]]:
+    path = work / "steps.tsv"
+    states = {
+        "0": "passed",
+        "skip": "skipped: not there",
+        "late": "not run: out of time",
+        "124": "stopped: out of time",
+    }
     rows = []
-    for line in (work / "steps.tsv").read_text().splitlines():
+    for line in path.read_text().splitlines() if path.exists() else []:
         name, code, seconds = line.split("\t")
-        state = {"0": "passed", "skip": "skipped: not there", "124": "stopped: out of time"}
-        rows.append(
-            {"step": name, "result": state.get(code, f"failed ({code})"), "seconds": int(seconds)}
-        )
+        result = states.get(code, f"failed ({code})")
+        rows.append({"step": name, "result": result, "seconds": int(seconds)})
     return rows
 
 
 def tests(work: Path) -> dict[str, Any]:
-    """Count what pytest wrote; what it did not get to is not there, so a crash counts nothing."""
-    paths = sorted(work.glob("tests-*.xml"))
-    if not paths:
-        return {"passed": 0, "failed": [], "skipped": [], "note": "pytest left no report"}
-    failed, skipped, passed = [], [], 0
-    for part, case in ((path.stem, case) for path in paths for case in _cases(path)):
-        name = f"{part}: {case.get('classname')}::{case.get('name')}"
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(name)
-        elif (skip := case.find("skipped")) is not None:
-            skipped.append(f"{name}: {skip.get('message')}")
-        else:
-            passed += 1
-    return {"passed": passed, "failed": failed, "skipped": skipped}
-
-
-def _cases(path: Path) -> list[ElementTree.Element]:
-    try:
-        return list(ElementTree.parse(path).iter("testcase"))
-    except ElementTree.ParseError:  # it was stopped while it wrote
-        return []
+    """Count what pytest wrote; what it did not come to is not there, so a crash counts nothing."""
+    found: dict[str, Any] = {"passed": 0, "failed": [], "skipped": [], "seconds": {}}
+    for path in sorted(work.glob("tests-*.jsonl")):
+        for row in live_results.read(path):
+            name = f"{path.stem}: {row['test'].split('/')[-1]}"
+            if row["result"] == "passed":
+                found["passed"] += 1
+                found["seconds"][name] = row["seconds"]
+            elif row["result"] == live_results.BEGUN:
+                found["failed"].append(f"{name}: crashed, or hung to the limit")
+            else:
+                found[row["result"]].append(f"{name}: {row['text']}")
+    return found
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # it was never written, or not to its end
+        return None
 
 
 def driver() -> str:
@@ -102,42 +105,86 @@ def plot(document: dict[str, Any], path: Path) -> str:
     return ""
 
 
-def table(document: dict[str, Any]) -> None:
-    print("\n== result")
+def table(document: dict[str, Any]) -> Iterator[str]:
+    """Every number, as lines."""
+    measured = document["measured"]
+    if measured is not None:
+        yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
+        head = ("verb", "ranks", "bytes", "algorithm", "mode", "us", "of copy")
+        yield "{:>14} {:>5} {:>10} {:>10} {:>6} {:>9} {:>8}".format(*head)
+        for r in measured["rows"]:
+            part = f"{r['fraction_of_copy']:.0%}" if "fraction_of_copy" in r else ""
+            yield (
+                f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
+                f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
+            )
+    for r in (document["kernels"] or {"rows": []})["rows"]:
+        yield f"{r['what']:24} {r['case']:32} {r['value']:10.2f} {r['unit']}"
+
+
+_MOST_LINES, _MOST_CHARACTERS = 16, 220  # of each list on the page
+
+
+def page(document: dict[str, Any]) -> Iterator[str]:
+    """What a reader needs first, on a page whatever happened."""
+    yield "== result"
     for one in document["steps"]:
-        print(f"{one['step']:12} {one['result']:24} {one['seconds']:4} s")
+        yield f"{one['step']:16} {one['result']:24} {one['seconds']:4} s"
     found = document["tests"]
-    print(
-        f"GPU tests: {found['passed']} passed, {len(found['failed'])} failed, "
-        f"{len(found['skipped'])} skipped"
-    )
-    for name in (*found["failed"][:20], *found["skipped"][:20]):
-        print(f"  {name}")
+    failed, skipped = found["failed"], found["skipped"]
+    yield f"GPU tests: {found['passed']} passed, {len(failed)} failed, {len(skipped)} skipped"
+    yield from _smoke(found)
+    for title, lines in (("failed", failed), ("skipped", skipped)):
+        yield from (f"  {title}: {line[:_MOST_CHARACTERS]}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"  {title}: {len(lines) - _MOST_LINES} more, see gpu.json"
     measured = document["measured"]
     if measured is None:
-        print("nothing was measured")
+        yield "nothing was measured"
         return
-    print(f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)")
-    head = ("verb", "ranks", "bytes", "algorithm", "mode", "us", "of copy")
-    print("{:>14} {:>5} {:>10} {:>10} {:>6} {:>9} {:>8}".format(*head))
-    for r in measured["rows"]:
-        part = f"{r['fraction_of_copy']:.0%}" if "fraction_of_copy" in r else ""
-        print(
-            f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
-            f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
-        )
-    if measured["left_out"]:
-        print(f"not measured, out of time: {len(measured['left_out'])} rows")
-    for r in (document["kernels"] or {"rows": []})["rows"]:
-        print(f"{r['what']:24} {r['case']:32} {r['value']:10.2f} {r['unit']}")
+    yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
+    yield "all_reduce in a graph, us (of the copy bandwidth):"
+    yield from _graph_rows(measured["rows"])
+    for what in ("left_out", "failed"):
+        if rows := measured.get(what):
+            yield f"measured rows {what.replace('_', ' ')}: {len(rows)}, first {rows[0]}"[
+                :_MOST_CHARACTERS
+            ]
 
 
-def main(work: Path, out: Path | None) -> None:
+def _smoke(found: dict[str, Any]) -> Iterator[str]:
+    """What works at all, by number of ranks."""
+    works: dict[str, list[str]] = {}
+    for name in found["seconds"]:
+        if match := re.fullmatch(r"tests-smoke: .*::test_(\w+)\[(\d+)-?(.*)\]", name):
+            works.setdefault(match[2], []).append(match[3] or match[1])
+    for world, names in works.items():
+        yield f"  works with {world} ranks: {', '.join(names)}"
+
+
+def _graph_rows(rows: list[dict[str, Any]]) -> Iterator[str]:
+    mine = [r for r in rows if (r["verb"], r["mode"]) == ("all_reduce", "graph")]
+    keys = sorted({(r["ranks"], r["algorithm"]) for r in mine})
+    sizes = sorted({r["size_bytes"] for r in mine})
+    yield "{:>10}".format("bytes") + "".join(f"{f'{n} {name}':>16}" for n, name in keys)
+    for size in sizes:
+        line = f"{size:10}"
+        for key in keys:
+            cell = ""
+            for r in mine:
+                if (r["ranks"], r["algorithm"], r["size_bytes"]) == (*key, size):
+                    part = f" ({r['fraction_of_copy']:.0%})" if "fraction_of_copy" in r else ""
+                    cell = f"{r['time_us']:.2f}{part}"
+            line += f"{cell:>16}"
+        yield line
+
+
+def main(work: Path, out: Path | None, told: str = "") -> None:
     gpus = gpu.gpus()
     commit = read_commit(HERE)
     document: dict[str, Any] = {
         "command": "bench/gpu/check.sh",
-        "commit": asdict(commit) if commit else None,
+        "commit": asdict(commit) if commit else told or None,
         "date": now(),
         "gpus": [asdict(one) for one in gpus],
         "driver": driver(),
@@ -156,12 +203,14 @@ def main(work: Path, out: Path | None) -> None:
     folder = out or HERE.parent / "results" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
-    problem = plot(document, folder / "gpu.png") if document["measured"] else ""
-    table(document)
-    if problem:
+    (folder / "gpu.txt").write_text("\n".join(table(document)) + "\n")
+    print("\n" + "\n".join(page(document)))
+    rows = (document["measured"] or {}).get("rows")
+    if rows and (problem := plot(document, folder / "gpu.png")):
         print(problem)
     print(f"written: {folder / 'gpu.json'}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    given = [*sys.argv[2:], "", ""]
+    main(Path(sys.argv[1]), Path(given[0]) if given[0] else None, given[1])

@@ -28,24 +28,32 @@ def placements() -> list[str]:
     return ["one_gpu", "spread"] if torch.cuda.device_count() > 1 else ["one_gpu"]
 
 
-@pytest.fixture(scope="session", params=placements())
-def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], GpuRanks]]:
-    """`threads(n)` is a group of n rank threads; tests must leave it in order.
-
-    One at a time, as each claims its share of the device.
-    """
+def kept(placement: str, timeout_s: float = 30.0) -> Iterator[Callable[[int], GpuRanks]]:
+    """Groups that live on from test to test, one at a time: each claims its share of the device."""
     made: dict[int, GpuRanks] = {}
 
     def group(world_size: int) -> GpuRanks:
         if world_size not in made or made[world_size].failed:
             while made:
                 made.popitem()[1].close()
-            made[world_size] = GpuRanks(devices(request.param, world_size))
+            made[world_size] = GpuRanks(devices(placement, world_size), timeout_s)
         return made[world_size]
 
     yield group
     for ranks in made.values():
         ranks.close()
+
+
+@pytest.fixture(scope="session", params=placements())
+def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], GpuRanks]]:
+    """`threads(n)` is a group of n rank threads; tests must leave it in order."""
+    yield from kept(request.param)
+
+
+@pytest.fixture(scope="module")
+def quick_threads() -> Iterator[Callable[[int], GpuRanks]]:
+    """The same on one GPU, and nothing is waited for long."""
+    yield from kept("one_gpu", 4.0)
 
 
 @pytest.fixture

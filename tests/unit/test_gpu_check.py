@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,12 +40,15 @@ STEPS = """build\t0\t66
 tests\t1\t100
 compute-sanitizer\tskip\t0
 measure\t124\t150
+kernels\tlate\t0
 """
-TESTS = """<testsuites><testsuite>
-<testcase classname="a" name="good"/>
-<testcase classname="a" name="bad"><failure message="x"/></testcase>
-<testcase classname="a" name="none"><skipped message="no second GPU"/></testcase>
-</testsuite></testsuites>"""
+TESTS = [
+    ("tests/gpu/test_smoke.py::test_all_reduce[8-ring]", "passed", ""),
+    ("a.py::test_bad", "failed", "RuntimeError: x"),
+    ("a.py::test_none", "skipped", "no second GPU"),
+    ("a.py::test_hung", "begun", ""),
+]
+LINES = [json.dumps(dict(zip(("test", "result", "text"), row, strict=True))) for row in TESTS]
 MEASURED = {
     "copy_gbps": 4000.0,
     "num_gpus": 1,
@@ -86,18 +90,22 @@ def test_the_report_counts_what_passed_and_names_the_rest(
     tmp_path: Path, report: Callable[[Path], str]
 ) -> None:
     (tmp_path / "steps.tsv").write_text(STEPS)
-    (tmp_path / "tests-exact.xml").write_text(TESTS)
-    (tmp_path / "tests-cut.xml").write_text(TESTS[:80])
+    rows = "".join(line[:-1] + ', "seconds": 1}\n' for line in LINES)
+    (tmp_path / "tests-smoke.jsonl").write_text(rows + rows[:30])  # stopped while it wrote
     (tmp_path / "measured.json").write_text(json.dumps(MEASURED))
+    (tmp_path / "kernels.json").write_text(json.dumps(MEASURED)[:40])
     text = report(tmp_path)
     for line in (
-        "1 passed, 1 failed, 1 skipped",
-        "a::bad",
-        "a::none: no second GPU",
-        "tests-exact",
+        "1 passed, 2 failed, 1 skipped",
+        "works with 8 ranks: ring",
+        "failed: tests-smoke: a.py::test_bad: RuntimeError: x",
+        "failed: tests-smoke: a.py::test_hung: crashed, or hung to the limit",
+        "skipped: tests-smoke: a.py::test_none: no second GPU",
         "skipped: not there",
+        "not run: out of time",
         "stopped: out of time",
-        "not measured, out of time: 1 rows",
+        "left out: 1",
+        "5.00 (50%)",
     ):
         assert line in text
     document = json.loads((tmp_path / "out/gpu.json").read_text())
@@ -106,6 +114,19 @@ def test_the_report_counts_what_passed_and_names_the_rest(
     assert document["measured"] == MEASURED
     assert {"commit", "driver", "versions", "machine", "date", "command"} <= document.keys()
     assert (tmp_path / "out/gpu.png").stat().st_size > 1000
+    assert "two_shot" in (tmp_path / "out/gpu.txt").read_text()
+
+
+def test_the_report_is_a_page_whatever_happened(
+    tmp_path: Path, report: Callable[[Path], str]
+) -> None:
+    rows = [{"test": f"a.py::test_{i}", "result": "failed", "text": "x" * 300} for i in range(500)]
+    (tmp_path / "tests-exact.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = report(tmp_path)
+    assert "500 failed" in text
+    assert "484 more, see gpu.json" in text
+    assert len(text) < 8000
+    assert len(json.loads((tmp_path / "out/gpu.json").read_text())["tests"]["failed"]) == 500
 
 
 def test_a_run_that_broke_off_passes_nothing(tmp_path: Path, report: Callable[[Path], str]) -> None:
@@ -182,9 +203,23 @@ def test_what_is_measured_runs_and_is_reported(
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["complete"]
     (tmp_path / "steps.tsv").write_text("measure\t1\t9\n")
-    text = report(tmp_path)
+    report(tmp_path)
+    text = (tmp_path / "out/gpu.txt").read_text()
     for word in ("send_recv", "all_to_all", "complex64, 8 ranks", "send and receive, 8 bytes"):
         assert word in text
+
+
+def test_a_number_of_ranks_that_fails_is_given_up(
+    tmp_path: Path, on_cpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = on_cpu("measure")
+    bad = [(2, "all_reduce", "none", 8, False)] * 5
+    monkeypatch.setattr(measure, "plan", lambda: [*bad, (3, "all_gather", "auto", 8, False)])
+    with pytest.raises(SystemExit, match="3 rows failed"):
+        measure.main(tmp_path / "measured.json")
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    assert [row["ranks"] for row in measured["rows"]] == [3]
+    assert len(measured["left_out"]) == 2
 
 
 def test_a_wrong_result_is_not_timed(
@@ -212,7 +247,7 @@ def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
         "for name in ('jsonschema', 'matplotlib', 'hypothesis', 'triton'):\n"
         "    sys.modules[name] = None\n"
         f"sys.path.insert(0, {str(GPU)!r})\n"
-        "import measure, kernels, small, report, fastcoll.cli\n"
+        "import measure, kernels, small, report, run_tests, fastcoll.cli\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -222,6 +257,88 @@ def test_a_wrong_argument_is_refused(argument: str) -> None:
     done = subprocess.run([GPU / "check.sh", argument], capture_output=True, text=True, check=False)
     assert done.returncode not in (0, 77)
     assert argument in done.stdout + done.stderr
+
+
+# ---- what happens to the rest when something goes wrong ------------------------------------------
+
+BAD_TESTS = """
+import os, time, pytest
+def test_a(): pass
+def test_crash(): os._exit(134)
+def test_fail(): raise RuntimeError("no good")
+def test_hang(): time.sleep(600)
+@pytest.mark.skip(reason="not here")
+def test_skip(): pass
+def test_z(): pass
+"""
+
+
+@pytest.mark.slow  # one hangs
+def test_every_test_runs_whatever_the_others_do(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text(BAD_TESTS)
+    (tmp_path / "pytest.ini").touch()
+    results = tmp_path / "results.jsonl"
+    command = [sys.executable, GPU / "run_tests.py", results, "120", "5", "-q", "test_bad.py"]
+    env = {**os.environ, "PYTHONPATH": str(GPU)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    found = {row["test"].split("::")[1]: (row["result"], row["text"]) for row in rows}
+    assert found == {
+        "test_a": ("passed", ""),
+        "test_crash": ("begun", ""),
+        "test_fail": ("failed", "RuntimeError: no good"),
+        "test_hang": ("begun", ""),
+        "test_skip": ("skipped", "Skipped: not here"),
+        "test_z": ("passed", ""),
+    }
+
+
+FAKE_PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  *is_available*) exit 0 ;;
+  *device_count*) echo 1 ;;
+  *"pip install"*) mkdir -p "{work}/site/fastcoll" ;;
+  *run_tests.py*test_exact*)
+    echo '{{"test": "e.py::test_hung", "result": "begun"}}' >"$2"
+    sleep 60
+    ;;
+  *run_tests.py*) echo '{{"test": "t.py::test_ok", "result": "passed", "seconds": 1}}' >"$2" ;;
+  *report.py*) exec {python} "$@" ;;
+  *) exit 3 ;;
+esac
+"""
+
+
+@pytest.mark.slow  # one hangs
+def test_every_step_is_tried_and_the_report_comes_in_time(tmp_path: Path) -> None:
+    """check.sh itself: a step that hangs, others that fail, a limit for all of them."""
+    work = tmp_path / "build/gpu-check"
+    (tmp_path / "bench/gpu").mkdir(parents=True)
+    for name in ("check.sh", "report.py", "live_results.py"):
+        shutil.copy(GPU / name, tmp_path / "bench/gpu" / name)
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON.format(work=work, python=sys.executable))
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [tmp_path / "bench/gpu/check.sh", "--within", "38", "--commit", "abc", "-o", out],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    document = json.loads((out / "gpu.json").read_text())
+    results = {row["step"]: row["result"] for row in document["steps"]}
+    assert results["build"] == results["smoke"] == "passed"
+    assert results["exact"] == "stopped: out of time"
+    assert results["graphs"] == results["measure"] == "not run: out of time"
+    assert document["commit"] == "abc"
+    assert "test_hung: crashed, or hung to the limit" in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("written: ")
 
 
 # ---- beside other libraries ----------------------------------------------------------------------

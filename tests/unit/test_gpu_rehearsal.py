@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.types import DType
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import test_smoke
 import work
 from work import Case
 
@@ -51,3 +53,22 @@ def test_a_wrong_part_is_seen(monkeypatch: pytest.MonkeyPatch, verb: str) -> Non
     finally:
         ranks.close()
     assert any("bytes differ" in text for texts in found for text in texts)
+
+
+def test_what_the_smoke_tests_call_runs_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(test_smoke, "NUMELS", (5, 1000))
+    ranks = GpuRanks(["cpu"] * 3)
+    try:
+        for algorithm in test_smoke.ALGORITHMS:
+            assert ranks.run(test_smoke.all_reduce, algorithm) == [[]] * 3
+        assert ranks.run(test_smoke.burst) == [True] * 3
+        # Negative control: rank 2 gives something else than what the others expect of it.
+        right = torch.Tensor.to
+        monkeypatch.setattr(torch.Tensor, "to", lambda self, *args: right(self, *args) * 1.001)
+        found = ranks.run(test_smoke.all_reduce, "one_shot")
+    finally:
+        ranks.close()
+    assert all("sums are wrong" in text for texts in found for text in texts)
+    assert found[0]

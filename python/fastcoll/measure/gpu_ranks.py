@@ -48,21 +48,21 @@ class GpuRanks:
         self._threads = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(self.world_size)]
         self._ranks: list[GpuRank] = []
         self.failed = False
+        for name in {name for name in devices if torch.device(name).type == "cuda"}:
+            # The device's context, which may take many seconds, before anything is waited for.
+            torch.zeros(1, device=name)
 
         def come_up(rank: int) -> GpuRank:
             device = torch.device(devices[rank])
             comm = Communicator.from_store(store, rank, self.world_size, timeout_s=timeout_s)
             assert isinstance(comm, Communicator)  # threads are on one node
             me = GpuRank(rank, self.world_size, device, comm)
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-                me.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                # The group comes to its GPUs now: to allocate later could mean to wait for
-                # kernels that run. In this rank's stream: in the default one, which all threads
-                # share, the ranks' kernels would wait for each other's end.
-                with torch.cuda.stream(me.stream):
-                    comm.all_reduce(torch.zeros(1, device=device))
-                me.synchronize()
+            try:
+                if device.type == "cuda":
+                    me.stream = _come_to_gpu(comm, device)
+            except BaseException:
+                comm.close()
+                raise
             return me
 
         self._ranks = self._collect(come_up, list(range(self.world_size)))
@@ -102,6 +102,21 @@ class GpuRanks:
             thread.submit(me.comm.close)
         for thread in self._threads:
             thread.shutdown()
+
+
+def _come_to_gpu(comm: Communicator, device: torch.device) -> torch.cuda.Stream:
+    """Make this thread's rank ready for calls on its GPU; return the rank's own stream.
+
+    Now: to allocate later could mean to wait for kernels that run. And in a stream of its own: in
+    the default one, which all threads share, the ranks' kernels would wait for each other's end.
+    """
+    torch.cuda.set_device(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        comm.all_reduce(torch.zeros(1, device=device))
+    stream.synchronize()
+    comm.check()
+    return stream
 
 
 @contextlib.contextmanager
