@@ -8,6 +8,7 @@ rank that waits in vain.
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from itertools import accumulate
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from fastcoll.device_group import DeviceGroup
 from fastcoll.memory import array
 from fastcoll.memory.device import Terms
 from fastcoll.reliability.journal import Journal
+from fastcoll.reliability.residency import residency
 from fastcoll.types import ITEMSIZE, DType, Verb
 
 LIMIT_S = 20.0
@@ -36,6 +38,7 @@ class Core:
         words: What `verdict` says.
         running: Whether a kernel is said to run.
         lost: The ranks that kernels were told not to wait for.
+        closed: Whether the host waited for the kernels, and they ended.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -44,6 +47,7 @@ class Core:
         self.words: tuple[int, ...] | None = None
         self.running = False
         self.lost: list[int] = []
+        self.closed = False
 
     def launch(
         self, plan: Any, source: int, target: int, stream: int, limit_s: float, counts: list[int]
@@ -86,6 +90,10 @@ class Core:
 
     def verdict(self) -> tuple[int, ...] | None:
         return self.words
+
+    def close(self) -> None:
+        assert self.lost or not self.running, "waits for a kernel that waits to its limit"
+        self.closed = True
 
 
 def _parts(ptr: int, numels: list[int], itemsize: int, cut: bool) -> list[tuple[int, int]]:
@@ -130,7 +138,11 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
     side.terms = Terms(0, 0, num_channels, comm.world_size, ())
-    side._journal, side._next_look = Journal(comm.rank, comm.exchange_fds), 0.0
+    side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
+    side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
+    side._claim, side._pin = 0, None
+    residency.claim(0, side._claim, 0)
+    side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
     side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
     fakes = SimpleNamespace(
         current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext

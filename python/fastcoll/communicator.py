@@ -487,6 +487,8 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             UsageError: The group was closed.
         """
         super().abort(reason or "no reason given")
+        if self._gpus is not None:
+            self._gpus.stop()
 
     @property
     def closed(self) -> bool:

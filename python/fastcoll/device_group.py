@@ -5,6 +5,7 @@ Decides when a group comes to its GPUs, in which stream a call runs and when an 
 device becomes the group's. Must not choose algorithms; must not know stores or process groups.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -123,6 +124,7 @@ class DeviceGroup:
         self.device = device
         self._host = host
         self._pid = os.getpid()
+        self._stopped = False
         self._last_call: object = None  # its text is what counts
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -130,7 +132,7 @@ class DeviceGroup:
         mine, capacity = _hello(device)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = settle(hellos, _cuda.data_offset_bytes())
-        self._journal = Journal(host.rank, host.exchange_fds)
+        self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
         self._next_look = 0.0
         self._claim = self.terms.num_channels * _share(hellos, host.rank)
         claimed = residency.claim(device, self._claim, capacity)
@@ -239,6 +241,7 @@ class DeviceGroup:
         dense: list[ArrayView] = []
         rows = []
         for one in transfers:
+            self._journal.write_message(one.sends, one.peer, _content(one))
             array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
             dense.append(array)
             rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
@@ -257,8 +260,26 @@ class DeviceGroup:
         words = self._core.verdict()
         if words is not None:
             self._fail(Verdict(*words))
-        self._host.check_host()
+        self._check_host()
         self._look_for_lost(peers, starting=starting)
+
+    def _check_host(self) -> None:
+        """Raise what broke the group on its CPUs, if anything has; then no kernel waits on."""
+        try:
+            self._host.check_host()
+        except FastcollError as error:
+            self.stop(getattr(error, "ranks", ()))
+            raise
+
+    def stop(self, culprits: Sequence[int] = ()) -> None:
+        """Let this rank's kernels stop waiting: the group is broken, perhaps by these ranks."""
+        me, world_size = self._host.rank, self._host.world_size
+        if self._stopped or world_size == 1:
+            return
+        self._stopped = True
+        others = [rank for rank in culprits if rank != me]
+        with contextlib.suppress(FastcollError):  # the device may be what broke it
+            self._core.give_up(others[0] if others else (me + 1) % world_size)
 
     def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
         """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
@@ -286,8 +307,8 @@ class DeviceGroup:
         host = self._host
         where = f'in group "{host.name}" (rank {host.rank} of {host.world_size})'
         gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
-        other = verdict.rank if verdict.raiser == host.rank else verdict.raiser
-        both = self._journal.difference(other) if verdict.kind == DESYNC else ""
+        differs = verdict.kind == DESYNC
+        both = self._journal.difference(verdict.raiser, verdict.rank) if differs else ""
         last = str(self._last_call)
         host.fail(*explain(verdict, host.rank, where, last, peer_is_gone=gone, both=both))
 
@@ -311,11 +332,15 @@ class DeviceGroup:
     def close(self) -> None:
         """Wait until this rank's kernels are over, then give its memory back.
 
+        In a broken group they stop waiting for their peers.
+
         Graphs that captured calls of the group must not be replayed any more.
         """
         if os.getpid() != self._pid:
             return  # a forked child can't use its parent's GPU
         try:
+            with contextlib.suppress(FastcollError):
+                self._check_host()  # or kernels would wait to their limit for who is gone
             self._core.close()
         finally:
             residency.release(self.device, self._claim)
@@ -348,6 +373,9 @@ def _share(hellos: Sequence[DeviceHello], rank: int) -> int:
 
 def _describe(transfer: Transfer) -> str:
     verb, way = ("send", "to") if transfer.sends else ("recv", "from")
-    array = transfer.array
-    call = f"{verb}({array.dtype.name}, numel={array.numel}) {way} rank {transfer.peer}"
-    return f"{call} with tag {transfer.tag}" if transfer.tag else call
+    return f"{verb}({_content(transfer)}) {way} rank {transfer.peer}"
+
+
+def _content(transfer: Transfer) -> str:
+    """What must be equal on both sides."""
+    return f"{transfer.array.dtype.name}, numel={transfer.array.numel}, tag={transfer.tag}"

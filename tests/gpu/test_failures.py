@@ -126,6 +126,8 @@ def test_a_send_without_its_receive_ends_on_both_sides(
     for name, text in fresh_threads(2, LIMIT_S).run(send_alone, what):
         assert name == kind, text
         assert "rank 1" in text or "rank 0" in text
+        if kind == "DesyncError":
+            assert "message 1 from rank 0 to rank 1: sent is float32, numel=1048576" in text
 
 
 def first_in_capture(me: GpuRank) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes, by the route they agree on: on one GPU they take turns, so calls are few."""
 
+import contextlib
 import os
 import signal
 import time
@@ -110,3 +111,32 @@ def test_a_killed_peer_is_named_before_the_limit(fresh_pool: FreshPool) -> None:
     assert text.startswith("PeerLostError"), text
     assert "rank 1" in text
     assert took_s < LIMIT_S / 4
+
+
+def go_on(rank: harness.Rank) -> list[float]:
+    me = as_gpu_rank(rank)
+    tensor = torch.full((1000,), me.rank + 1.0, device=me.device)
+    rank.comm.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if rank.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(FastcollError):  # it may be gone already
+        rank.comm.all_reduce(tensor)
+    # The kernels that wait for it are told, and are waited for.
+    smaller = rank.comm.shrink(timeout_s=10.0)
+    tensor.fill_(smaller.rank + 1.0)
+    smaller.all_reduce(tensor)
+    torch.cuda.synchronize()
+    smaller.check()
+    result = tensor[:2].tolist()
+    smaller.close()
+    return result
+
+
+def test_a_smaller_group_goes_on(fresh_pool: FreshPool) -> None:
+    start = time.monotonic()
+    outcomes = fresh_pool(3, harness.Setup(timeout_s=LIMIT_S)).outcomes(go_on, deadline_s=70)
+    for outcome in outcomes[:2]:
+        assert outcome.ok, outcome.describe()
+        assert outcome.value == [3.0, 3.0]
+    assert time.monotonic() - start < LIMIT_S

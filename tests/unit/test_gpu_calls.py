@@ -291,6 +291,75 @@ def test_a_desync_shows_both_calls(pools: Pools) -> None:
         assert "called all_reduce(SUM, float32, numel=5)" in found.text
 
 
+def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
+    """Rank 1's kernel says that rank 0 sends something else than it takes."""
+    from fake_gpu import fake_gpu
+    from fastcoll.reliability.verdicts import DESYNC
+
+    comm = rank.comm.new_group()
+    with fake_gpu(comm) as core:
+        for turn in range(9):  # more than are kept
+            tensor = torch.ones(5)
+            comm.send(tensor, 1, tag=turn) if comm.rank == 0 else comm.recv(tensor, 0, tag=turn)
+        same = comm._gpus._journal.difference(0, 1)
+        core.transfer = lambda *args: None  # type: ignore[method-assign]
+        if comm.rank == 0:
+            comm.send(torch.ones(4), 1, tag=7)
+        else:
+            comm.recv(torch.ones(6), 0, tag=7)
+        rank.comm.barrier()
+        core.words = (DESYNC, 1, 0, 0, 10, 7, 8, 0)
+        found = attempt(comm.check)
+    comm.close()
+    return found, same
+
+
+def test_a_desync_shows_both_sides_of_a_message(pools: Pools) -> None:
+    for found, same in pools(2).run(desync_of_messages):
+        assert same == "", "equal messages are no difference"
+        assert found.kind == "DesyncError"
+        assert (
+            "message 10 from rank 0 to rank 1: sent is float32, numel=4, tag=7, "
+            "expected is float32, numel=6, tag=7"
+        ) in found.text
+
+
+def go_on(rank: Rank, how: str) -> tuple[list[float], list[int], bool]:
+    """Rank 2 leaves while the others' kernels wait for it; they go on without it."""
+    from fake_gpu import fake_gpu
+
+    comm = rank.comm.new_group()
+    results: list[float] = []
+    with fake_gpu(comm) as core:
+        comm.all_reduce(torch.ones(3))
+        core.running = rank.rank != 2
+        smaller = None
+        if how == "shrink" and rank.rank != 2:
+            smaller = comm.shrink()
+        elif how == "abort":
+            rank.comm.barrier()
+            comm.abort("no more of this")
+        elif how == "close" and rank.rank != 2:
+            attempt(comm.fail, 3, "somebody is late", (2,))
+            comm.close()
+    comm.close()
+    if smaller is not None:
+        with fake_gpu(smaller):
+            tensor = torch.full((3,), smaller.rank + 1.0)
+            smaller.all_reduce(tensor)
+            results = tensor.tolist()
+        smaller.close()
+    return results, core.lost, core.closed
+
+
+@pytest.mark.parametrize("how", ["shrink", "abort", "close"])
+def test_kernels_are_told_before_they_are_waited_for(pools: Pools, how: str) -> None:
+    for results, lost, closed in pools(3).run(go_on, how)[:2]:
+        assert results == ([3.0] * 3 if how == "shrink" else [])
+        assert len(lost) == 1
+        assert closed or how == "abort"
+
+
 def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
     """Rank 2 leaves; the others look after themselves."""
     from fake_gpu import fake_gpu

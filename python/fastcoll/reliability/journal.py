@@ -2,65 +2,99 @@
 """What every rank last called on its GPU, for the text of an error.
 
 A kernel that finds another call than its own sees a stamp and no more. So the host writes each
-collective down, as text, where all ranks can read it. Decides the layout; must not know calls.
-Nothing waits for these words, and only errors read them.
+collective down, as text, where all ranks can read it, and each message that goes to a peer or comes
+from one. Decides the layout; must not know calls. Nothing waits for these words, and only errors
+read them.
 """
 
 import mmap
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable
 
-_NUM_ENTRIES, _ENTRY_BYTES = 64, 256
-_NUM_BYTES = _NUM_ENTRIES * _ENTRY_BYTES
+_ENTRY_BYTES = 256
+_CALLS, _MESSAGES = 64, 8  # kept: collectives; messages of each peer and direction
 _HEAD = struct.Struct("<QH")  # number of the call, bytes of its text
 
 
 class Journal:
-    """The last collectives of every rank of a group. Making one is collective."""
+    """The last calls of every rank of a group. Making one is collective."""
 
-    def __init__(self, rank: int, exchange: Callable[[int], list[int]]) -> None:
+    def __init__(self, rank: int, world_size: int, exchange: Callable[[int], list[int]]) -> None:
         """Make this rank's pages; `exchange` gives a descriptor and returns everybody's."""
+        num_bytes = (_CALLS + 2 * world_size * _MESSAGES) * _ENTRY_BYTES
         fd = os.memfd_create("fastcoll-journal", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _NUM_BYTES)
+        os.ftruncate(fd, num_bytes)
         fds = exchange(fd)
         try:
-            self._pages = [mmap.mmap(one, _NUM_BYTES) for one in fds]
+            self._pages = [mmap.mmap(one, num_bytes) for one in fds]
         finally:
             for one in fds:
                 os.close(one)
         self._rank = rank
-        self._number = 0
+        self._numbers: Counter[range] = Counter()  # of what was written, by its entries
 
     def write(self, call: str) -> None:
         """Write down what this rank calls next."""
-        self._number += 1
-        text = call.encode()[: _ENTRY_BYTES - _HEAD.size]
-        start = self._number % _NUM_ENTRIES * _ENTRY_BYTES
-        page = self._pages[self._rank]
-        page[start + _HEAD.size : start + _HEAD.size + len(text)] = text
-        _HEAD.pack_into(page, start, self._number, len(text))
+        self._write(range(_CALLS), call)
 
-    def difference(self, peer: int) -> str:
-        """Return the first call in which a peer and this rank differ, both sides; or nothing."""
-        for number in range(max(1, self._number - _NUM_ENTRIES + 1), self._number + 1):
-            mine, theirs = self._read(self._rank, number), self._read(peer, number)
-            if theirs is not None and mine != theirs:
+    def write_message(self, sends: bool, peer: int, message: str) -> None:
+        """Write down the next message to a peer, or the next that is expected from it."""
+        self._write(_entries_of(sends, peer), message)
+
+    def difference(self, one: int, other: int) -> str:
+        """Return the first call in which two ranks differ, both sides; or nothing."""
+        calls = range(_CALLS)
+        if found := self._first_difference((one, calls), (other, calls)):
+            number, first, second = found
+            return f"collective {number}: rank {one} called {first}, rank {other} called {second}"
+        for sender, receiver in ((one, other), (other, one)):
+            given, taken = _entries_of(True, receiver), _entries_of(False, sender)
+            if found := self._first_difference((sender, given), (receiver, taken)):
+                number, first, second = found
                 return (
-                    f"collective {number}: rank {self._rank} called {mine}, rank {peer} called "
-                    f"{theirs}"
+                    f"message {number} from rank {sender} to rank {receiver}: sent is {first}, "
+                    f"expected is {second}"
                 )
         return ""
 
-    def _read(self, rank: int, number: int) -> str | None:
-        """Return a rank's call; None if it is not there any more, or not yet."""
-        start = number % _NUM_ENTRIES * _ENTRY_BYTES
-        page = self._pages[rank]
-        found, size = _HEAD.unpack_from(page, start)
-        start += _HEAD.size
-        return page[start : start + size].decode(errors="replace") if found == number else None
+    def _first_difference(
+        self, one: tuple[int, range], other: tuple[int, range]
+    ) -> tuple[int, str, str] | None:
+        """Return the number and both texts of the first entry that differs."""
+        mine, theirs = self._read(*one), self._read(*other)
+        for number in sorted(mine.keys() & theirs.keys()):
+            if mine[number] != theirs[number]:
+                return number, mine[number], theirs[number]
+        return None
+
+    def _write(self, entries: range, text: str) -> None:
+        self._numbers[entries] += 1
+        number = self._numbers[entries]
+        raw = text.encode()[: _ENTRY_BYTES - _HEAD.size]
+        start = entries[number % len(entries)] * _ENTRY_BYTES
+        page = self._pages[self._rank]
+        page[start + _HEAD.size : start + _HEAD.size + len(raw)] = raw
+        _HEAD.pack_into(page, start, number, len(raw))
+
+    def _read(self, rank: int, entries: range) -> dict[int, str]:
+        """Return what a rank has written into some entries, by number."""
+        page, texts = self._pages[rank], {}
+        for entry in entries:
+            start = entry * _ENTRY_BYTES
+            number, size = _HEAD.unpack_from(page, start)
+            start += _HEAD.size
+            if number:
+                texts[number] = page[start : start + size].decode(errors="replace")
+        return texts
 
     def close(self) -> None:
         """Unmap the pages."""
         for page in self._pages:
             page.close()
+
+
+def _entries_of(sends: bool, peer: int) -> range:
+    start = _CALLS + (2 * peer + sends) * _MESSAGES
+    return range(start, start + _MESSAGES)
