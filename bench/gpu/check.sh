@@ -41,6 +41,10 @@ if ! problem=$("$python" -c 'import torch; raise SystemExit(not torch.cuda.is_av
   exit 77
 fi
 mkdir -p "$work"
+"$python" -m pip list --format freeze 2>/dev/null |
+  grep -iE '^(torch|triton|numpy|pybind11|setuptools|pytest|pytest-timeout|cupy.*|nvidia-nccl.*)==' |
+  paste -sd ' '
+nvcc --version 2>/dev/null | tail -n 1
 
 # Only what is built here, wherever another fastcoll may be installed.
 export PYTHONPATH=$work/site:$PWD/bench/gpu PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

@@ -10,6 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +22,8 @@ from measure import LARGE_BYTES, LIMIT_S, TRAFFIC, copy_gbps, save, time_calls
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.types import TORCH_DTYPES, DType
+
+Row = dict[str, Any]
 
 BUDGET_S = 130.0
 COPY_SIZES = [1 << 20, 16 << 20, 256 << 20, 1 << 30]
@@ -48,48 +52,62 @@ def reduce_us(me: GpuRank, name: str) -> float:
     return median(times[1:])
 
 
-def group(world: int, channels: int) -> GpuRanks:
+@contextmanager
+def group(world: int, channels: int) -> Iterator[GpuRanks]:
     os.environ["FASTCOLL_GPU_CHANNELS"] = str(channels)
-    return GpuRanks(["cuda:0"] * world, timeout_s=LIMIT_S)
+    ranks = GpuRanks(["cuda:0"] * world, timeout_s=LIMIT_S)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def copies() -> Iterator[Row]:
     for size in COPY_SIZES:
         yield _row("copy", f"{size} bytes", copy_gbps("cuda:0", size), "GB/s read + written")
     torch.cuda.empty_cache()
-    assert MESSAGE_BYTES >= LARGE_BYTES
-    for world in (2, 4, 8):
-        moved = TRAFFIC["two_shot"](world) * world * MESSAGE_BYTES
-        ranks = group(world, 64)
+
+
+def reductions(world: int) -> Iterator[Row]:
+    moved = TRAFFIC["two_shot"](world) * world * MESSAGE_BYTES
+    with group(world, 64) as ranks:
         for name in DTYPES:
             time_us = max(ranks.run(reduce_us, name))
             yield _row("reduce", f"{name}, {world} ranks", moved / time_us / 1e3, "GB/s")
-        ranks.close()
-    for channels in CHANNELS:
-        ranks = group(2, channels)
+
+
+def blocks(channels: int) -> Iterator[Row]:
+    with group(2, channels) as ranks:
         args = ("all_reduce", "two_shot", MESSAGE_BYTES, True)
         time_us = max(map(median, ranks.run(time_calls, *args)))
         moved = TRAFFIC["two_shot"](2) * 2 * MESSAGE_BYTES
         yield _row("blocks", f"{channels} of each of 2 ranks", moved / time_us / 1e3, "GB/s")
         time_us = max(map(median, ranks.run(time_calls, "send_recv", "auto", 8, False)))
         yield _row("send and receive, 8 bytes", f"{channels} channels, eager", time_us, "us")
-        ranks.close()
 
 
-def _row(what: str, case: str, value: float, unit: str) -> dict[str, Any]:
+def _row(what: str, case: str, value: float, unit: str) -> Row:
     return {"what": what, "case": case, "value": round(value, 3), "unit": unit}
 
 
 def main(path: Path) -> None:
-    begin = time.monotonic()
-    document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "rows": [], "complete": False}
-    for row in rows():
-        document["rows"].append(row)
-        save(path, document)
-        if time.monotonic() - begin > BUDGET_S:
-            return
-    document["complete"] = True
-    save(path, document)
+    assert MESSAGE_BYTES >= LARGE_BYTES
+    end = time.monotonic() + BUDGET_S
+    document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "rows": [], "failed": []}
+    parts = [copies, *(partial(reductions, world) for world in (2, 4, 8))]
+    for part in [*parts, *(partial(blocks, channels) for channels in CHANNELS)]:
+        try:
+            for row in part():
+                document["rows"].append(row)
+                save(path, document | {"complete": False})
+                if time.monotonic() > end:
+                    return
+        except RuntimeError as error:  # the parts after it are worth having all the same
+            print(error, flush=True)
+            document["failed"].append(str(error).splitlines()[-1])
+    save(path, document | {"complete": not document["failed"]})
+    if document["failed"]:
+        raise SystemExit(f"{len(document['failed'])} parts failed")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/gpu/check.sh without a GPU: it says so; and its report calls a skip a skip."""
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -8,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,13 @@ def test_what_is_measured_runs_and_is_reported(
     kernels.main(tmp_path / "kernels.json")
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["complete"]
+    # Reductions fail, and the parts after them are measured all the same.
+    monkeypatch.setattr(kernels, "DTYPES", ("float33",))
+    with pytest.raises(SystemExit, match="3 parts failed"):
+        kernels.main(tmp_path / "again.json")
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert {row["what"] for row in again["rows"]} == {"copy", "blocks", "send and receive, 8 bytes"}
+    assert not again["complete"]
     (tmp_path / "steps.tsv").write_text("measure\t1\t9\n")
     report(tmp_path)
     text = (tmp_path / "out/gpu.txt").read_text()
@@ -361,6 +369,106 @@ def test_a_comparison_that_is_not_fair_is_not_made(
     text = problem_of(world_size, num_gpus, mps)
     assert words in text
     assert bool(text) == bool(words)
+
+
+class Graph:
+    """A captured graph: replaying it makes its calls again."""
+
+    capturing: "Graph | None" = None
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+@contextlib.contextmanager
+def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+    assert capture_error_mode == "thread_local"
+    Graph.capturing = graph
+    yield
+    Graph.capturing = None
+
+
+def test_a_library_in_a_graph_is_checked_and_timed_by_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fastcoll.measure import gpu_libraries
+    from fastcoll.measure.library import WorkerConfig
+    from fastcoll.measure.pattern import make_cell
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    log: list[str] = []
+
+    class Alone(gpu_libraries.InGraph):
+        """All of a group of one, on the CPU: a sum is what it was."""
+
+        wrong = 0.0
+
+        def __init__(self, config: WorkerConfig) -> None:
+            self.device = torch.device("cpu")
+            gpu_libraries.Library.__init__(self, config)
+
+        def version(self) -> str:
+            return "1"
+
+        def barrier(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def bind(self, cell: Any, output: torch.Tensor, source: torch.Tensor) -> Any:
+            def now(mode: str) -> None:
+                log.append(mode)
+                if mode == "replayed":
+                    output.add_(self.wrong)
+
+            def call() -> None:
+                if Graph.capturing:
+                    Graph.capturing.calls.append(lambda: now("replayed"))
+                else:
+                    now("eager")
+
+            return call, ()
+
+    library = Alone(WorkerConfig("alone", 1, "", "", None, rank=0))
+    cell = make_cell("all_reduce", "float32", "sum", 64, 1)
+    assert library.prepare(cell) == 0
+    assert log == ["eager", "replayed"], (
+        "the first call is not captured, and a captured one checked"
+    )
+    log.clear()
+    seconds = library.loop(50)
+    assert log == ["replayed"] * 60, "three times twenty"
+    assert seconds == pytest.approx(1e-3 * 50 / 60)
+    library.wrong = 1.0  # negative control: only the replayed call is wrong
+    assert library.prepare(cell) == cell.output_numel
+
+
+@pytest.mark.parametrize(
+    ("graph", "peers"),
+    [
+        (True, ("fastcoll_graph", "nccl", "nccl_graph", "symm_one_shot", "symm_one_shot_graph")),
+        (False, ("nccl", "symm_one_shot")),
+    ],
+)
+def test_each_library_on_gpus_is_measured_in_a_graph_too(
+    graph: bool, peers: tuple[str, ...]
+) -> None:
+    from fastcoll.cli.bench import Device, _peers
+    from fastcoll.measure.gpu_libraries import GPU_LIBRARIES
+    from fastcoll.measure.session import BenchSettings, worker_config
+
+    assert _peers("nccl,symm_one_shot", Device.cuda, graph) == peers
+    settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), peers, device="cuda")
+    keys = [worker_config(settings, name, Path("x")).library for name in ("fastcoll", *peers)]
+    assert keys == ["fastcoll_gpu", *peers]
+    assert set(keys) <= GPU_LIBRARIES.keys()
 
 
 def test_mps_is_seen_by_its_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU tests' own code on the CPU: their cases are well formed, and a wrong result is seen."""
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.types import DType
 
@@ -31,6 +33,19 @@ def test_every_case_of_the_gpu_tests_runs_where_there_is_none() -> None:
     ranks = GpuRanks(["cpu"] * 3)
     try:
         assert ranks.run(work.perform, cases) == [[]] * 3
+    finally:
+        ranks.close()
+
+
+def test_a_group_that_was_waited_for_in_vain_is_not_used_again() -> None:
+    ranks = GpuRanks(["cpu"] * 2)
+    try:
+        ranks.run(lambda me: me.comm.barrier())
+        assert not ranks.failed
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(gpu_ranks, "wait", lambda jobs: signal.raise_signal(signal.SIGINT))
+            ranks.run(lambda me: None)
+        assert ranks.failed
     finally:
         ranks.close()
 

@@ -22,7 +22,15 @@ from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
-from fastcoll.measure.session import GPU_PEERS, PEERS, BenchSettings, make_pool, run_bench
+from fastcoll.measure.session import (
+    GPU_PEERS,
+    IN_GRAPH,
+    OWN_GRAPH,
+    PEERS,
+    BenchSettings,
+    make_pool,
+    run_bench,
+)
 from fastcoll.measure.sizes import format_size, parse_sizes
 from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
@@ -45,14 +53,19 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-def _peers(vs: str | None, device: Device) -> tuple[str, ...]:
-    """Return the libraries to measure beside; "symm_mem" is torch's, by each of its algorithms."""
+def _peers(vs: str | None, device: Device, graph: bool) -> tuple[str, ...]:
+    """Return the libraries to measure beside; "symm_mem" is torch's, by each of its algorithms.
+
+    On GPUs each of them comes a second time, in a captured graph, if `graph`.
+    """
     known, usual = (GPU_PEERS, "nccl,symm_mem") if device is Device.cuda else (PEERS, "gloo")
     names = (usual if vs is None else vs).split(",")
     peers: list[str] = []
     for name in (name.strip() for name in names if name.strip()):
         symmetric = device is Device.cuda and name == "symm_mem"
         peers += GPU_PEERS[1:] if symmetric else [_choice(name, known, "vs")]
+    if device is Device.cuda and graph:
+        peers = [OWN_GRAPH, *(each for name in peers for each in (name, name + IN_GRAPH))]
     return tuple(dict.fromkeys(peers))
 
 
@@ -77,6 +90,9 @@ def bench(
     device: Annotated[
         Device, typer.Option(help="Where the tensors lie: rank r on GPU r modulo their number.")
     ] = Device.cpu,
+    graph: Annotated[
+        bool, typer.Option(help="On GPUs: measure every library in a captured graph, too.")
+    ] = True,
     symmetric: Annotated[
         bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
     ] = False,
@@ -105,7 +121,7 @@ def bench(
     """
     if device is Device.cuda and level is Level.c:
         raise typer.BadParameter("there is no compiled loop on GPUs", param_hint="--level")
-    peers = _peers(vs, device)
+    peers = _peers(vs, device, graph)
     try:
         sizes_bytes = tuple(parse_sizes(sizes))
     except ValueError as error:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured on GPUs: each library's own call, timed by the device's own clock.
 
-Decides which function of a library stands for a verb, and when a comparison would not be fair: it
-then says why, and nothing is timed.
+Decides which function of a library stands for a verb, how its calls are captured, and when a
+comparison would not be fair: it then says why, and nothing is timed.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastcoll.measure.libraries import Fastcoll, Gloo
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
 
+CALLS_IN_GRAPH = 20  # their launch is one, and costs as much as one call
 # Since this version, where NCCL_MULTI_RANK_GPU_ENABLE=1; before, it refuses.
 SHARING_NCCL = (2, 30)
 
@@ -55,17 +57,61 @@ class OnGpu(Library):
         return torch.empty(numel, dtype=dtype, device=self.device)
 
     def loop(self, iterations: int) -> float:
+        run, num_calls = self.calls(iterations)
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
         )
-        fn, args = self._call
         start.record()
-        for _ in range(iterations):
-            fn(*args)
+        run()
         end.record()
         end.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3
+        return float(start.elapsed_time(end)) * 1e-3 * iterations / num_calls
+
+    def calls(self, iterations: int) -> tuple[Callable[[], None], int]:
+        """Return what makes at least `iterations` calls of what was prepared, and how many."""
+
+        def run() -> None:
+            fn, args = self._call
+            for _ in range(iterations):
+                fn(*args)
+
+        return run, iterations
+
+
+class InGraph(OnGpu):
+    """The same calls as nodes of a captured graph, which is replayed."""
+
+    _graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their calls; None: eager
+
+    def prepare(self, cell: Cell) -> int | None:
+        # Once eagerly, as what a library makes at its first call can't be captured.
+        self._graphs = None
+        super().prepare(cell)
+        self._graphs = {}
+        return super().prepare(cell)
+
+    def release(self) -> None:
+        self._graphs = None
+        super().release()
+
+    def calls(self, iterations: int) -> tuple[Callable[[], None], int]:
+        run, num_calls = super().calls(min(iterations, CALLS_IN_GRAPH))
+        if self._graphs is None:
+            return super().calls(iterations)
+        graph = self._graphs.get(num_calls)
+        if graph is None:
+            graph = self._graphs[num_calls] = torch.cuda.CUDAGraph()
+            # Other threads, such as NCCL's, may do as they like meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                run()
+        num_replays = -(-iterations // num_calls)
+
+        def replay() -> None:
+            for _ in range(num_replays):
+                graph.replay()
+
+        return replay, num_replays * num_calls
 
 
 class FastcollOnGpu(OnGpu, Fastcoll):
@@ -93,6 +139,10 @@ def nccl_version() -> tuple[int, ...]:
     return found
 
 
+class FastcollInGraph(InGraph, FastcollOnGpu):
+    """fastcoll in a captured graph."""
+
+
 class Nccl(OnGpu, Gloo):
     """torch.distributed over NCCL."""
 
@@ -105,6 +155,10 @@ class Nccl(OnGpu, Gloo):
 
     def version(self) -> str:
         return f"NCCL {'.'.join(map(str, nccl_version()))}, torch {torch.__version__}"
+
+
+class NcclInGraph(InGraph, Nccl):
+    """NCCL in a captured graph."""
 
 
 class SymmMem(OnGpu, Gloo):
@@ -151,9 +205,21 @@ class SymmTwoShot(SymmMem):
         return torch.ops.symm_mem.two_shot_all_reduce_, (tensor, "sum", _world().group_name)
 
 
+class SymmOneShotInGraph(InGraph, SymmOneShot):
+    """Its one_shot in a captured graph."""
+
+
+class SymmTwoShotInGraph(InGraph, SymmTwoShot):
+    """Its two_shot in a captured graph."""
+
+
 GPU_LIBRARIES: dict[str, type[Library]] = {
     "fastcoll_gpu": FastcollOnGpu,
+    "fastcoll_graph": FastcollInGraph,
     "nccl": Nccl,
+    "nccl_graph": NcclInGraph,
     "symm_one_shot": SymmOneShot,
+    "symm_one_shot_graph": SymmOneShotInGraph,
     "symm_two_shot": SymmTwoShot,
+    "symm_two_shot_graph": SymmTwoShotInGraph,
 }

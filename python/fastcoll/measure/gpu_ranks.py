@@ -72,15 +72,16 @@ class GpuRanks:
             thread.submit(function, first, *args)
             for thread, first in zip(self._threads, firsts, strict=True)
         ]
+        failed, self.failed = self.failed, True  # also if somebody breaks off the wait
         wait(jobs)
         problems = [(rank, job.exception()) for rank, job in enumerate(jobs) if job.exception()]
         if problems:
-            self.failed = True
             text = "\n".join(
                 f"rank {rank}: {''.join(traceback.format_exception(error))}"
                 for rank, error in problems
             )
             raise RuntimeError(f"{len(problems)} ranks failed\n{text}") from problems[0][1]
+        self.failed = failed
         return [job.result() for job in jobs]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -36,6 +36,8 @@ from fastcoll.measure.timer import Budget
 CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)
 GPU_PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
+IN_GRAPH = "_graph"  # behind a library's name: its calls in a captured graph, on GPUs
+OWN_GRAPH = "fastcoll" + IN_GRAPH
 _FLAG_ITERATIONS = 10_000
 Json = dict[str, Any]
 
@@ -65,6 +67,11 @@ class BenchSettings:
         return told | {"region_bytes": _C.region_bytes()}
 
 
+def is_on_gpu(library: str) -> bool:
+    """Return whether a library beside fastcoll is one of those that are measured on GPUs."""
+    return library == OWN_GRAPH or library.removesuffix(IN_GRAPH) in GPU_PEERS
+
+
 def worker_config(settings: BenchSettings, library: str, folder: Path) -> WorkerConfig:
     """Return what the ranks of `library` ("fastcoll", "gloo" or an MPI) are told.
 
@@ -73,12 +80,12 @@ def worker_config(settings: BenchSettings, library: str, folder: Path) -> Worker
     """
     cpus = available_cpus()
     pinned = settings.pin and library != "gloo" and settings.world_size <= len(cpus)
-    is_own = library in ("fastcoll", CORE)
+    is_own = library in ("fastcoll", CORE, OWN_GRAPH)
     in_loop = library == CORE or settings.level == "c"
     own_key = "fastcoll_core" if in_loop else "fastcoll"
     if settings.device == "cuda":
-        own_key = "fastcoll_gpu"
-    named = library in ("gloo", *GPU_PEERS)
+        own_key = OWN_GRAPH if library == OWN_GRAPH else "fastcoll_gpu"
+    named = library == "gloo" or is_on_gpu(library)
     return WorkerConfig(
         library=own_key if is_own else library if named else "mpi",
         world_size=settings.world_size,
@@ -98,7 +105,7 @@ def make_pool(settings: BenchSettings, library: str, folder: Path, ranks: list[i
         NotMeasured: the library is not here, or has no loop at this level.
     """
     config = worker_config(settings, library, folder)
-    if library != "fastcoll" and (settings.device == "cuda") != (library in GPU_PEERS):
+    if library != "fastcoll" and (settings.device == "cuda") != is_on_gpu(library):
         raise NotMeasured(f"it has no call on tensors of the device {settings.device} here")
     if library not in mpi.FLAVOURS:
         if library == "gloo" and settings.level == "c":
