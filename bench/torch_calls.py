@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-BACKENDS = {"compiled": "auto", "python": "python", "gloo": ""}
+BACKENDS = ("compiled", "python", "gloo")
 NUM_LAYERS = 80
 
 
@@ -78,8 +78,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     seen: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
     for _ in range(rounds):
-        for backend, setting in BACKENDS.items():
-            os.environ["FASTCOLL_TORCH_BACKEND"] = setting or "auto"
+        for backend in BACKENDS:
+            os.environ["FASTCOLL_TORCH_BACKEND"] = "python" if backend == "gloo" else backend
             result: mp.SimpleQueue[dict[str, float]] = mp.get_context("spawn").SimpleQueue()
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(measure, (backend, os.path.join(folder, "store"), result), nprocs=2)

@@ -115,9 +115,10 @@ GPU_HEAP_MIB = Variable(
 )
 TORCH_BACKEND = Variable(
     "FASTCOLL_TORCH_BACKEND",
-    "python",
-    "auto compiles the backend of torch.distributed at first use, 15 s; python: without compiler",
-    _one_of("auto", "python"),
+    "auto",
+    "what torch.distributed gets: auto: the compiled backend where `fastcoll build` made it; "
+    "compiled: built at first use, a minute; python: without it",
+    _one_of("auto", "compiled", "python"),
 )
 CACHE_DIR = Variable(
     "FASTCOLL_CACHE_DIR",

@@ -38,7 +38,7 @@ def pools() -> Iterator[Callable[[int], Pool]]:
 
     def pool(world_size: int) -> Pool:
         if world_size not in opened or not opened[world_size].is_open:
-            setup = Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"})
+            setup = Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"})
             opened[world_size] = Pool(world_size, setup)
             rows = opened[world_size].run(on_backend, "fastcoll", in_cpp, deadline_s=COMPILE_S)
             assert rows == [("FastcollBackend", "")] * world_size
@@ -326,7 +326,7 @@ def without(rank: Rank, cache: str, broken: str) -> tuple[list[Any], str]:
 def test_ranks_do_without_together(
     fresh_pool: Callable[..., Pool], tmp_path: Path, broken: str, why: str
 ) -> None:
-    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"}))
+    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"}))
     rows = pool.run(without, str(tmp_path), broken, deadline_s=COMPILE_S)
     gloos = pool.run(on_backend, "gloo", programs.reductions)
     assert same([row for row, _ in rows], gloos)
@@ -342,7 +342,7 @@ def builds_at_once(rank: Rank, cache: str) -> tuple[str, int]:
 
 @pytest.mark.slow
 def test_one_rank_compiles_for_all(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
-    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "auto"}))
+    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"}))
     rows = pool.run(builds_at_once, str(tmp_path), deadline_s=COMPILE_S)
     assert rows == [("FastcollBackend", 0)] * 3
     assert len(list(tmp_path.glob("*.so"))) == 1

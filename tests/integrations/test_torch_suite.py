@@ -56,7 +56,7 @@ CORRUPT = (
 )
 
 
-@pytest.mark.parametrize(("world", "backend"), [(2, "python"), (4, "auto")])
+@pytest.mark.parametrize(("world", "backend"), [(2, "python"), (4, "compiled")])
 def test_what_passes_on_gloo_passes_here(world: int, backend: str) -> None:
     gloo = torch_suite.run("gloo", world, CASES)
     ours = torch_suite.run(

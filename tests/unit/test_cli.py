@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fastcoll import env
 from fastcoll.cli import app
+from fastcoll.integrations import c10d_build
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.results import validate
 
@@ -35,6 +36,27 @@ def test_doctor_tries_what_fastcoll_needs_and_lists_every_setting() -> None:
     assert found["memory passed to a peer"]["value"] == "works"
     assert {variable.name for variable in env.VARIABLES} <= set(found)
     assert {"SIMD level", "membarrier", "/dev/shm", "NVIDIA devices", "Gloo"} <= set(found)
+
+
+def test_the_torch_backend_is_taken_where_it_was_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = runner.invoke(app, ["build"])
+    assert (result.exit_code, "no C++ compiler" in result.output) == (1, True)
+    for setting, said in (
+        ("auto", "in Python: it is not compiled yet"),
+        ("compiled", "in Python: no C++ compiler"),
+        ("python", "in Python: FASTCOLL_TORCH_BACKEND=python"),
+    ):
+        monkeypatch.setenv(env.TORCH_BACKEND.name, setting)
+        assert findings()["torch backend"]["value"].startswith(said)
+        with pytest.raises(c10d_build.NotBuiltError):
+            c10d_build._ready()
+    monkeypatch.setenv(env.TORCH_BACKEND.name, "auto")
+    c10d_build._path().touch()
+    assert findings()["torch backend"]["value"] == f"compiled: {c10d_build._path()}"
 
 
 def test_doctor_shows_a_setting_that_does_not_parse(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 import typer
 
 from fastcoll.cli.bench import bench
+from fastcoll.cli.build import build
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
@@ -29,7 +30,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, bench, doctor, inspect, schedule, explain, topo, plan, tune, regret, report):
+for command in (
+    demo,
+    bench,
+    doctor,
+    build,
+    inspect,
+    schedule,
+    explain,
+    topo,
+    plan,
+    tune,
+    regret,
+    report,
+):
     app.command()(command)
 
 

@@ -9,79 +9,70 @@
 // explains them. The protocol is that of fastcoll._C, reached through core_api.h.
 #include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <deque>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <unordered_map>
 
+#include "c10d_calls.h"
+#include "c10d_threads.h"
 #include "c10d_work.h"
 #include "core_api.h"
 
 namespace {
 
-std::optional<FastcollDType> dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return kFastcollFloat32;
-    case at::kDouble:
-      return kFastcollFloat64;
-    case at::kHalf:
-      return kFastcollFloat16;
-    case at::kBFloat16:
-      return kFastcollBfloat16;
-    case at::kChar:
-      return kFastcollInt8;
-    case at::kByte:
-      return kFastcollUint8;
-    case at::kInt:
-      return kFastcollInt32;
-    case at::kLong:
-      return kFastcollInt64;
-    case at::kBool:
-      return kFastcollBool;
-    default:
-      return std::nullopt;
-  }
-}
-
-// Calls of one kind have one plan.
-struct Kind {
-  FastcollVerb verb;
-  FastcollDType dtype;
-  int op;
-  int root;
-  uint64_t numel;
-  bool operator==(const Kind&) const = default;
-};
-
-struct HashOfKind {
-  size_t operator()(const Kind& kind) const {
-    return kind.numel * 0x9e3779b97f4a7c15ULL ^
-           size_t(kind.verb | kind.dtype << 8 | kind.op << 16 | kind.root << 24);
-  }
-};
-
-// A call that may run here.
-struct Native {
-  Kind kind;
-  const void* input = nullptr;
-  void* output = nullptr;
-};
-
-// What all calls have in common.
-struct Terms {
+// A verb's names.
+struct Verb {
   const char* title;   // of the profiler's event
   const char* method;  // of the Python group
   c10d::OpType type;
-  bool is_async;
-  Milliseconds timeout;
+};
+
+using c10d::OpType;
+constexpr Verb kAllReduce{"fastcoll:all_reduce", "allreduce", OpType::ALLREDUCE};
+constexpr Verb kAllReduceCoalesced{"fastcoll:all_reduce", "allreduce_coalesced",
+                                   OpType::ALLREDUCE_COALESCED};
+constexpr Verb kBroadcast{"fastcoll:broadcast", "broadcast", OpType::BROADCAST};
+constexpr Verb kReduce{"fastcoll:reduce", "reduce", OpType::REDUCE};
+constexpr Verb kAllGather{"fastcoll:all_gather", "allgather", OpType::ALLGATHER};
+constexpr Verb kAllGatherCoalesced{"fastcoll:all_gather", "allgather_coalesced",
+                                   OpType::ALLGATHER_COALESCED};
+constexpr Verb kAllGatherSingle{"fastcoll:_all_gather_base", "all_gather_single",
+                                OpType::_ALLGATHER_BASE};
+constexpr Verb kAllGatherSingleCoalesced{"fastcoll:all_gather_into_tensor_coalesced",
+                                         "all_gather_single_coalesced", OpType::COALESCED};
+constexpr Verb kReduceScatter{"fastcoll:reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER};
+constexpr Verb kReduceScatterSingle{"fastcoll:_reduce_scatter_base", "reduce_scatter_single",
+                                    OpType::_REDUCE_SCATTER_BASE};
+constexpr Verb kReduceScatterSingleCoalesced{"fastcoll:reduce_scatter_tensor_coalesced",
+                                             "reduce_scatter_single_coalesced",
+                                             OpType::REDUCE_SCATTER_TENSOR_COALESCED};
+constexpr Verb kGather{"fastcoll:gather", "gather", OpType::GATHER};
+constexpr Verb kScatter{"fastcoll:scatter", "scatter", OpType::SCATTER};
+constexpr Verb kAllToAll{"fastcoll:all_to_all", "alltoall", OpType::ALLTOALL};
+constexpr Verb kAllToAllSingle{"fastcoll:all_to_all", "all_to_all_single", OpType::ALLTOALL_BASE};
+constexpr Verb kBarrier{"fastcoll:barrier", "barrier", OpType::BARRIER};
+constexpr Verb kSend{"fastcoll:send", "send", OpType::SEND};
+constexpr Verb kRecv{"fastcoll:recv", "recv", OpType::RECV};
+constexpr Verb kRecvAnySource{"fastcoll:recv", "recv_anysource", OpType::RECVANYSOURCE};
+constexpr Verb kCoalesced{"fastcoll:coalesced", "_end_coalescing", OpType::COALESCED};
+
+// What the profiler and a Work know of a call.
+struct Terms {
+  const Verb& verb;
   Tensors inputs;
   Tensors outputs;
+  bool is_async = true;
+  Milliseconds timeout = kNoTimeout;
+
+  Terms(const Verb& verb, Tensors inputs, Tensors outputs)
+      : verb(verb), inputs(std::move(inputs)), outputs(std::move(outputs)) {}
+  template <class Options>
+  Terms(const Verb& verb, const Options& opts, Tensors inputs, Tensors outputs)
+      : Terms(verb, std::move(inputs), std::move(outputs)) {
+    is_async = opts.asyncOp;
+    timeout = opts.timeout;
+  }
 };
 
 // The profiler's event of a synchronous call; an asynchronous one's belongs to its Work.
@@ -90,7 +81,7 @@ class Event {
   explicit Event(const Terms& terms) : event_(at::RecordScope::USER_SCOPE) {
     if (terms.is_async || !event_.isActive()) return;
     const std::vector<c10::IValue> inputs(terms.inputs.begin(), terms.inputs.end());
-    event_.before(terms.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+    event_.before(terms.verb.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   }
 
  private:
@@ -110,7 +101,7 @@ class FastcollBackend final : public c10d::Backend {
   }
 
   ~FastcollBackend() override {
-    stop();
+    queue_.join();
     if (!Py_IsInitialized()) {
       group_.release();
       return;
@@ -129,12 +120,12 @@ class FastcollBackend final : public c10d::Backend {
     python("set_timeout", timeout);
   }
   void shutdown() override {
-    stop();
+    queue_.join();
     python("shutdown");
   }
   void abort() override {
     python("abort");
-    stop();
+    queue_.join();
   }
 
   // ---- verbs that may run here ----
@@ -143,50 +134,32 @@ class FastcollBackend final : public c10d::Backend {
     std::optional<Native> native;
     if (tensors.size() == 1)
       native = reduction(kFastcollAllReduce, opts.reduceOp, tensors[0], tensors[0]);
-    return run({"fastcoll:all_reduce", "allreduce", c10d::OpType::ALLREDUCE, opts.asyncOp,
-                opts.timeout, tensors, tensors},
-               native, tensors, opts);
+    return run({kAllReduce, opts, tensors, tensors}, native, tensors, opts);
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     std::optional<Native> native;
     if (tensors.size() == 1 && is_plain(tensors[0]) && opts.rootRank >= 0 && opts.rootRank < size_)
       native = of(kFastcollBroadcast, 0, int(opts.rootRank), tensors[0], tensors[0], tensors[0]);
-    return run({"fastcoll:broadcast", "broadcast", c10d::OpType::BROADCAST, opts.asyncOp,
-                opts.timeout, tensors, tensors},
-               native, tensors, opts);
+    return run({kBroadcast, opts, tensors, tensors}, native, tensors, opts);
   }
 
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& opts) override {
-    return run({"fastcoll:_all_gather_base",
-                "all_gather_single",
-                c10d::OpType::_ALLGATHER_BASE,
-                opts.asyncOp,
-                opts.timeout,
-                {input},
-                {output}},
-               gather(output, input), output, input, opts);
+    return run({kAllGatherSingle, opts, {input}, {output}}, gather(output, input), output, input,
+               opts);
   }
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override {
     std::optional<Native> native;
     if (inputs.size() == 1 && outputs.size() == 1) native = gather(outputs[0], inputs[0]);
-    return run({"fastcoll:all_gather_into_tensor_coalesced", "all_gather_single_coalesced",
-                c10d::OpType::COALESCED, opts.asyncOp, opts.timeout, inputs, outputs},
-               native, outputs, inputs, opts);
+    return run({kAllGatherSingleCoalesced, opts, inputs, outputs}, native, outputs, inputs, opts);
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& opts) override {
-    return run({"fastcoll:_reduce_scatter_base",
-                "reduce_scatter_single",
-                c10d::OpType::_REDUCE_SCATTER_BASE,
-                opts.asyncOp,
-                opts.timeout,
-                {input},
-                {output}},
+    return run({kReduceScatterSingle, opts, {input}, {output}},
                reduction(kFastcollReduceScatter, opts.reduceOp, input, output), output, input,
                opts);
   }
@@ -196,88 +169,52 @@ class FastcollBackend final : public c10d::Backend {
     std::optional<Native> native;
     if (inputs.size() == 1 && outputs.size() == 1)
       native = reduction(kFastcollReduceScatter, opts.reduceOp, inputs[0], outputs[0]);
-    return run({"fastcoll:reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced",
-                c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, opts.asyncOp, opts.timeout, inputs,
-                outputs},
-               native, outputs, inputs, opts);
+    return run({kReduceScatterSingleCoalesced, opts, inputs, outputs}, native, outputs, inputs,
+               opts);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
-    return run(
-        {"fastcoll:barrier", "barrier", c10d::OpType::BARRIER, opts.asyncOp, opts.timeout, {}, {}},
-        Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0}}, opts);
+    return run({kBarrier, opts, {}, {}}, Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0}}, opts);
   }
 
   // ---- verbs of Python ----
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override {
-    return in_python(
-        {"fastcoll:all_reduce", "allreduce_coalesced", c10d::OpType::ALLREDUCE_COALESCED,
-         opts.asyncOp, opts.timeout, tensors, tensors},
-        tensors, opts);
+    return in_python({kAllReduceCoalesced, opts, tensors, tensors}, tensors, opts);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
-    return in_python({"fastcoll:reduce", "reduce", c10d::OpType::REDUCE, opts.asyncOp, opts.timeout,
-                      tensors, tensors},
-                     tensors, opts);
+    return in_python({kReduce, opts, tensors, tensors}, tensors, opts);
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override {
-    return in_python({"fastcoll:all_gather",
-                      "allgather",
-                      c10d::OpType::ALLGATHER,
-                      opts.asyncOp,
-                      opts.timeout,
-                      inputs,
-                      {}},
-                     outputs, inputs, opts);
+    return in_python({kAllGather, opts, inputs, {}}, outputs, inputs, opts);
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts) override {
-    return in_python({"fastcoll:all_gather",
-                      "allgather_coalesced",
-                      c10d::OpType::ALLGATHER_COALESCED,
-                      opts.asyncOp,
-                      opts.timeout,
-                      inputs,
-                      {}},
-                     outputs, inputs, opts);
+    return in_python({kAllGatherCoalesced, opts, inputs, {}}, outputs, inputs, opts);
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& opts) override {
-    return in_python(
-        {"fastcoll:gather", "gather", c10d::OpType::GATHER, opts.asyncOp, opts.timeout, inputs, {}},
-        outputs, inputs, opts);
+    return in_python({kGather, opts, inputs, {}}, outputs, inputs, opts);
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& opts) override {
-    return in_python({"fastcoll:scatter", "scatter", c10d::OpType::SCATTER, opts.asyncOp,
-                      opts.timeout, inputs.empty() ? outputs : inputs[0], outputs},
-                     outputs, inputs, opts);
+    return in_python({kScatter, opts, inputs.empty() ? outputs : inputs[0], outputs}, outputs,
+                     inputs, opts);
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& opts) override {
-    return in_python({"fastcoll:reduce_scatter", "reduce_scatter", c10d::OpType::REDUCE_SCATTER,
-                      opts.asyncOp, opts.timeout, outputs, outputs},
-                     outputs, inputs, opts);
+    return in_python({kReduceScatter, opts, outputs, outputs}, outputs, inputs, opts);
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                         std::vector<int64_t>& input_sizes,
                         const c10d::AllToAllOptions& opts) override {
-    return in_python({"fastcoll:all_to_all",
-                      "all_to_all_single",
-                      c10d::OpType::ALLTOALL_BASE,
-                      opts.asyncOp,
-                      opts.timeout,
-                      {input},
-                      {output}},
-                     output, input, output_sizes, input_sizes, opts);
+    return in_python({kAllToAllSingle, opts, {input}, {output}}, output, input, output_sizes,
+                     input_sizes, opts);
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
-    return in_python({"fastcoll:all_to_all", "alltoall", c10d::OpType::ALLTOALL, opts.asyncOp,
-                      opts.timeout, inputs, outputs},
-                     outputs, inputs, opts);
+    return in_python({kAllToAll, opts, inputs, outputs}, outputs, inputs, opts);
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
     const bool has_limit = opts.timeout >= kNoTimeout;
@@ -285,17 +222,13 @@ class FastcollBackend final : public c10d::Backend {
            wait_all_ranks);
   }
   WorkPtr send(Tensors& tensors, int dst, int tag) override {
-    return transfer({"fastcoll:send", "send", c10d::OpType::SEND, true, {}, tensors, {}}, tensors,
-                    dst, tag);
+    return transfer({kSend, tensors, {}}, tensors, dst, tag);
   }
   WorkPtr recv(Tensors& tensors, int src, int tag) override {
-    return transfer({"fastcoll:recv", "recv", c10d::OpType::RECV, true, {}, tensors, {}}, tensors,
-                    src, tag);
+    return transfer({kRecv, tensors, {}}, tensors, src, tag);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return transfer(
-        {"fastcoll:recv", "recv_anysource", c10d::OpType::RECVANYSOURCE, true, {}, tensors, {}},
-        tensors, tag);
+    return transfer({kRecvAnySource, tensors, {}}, tensors, tag);
   }
   void startCoalescing() override {
     is_coalescing_ = true;
@@ -303,19 +236,10 @@ class FastcollBackend final : public c10d::Backend {
   }
   WorkPtr endCoalescing() override {
     is_coalescing_ = false;
-    return transfer(
-        {"fastcoll:coalesced", "_end_coalescing", c10d::OpType::COALESCED, true, {}, {}, {}},
-        at::Device(at::kCPU));
+    return transfer({kCoalesced, {}, {}}, at::Device(at::kCPU));
   }
 
  private:
-  struct Task {
-    FastcollPlan plan;
-    Native call;
-    double limit_s;
-    c10::intrusive_ptr<NativeWork> work;
-  };
-
   // ---- which calls may run here ----
 
   static Native of(FastcollVerb verb, int op, int root, const at::Tensor& message,
@@ -345,34 +269,18 @@ class FastcollBackend final : public c10d::Backend {
     return of(kFastcollAllGather, 0, 0, input, input, output);
   }
 
-  std::optional<FastcollPlan> known(const Kind& kind) {
-    const std::lock_guard lock(plans_mutex_);
-    const auto found = plans_.find(kind);
-    return found == plans_.end() ? std::nullopt : std::optional(found->second);
-  }
-
-  void learn(const Kind& kind) {         // with the GIL
-    constexpr size_t kMostPlans = 4096;  // a program of ever new shapes must not grow without end
-    FastcollPlan plan;
-    if (!core->find_plan(core_, kind.verb, kind.dtype, kind.op, kind.numel, kind.root, &plan))
-      return;
-    const std::lock_guard lock(plans_mutex_);
-    if (plans_.size() >= kMostPlans) plans_.clear();
-    plans_[kind] = plan;
-  }
-
   // ---- running them ----
 
   template <class... Args>
   WorkPtr run(const Terms& terms, const std::optional<Native>& native, Args&&... args) {
     const std::optional<FastcollPlan> plan =
-        native && !is_coalescing_ ? known(native->kind) : std::nullopt;
+        native && !is_coalescing_ ? plans_.find(native->kind) : std::nullopt;
     if (plan && !terms.is_async && core->idle(core_)) return run_now(terms, *native, *plan);
     if (plan && terms.is_async && core->begin_async(core_)) return queue(terms, *native, *plan);
     WorkPtr work = in_python(terms, std::forward<Args>(args)...);
     if (native && !plan) {
       const py::gil_scoped_acquire gil;
-      learn(native->kind);
+      plans_.learn(native->kind);
     }
     return work;
   }
@@ -398,50 +306,10 @@ class FastcollBackend final : public c10d::Backend {
 
   WorkPtr queue(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     ++sequence_;
-    auto work = c10::make_intrusive<NativeWork>(rank_, terms.type, terms.title, terms.inputs,
-                                                terms.outputs);
-    {
-      const std::lock_guard lock(tasks_mutex_);
-      tasks_.push_back({plan, call, limit_s(terms), work});
-      if (!worker_.joinable()) {
-        is_stopping_ = false;
-        owner_ = getpid();
-        worker_ = std::thread([this] { work_off(); });
-      }
-    }
-    tasks_changed_.notify_one();
+    auto work = c10::make_intrusive<NativeWork>(rank_, terms.verb.type, terms.verb.title,
+                                                terms.inputs, terms.outputs);
+    queue_.push({plan, call, limit_s(terms), work});
     return work;
-  }
-
-  void work_off() {
-    for (;;) {
-      Task task;
-      {
-        std::unique_lock lock(tasks_mutex_);
-        tasks_changed_.wait(lock, [this] { return !tasks_.empty() || is_stopping_; });
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      FastcollFailure failure;
-      const auto outcome =
-          core->run(core_, &task.plan, task.call.input, task.call.output, task.limit_s, &failure);
-      core->end_async(core_);  // who waited for it finds the group idle
-      task.work->complete(outcome == kFastcollDone ? nullptr : &failure);
-    }
-  }
-
-  // Complete what was queued, and end the thread. A forked child has not got it.
-  void stop() {
-    if (!worker_.joinable()) return;
-    if (owner_ != getpid()) return worker_.detach();
-    {
-      const std::lock_guard lock(tasks_mutex_);
-      is_stopping_ = true;
-    }
-    tasks_changed_.notify_one();
-    const WithoutGil without_gil;
-    worker_.join();
   }
 
   // ---- running the others ----
@@ -462,9 +330,9 @@ class FastcollBackend final : public c10d::Backend {
   WorkPtr transfer(const Terms& terms, Args&&... args) {
     const Event event(terms);
     const py::gil_scoped_acquire gil;
-    py::object work = group_.attr(terms.method)(std::forward<Args>(args)...);
+    py::object work = group_.attr(terms.verb.method)(std::forward<Args>(args)...);
     if (work.is_none()) return {};
-    return c10::make_intrusive<PythonWork>(rank_, terms.type, terms.title, terms.inputs,
+    return c10::make_intrusive<PythonWork>(rank_, terms.verb.type, terms.verb.title, terms.inputs,
                                            std::move(work));
   }
 
@@ -473,14 +341,8 @@ class FastcollBackend final : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::atomic<Milliseconds> timeout_{kNoTimeout};  // of calls that give none; 0: the group's
   std::atomic<bool> is_coalescing_{false};
-  std::mutex plans_mutex_;
-  std::unordered_map<Kind, FastcollPlan, HashOfKind> plans_;
-  std::mutex tasks_mutex_;
-  std::condition_variable tasks_changed_;
-  std::deque<Task> tasks_;
-  std::thread worker_;
-  bool is_stopping_ = false;
-  pid_t owner_ = 0;
+  KnownPlans plans_{core_};
+  CallQueue queue_{core_};
 };
 
 }  // namespace
@@ -497,4 +359,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                                                                   "FastcollBackend")
       .def(py::init<py::object, const py::object&, int, int>(), py::arg("group"),
            py::arg("communicator"), py::arg("rank"), py::arg("size"));
+  module.def("finish", [] {
+    const WithoutGil without_gil;
+    Threads::drain();
+  });
 }

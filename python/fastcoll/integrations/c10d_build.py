@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled part of the torch backend: c10d_backend.cpp, built against the installed torch.
 
-Decides where the build lies, who of the ranks makes it, and whether a group uses it: all its ranks
-or none. Whatever goes wrong is a reason to do without, never an error. Must not know groups.
+Decides where the build lies, when and by whom it is made, and whether a group uses it: all its
+ranks or none. Whatever goes wrong is a reason to do without, never an error. Must not know groups.
 """
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -27,7 +28,10 @@ from fastcoll import env
 # A compiler on a busy machine; alone it takes 15 s.
 _LIMIT_S = 300.0
 _SOURCE = Path(__file__).with_name("c10d_backend.cpp")
-_HEADERS = tuple(Path(__file__).with_name(name) for name in ("c10d_work.h", "core_api.h"))
+_HEADERS = tuple(
+    _SOURCE.with_name(name)
+    for name in ("c10d_calls.h", "c10d_threads.h", "c10d_work.h", "core_api.h")
+)
 _FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden")
 
 
@@ -47,11 +51,15 @@ _outcome = _Outcome()
 
 
 def load() -> ModuleType | None:
-    """Return the compiled backend, built if need be, or None; `reason` then says why."""
+    """Return the compiled backend, or None; `reason` then says why.
+
+    It is built here only where FASTCOLL_TORCH_BACKEND=compiled asks for it: a program that starts
+    must not wait for a compiler that nobody thought of.
+    """
     if not _outcome.known:
         _outcome.known = True
         try:
-            _outcome.module = _import(_built())
+            _outcome.module = _import(_ready())
             _outcome.reason = ""
         except NotBuiltError as error:
             _outcome.reason = str(error)
@@ -84,8 +92,10 @@ def agree(store: Store, rank: int, world_size: int, timeout: timedelta) -> Modul
 
 
 def report() -> str:
-    """Return what a group would use, without building anything."""
+    """Return what a group would use and why, without building anything."""
     try:
+        if env.TORCH_BACKEND.get() != "compiled":
+            return f"compiled: {_ready()}"
         path = _path()
         compiler = _compiler(path)
     except NotBuiltError as error:
@@ -93,10 +103,45 @@ def report() -> str:
     return f"compiled: {path}" if compiler is None else f"{compiler} compiles it at first use"
 
 
+def build() -> Path:
+    """Return the path of the build, once it is there.
+
+    Raises:
+        NotBuiltError: There is no compiler, or it refused.
+    """
+    path = _path()
+    compiler = _compiler(path)
+    if compiler is None:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + _LIMIT_S
+    with open(path.with_suffix(".lock"), "w") as lock:
+        _take(lock.fileno(), end)
+        if _compiler(path) is not None:  # nobody else did meanwhile
+            _compile(compiler, path, end - time.monotonic())
+    return path
+
+
+def forget_failure() -> None:
+    """Let the next `build` try again what a compiler refused."""
+    _failure(_path()).unlink(missing_ok=True)
+
+
+def _ready() -> Path:
+    """Return the path of the build that the setting admits."""
+    setting = env.TORCH_BACKEND.get()
+    if setting == "python":
+        raise NotBuiltError("FASTCOLL_TORCH_BACKEND=python")
+    if setting == "compiled":
+        return build()
+    path = _path()
+    if not path.exists():
+        raise NotBuiltError("it is not compiled yet: `fastcoll build` does that once")
+    return path
+
+
 def _path() -> Path:
     """Return where the build for this source, torch and interpreter lies, or will."""
-    if env.TORCH_BACKEND.get() == "python":
-        raise NotBuiltError("FASTCOLL_TORCH_BACKEND=python")
     return env.cache_dir() / f"c10d_backend-{_fingerprint()}.so"
 
 
@@ -116,21 +161,6 @@ def _compiler(path: Path) -> str | None:
 def _failure(path: Path) -> Path:
     """Return where it is kept why a compiler refused, so that not every start tries again."""
     return path.with_suffix(".failed")
-
-
-def _built() -> Path:
-    """Return the path of the build, once it is there."""
-    path = _path()
-    compiler = _compiler(path)
-    if compiler is None:
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + _LIMIT_S
-    with open(path.with_suffix(".lock"), "w") as lock:
-        _take(lock.fileno(), end)
-        if _compiler(path) is not None:  # nobody else did meanwhile
-            _compile(compiler, path, end - time.monotonic())
-    return path
 
 
 def _take(lock: int, end: float) -> None:
@@ -200,4 +230,6 @@ def _import(path: Path) -> ModuleType:
         raise NotBuiltError(f"{path} is no module")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
+    # Before the groups are closed, and long before the interpreter ends.
+    atexit.register(module.finish)
     return module

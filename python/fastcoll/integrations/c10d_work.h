@@ -3,7 +3,6 @@
 // source, compiled with it.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -13,6 +12,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "c10d_threads.h"
 #include "core_api.h"
 
 namespace {
@@ -60,7 +60,7 @@ void raise_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A call that a thread of the backend's carries out.
+// A call that a thread carries out (CallQueue in c10d_queue.h).
 class NativeWork final : public c10d::Work {
  public:
   NativeWork(int rank, c10d::OpType type, const char* title, Tensors inputs, Tensors outputs)
@@ -77,7 +77,7 @@ class NativeWork final : public c10d::Work {
     finish(error_);
     // Not in this thread: a callback may start further calls of the group and wait for them.
     if (future)
-      at::launch([self = c10::intrusive_ptr<NativeWork>::reclaim_copy(this), future] {
+      Threads::run([self = c10::intrusive_ptr<NativeWork>::reclaim_copy(this), future] {
         self->settle(*future);
       });
   }
@@ -148,6 +148,10 @@ class PythonWork final : public c10d::Work {
       : Work(rank, type, title, inputs), inner_(work.cast<WorkPtr>()), work_(std::move(work)) {}
   ~PythonWork() override {
     finish();
+    if (!Py_IsInitialized()) {
+      work_.release();
+      return;
+    }
     const py::gil_scoped_acquire gil;
     work_ = py::object();
   }

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll build`: compile what fits the installed torch only, once.
+
+Decides what is shown. What is compiled, how and where to, is the integration's matter.
+"""
+
+import typer
+
+from fastcoll.cli.console import complain
+
+
+def build() -> None:
+    """Compile the backend of torch.distributed for the installed torch: a minute, once.
+
+    Groups use it from then on, unless FASTCOLL_TORCH_BACKEND=python.
+    """
+    from fastcoll.integrations import c10d_build
+
+    c10d_build.forget_failure()
+    try:
+        typer.echo(c10d_build.build())
+    except (c10d_build.NotBuiltError, OSError) as error:
+        complain(f"not compiled: {error}")
+        raise typer.Exit(1) from None
