@@ -7,6 +7,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from fastcoll.verbs import VerbMethods
+from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import Work
 
 K_INLINE_MAX_BYTES: int
@@ -156,7 +157,7 @@ def verb_names() -> list[str]: ...
 def algorithm_names() -> list[str]: ...
 
 _Array = torch.Tensor | np.ndarray[Any, Any]
-_GroupLike = Group | VerbMethods | ProcessGroup | int | None
+_GroupLike = Group | VerbMethods | P2PMethods | ProcessGroup | int | None
 
 def all_reduce(
     tensor: _Array,

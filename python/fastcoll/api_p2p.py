@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from fastcoll import _C
 from fastcoll.api_parts import GroupLike, member_of, rank_in
 from fastcoll.memory.array import Array
+from fastcoll.pairs import TransferCall
 from fastcoll.transfers import AnyTransferWork
 from fastcoll.verbs_p2p import P2POp
 
@@ -46,7 +47,10 @@ def _send(
     """
     comm = member_of(group, "send")
     if comm is not None:
-        comm.send(tensor, rank_in(group, dst, "dst"), tag, timeout_s=timeout_s)
+        peer = rank_in(group, dst, "dst")
+        comm.transfer(
+            TransferCall(sends=True, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
+        )
 
 
 def _recv(
@@ -73,7 +77,10 @@ def _recv(
     comm = member_of(group, "recv")
     if comm is None:
         return -1
-    source = comm.recv(tensor, _source(group, src), tag, timeout_s=timeout_s)
+    peer = _source(group, src)
+    source = comm.transfer(
+        TransferCall(sends=False, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
+    )
     return dist.get_global_rank(group, source) if isinstance(group, ProcessGroup) else source
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """send, recv and their fellows as methods of a group.
 
-Decides how torch.distributed's arguments become transfers. Must not know how they are carried out.
+Decides how torch.distributed's arguments become transfers; `send` and `recv` are the C functions of
+the same names, for this group. Must not know how they are carried out.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from fastcoll import _C
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import Array
 from fastcoll.pairs import TransferCall
@@ -49,8 +51,7 @@ class P2PMethods:
         self, tensor: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
         """See `fastcoll.send`; `dst` is a rank of this group."""
-        call = TransferCall(sends=True, tensor=tensor, peer=dst, tag=tag, timeout_s=timeout_s)
-        self._transfers.run(call)
+        _C.send(tensor, dst, self, tag, timeout_s=timeout_s)
 
     def recv(
         self,
@@ -61,7 +62,10 @@ class P2PMethods:
         timeout_s: float | None = None,
     ) -> int:
         """See `fastcoll.recv`; `src` and the result are ranks of this group."""
-        call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
+        return _C.recv(tensor, src, self, tag, timeout_s=timeout_s)
+
+    def transfer(self, call: TransferCall) -> int:
+        """Carry out one that is not on the C++ fast path; return the peer."""
         return self._transfers.run(call)
 
     def isend(
