@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bind_lists.h"
+#include "call_site.h"
 #include "core_api.h"
 #include "cpu/reduce.h"
 #include "cpu/status.h"
@@ -102,17 +103,20 @@ void bind_group(py::module_& module) {
   group
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,
-                       std::vector<int> pidfds, double timeout_s, std::vector<int> pids) {
+                       std::vector<int> pidfds, double timeout_s, std::vector<int> pids,
+                       bool traces) {
              if (pids.empty()) pids.assign(socket_fds.size(), 0);
-             return std::make_unique<ProcessGroup>(
-                 rank, world_size, name, GroupFds{region_fds, socket_fds, pidfds, pids}, timeout_s);
+             return std::make_unique<ProcessGroup>(rank, world_size, name,
+                                                   GroupFds{region_fds, socket_fds, pidfds, pids},
+                                                   timeout_s, traces);
            }),
            py::arg("rank"), py::arg("world_size"), py::arg("name"), py::arg("region_fds"),
            py::arg("socket_fds"), py::arg("pidfds"), py::arg("timeout_s"),
-           py::arg("pids") = std::vector<int>{})
+           py::arg("pids") = std::vector<int>{}, py::arg("traces") = false)
       .def_property_readonly("rank", &ProcessGroup::rank)
       .def_property_readonly("world_size", &ProcessGroup::world_size)
       .def_property_readonly("name", &ProcessGroup::name)
+      .def_property_readonly("traces", &ProcessGroup::traces)
       .def(
           "run",
           [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
@@ -233,6 +237,11 @@ void bind_group(py::module_& module) {
       py::arg("group"), py::arg("iterations"));
 }
 
+// Text from shared memory may be cut inside a character.
+py::object decoded(const std::string& text) {
+  return py::bytes(text).attr("decode")("utf-8", "replace");
+}
+
 py::dict status_of(const Pad& pad) {
   if (StdAtomics::load_acquire(pad.identity.magic) != kLayoutMagic)
     throw Failure(ErrorKind::driver, "not a region of this version of fastcoll, or not ready yet");
@@ -246,12 +255,13 @@ py::dict status_of(const Pad& pad) {
                  py::arg("message_bytes") = plan.numel * plan.elem_bytes(),
                  py::arg("is_complete") = StdAtomics::reached(done, operation.end_segment),
                  py::arg("wait_began_us") = operation.wait_began_us,
-                 py::arg("wait_ended_us") = operation.wait_ended_us));
+                 py::arg("wait_ended_us") = operation.wait_ended_us,
+                 py::arg("began_us") = operation.began_us, py::arg("ended_us") = operation.ended_us,
+                 py::arg("site") = decoded(operation.site)));
   }
   const Identity& identity = pad.identity;
-  const size_t length = strnlen(identity.name, sizeof identity.name);  // cut anywhere
-  const auto name = py::bytes(identity.name, length).attr("decode")("utf-8", "replace");
-  return py::dict(py::arg("group") = name, py::arg("rank") = identity.rank,
+  const std::string name(identity.name, strnlen(identity.name, sizeof identity.name));
+  return py::dict(py::arg("group") = decoded(name), py::arg("rank") = identity.rank,
                   py::arg("world_size") = identity.world_size,
                   py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
                   py::arg("operations") = operations);
@@ -269,6 +279,11 @@ void bind_machine(py::module_& module) {
         return status_of(*reinterpret_cast<const Pad*>(region.get()));
       },
       py::arg("fd"));
+  module.def("find_call_site", [] { return decoded(find_call_site()); });
+  module.def(
+      "set_call_site", [](const std::string& site) { return decoded(set_call_site(site)); },
+      py::arg("site"));
+  module.def("hide_folders", &hide_folders, py::arg("folders"));
   module.def("region_bytes", [] { return kRegionBytes; });
   module.def("mapped_bytes", &mapped_bytes, py::arg("world_size"));
   module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));

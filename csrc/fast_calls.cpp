@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "call_site.h"
 #include "fast_arguments.h"
 #include "fast_prepare.h"
 #include "process_group.h"
@@ -143,6 +144,7 @@ PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObj
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
     ProcessGroup* group = group_of(sorted[kGroup]);
     try {
+      const CallSiteScope site(group && group->traces());
       if (group && run_fast<kVerb>(*group, sorted))
         return Py_NewRef(kVerb == FastVerb::recv ? sorted[kRoot] : Py_None);
     } catch (const Failure& failure) {

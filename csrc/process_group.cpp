@@ -32,8 +32,8 @@ void ProcessGroup::forget_in_child() {
 }
 
 ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
-                           double timeout_s)
-    : rank_(rank), world_size_(world_size), name_(name) {
+                           double timeout_s, bool traces)
+    : rank_(rank), world_size_(world_size), name_(name), traces_(traces) {
   static const int once = pthread_atfork([] { groups_mutex.lock(); }, [] { groups_mutex.unlock(); },
                                          &ProcessGroup::forget_in_child);
   (void)once;
@@ -47,6 +47,7 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
   options.world_size = world_size;
   options.name = name;
   options.timeout_s = timeout_s;
+  options.traces = traces;
   std::string problem;
   const size_t world = size_t(std::max(world_size, 0));
   if (world > kMaxWorld || fds.regions.size() != world || fds.sockets.size() != world ||

@@ -28,7 +28,7 @@ struct GroupFds {
 class ProcessGroup {
  public:
   ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
-               double timeout_s);
+               double timeout_s, bool traces = false);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -36,6 +36,7 @@ class ProcessGroup {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const std::string& name() const { return name_; }
+  bool traces() const { return traces_; }  // wants to know where calls are made
 
   // Carry out a plan. Calls of several threads run one after another.
   void run(const Plan& plan, const void* input, void* output, Host& host, double timeout_s);
@@ -109,6 +110,7 @@ class ProcessGroup {
 
   const int rank_, world_size_;
   const std::string name_;
+  const bool traces_;
   std::array<std::byte*, kMaxWorld> regions_{};
   std::vector<int> fds_;  // kept open for the life of the group
   std::unique_ptr<Group<StdAtomics>> group_;

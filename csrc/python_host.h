@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include "call_site.h"
 #include "cpu/wait.h"
 
 namespace fastcoll {
@@ -20,6 +21,7 @@ class PythonHost final : public Host {
     if (!thread_) thread_ = PyEval_SaveThread();
   }
   bool interrupted() override;
+  std::string call_site() override { return fastcoll::call_site(); }
 
  private:
   void take_gil() {

@@ -82,10 +82,21 @@ struct alignas(128) Descriptor {
   uint64_t timed_call;
   uint64_t wait_began_us;
   uint64_t wait_ended_us;
-  uint64_t reserved[7];  // split hashes and tags of later verbs
+  // In a group that traces; else 0. `began_us` is within the lock.
+  uint64_t began_us;
+  uint64_t ended_us;     // 0 while the call runs, and if it failed
+  uint64_t reserved[5];  // split hashes and tags of later verbs
 };
 static_assert(sizeof(Descriptor) == 128);
 inline constexpr int kRingEntries = 64;
+
+// Where the program made the call of the descriptor in the same place, within its lock: text, with
+// zeros behind. Only in a group that traces.
+struct alignas(128) SiteText {
+  static constexpr size_t kWords = 16;
+  uint64_t words[kWords];
+};
+static_assert(sizeof(SiteText) == 128);
 
 // Written once by the owner before its number goes into a poison word.
 struct alignas(kLineBytes) VerdictPage {
@@ -123,6 +134,7 @@ struct alignas(4096) Pad {
   Descriptor ring[kRingEntries];
   VerdictPage verdict;
   Identity identity;
+  SiteText sites[kRingEntries];
   Word signals[kNumSlots];  // of a schedule: raised so far for the segment in each slot
 };
 

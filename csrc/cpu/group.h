@@ -29,6 +29,7 @@ struct GroupOptions {
   std::array<std::byte*, kMaxWorld> regions{};  // every rank's, mapped here; mapped_bytes() each
   std::array<PeerLink, kMaxWorld> links{};
   double timeout_s = 30;
+  bool traces = false;      // note the time and the site of every call
   uint64_t first_call = 0;  // calls made before; tests start shortly before a wrap
 };
 
@@ -242,8 +243,6 @@ class Group {
   }
 
   void write_descriptor();
-  // What `peer` said it called as number `call`; false if it has not said it or the entry is gone.
-  bool read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp);
   uint64_t last_entered_call(int peer);
   // A wait is long: note it in my descriptor, and begin to note when peers enter their calls.
   void note_wait(int64_t since_us);
@@ -312,6 +311,8 @@ void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double
 template <class P>
 void Group<P>::end() {
   consume(next_segment_ - first_segment_);
+  if (options_.traces) [[unlikely]]
+    P::store_relaxed(my_entry().ended_us, uint64_t(now_us()));
   plan_ = nullptr;
 }
 

@@ -22,16 +22,12 @@ void Group<P>::write_descriptor() {
   P::store_release(entry.words[2], words.root_and_segment);
   P::store_release(entry.words[3], uint64_t(stamp_) << 32 | uint32_t(next_segment_));
   P::store_release(entry.words[4], words.splits);
+  if (options_.traces) [[unlikely]] {
+    P::store_release(entry.began_us, uint64_t(now_us()));
+    P::store_relaxed(entry.ended_us, 0);
+    write_site<P>(me_->sites[call_ % kRingEntries], host_->call_site());
+  }
   P::store_release(entry.sequence, 2 * call_);
-}
-
-template <class P>
-bool Group<P>::read_descriptor(int peer, uint64_t call, Plan* plan, uint32_t* stamp) {
-  const auto operation = read_operation<P>(pad(peer).ring[call % kRingEntries], call);
-  if (!operation) return false;
-  *plan = operation->plan;
-  *stamp = operation->stamp;
-  return true;
 }
 
 template <class P>
@@ -48,26 +44,23 @@ template <class P>
 void Group<P>::compare_descriptors(int peer) {
   // A stamp holds all earlier ones: where the latest that both wrote agree, nothing differs. Else
   // walk back to the first difference, which is the one to report.
-  uint64_t first = 0;
-  Plan mine, theirs;
+  std::optional<Operation> mine, theirs;  // where they first differ
   const uint64_t oldest = call_ < kRingEntries ? 1 : call_ - kRingEntries + 1;
   for (uint64_t call = call_; call >= oldest && call > options_.first_call; --call) {
-    Plan my_plan, their_plan;
-    uint32_t my_stamp, their_stamp;
-    if (!read_descriptor(rank(), call, &my_plan, &my_stamp) ||
-        !read_descriptor(peer, call, &their_plan, &their_stamp))
-      continue;
-    if (my_stamp == their_stamp) break;
-    first = call;
-    mine = my_plan;
-    theirs = their_plan;
+    auto one = read_operation<P>(*me_, call), other = read_operation<P>(pad(peer), call);
+    if (!one || !other) continue;
+    if (one->stamp == other->stamp) break;
+    mine = std::move(one);
+    theirs = std::move(other);
   }
-  if (first == 0) return;
+  if (!mine) return;
+  const auto say = [](int rank, const Operation& operation) {
+    return "rank " + std::to_string(rank) + " called " + describe(operation.plan) + " by " +
+           describe_choice(operation.plan) + at_site(operation.site);
+  };
   fail(ErrorKind::desync,
-       call_name() + ": the ranks called different things as #" + std::to_string(first) +
-           ": rank " + std::to_string(rank()) + " called " + describe(mine) + " by " +
-           describe_choice(mine) + ", rank " + std::to_string(peer) + " called " +
-           describe(theirs) + " by " + describe_choice(theirs) +
+       call_name() + ": the ranks called different things as #" + std::to_string(mine->call) +
+           ": " + say(rank(), *mine) + ", " + say(peer, *theirs) +
            ". Outputs of this call are undefined",
        uint64_t{1} << rank() | uint64_t{1} << peer);
 }
@@ -77,7 +70,9 @@ std::string Group<P>::call_name() const {
   const std::string place = " in group \"" + options_.name + "\" (rank " + std::to_string(rank()) +
                             " of " + std::to_string(world_size()) + ")";
   if (!plan_) return "between calls, after #" + std::to_string(call_) + place;
-  return describe(*plan_) + " #" + std::to_string(call_) + place;
+  const std::string site = options_.traces ? host_->call_site() : "";
+  return describe(*plan_) + " #" + std::to_string(call_) + place +
+         (site.empty() ? "" : ", called at " + site + ",");
 }
 
 template <class P>

@@ -145,17 +145,15 @@ template <class P>
 std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
   const uint64_t last = last_entered_call(peer);
   if (last == options_.first_call) return "never called anything";
-  Plan plan;
-  uint32_t stamp;
+  const Operation entered = read_operation<P>(pad(peer), last).value_or(Operation{});
   std::string text = "entered ";
-  text += (read_descriptor(peer, last, &plan, &stamp) ? describe(plan) + " #" : "call #") +
-          std::to_string(last);
+  text += (entered.call == last ? describe(entered.plan) + " #" : "call #") + std::to_string(last) +
+          at_site(entered.site);
   if (int64_t(last - call_) < 0) text += ", not #" + std::to_string(call_);
-  const Descriptor& entry = pad(peer).ring[last % kRingEntries];
   const Peer& seen = peers_[peer];
-  // What it noted itself, if it waited there; else what was seen from here.
-  if (P::load_acquire(entry.timed_call) == last)
-    text += ", " + seconds_text(time_us - int64_t(P::load_acquire(entry.wait_began_us))) + " ago";
+  // What it noted itself, if it waited there or traces; else what was seen from here.
+  if (const uint64_t began_us = entered.began_us ? entered.began_us : entered.wait_began_us)
+    text += ", " + seconds_text(time_us - int64_t(began_us)) + " ago";
   else if (seen.last_call == last && seen.since_us != 0)
     text +=
         (seen.was_seen ? ", " : ", more than ") + seconds_text(time_us - seen.since_us) + " ago";

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/atomics.h"
@@ -19,7 +23,36 @@ struct Operation {
   uint32_t end_segment = 0;    // low half of the `done` of a rank that is through with the call
   uint64_t wait_began_us = 0;  // CLOCK_MONOTONIC; both 0 if it did not wait long
   uint64_t wait_ended_us = 0;  // 0 while it waits
+  // Of a group that traces; else 0 and empty.
+  uint64_t began_us = 0;
+  uint64_t ended_us = 0;  // 0 while the call runs, and if it failed
+  std::string site;       // where the program made the call
 };
+
+template <class P>
+std::string read_site(const SiteText& site) {
+  std::array<char, sizeof(SiteText)> text;
+  for (size_t i = 0; i < SiteText::kWords; ++i) {
+    const uint64_t word = P::load_acquire(site.words[i]);
+    std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
+  }
+  return {text.data(), strnlen(text.data(), text.size())};
+}
+
+// A site too long loses its beginning: the file's name says more than its folder's.
+template <class P>
+void write_site(SiteText& site, std::string text) {
+  if (text.size() > sizeof(SiteText))
+    text = "..." + text.substr(text.size() + 3 - sizeof(SiteText));
+  text.resize(sizeof(SiteText));
+  for (size_t i = 0; i < SiteText::kWords; ++i) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + i * sizeof word, sizeof word);
+    P::store_release(site.words[i], word);
+  }
+}
+
+inline std::string at_site(const std::string& site) { return site.empty() ? "" : " at " + site; }
 
 // Whoever reads a peer's words looks these up in tables.
 inline bool has_names(const Plan& plan) {
@@ -29,7 +62,8 @@ inline bool has_names(const Plan& plan) {
 
 // The entry if it holds this call, whole and readable.
 template <class P>
-std::optional<Operation> read_operation(const Descriptor& entry, uint64_t call) {
+std::optional<Operation> read_operation(const Pad& pad, uint64_t call) {
+  const Descriptor& entry = pad.ring[call % kRingEntries];
   if (P::load_acquire(entry.sequence) != 2 * call) return std::nullopt;
   PlanWords words;
   words.kinds = P::load_acquire(entry.words[0]);
@@ -47,6 +81,11 @@ std::optional<Operation> read_operation(const Descriptor& entry, uint64_t call) 
     operation.wait_began_us = P::load_acquire(entry.wait_began_us);
     operation.wait_ended_us = P::load_acquire(entry.wait_ended_us);
   }
+  operation.began_us = P::load_acquire(entry.began_us);
+  if (operation.began_us != 0) {
+    operation.ended_us = P::load_acquire(entry.ended_us);
+    operation.site = read_site<P>(pad.sites[call % kRingEntries]);
+  }
   if (P::load_acquire(entry.sequence) != 2 * call) return std::nullopt;  // it changed meanwhile
   return operation;
 }
@@ -58,7 +97,7 @@ std::vector<Operation> read_operations(const Pad& pad) {
   for (const Descriptor& entry : pad.ring) {
     const uint64_t sequence = P::load_acquire(entry.sequence);
     if (sequence == 0 || sequence % 2 != 0) continue;
-    if (const auto operation = read_operation<P>(entry, sequence / 2)) all.push_back(*operation);
+    if (auto operation = read_operation<P>(pad, sequence / 2)) all.push_back(std::move(*operation));
   }
   std::sort(all.begin(), all.end(),
             [](const Operation& a, const Operation& b) { return a.call < b.call; });

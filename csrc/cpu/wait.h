@@ -12,8 +12,9 @@ namespace fastcoll {
 class Host {
  public:
   virtual ~Host() = default;
-  virtual void blocking() {}                    // a wait gets long: let others run (the GIL)
-  virtual bool interrupted() { return false; }  // the program wants to stop (Ctrl-C)
+  virtual void blocking() {}                      // a wait gets long: let others run (the GIL)
+  virtual bool interrupted() { return false; }    // the program wants to stop (Ctrl-C)
+  virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
 
 // Kept for the life of a group, so that the kernel tells when a peer is gone. -1: not there.

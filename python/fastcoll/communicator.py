@@ -39,6 +39,7 @@ from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.plan import Plan
+from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics, resolve
 from fastcoll.scheduled import is_scheduled, plan_of
@@ -162,6 +163,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             mesh.pidfds,
             settings.timeout_s,
             mesh.pids,
+            tracing(),
         )
         try:
             self.single_copy, self.single_copy_report = may_copy or single_copy.agree(
@@ -223,6 +225,8 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         if on_gpus:
             return self._issue_on_gpus(on_gpus, async_op)
         run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
+        if self.traces:
+            run = at_call_site(run)
         if async_op:
             return self._queue.submit(run, outputs)
         if self._queue.idle():

@@ -59,6 +59,8 @@ class DeviceHost(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def traces(self) -> bool: ...
+    @property
     def socket_fds(self) -> list[int]: ...
     def gather_bytes(self, data: bytes) -> list[bytes]: ...
     def gather_words(self, words: list[int]) -> list[list[int]]: ...
@@ -189,12 +191,15 @@ class DeviceGroup:
     def _start(
         self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
     ) -> None:
-        self._journal.write(repr(plan))
+        self._journal.write(repr(plan), self._site())
         flat = operands.flat()
         counts = list(flat.counts)
         self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
         self._last_call = plan
         flat.finish()
+
+    def _site(self) -> str:
+        return _C.find_call_site() if self._host.traces else ""
 
     def transfer(
         self, transfers: Sequence[Transfer], limit_s: float, *, async_op: bool
@@ -241,7 +246,7 @@ class DeviceGroup:
         dense: list[ArrayView] = []
         rows = []
         for one in transfers:
-            self._journal.write_message(one.sends, one.peer, _content(one))
+            self._journal.write_message(one.sends, one.peer, _content(one), self._site())
             array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
             dense.append(array)
             rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))

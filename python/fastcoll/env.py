@@ -126,6 +126,12 @@ CACHE_DIR = Variable(
     "where what is compiled at first use is kept; default: fastcoll in the user's cache folder",
     str,
 )
+DEBUG = Variable(
+    "FASTCOLL_DEBUG",
+    "",
+    "trace: note the time and the program's line of every call, for errors and `fastcoll inspect`",
+    _one_of("trace"),
+)
 DUMP_DIR = Variable(
     "FASTCOLL_DUMP_DIR",
     "",
@@ -162,6 +168,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     GPU_HEAP_MIB,
     TORCH_BACKEND,
     CACHE_DIR,
+    DEBUG,
     DUMP_DIR,
     TUNING,
     NODE_ID,

@@ -33,6 +33,10 @@ def _collect(pids: list[int]) -> list[RankStatus]:
 
 
 def _age(operation: Operation, now_us: int) -> str:
+    if operation.began_us and not operation.wait_began_us:
+        took_s = ((operation.ended_us or now_us) - operation.began_us) / 1e6
+        began_s = (now_us - operation.began_us) / 1e6
+        return f"{'took' if operation.ended_us else 'runs for'} {took_s:.6f} s, {began_s:.3f} s ago"
     if not operation.wait_began_us:
         return ""
     waited_us = (operation.wait_ended_us or now_us) - operation.wait_began_us
@@ -54,7 +58,8 @@ def _show(statuses: list[RankStatus], last: int, now_us: int) -> None:
             table.add_row(*who, "", "never called anything")
         for one in status.operations[-last:]:
             age = _age(one, now_us)
-            table.add_row(*who, str(one.call), one.what, one.plan, one.state, age)
+            what = f"{one.what}\nat {one.site}" if one.site else one.what
+            table.add_row(*who, str(one.call), what, one.plan, one.state, age)
             who = ("", "", "")
     make_console().print(table)
 
@@ -66,7 +71,7 @@ def inspect(
     last: Annotated[int, typer.Option(min=1, help="Calls of each rank to show.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print all calls as JSON.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the waits to this file for Chrome or Perfetto.")
+        Path | None, typer.Option(help="Write the times to this file for Chrome or Perfetto.")
     ] = None,
 ) -> None:
     """Show what ranks did last, from outside: live, stuck or stopped ones of the same user."""

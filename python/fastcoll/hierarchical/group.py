@@ -33,6 +33,7 @@ from fastcoll.hierarchical.meeting import Asked
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.pairs import TransferCall
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
 from fastcoll.reliability.settings import Settings, checked_numerics
 from fastcoll.transfers import Transfers
@@ -100,6 +101,7 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self.name = name
         self._rank = rank
         self._settings = settings
+        self._traces = tracing()
         self._island = island
         self._store = store
         self._connect = connect
@@ -146,6 +148,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             for call, operands in checked:
                 self._run(call, operands)
 
+        if self._traces:
+            run = at_call_site(run)
         if async_op:
             outputs = [output for _, operands in checked for output in operands.outputs()]
             return self._queue.submit(run, outputs)

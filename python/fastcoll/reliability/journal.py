@@ -18,6 +18,10 @@ _CALLS, _MESSAGES = 64, 8  # kept: collectives; messages of each peer and direct
 _HEAD = struct.Struct("<QH")  # number of the call, bytes of its text
 
 
+def _at_site(text: str, site: str) -> str:
+    return f"{text} at {site}" if site else text
+
+
 class Journal:
     """The last calls of every rank of a group. Making one is collective."""
 
@@ -35,13 +39,13 @@ class Journal:
         self._rank = rank
         self._numbers: Counter[range] = Counter()  # of what was written, by its entries
 
-    def write(self, call: str) -> None:
-        """Write down what this rank calls next."""
-        self._write(range(_CALLS), call)
+    def write(self, call: str, site: str = "") -> None:
+        """Write down what this rank calls next, and where the program does, if that is known."""
+        self._write(range(_CALLS), call, site)
 
-    def write_message(self, sends: bool, peer: int, message: str) -> None:
+    def write_message(self, sends: bool, peer: int, message: str, site: str = "") -> None:
         """Write down the next message to a peer, or the next that is expected from it."""
-        self._write(_entries_of(sends, peer), message)
+        self._write(_entries_of(sends, peer), message, site)
 
     def difference(self, one: int, other: int) -> str:
         """Return the first call in which two ranks differ, both sides; or nothing."""
@@ -65,28 +69,29 @@ class Journal:
         """Return the number and both texts of the first entry that differs."""
         mine, theirs = self._read(*one), self._read(*other)
         for number in sorted(mine.keys() & theirs.keys()):
-            if mine[number] != theirs[number]:
-                return number, mine[number], theirs[number]
+            if mine[number][0] != theirs[number][0]:
+                return number, _at_site(*mine[number]), _at_site(*theirs[number])
         return None
 
-    def _write(self, entries: range, text: str) -> None:
+    def _write(self, entries: range, text: str, site: str) -> None:
         self._numbers[entries] += 1
         number = self._numbers[entries]
-        raw = text.encode()[: _ENTRY_BYTES - _HEAD.size]
+        raw = f"{text}\0{site}".encode()[: _ENTRY_BYTES - _HEAD.size]
         start = entries[number % len(entries)] * _ENTRY_BYTES
         page = self._pages[self._rank]
         page[start + _HEAD.size : start + _HEAD.size + len(raw)] = raw
         _HEAD.pack_into(page, start, number, len(raw))
 
-    def _read(self, rank: int, entries: range) -> dict[int, str]:
-        """Return what a rank has written into some entries, by number."""
+    def _read(self, rank: int, entries: range) -> dict[int, tuple[str, str]]:
+        """Return what a rank has written into some entries, and from where, by number."""
         page, texts = self._pages[rank], {}
         for entry in entries:
             start = entry * _ENTRY_BYTES
             number, size = _HEAD.unpack_from(page, start)
             start += _HEAD.size
             if number:
-                texts[number] = page[start : start + size].decode(errors="replace")
+                text, _, site = page[start : start + size].decode(errors="replace").partition("\0")
+                texts[number] = (text, site)
         return texts
 
     def close(self) -> None:

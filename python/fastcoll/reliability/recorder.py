@@ -30,6 +30,9 @@ class Operation:
         is_complete: This rank needs nothing more of it.
         wait_began_us: When it began to wait, by CLOCK_MONOTONIC; 0 if it never waited over 1 ms.
         wait_ended_us: 0 while it waits, and if it never did.
+        began_us: When it began, if its group traces (FASTCOLL_DEBUG=trace); else 0.
+        ended_us: When it was over; 0 before, and if it failed.
+        site: Where the program made it, if its group traces.
     """
 
     call: int
@@ -40,6 +43,9 @@ class Operation:
     is_complete: bool
     wait_began_us: int
     wait_ended_us: int
+    began_us: int
+    ended_us: int
+    site: str
 
     @property
     def state(self) -> str:
@@ -136,9 +142,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def to_trace(statuses: list[RankStatus], now_us: int) -> dict[str, Any]:
-    """Return the waits as a trace that Chrome and Perfetto show: one row for each rank.
+    """Return calls as a trace that Chrome and Perfetto show: one row for each rank.
 
-    Only calls that waited over a millisecond have times; the others are not in it.
+    Of a group that traces it has every call, with its wait inside if that took over a millisecond.
+    Otherwise only such waits have times, and nothing else is in it.
     """
     events: list[dict[str, Any]] = []
     for status in statuses:
@@ -146,11 +153,12 @@ def to_trace(statuses: list[RankStatus], now_us: int) -> dict[str, Any]:
         place = {"pid": status.pid, "tid": status.rank}
         events.append({"ph": "M", "name": "thread_name", "args": {"name": name}, **place})
         for one in status.operations:
-            if not one.wait_began_us:
-                continue
-            end_us = one.wait_ended_us or now_us
-            duration_us = max(0, end_us - one.wait_began_us)
-            times = {"ts": one.wait_began_us, "dur": duration_us}
-            details = {"call": one.call, "plan": one.plan, "state": one.state}
-            events.append({"ph": "X", "name": one.what, "args": details, **times, **place})
+            details = {"call": one.call, "plan": one.plan, "state": one.state, "site": one.site}
+            spans = [(one.what, one.began_us, one.ended_us)] if one.began_us else []
+            if one.wait_began_us:
+                what = "wait" if spans else one.what
+                spans.append((what, one.wait_began_us, one.wait_ended_us))
+            for what, began_us, ended_us in spans:
+                times = {"ts": began_us, "dur": max(0, (ended_us or now_us) - began_us)}
+                events.append({"ph": "X", "name": what, "args": details, **times, **place})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a program makes a call, as text for errors and for people: "train.py:12 in step". Looked up
+// in the thread that makes the call, for groups that trace (FASTCOLL_DEBUG=trace), and kept for the
+// thread that carries it out.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace fastcoll {
+
+// Of the call that this thread carries out; empty if nobody noted it.
+const std::string& call_site();
+std::string set_call_site(std::string site);  // returns the one before
+
+// The innermost Python frame outside of the hidden folders; within a noted call, that one's site.
+// Takes the GIL to be held.
+std::string find_call_site();
+// Files below these belong to libraries, not to the program.
+void hide_folders(std::vector<std::string> folders);
+
+// Notes the site of a call that runs in the thread that makes it.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(bool is_wanted) : is_wanted_(is_wanted && call_site().empty()) {
+    if (is_wanted_) [[unlikely]]
+      set_call_site(find_call_site());
+  }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+  ~CallSiteScope() {
+    if (is_wanted_) [[unlikely]]
+      set_call_site({});
+  }
+
+ private:
+  const bool is_wanted_;
+};
+
+}  // namespace fastcoll
