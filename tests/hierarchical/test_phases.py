@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each verb asks islands and carriers for, and in which order: pure Python, nothing moves.
+
+Every rank of a map runs by itself, on an island and carriers that only write down what they are
+asked. Then the records must fit together: within an island, within a lane, and with the plan.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.calls import Call, check
+from fastcoll.hierarchical import moves, reductions
+from fastcoll.hierarchical.arguments import Arguments, carry_out
+from fastcoll.hierarchical.lanes import Lanes, Segment
+from fastcoll.hierarchical.meeting import Asked
+from fastcoll.parts import PartsCall, check_parts
+from fastcoll.types import DType, Op, Verb
+
+TWO = Islands(((0, 1), (2, 3)), ("a", "b"))
+UNEVEN = Islands(((0, 1, 2), (3,)), ("a", "b"))
+THREE = Islands(((0, 3), (1,), (2,)), ("a", "b", "c"))
+SMALL, LARGE, SEGMENTS = 8, 40_000, 500_000  # elements: a packet, one segment, three
+SEGMENT_BYTES = 800_000
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (moves, reductions):
+        monkeypatch.setattr(module, "SEGMENT_BYTES", SEGMENT_BYTES)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was asked of whom: an island, the carrier of a lane, or the waits (of a carrier)."""
+
+    whom: str
+    what: str
+    given: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
+
+
+class Record:
+    """The island, the carriers and the watch of one rank."""
+
+    takes_less = True
+
+    def __init__(self, islands: Islands, rank: int, reduces: bool) -> None:
+        self.entries: list[Entry] = []
+        self._num_local = len(islands.nodes[islands.places[rank][0]])
+        self._reduces = reduces
+
+    def issue(self, call: Any) -> None:
+        size = sum(part.nbytes for part in _parts(call.input))
+        self.entries.append(Entry("island", call.verb.name, (size,)))
+        if call.verb is Verb.all_gather:  # heads are compared
+            call.output.view(self._num_local, -1)[:] = call.input
+
+    def lane(self, number: int) -> "Lane":
+        return Lane(self, f"lane {number}")
+
+    def wait(self, transfers: Iterable[Any], deadline: object) -> None:
+        self.entries.append(Entry("wait", " ".join(str(one) for one in transfers)))
+
+
+class Lane:
+    """A carrier; its transfers are their names."""
+
+    takes_less = True
+
+    def __init__(self, record: Record, name: str) -> None:
+        self._record = record
+        self._name = name
+
+    def reduces(self, dtype: DType, op: Op) -> bool:
+        return self._record._reduces
+
+    def all_to_all(
+        self, output: torch.Tensor, input: torch.Tensor, expected: Sequence[int], given: Any
+    ) -> str:
+        for part in output.split(list(expected)):  # heads are compared
+            part[: len(input)] = input[: len(part)]
+        return self._note("all_to_all", tuple(given), tuple(expected))
+
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> str:
+        return self._note("all_gather", (input.nbytes,), (output.nbytes,))
+
+    def broadcast(self, tensor: torch.Tensor, node: int) -> str:
+        return self._note("broadcast", (tensor.nbytes, node))
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> str:
+        return self._note("all_reduce", (tensor.nbytes, op))
+
+    def _note(self, what: str, given: tuple[int, ...], expected: tuple[int, ...] = ()) -> str:
+        self._record.entries.append(Entry(self._name, what, given, expected))
+        return self._name
+
+
+def _parts(array: Any) -> Sequence[torch.Tensor]:
+    if array is None:
+        return []
+    return [array] if isinstance(array, torch.Tensor) else array
+
+
+def call_of(verb: Verb, numel: int, rank: int, world: int) -> Any:
+    """A call of float32 with the arguments that a rank gives; the root is rank 0."""
+    one, each = torch.zeros(numel), [torch.zeros(numel) for _ in range(world)]
+    many = torch.zeros(numel * world)
+    if verb in (Verb.gather, Verb.scatter):
+        mine = each if rank == 0 else None
+        input, output = (one, mine) if verb is Verb.gather else (mine, one)
+        return PartsCall(verb=verb, input=input, output=output)
+    if verb is Verb.all_to_all:
+        return PartsCall(verb=verb, input=each, output=[torch.zeros(numel) for _ in each])
+    sides = {Verb.reduce_scatter: (many, one), Verb.all_gather: (one, many)}
+    input, output = sides.get(verb, (one, one))
+    return Call(verb=verb, input=input, output=output)
+
+
+def run(
+    islands: Islands,
+    verb: Verb,
+    numel: int,
+    reduces: bool = False,
+    plant: Callable[[int, Lanes], None] = lambda rank, lanes: None,
+) -> list[list[Entry]]:
+    """Let every rank make a call by itself; return what each asked for."""
+    records = []
+    world = len(islands.places)
+    for rank, (node, local_rank) in sorted(islands.places.items()):
+        record = Record(islands, rank, reduces)
+        carriers: Any = [record.lane(lane) for lane in islands.lanes_of(node, local_rank)]
+        stand_in: Any = record
+        lanes = Lanes(islands, rank, stand_in, carriers, stand_in)
+        plant(rank, lanes)
+        call = call_of(verb, numel, rank, world)
+        checked = check_parts if isinstance(call, PartsCall) else check
+        operands = checked(call, rank, world)
+        asked = Asked(
+            1, verb, operands.dtype, operands.op, operands.numel, 0, operands.splits, reduces
+        )
+        arguments = Arguments(operands, verb, world)
+        carry_out(lanes, asked, arguments, 1.0, "same_bits", lambda words: [words] * world)
+        records.append(record.entries)
+    return records
+
+
+def problems(islands: Islands, records: Sequence[Sequence[Entry]]) -> list[str]:
+    """Where ranks would wait for each other for ever, or for bytes that nobody sends."""
+    found = []
+    for node, ranks in enumerate(islands.nodes):
+        on_island = [[e.what for e in records[r] if e.whom == "island"] for r in ranks]
+        if any(one != on_island[0] for one in on_island):
+            found.append(f"the ranks of node {node} call their island differently")
+    for lane in range(islands.num_lanes):
+        rows = []  # by node: what the rank that serves this lane asks of it
+        for ranks in islands.nodes:
+            entries = records[ranks[lane % len(ranks)]]
+            rows.append([e for e in entries if e.whom == f"lane {lane}"])
+        if len({len(row) for row in rows}) > 1:
+            found.append(f"lane {lane} is used {[len(row) for row in rows]} times")
+            continue
+        for number, step in enumerate(zip(*rows, strict=True)):
+            if not _fits(step):
+                found.append(f"lane {lane}, step {number}: {step}")
+    return found
+
+
+def _fits(step: Sequence[Entry]) -> bool:
+    """Whether the nodes of a lane do one thing."""
+    if len({one.what for one in step}) > 1:
+        return False
+    if step[0].what != "all_to_all":
+        return len({(one.given, one.expected) for one in step}) == 1
+    return all(
+        there.expected[here] == one.given[other] or 0 < one.given[other] <= there.expected[here]
+        for here, one in enumerate(step)
+        for other, there in enumerate(step)
+    )
+
+
+VERBS = [verb for verb in Verb if verb is not Verb.barrier]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("islands", [TWO, UNEVEN, THREE], ids=["2+2", "3+1", "2+1+1"])
+def test_ranks_fit_together(islands: Islands, verb: Verb) -> None:
+    for numel in (0, 1, LARGE + 1, 3 * LARGE + 1):
+        assert problems(islands, run(islands, verb, numel)) == []
+
+
+MEETING = "island all_gather, lane 0 all_to_all, wait lane 0, island broadcast"
+# What the first rank asks for, by verb, size, map and who reduces: the plan of ARCHITECTURE.md.
+PLANS = [
+    (
+        (TWO, Verb.all_reduce, SMALL, False),
+        "island all_gather, island reduce, lane 0 all_to_all, wait lane 0, island broadcast",
+    ),
+    (
+        (TWO, Verb.all_gather, SMALL, False),
+        "island all_gather, island all_gather, lane 0 all_to_all, wait lane 0, island broadcast",
+    ),
+    (
+        (TWO, Verb.all_reduce, LARGE, False),
+        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, island all_gather",
+    ),
+    (
+        (TWO, Verb.all_reduce, LARGE, True),
+        f"{MEETING}, island reduce_scatter, lane 0 all_reduce, wait lane 0, island all_gather",
+    ),
+    (
+        (THREE, Verb.all_reduce, LARGE, False),
+        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, "
+        "lane 0 all_gather, wait lane 0, island all_gather",
+    ),
+    (
+        (TWO, Verb.reduce_scatter, LARGE, False),
+        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0",
+    ),
+    (
+        (TWO, Verb.all_gather, LARGE, False),
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, island all_gather",
+    ),
+    (
+        (TWO, Verb.broadcast, LARGE, False),
+        f"{MEETING}, island broadcast, lane 0 broadcast, wait lane 0",
+    ),
+    (
+        (TWO, Verb.scatter, LARGE, False),
+        f"{MEETING}, island scatter, lane 0 all_to_all, wait lane 0",
+    ),
+    (
+        (TWO, Verb.gather, LARGE, False),
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, island gather",
+    ),
+    (
+        (TWO, Verb.all_to_all, LARGE, False),
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, island all_to_all",
+    ),
+]
+
+
+def words(entries: Iterable[Entry]) -> str:
+    return ", ".join(f"{one.whom} {one.what}" for one in entries)
+
+
+@pytest.mark.parametrize(("call", "plan"), PLANS, ids=lambda one: getattr(one, "name", None))
+def test_a_call_follows_its_plan(call: tuple[Islands, Verb, int, bool], plan: str) -> None:
+    assert words(run(*call)[0]) == plan
+
+
+def test_segments_overlap() -> None:
+    """The next segment is on its way before anybody waits for the one before it."""
+    entries = words(run(TWO, Verb.all_reduce, SEGMENTS)[0][4:])
+    begin, end = "island reduce_scatter, lane 0 all_to_all", "wait lane 0, island all_gather"
+    assert entries == ", ".join([begin] * 3 + [end] * 3)
+
+
+def backwards(rank: int, lanes: Lanes) -> None:
+    """Node 1 takes its segments in another order; the last one is short."""
+    drive = lanes.drive
+    if rank >= 2:
+        lanes.drive = lambda segments: drive(reversed(list(segments)))  # type: ignore[method-assign]
+
+
+def hasty(rank: int, lanes: Lanes) -> None:
+    """Nobody waits for a segment's transfers."""
+
+    def drive(segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            deque(segment, maxlen=0)
+
+    lanes.drive = drive  # type: ignore[method-assign]
+
+
+def test_a_node_that_goes_backwards_is_seen() -> None:
+    """Negative control."""
+    assert problems(TWO, run(TWO, Verb.all_reduce, SEGMENTS, plant=backwards))
+
+
+def test_a_rank_that_leaves_a_hop_out_is_seen() -> None:
+    """Negative control."""
+    records = run(UNEVEN, Verb.all_gather, LARGE)
+    for whom in ("lane 1", "island"):
+        entries = records[1]
+        [*_, last] = [place for place, entry in enumerate(entries) if entry.whom == whom]
+        damaged = [*records[:1], [*entries[:last], *entries[last + 1 :]], *records[2:]]
+        assert problems(UNEVEN, damaged), whom
+
+
+def test_a_rank_that_does_not_wait_is_seen() -> None:
+    """Negative control."""
+    call, _ = PLANS[2]
+    assert words(run(*call)[0]) != words(run(*call, plant=hasty)[0])
