@@ -4,6 +4,9 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given as given_drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from mutations import Interleavings, mutants
 
 from fastcoll.model.builders import algorithms_of, build
@@ -12,6 +15,7 @@ from fastcoll.model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signa
 
 SLOWEST = ("all_reduce", "bidirectional_ring")
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
+SMALL = [pair for pair in ALL if pair != SLOWEST]
 
 
 def scratch(rank: int, start: int = 0, count: int = 1) -> Span:
@@ -192,29 +196,43 @@ def rejection(schedule: Schedule) -> str | None:
     return None
 
 
+def judge(name: str, mutant: Schedule) -> str:
+    """Hold the checker's verdict on a mutant against all its interleavings, and return it."""
+    verdict, fault = rejection(mutant), Interleavings(mutant).fault
+    if verdict is None:
+        assert fault is None, f"missed: {name}: {fault}"
+        return "as good"
+    if fault is None:
+        # Two writes of equal values, or a read beside one: a race, if one that does no harm.
+        assert verdict.endswith("no signal orders the two"), f"invented: {name}: {verdict}"
+        return "harmless race"
+    assert "rank" in verdict
+    return "rejected"
+
+
 def judged(schedule: Schedule) -> Counter[str]:
-    """Hold the checker's verdict on every mutant against all its interleavings."""
-    found = Counter[str]()
-    for name, mutant in mutants(schedule):
-        verdict, fault = rejection(mutant), Interleavings(mutant).fault
-        if verdict is None:
-            assert fault is None, f"missed: {name}: {fault}"
-            found["as good"] += 1
-        elif fault is None:
-            # Two writes of equal values, or a read beside one: a race, if one that does no harm.
-            assert verdict.endswith("no signal orders the two"), f"invented: {name}: {verdict}"
-            found["harmless race"] += 1
-        else:
-            assert "rank" in verdict
-            found["rejected"] += 1
-    return found
+    """Judge every mutant of a schedule."""
+    return Counter(judge(name, mutant) for name, mutant in mutants(schedule))
 
 
-@pytest.mark.parametrize(("verb", "algorithm"), [pair for pair in ALL if pair != SLOWEST])
+@pytest.mark.parametrize(("verb", "algorithm"), SMALL)
 def test_every_mutant_of_two_ranks_is_judged_right(verb: str, algorithm: str) -> None:
     """One mistake in one step, at every step: rejected, or right in every interleaving there is."""
     found = judged(build(verb, algorithm, 2))
     assert found["rejected"] > 3 * (found["as good"] + found["harmless race"])
+
+
+@settings(max_examples=60, deadline=None)
+@given_drawn(data=st.data())
+def test_schedules_with_several_mistakes_are_judged_right(data: st.DataObject) -> None:
+    """Any schedule of two ranks with two or three mistakes, against all its interleavings."""
+    schedule = build(*data.draw(st.sampled_from(SMALL)), 2)
+    for _ in range(data.draw(st.integers(2, 3))):
+        names = list(mutants(schedule))
+        if not names:
+            break
+        _, schedule = data.draw(st.sampled_from(names))
+    judge("several", schedule)
 
 
 @pytest.mark.slow

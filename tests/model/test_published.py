@@ -2,16 +2,24 @@
 """The model against published measurements: the score, and that no row is hidden."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from damage import damaged
+from fastcoll.errors import UsageError
 from fastcoll.model.published import (
+    _DATA,
     fit,
     held_out_rows,
     load_series,
     median_error,
+    read_series,
 )
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -48,11 +56,44 @@ def test_the_fit_finds_the_line() -> None:
 
 
 def test_every_series_says_where_it_is_from() -> None:
-    for series in load_series():
-        assert series["source"].startswith("github.com/")
-        sizes = [size for size, _ in series["points"]]
-        assert sizes == sorted(set(sizes))
-        assert len(sizes) >= 4
+    assert all(series["source"].startswith("github.com/") for series in load_series())
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    document = json.loads(_DATA.read_text())
+    document["series"][0] |= fields
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ([], "the top: .* is not of type"),
+        (changed(source=""), "series/0/source.*: say where"),
+        (changed(points=[[8, 1.0]]), "series/0/points.*: write four"),
+        (changed(points=[[8, 1], [16, 0], [32, 1], [64, 1]]), "points/1/1.*: write microseconds"),
+        (changed(points=[[8, 1], [8, 1], [32, 1], [64, 1]]), "points: put the sizes in ascending"),
+        (changed(machine="hal"), "machine: no machine 'hal'; there are .*dgx-1v"),
+        (changed(algorithm="magic"), "algorithm: no algorithm 'magic'"),
+    ],
+)
+def test_a_wrong_file_is_refused_where_it_is_wrong(document, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=rf"published\.json: at .*{text}"):
+        read_series(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(damaged(data, changed())))
+    try:
+        for series in read_series(path):
+            fit(series["points"])
+    except UsageError as error:
+        assert "damaged.json" in str(error)
 
 
 def test_the_committed_scores_are_those_of_the_code() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report says of a topology, as numbers. Decides what is priced; knows no page."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import jsonschema
 
 from fastcoll.cli.console import quiet_progress
 from fastcoll.cli.plan import plan_json
+from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
 from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
 from fastcoll.measure.results import validate
@@ -109,10 +109,7 @@ def find_all(
 
 def _read(path: Path) -> Json:
     """Read a result of `fastcoll regret` or a table of `fastcoll tune`."""
-    try:
-        document: Json = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: can't be read as JSON: {error}") from None
+    document: Json = read_json(path)
     form = document.get("schema") if isinstance(document, dict) else None
     try:
         if form == TABLE_FORM:

@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from fastcoll.documents import check, read_json
+from fastcoll.errors import UsageError
+from fastcoll.model.builders import algorithms_of
 from fastcoll.model.explain import priced
 from fastcoll.model.formulas import Constants
 from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine
+from fastcoll.topology.model import MACHINES, load_machine
 
 _DATA = Path(__file__).with_name("published.json")
+_SCHEMA = Path(__file__).with_name("published.schema.json")
 _NCCL = ("ring", "double_binary_tree", "multimem")  # what NCCL chooses from, in our words
 
 
@@ -39,10 +43,31 @@ class Row:
         return self.predicted_us / self.published_us - 1
 
 
+def read_series(path: Path) -> list[dict[str, Any]]:
+    """Read published series.
+
+    Raises:
+        UsageError: It is no such file; the text says where it is wrong, and what to write there.
+    """
+    document = read_json(path)
+    check(document, json.loads(_SCHEMA.read_text(encoding="utf-8")), str(path))
+    series: list[dict[str, Any]] = document["series"]
+    for i, one in enumerate(series):
+        where = f"{path}: at series/{i}"
+        sizes = [size for size, _ in one["points"]]
+        if sizes != sorted(set(sizes)):
+            raise UsageError(f"{where}/points: put the sizes in ascending order, each once")
+        if one["machine"] and one["machine"] not in MACHINES:
+            known = ", ".join(MACHINES)
+            raise UsageError(f"{where}/machine: no machine {one['machine']!r}; there are {known}")
+        if one["machine"] and one["algorithm"] not in ("nccl", *algorithms_of("all_reduce")):
+            raise UsageError(f"{where}/algorithm: no algorithm {one['algorithm']!r} of all_reduce")
+    return series
+
+
 def load_series(machine: str | None = None) -> list[dict[str, Any]]:
-    """Return the published series: all, or those of one machine's name."""
-    series: list[dict[str, Any]] = json.loads(_DATA.read_text(encoding="utf-8"))["series"]
-    return [one for one in series if machine in (None, one["machine"])]
+    """Return the series that come with fastcoll: all, or those of one machine's name."""
+    return [one for one in read_series(_DATA) if machine in (None, one["machine"])]
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Constants:

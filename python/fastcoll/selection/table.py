@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.costs import Costs
+from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
 from fastcoll.types import Request
 
@@ -124,20 +125,14 @@ def read_table(path: Path, identity: Mapping[str, object]) -> TuningTable:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{path}: more than {_MOST_BYTES} bytes are no tuning table")
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from None
+    document = read_json(path)
     try:
         validate(document)
         return TuningTable(_held_against(document, identity))
     except UsageError as error:
         raise UsageError(f"{path}: {error}; make one with `fastcoll tune`") from None
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def _held_against(document: Json, identity: Mapping[str, object]) -> Json:

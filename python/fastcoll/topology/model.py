@@ -8,12 +8,14 @@ takes. Knows nothing of the machine it runs on, of schedules or of collectives.
 import heapq
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fastcoll.documents import check, read_json
 from fastcoll.errors import UsageError
 
 _HERE = Path(__file__).parent
@@ -124,26 +126,13 @@ class Network:
     source: str = ""
 
 
-def _read(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: can't be read as JSON: {error}") from None
-    return _checked(document, str(path), kind)
-
-
 def _checked(document: object, path: str, kind: str) -> dict[str, Any]:
     """Return a copy of a document that fits the schema of its kind."""
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise UsageError(f'{path}: "kind" is not "{kind}"')
-    import jsonschema  # here: what measures on GPUs needs no topology file
-
     schema = _schema()
     [branch] = [each for each in schema["oneOf"] if each["title"] == kind]
-    checker = jsonschema.Draft202012Validator({"$defs": schema["$defs"], **branch})
-    for fault in checker.iter_errors(document):
-        where = "/".join(map(str, fault.absolute_path)) or "the top"
-        raise UsageError(f"{path}: at {where}: {fault.message[:200]}")
+    check(document, {"$defs": schema["$defs"], **branch}, path)
     return dict(document)
 
 
@@ -167,31 +156,43 @@ def load_machine(name: str) -> Machine:
         UsageError: There is no such file or name, or the file contradicts itself or the schema.
     """
     path = _path(name, "machine", MACHINES)
-    return machine_of(_read(path, "machine"), str(path))
+    return machine_of(read_json(path), str(path))
 
 
-def machine_of(document: dict[str, Any], path: str) -> Machine:
+def machine_of(document: object, path: str) -> Machine:
     """Return the machine of a document; `path` is what a refusal calls it.
 
     Raises:
         UsageError: The document contradicts itself or the schema.
     """
-    document = _checked(document, path, "machine")
+    checked = _checked(document, path, "machine")
     wires: dict[tuple[str, str], Wire] = {}
-    for i, group in enumerate(document["links"]):
+    for i, group in enumerate(checked["links"]):
         wire = Wire(group["kind"], group["gbps"], group["latency_us"], group["source"])
         for j, (one, other) in enumerate(group["between"]):
             where = f"{path}: at links/{i}/between/{j}"
             if one == other:
                 raise UsageError(f"{where}: {one!r} is linked to itself")
+            _known((one, other), checked["ranks"], where)
             if (one, other) in wires:
                 raise UsageError(f"{where}: {one!r} and {other!r} are linked twice; add them up")
             wires[one, other] = wires[other, one] = wire
-    del document["format"], document["kind"], document["links"]
-    document["ranks"] = tuple(document["ranks"])
-    machine = Machine(wires=wires, **document)
+    del checked["format"], checked["kind"], checked["links"]
+    checked["ranks"] = tuple(checked["ranks"])
+    machine = Machine(wires=wires, **checked)
     _connected(machine, path)
     return machine
+
+
+def _known(devices: Iterable[str], ranks: Sequence[str], where: str) -> None:
+    """Refuse a device that is called like the ranks, and is none of them."""
+    kinds = {rank.rstrip("0123456789") for rank in ranks if rank[-1].isdigit()}
+    for device in devices:
+        if device not in ranks and device[-1].isdigit() and device.rstrip("0123456789") in kinds:
+            raise UsageError(
+                f"{where}: there is no {device!r} among the ranks {', '.join(ranks[:16])}; add it "
+                "to them, or correct the link"
+            )
 
 
 def _connected(machine: Machine, path: str) -> None:
@@ -221,7 +222,8 @@ def load_network(name: str) -> Network:
     Raises:
         UsageError: There is no such file or name, or the file does not fit the schema.
     """
-    document = _read(_path(name, "network", NETWORKS), "network")
+    path = _path(name, "network", NETWORKS)
+    document = _checked(read_json(path), str(path), "network")
     del document["format"], document["kind"]
     return Network(**document)
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON files that people write or pass on: read, and held against a schema.
+
+Decides how a refusal is worded: the file, the path in it, what is wrong and what to write instead.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fastcoll.errors import UsageError
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file says.
+
+    Raises:
+        UsageError: It can't be read, or is no JSON; NaN and Infinity are none.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: can't be read as JSON: {error}") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def check(document: object, schema: dict[str, Any], path: str) -> None:
+    """Hold a document against a schema, whose descriptions say what to write.
+
+    Raises:
+        UsageError: It does not fit.
+    """
+    import jsonschema  # here: fastcoll itself needs torch and numpy alone
+
+    for fault in jsonschema.Draft202012Validator(schema).iter_errors(document):
+        where = "/".join(map(str, fault.absolute_path)) or "the top"
+        fix = fault.schema.get("description") if isinstance(fault.schema, dict) else None
+        text = f"{path}: at {where}: {fault.message[:200]}"
+        raise UsageError(f"{text}: {fix}" if fix else text)
