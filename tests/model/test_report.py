@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.table import Table
 from typer.testing import CliRunner
 
+from damage import damaged
 from fastcoll.cli import app
+from fastcoll.cli.findings import read_measured
 from fastcoll.cli.html import Section, page
+from fastcoll.cli.report import measured_section
+from fastcoll.errors import UsageError
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.regret import judge
 from fastcoll.measure.results import SCHEMA_NAME
@@ -210,6 +216,20 @@ def test_a_file_that_is_no_measurement_is_refused(text: str, reason: str, tmp_pa
     assert done.exit_code == 2
     assert reason in " ".join(done.output.split())
     assert not (tmp_path / "x.html").exists()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_damaged_measurement_is_shown_or_refused(tmp_path_factory, data: st.DataObject) -> None:
+    document = damaged(data, data.draw(st.sampled_from([regret_document(), tuning_document()])))
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(document))
+    try:
+        found = read_measured(path)
+    except UsageError as error:
+        assert "damaged.json" in str(error)
+        return
+    Reader(page("measured", [], [measured_section([found])]))
 
 
 def test_ranks_that_make_no_plan_are_told_so(tmp_path: Path) -> None:

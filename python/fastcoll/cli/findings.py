@@ -84,7 +84,7 @@ def find_all(
     Raises:
         UsageError: The ranks don't fit, or a file is none of those.
     """
-    documents = [_read(path) for path in measured]
+    documents = [read_measured(path) for path in measured]
     price = partial(compare, cluster=cluster, world_size=ranks)
     todo = [(verb, size) for verb in VERBS for size in _SHOWN]
     with quiet_progress("simulating", len(_SIZES) + len(todo) + 1) as progress:
@@ -107,8 +107,12 @@ def find_all(
     return Findings(cluster, curve, tables, workload, plan, no_plan, *published, documents)
 
 
-def _read(path: Path) -> Json:
-    """Read a result of `fastcoll regret` or a table of `fastcoll tune`."""
+def read_measured(path: Path) -> Json:
+    """Read a result of `fastcoll regret` or a table of `fastcoll tune`.
+
+    Raises:
+        UsageError: The file is neither.
+    """
     document: Json = read_json(path)
     form = document.get("schema") if isinstance(document, dict) else None
     try:

@@ -85,7 +85,7 @@ def _sections(found: Findings) -> list[Section]:
         sections.append(_published(found))
     sections.append(_plan(found))
     if found.measured:
-        sections.append(_measured(found.measured))
+        sections.append(measured_section(found.measured))
     return sections
 
 
@@ -165,7 +165,8 @@ def _plan(found: Findings) -> Section:
     return Section("Parallel training", parts + remarks(found.plan, found.workload, found.cluster))
 
 
-def _measured(documents: list[Json]) -> Section:
+def measured_section(documents: list[Json]) -> Section:
+    """Return what was measured, read by `findings.read_measured`."""
     section = Section("Measured")
     for document in documents:
         machine = f"Measured on {document['machine']['cpu_model']}, {document['date']}: "
