@@ -16,6 +16,7 @@ from fastcoll.types import (
     REDUCTIONS,
     Algorithm,
     DType,
+    Numerics,
     Op,
     Request,
     Verb,
@@ -137,3 +138,31 @@ def test_single_copies_can_be_forced_and_forbidden() -> None:
     assert moved_by(Verb.all_to_all, 0, "", single_copy="always", splits=COUNTED) == "single_copy"
     assert moved_by(Verb.broadcast, 1 << 10, "", single_copy="always") == "direct"
     assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", single_copy="never") == "direct"
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests(), st.integers(0, 1 << 40))
+def test_a_larger_message_is_never_expected_to_take_less(request: Request, numel: int) -> None:
+    smaller, larger = sorted((request.numel, numel))
+    for one in algorithms.ALL:
+        sizes = [dataclasses.replace(request, numel=n) for n in (smaller, larger)]
+        if all(one.admits(size) is None for size in sizes):
+            assert one.estimate_us(sizes[0]) <= one.estimate_us(sizes[1])
+
+
+@pytest.mark.parametrize("numerics", ["same_bits", "fast"])
+@pytest.mark.parametrize("num_cpus", [2, 64])
+@pytest.mark.parametrize("world", [2, 3, 8, 64])
+def test_what_moves_most_bytes_loses_once_and_for_all(
+    world: int, num_cpus: int, numerics: Numerics
+) -> None:
+    """one_shot has the fewest synchronisations and moves the most: it is for small messages."""
+    base = Request(Verb.all_reduce, DType.float32, Op.SUM, 1, 0, world, "auto", numerics, num_cpus)
+    chosen = [
+        select(dataclasses.replace(base, numel=1 << k), algorithms.ALL).plan.algorithm
+        for k in range(31)
+    ]
+    num_small = chosen.count(Algorithm.one_shot)
+    assert num_small > 0
+    assert num_small < len(chosen) or world == 2  # of two ranks both move as much
+    assert chosen[:num_small] == [Algorithm.one_shot] * num_small
