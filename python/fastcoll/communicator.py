@@ -96,12 +96,13 @@ def connect(
     agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])
     if agreed.is_refusal and exchange.rank == 0:
         sys.stderr.write(f'fastcoll: "{name}" chooses by the model: {agreed.reason}\n')
-    if peers.islands is None:
+    seat = peers.seat
+    if seat is None:
         return _make(name, settings, peers, agreed, deadline)
-    node, _ = peers.islands.places[peers.rank]
+    node, _ = seat.islands.places[seat.rank]
     island = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
     try:
-        return HierarchicalCommunicator(name, settings, peers, island, exchange.store, connect)
+        return HierarchicalCommunicator(name, settings, seat, island, exchange.store, connect)
     except BaseException:
         island.close()
         raise

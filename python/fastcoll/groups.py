@@ -109,11 +109,15 @@ def init(
             raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
         else:
             comm = _from_surroundings(settings)
-        _state.default = comm
-        comm.on_close = _forget_default
-        # The C++ functions know groups of one node; they pass the calls of others on.
-        _C.set_default_group(comm if isinstance(comm, Communicator) else None)
+        _set_default(comm)
         return comm
+
+
+def _set_default(comm: AnyCommunicator) -> None:
+    _state.default = comm
+    comm.on_close = _forget_default
+    # The C++ functions know groups of one node; they pass the calls of others on.
+    _C.set_default_group(comm if isinstance(comm, Communicator) else None)
 
 
 def _from_surroundings(settings: Settings) -> AnyCommunicator:
@@ -213,8 +217,8 @@ def new_group(
 
 
 def shrink(
-    group: ProcessGroup | Communicator | None = None, *, timeout_s: float | None = None
-) -> Communicator:
+    group: ProcessGroup | AnyCommunicator | None = None, *, timeout_s: float | None = None
+) -> AnyCommunicator:
     """Make a new group of the ranks that are left of a broken one. Collective over those.
 
     For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
@@ -229,6 +233,10 @@ def shrink(
     A rank that dies while the others agree may still be counted in: then the new group's first
     call raises PeerLostError, and shrink() helps again.
 
+    Over several nodes the ranks of each node agree first, then the nodes over the store, which must
+    have survived. A node of which the error named a rank, and from which nobody comes, is waited
+    for 5 s at most.
+
     Args:
         group: The broken group; None takes the default one.
         timeout_s: How long to wait for a rank that lives and does not come, such as a stopped one:
@@ -239,6 +247,7 @@ def shrink(
 
     Raises:
         PeerLostError: The others went on without this rank, as it came too late.
+        CollectiveTimeout: Over several nodes: the store does not answer, or a rank died meanwhile.
         UsageError: The group was destroyed.
     """
     with _state.lock:
@@ -246,11 +255,9 @@ def shrink(
         if old is None:
             raise UsageError("this rank is not in the group that is to be shrunk")
         was_default = old is _state.default
-        new = old.shrink(timeout_s=timeout_s)
+        new: AnyCommunicator = old.shrink(timeout_s=timeout_s)
         if was_default:
-            _state.default = new
-            new.on_close = _forget_default
-            _C.set_default_group(new)
+            _set_default(new)
         else:
             _state.subgroups.add(new)
         return new

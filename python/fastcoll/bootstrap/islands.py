@@ -66,5 +66,18 @@ class Islands:
         return ", ".join(f"node {n} ({self.hosts[n]}): {_ranks(self.nodes[n])}" for n in chosen)
 
 
+@dataclass(frozen=True)
+class Seat:
+    """One rank's place in a group over several nodes.
+
+    Attributes:
+        nonce: A text that no other group has, the same on all ranks.
+    """
+
+    islands: Islands
+    rank: int
+    nonce: str
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

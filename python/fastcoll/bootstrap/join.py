@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
 from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands, meet
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
@@ -24,16 +24,12 @@ class Peers:
     Attributes:
         mesh: The connections to the ranks of this node.
         hellos: What each of these said of itself, in the order of the mesh.
-        islands: Which ranks of the new group are on which node; None: all on this one.
-        rank: This process's rank in the new group, if it has several nodes.
-        nonce: A text that no other group has, the same on all ranks.
+        seat: This process's place in the new group; None: all its ranks are on this node.
     """
 
     mesh: Mesh
     hellos: Sequence[Hello]
-    islands: Islands | None = None
-    rank: int = 0
-    nonce: str = ""
+    seat: Seat | None = None
 
 
 def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
@@ -93,6 +89,6 @@ def join(
         mesh = listener.connect(local_rank, here, deadline)
         if islands.num_nodes == 1:
             return Peers(mesh, here)
-        return Peers(mesh, here, islands, rank, hellos[ranks[0]].token)
+        return Peers(mesh, here, Seat(islands, rank, hellos[ranks[0]].token))
     finally:
         listener.close()

@@ -6,20 +6,25 @@ know how a phase is carried out.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
-from fastcoll.calls import Operands
-from fastcoll.errors import DesyncError
+from fastcoll.calls import Call, Operands, check
+from fastcoll.coalesced import ListCall, ListOperands, check_list
+from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.hierarchical import moves, reductions, small
 from fastcoll.hierarchical.arrays import as_bytes, tensor_at
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked, meet, trade
 from fastcoll.hierarchical.reductions import Reduction
 from fastcoll.memory.array import ArrayView
-from fastcoll.parts import PartsOperands, Side
+from fastcoll.parts import PartsCall, PartsOperands, Side, check_parts
+from fastcoll.reliability.limits import call_limit_s
+from fastcoll.reliability.settings import checked_numerics
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Numerics, Verb
 
+AnyCall: TypeAlias = Call | PartsCall | ListCall
 GatherWords = Callable[[list[int]], list[list[int]]]
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -69,6 +74,32 @@ def _of_side(side: Side | None) -> list[torch.Tensor]:
     dtype = side.views[0].dtype
     parts = side.parts() if side.cut else side.parts()[:1]
     return [tensor_at(address, dtype, num_bytes // ITEMSIZE[dtype]) for address, num_bytes in parts]
+
+
+def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | PartsOperands]:
+    """Check a call; return what it consists of: the tensors of a list go one by one."""
+    call_limit_s(call.timeout_s)
+    if call.algorithm != "auto":
+        raise UnsupportedError(
+            f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '
+            'give "auto"'
+        )
+    if call.numerics is not None:
+        checked_numerics(call.numerics)
+    checked: list[Operands | PartsOperands] = []
+    if isinstance(call, Call):
+        checked.append(check(call, rank, world_size))
+    elif isinstance(call, PartsCall):
+        checked.append(check_parts(call, rank, world_size))
+    else:
+        for one in check_list(call, rank, world_size):
+            checked += one.tensors if isinstance(one, ListOperands) else [one]
+    if any(operands.device >= 0 for operands in checked):
+        raise UnsupportedError(
+            "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or "
+            "make a group of each node's ranks with new_group()"
+        )
+    return checked
 
 
 def carry_out(

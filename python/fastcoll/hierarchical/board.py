@@ -60,12 +60,24 @@ class Board:
 
     def settle(self, error: FastcollError, limit_s: float) -> FastcollError:
         """Make `error` the group's verdict unless it has one; return the one that holds."""
+        found = self.say_first("verdict", _write(error), limit_s)
+        return error if found is None else _read(found)
 
-        def exchange() -> FastcollError:
-            return _read(self._store.compare_set("verdict", "", _write(error)))
+    def say(self, key: str, text: str, limit_s: float) -> None:
+        """Write something, if the store answers in time."""
+        self._ask(lambda: self._store.set(key, text), limit_s)
 
-        found = self._ask(exchange, limit_s)
-        return error if found is None else found
+    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
+        """Write something unless somebody has; return what stands there, None without an answer."""
+        return self._ask(lambda: self._store.compare_set(key, "", text).decode(), limit_s)
+
+    def read(self, key: str, limit_s: float) -> str | None:
+        """Return what was written, "" if nothing was; None without an answer."""
+
+        def look() -> str:
+            return self._store.get(key).decode() if self._store.check([key]) else ""
+
+        return self._ask(look, limit_s)
 
     def verdict(self) -> FastcollError | None:
         """Return the verdict as far as it is known; asks for news, but does not wait for them."""
@@ -91,7 +103,7 @@ class Board:
     def _look(self) -> None:
         def get() -> None:
             if self._store.check(["verdict"]):
-                self._verdict = _read(self._store.get("verdict"))
+                self._verdict = _read(self._store.get("verdict").decode())
 
         self._quietly(get)
         self._asking.clear()
@@ -120,7 +132,7 @@ def _write(error: FastcollError) -> str:
     return json.dumps({"kind": type(error).__name__, "text": str(error), "ranks": ranks})
 
 
-def _read(text: bytes) -> FastcollError:
+def _read(text: str) -> FastcollError:
     fields = json.loads(text)
     kind = _KINDS.get(fields["kind"])
     if kind is None:

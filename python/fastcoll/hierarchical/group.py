@@ -8,34 +8,36 @@ the default one, nor how an island carries out its part.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, Self
 
 import torch
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange
-from fastcoll.bootstrap.join import Peers, checked_members
-from fastcoll.calls import Call, Operands, check
-from fastcoll.coalesced import ListCall, ListOperands, check_list
+from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.join import checked_members
+from fastcoll.calls import Call, Operands
 from fastcoll.errors import (
     AbortedError,
+    CollectiveTimeout,
     FastcollError,
     PeerLostError,
     UnsupportedError,
     UsageError,
 )
-from fastcoll.hierarchical.arguments import Arguments, carry_out
+from fastcoll.hierarchical.arguments import AnyCall, Arguments, carry_out, check_all
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import make_lane, maker_of
 from fastcoll.hierarchical.island import Island
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked
+from fastcoll.hierarchical.survivors import agree, come
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.pairs import TransferCall
-from fastcoll.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.parts import PartsOperands
 from fastcoll.reliability.call_sites import at_call_site, tracing
-from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
-from fastcoll.reliability.settings import Settings, checked_numerics
+from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
+from fastcoll.reliability.settings import Settings
 from fastcoll.transfers import Transfers
 from fastcoll.types import (
     FLOAT_DTYPES,
@@ -50,7 +52,6 @@ from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
 
-AnyCall: TypeAlias = Call | PartsCall | ListCall
 # Makes a group of either kind from an exchange, a name, settings and members.
 Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
 # Arguments of calls that failed while a carrier still read them; gone with the process.
@@ -87,25 +88,24 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self,
         name: str,
         settings: Settings,
-        peers: Peers,
+        seat: Seat,
         island: Island,
         store: Store | None,
         connect: Connect,
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
-        islands, rank = peers.islands, peers.rank
-        assert islands is not None
         self.on_close: Callable[[], None] | None = None
-        self.islands = islands
+        self.islands = islands = seat.islands
         self.name = name
-        self._rank = rank
+        self._rank = rank = seat.rank
         self._settings = settings
         self._traces = tracing()
         self._island = island
         self._store = store
         self._connect = connect
         self._num_groups = 0
+        self._num_shrinks = 0  # from the first group to this one
         self._sequence = 0
         self._num_queued = 0
         self._closed = False
@@ -113,8 +113,9 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self._queue = CallQueue(self)
         self._transfers = _NoTransfers()
         node, local_rank = islands.places[rank]
-        own = PrefixStore(f"fastcoll/{peers.nonce}", store)
-        self._watch = Watch(name, rank, islands, island, Board(store, peers.nonce))
+        own = PrefixStore(f"fastcoll/{seat.nonce}", store)
+        self._board = Board(store, seat.nonce)
+        self._watch = Watch(name, rank, islands, island, self._board)
         make = maker_of(settings.carrier)
         carriers = [
             make_lane(
@@ -142,7 +143,9 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
 
     def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
         """Check several calls, then start them as one: all of them, or none at all."""
-        checked = [(call, one) for call in calls for one in self._checked(call)]
+        checked = [
+            (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
+        ]
 
         def run() -> None:
             for call, operands in checked:
@@ -173,31 +176,6 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
 
     def await_native(self) -> None:
         """Part of the queue's interface: nothing is queued elsewhere."""
-
-    def _checked(self, call: AnyCall) -> Sequence[Operands | PartsOperands]:
-        """Check a call; return what it consists of: the tensors of a list go one by one."""
-        call_limit_s(call.timeout_s)
-        if call.algorithm != "auto":
-            raise UnsupportedError(
-                f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '
-                'give "auto"'
-            )
-        if call.numerics is not None:
-            checked_numerics(call.numerics)
-        checked: list[Operands | PartsOperands] = []
-        if isinstance(call, Call):
-            checked.append(check(call, self.rank, self.world_size))
-        elif isinstance(call, PartsCall):
-            checked.append(check_parts(call, self.rank, self.world_size))
-        else:
-            for one in check_list(call, self.rank, self.world_size):
-                checked += one.tensors if isinstance(one, ListOperands) else [one]
-        if any(operands.device >= 0 for operands in checked):
-            raise UnsupportedError(
-                "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or "
-                "make a group of each node's ranks with new_group()"
-            )
-        return checked
 
     def _by_carrier(self, call: AnyCall, dtype: DType, op: Op) -> bool:
         """Return whether the carrier reduces, with roundings of its own."""
@@ -302,12 +280,50 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes, self._store)
         return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
 
-    def shrink(self, *, timeout_s: float | None = None) -> NoReturn:
-        """See `fastcoll.shrink`; there is none over several nodes."""
-        raise UnsupportedError(
-            "shrink() is not supported in a group over several nodes: destroy it, and let the "
-            "survivors init() on a store that lives"
+    def shrink(self, *, timeout_s: float | None = None) -> Any:
+        """See `fastcoll.shrink`; this group is closed, whatever comes of it.
+
+        The ranks of each node agree first, then the nodes over the store, which must have survived.
+        A node from which nobody comes, of which the error named a rank, is waited for 5 s at most.
+        Where the survivors are on one node their group is a `Communicator`.
+        """
+        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        node, _ = self.islands.places[self.rank]
+        try:
+            if self._watch.error is None:
+                self.abort("it calls shrink()")
+            self._queue.join()
+            come(self._board, node)
+            island = self._island.shrink(timeout_s=limit_s)
+            try:
+                return self._of_survivors(island, limit_s)
+            except BaseException:
+                island.close()
+                raise
+        finally:
+            self.close()
+
+    def _of_survivors(self, island: Island, limit_s: float) -> Any:
+        """Return the group of those who are left on all nodes; `island` has those of this one."""
+        error = self._watch.error
+        lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
+        found = agree(self._board, self.islands, self.rank, island, lost, limit_s)
+        islands = found.islands(self.islands)
+        if islands.num_nodes == 1:
+            return island
+        stem = self.name.removesuffix(f":{self._num_shrinks}")
+        group = HierarchicalCommunicator(
+            f"{stem}:{self._num_shrinks + 1}",
+            self._settings,
+            Seat(islands, found.ranks.index(self.rank), found.nonce),
+            island,
+            self._store,
+            self._connect,
         )
+        group._num_shrinks = self._num_shrinks + 1
+        return group
 
     # ---- life ------------------------------------------------------------------------------------
 

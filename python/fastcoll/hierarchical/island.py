@@ -25,6 +25,12 @@ class Island(Protocol):
     ) -> torch.Tensor:
         """Make a symmetric tensor. Collective."""
 
+    def gather_words(self, words: list[int]) -> list[list[int]]:
+        """Gather integers from all its ranks. Collective."""
+
+    def shrink(self, *, timeout_s: float | None = None) -> "Island":
+        """Make a new one of the ranks that are left; close this one. Collective over those."""
+
     def check(self) -> None:
         """Raise what broke it."""
 

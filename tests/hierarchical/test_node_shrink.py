@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The survivors of a group over several nodes go on: after a death, of a node too, and an abort."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.hierarchical.board import Board
+from fastcoll.hierarchical.survivors import Survivors, _Nodes
+from harness import Pool, Rank, Setup, attempt
+
+LIMIT_S = 4.0
+FreshPool = Callable[[int, Setup], Pool]
+
+
+def cluster(fresh_pool: FreshPool, nodes: str) -> Pool:
+    return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=LIMIT_S))
+
+
+def use(group: Any) -> list[Any]:
+    """Calls of each kind of path, and who says that it is here."""
+    for numel in (1, 5000, 300_000):
+        tensor = torch.ones(numel)
+        group.all_reduce(tensor)
+        assert (tensor == group.world_size).all()
+    part = group.new_group()
+    part.barrier()
+    part.close()
+    ranks = [row[0] for row in group.gather_words([group.rank])]
+    return [type(group).__name__, group.name, group.rank, ranks]
+
+
+def until_lost(rank: Rank, numel: int) -> list[Any]:
+    import fastcoll
+
+    while not (found := attempt(rank.comm.all_reduce, torch.ones(numel))).kind:
+        pass
+    group: Any = fastcoll.shrink()
+    fastcoll.all_reduce(torch.ones(2))  # of the default group, which is the new one
+    nodes = getattr(group, "islands", None) and group.islands.nodes
+    return [found.kind, nodes, *use(group)]
+
+
+HIERARCHICAL = "HierarchicalCommunicator"
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("nodes", "victims", "left"),
+    [
+        ("aabb", (3,), ((0, 1), (2,))),
+        pytest.param("abab", (0,), ((0, 2), (1,)), marks=SLOW),
+        pytest.param("aabc", (3,), ((0, 1), (2,)), marks=SLOW),
+        ("abb", (1, 2), None),
+    ],
+)
+def test_the_survivors_of_a_death_go_on(
+    fresh_pool: FreshPool, nodes: str, victims: tuple[int, ...], left: Any
+) -> None:
+    pool = cluster(fresh_pool, nodes)
+    pool.start(until_lost, 200_000)
+    time.sleep(0.3)
+    for victim in victims:
+        os.kill(pool.pids[victim], signal.SIGKILL)
+    found = [one.value for one in pool.collect() if one.rank not in victims]
+    everybody = list(range(len(found)))
+    for new_rank, (kind, islands, *rest) in enumerate(found):
+        assert kind == "PeerLostError"
+        assert islands == left
+        group = "Communicator" if left is None else HIERARCHICAL
+        name = "world, node 0:1" if left is None else "world:1"
+        assert rest == [group, name, new_rank, everybody]
+
+
+def again_and_again(rank: Rank) -> list[Any]:
+    """After an abort, after a mismatch, and of a group that nothing broke."""
+    group = rank.comm
+    for number in range(3):
+        if number == 0 and rank.rank == 0:
+            group.abort("on purpose")
+        if number == 1:
+            attempt(group.all_reduce, torch.ones(3 + rank.rank))
+        group = group.shrink()
+    return use(group)
+
+
+def test_nobody_has_to_die(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool, "aab").run(again_and_again)
+    assert found == [[HIERARCHICAL, "world:3", rank, [0, 1, 2]] for rank in range(3)]
+
+
+@pytest.mark.slow
+def test_a_stopped_node_is_left_out_and_told(fresh_pool: FreshPool) -> None:
+    pool = cluster(fresh_pool, "aabb")
+    pool.start(until_lost_or_out, 8)
+    time.sleep(0.5)
+    for victim in (2, 3):
+        os.kill(pool.pids[victim], signal.SIGSTOP)
+    for one in pool.collect(ranks=[0, 1]):
+        kind, _, *rest = one.value
+        assert kind == "CollectiveTimeout"
+        assert rest == ["Communicator", "world, node 0:1", one.rank, [0, 1]]
+    for victim in (2, 3):
+        os.kill(pool.pids[victim], signal.SIGCONT)
+    for one in pool.collect(ranks=[2, 3]):
+        assert one.value[0] == "PeerLostError"
+        assert "went on without node 1" in one.value[1]
+
+
+def until_lost_or_out(rank: Rank, numel: int) -> list[Any]:
+    found = []
+    try:
+        found = until_lost(rank, numel)
+    except RuntimeError as error:
+        found = [type(error).__name__, str(error)]
+    return found
+
+
+MAP = Islands(((0, 1), (2,), (3,)), ("a", "b", "c"))
+
+
+def leaders(coming: dict[int, list[int]], lost: list[int], limit_s: float) -> list[Survivors]:
+    """What the leaders of some nodes agree on, each in a thread."""
+    store = HashStore()
+    found: list[Survivors] = []
+
+    def lead(node: int, left: list[int]) -> None:
+        board = Board(store, "nonce")
+        found.append(_Nodes(board, MAP, lost, limit_s).decide(node, left))
+
+    threads = [threading.Thread(target=lead, args=one) for one in coming.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_nodes_that_come_all_go_on() -> None:
+    first, *others = leaders({0: [1], 1: [2], 2: [3]}, [0], limit_s=60)
+    assert first.ranks == [1, 2, 3]
+    assert all(other == first for other in others)
+    assert first.islands(MAP) == Islands(((0,), (1,), (2,)), ("a", "b", "c"))
+
+
+def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
+    start = time.monotonic()
+    found = leaders({0: [0, 1], 2: [3]}, [], limit_s=0.5)
+    assert time.monotonic() - start >= 0.5
+    assert [one.ranks for one in found] == [[0, 1, 3]] * 2
+    assert found[0].islands(MAP) == Islands(((0, 1), (2,)), ("a", "c"))
