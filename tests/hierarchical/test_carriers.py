@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from fastcoll.errors import UsageError
@@ -93,3 +94,27 @@ def test_all_ranks_hear_who_has_no_mpi(fresh_pool: Any) -> None:
         assert "Stand-in 1.0, 2 processes) with numerics by dtype on ranks [0]" in one.text
         assert "no MPI" in one.text
         assert "on ranks [1, 2]" in one.text
+
+
+def over_another_backend(rank: Rank) -> None:
+    """A carrier that torch.distributed knows by a name of its own."""
+    import torch.distributed as dist
+
+    import fastcoll
+
+    dist.Backend.register_backend(
+        "plain", lambda *args: dist.ProcessGroupGloo(*args), devices=["cpu"]
+    )
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    comm = fastcoll.init(store=rank.store, carrier="plain", **who)
+    for numel in (1, 1000, 5000, 70_000):
+        tensor = torch.full((numel,), float(rank.rank + 1))
+        comm.all_reduce(tensor)
+        assert (tensor == 6).all()
+        parts = torch.zeros(3 * numel)
+        comm.all_gather_into_tensor(parts, tensor)
+        assert (parts == 6).all()
+
+
+def test_any_backend_of_torch_can_be_the_carrier(fresh_pool: Any) -> None:
+    fresh_pool(3, Setup(init=False, nodes="abb")).run(over_another_backend)

@@ -301,3 +301,18 @@ def test_a_rank_that_does_not_wait_is_seen() -> None:
     """Negative control."""
     call, _ = PLANS[2]
     assert words(run(*call)[0]) != words(run(*call, plant=hasty)[0])
+
+
+def test_a_carrier_that_takes_no_less_gets_whole_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_whole() -> bool:
+        sizes = [
+            {(one.given[1 - node], one.expected[1 - node]) for one in entries if one.expected}
+            for node, entries in enumerate(run(TWO, Verb.all_reduce, 1000)[::2])
+        ]
+        return all(given == expected for one in sizes for given, expected in one)
+
+    assert not all_whole()
+    monkeypatch.setattr(Lane, "takes_less", False)
+    assert all_whole()
+    for numel in (0, 1000, LARGE):
+        assert problems(TWO, run(TWO, Verb.all_gather, numel)) == []
