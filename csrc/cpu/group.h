@@ -124,7 +124,7 @@ class Group {
 
   // ---- failure --------------------------------------------------------------------------------
   void check() const;  // throws the verdict of a broken group
-  bool is_broken() const { return P::load_acquire(me_->poison.value) != 0; }
+  bool is_broken() const { return P::load_relaxed(me_->poison.value) != 0; }
   // Make this the group's verdict, unless it has one; returns 1 + the rank whose verdict holds.
   // In any thread, also beside a call that runs in another one.
   uint64_t settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);
@@ -173,14 +173,8 @@ class Group {
     bool was_seen = false;  // entering it; else it did so some time before
   };
 
-  // Spins before yielding: some 20 to 50 us, less than a sleep and a wake would cost. With fewer
-  // CPUs than ranks, whoever is awaited may need this very CPU, whatever it said when it arrived.
-  static constexpr int kSpins = 2000;
-  static constexpr int kSpinsIfCrowded = 100;
-  static constexpr int kYields = 64;  // then sleep
   // So many yields without progress, and it does not run here, whatever it said.
   static constexpr int kTrustedYields = 4;
-  static constexpr int kSpinsPerYield = 50;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
   static constexpr int64_t kShortSleepUs = 2000;  // without it can: look again soon
@@ -253,7 +247,7 @@ class Group {
   [[noreturn]] void throw_verdict(uint64_t poison) const;
 
   GroupOptions options_;
-  const int num_spins_ = options_.world_size > num_cpus() ? kSpinsIfCrowded : kSpins;
+  const int num_spins_ = options_.world_size > num_cpus() ? P::kSpinsIfCrowded : P::kSpins;
   std::array<Peer, kMaxWorld> peers_{};
   Pad* me_ = nullptr;
   std::vector<Arena> arenas_;

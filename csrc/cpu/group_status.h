@@ -34,7 +34,7 @@ template <class P>
 uint64_t Group<P>::last_entered_call(int peer) {
   uint64_t last = options_.first_call;
   for (const Descriptor& entry : pad(peer).ring) {
-    const uint64_t sequence = P::load_acquire(entry.sequence);
+    const uint64_t sequence = P::load_relaxed(entry.sequence);
     if (sequence != 0 && sequence % 2 == 0) last = std::max(last, sequence / 2);
   }
   return last;

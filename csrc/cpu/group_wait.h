@@ -17,12 +17,12 @@ void Group<P>::wake() {
 
 template <class P>
 bool Group<P>::yield_until(int peer, const Awaited& awaited) {
-  for (int i = 0; i < kYields; ++i) {
+  for (int i = 0; i < P::kYields; ++i) {
     sched_yield();
     if (met(awaited)) return true;
     cpu_ = current_cpu();
     if (i < kTrustedYields && peers_[peer].cpu == cpu_) continue;
-    for (int spin = 0; spin < kSpinsPerYield; ++spin) {
+    for (int spin = 0; spin < P::kSpinsPerYield; ++spin) {
       cpu_pause();
       if (met(awaited)) return true;
     }
@@ -68,7 +68,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   for (int other = 0; other < world_size(); ++other) {
     Peer& seen = peers_[other];
     const uint64_t next = seen.last_call + 1;
-    if (P::load_acquire(pad(other).ring[next % kRingEntries].sequence) < 2 * next) continue;
+    if (P::load_relaxed(pad(other).ring[next % kRingEntries].sequence) < 2 * next) continue;
     seen.last_call = last_entered_call(other);
     seen.since_us = now_us();
     seen.was_seen = true;

@@ -113,7 +113,6 @@ class PointToPoint {
 
  private:
   static constexpr int kSpins = 300;
-  static constexpr int kYields = 64;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr std::chrono::microseconds kNap{100};
   static constexpr int64_t kSleepUs = 20000;      // as Group's
@@ -124,7 +123,7 @@ class PointToPoint {
 
   void say_blocked(uint64_t what) {
     const std::lock_guard guard(mutex_);
-    if (!closed_) P::store_release(group_.pad(group_.rank()).blocked.value, what);
+    if (!closed_) P::store_relaxed(group_.pad(group_.rank()).blocked.value, what);
   }
 
   // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
@@ -155,7 +154,7 @@ class PointToPoint {
       host.blocking();
       if (round == kSpins && awaited)
         say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
-      if (round < kSpins + kYields) sched_yield();
+      if (round < kSpins + P::kYields) sched_yield();
       else rest(awaited);
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
         next_patrol_us = time_us + kPatrolUs;
@@ -244,7 +243,8 @@ class PointToPoint {
       return true;
     }
     if (transfer.state == Transfer::State::offered) {
-      if (P::load_acquire(back.granted.value) != transfer.number) return false;
+      // `received` says which chunks are free; this only whose turn it is.
+      if (P::load_relaxed(back.granted.value) != transfer.number) return false;
       transfer.state = Transfer::State::moving;
     }
     uint64_t sent = channel.sent.value;
@@ -290,7 +290,7 @@ class PointToPoint {
       transfer.number = channel.offered.value + 1;
       transfer.place = i;
       transfer.state = Transfer::State::offered;
-      P::arrive(message.number, transfer.number);
+      P::store_relaxed(message.number, transfer.number);
       P::arrive(channel.offered.value, transfer.number);
       return true;
     }
@@ -310,7 +310,7 @@ class PointToPoint {
     Transfer*& mover = movers_[size_t(transfer.peer)];
     if (!mover) {
       mover = &transfer;
-      P::arrive(back.granted.value, transfer.number);
+      P::store_relaxed(back.granted.value, transfer.number);
     }
     if (mover != &transfer) return false;  // another message of this pair comes first
     uint64_t received = back.received.value;
@@ -380,7 +380,7 @@ class PointToPoint {
     uint64_t least = offered + 1;
     for (int i = 0; i < PairChannel::kMessages; ++i) {
       const Message& message = channel.messages[i];
-      const uint64_t number = P::load_acquire(message.number);
+      const uint64_t number = P::load_relaxed(message.number);  // up to `offered` it is there
       if (number <= claimed_[size_t(peer)][size_t(i)] || number >= least) continue;
       if (uint32_t(message.tag_and_dtype) != transfer.tag) continue;
       found = &message;

@@ -84,7 +84,7 @@ std::string PointToPoint<P>::cycle() const {
   std::string text;
   int rank = group_.rank();
   for (int hops = 0; hops < group_.world_size(); ++hops) {
-    const uint64_t blocked = P::load_acquire(group_.pad(rank).blocked.value);
+    const uint64_t blocked = P::load_relaxed(group_.pad(rank).blocked.value);
     const int peer = int(int8_t(blocked >> 8 & 0xff));
     if (blocked == 0 || peer < 0 || peer >= group_.world_size()) return "";
     text += hops == 0 ? "; rank " + std::to_string(rank) : ", which";

@@ -29,7 +29,7 @@ std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host)
   for (int peer = 0; peer < world_size() && error == 0; ++peer) {
     if (peer == rank()) continue;
     wait(peer, {&pad(peer).sample.value, 1, false});
-    const uint64_t theirs = P::load_acquire(pad(peer).sample.value);
+    const uint64_t theirs = P::load_relaxed(pad(peer).sample.value);
     error = read_process(options_.links[size_t(peer)].pid, theirs, got.data(), sizeof got);
     for (size_t i = 0; i < got.size() && error == 0; ++i)
       if (got[i] != mix64(theirs + i)) error = ESRCH;  // the number is another process's here
@@ -38,7 +38,7 @@ std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host)
   std::array<int, kMaxWorld> errors{};
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank()) wait(peer, {&pad(peer).single_copy.value, 1, false});
-    errors[size_t(peer)] = int(P::load_acquire(pad(peer).single_copy.value) - 1);
+    errors[size_t(peer)] = int(P::load_relaxed(pad(peer).single_copy.value) - 1);
   }
   return errors;
 }

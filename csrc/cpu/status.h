@@ -78,15 +78,15 @@ std::optional<Operation> read_operation(const Pad& pad, uint64_t call) {
   operation.stamp = uint32_t(stamp_and_end >> 32);
   operation.end_segment = uint32_t(stamp_and_end);
   if (P::load_acquire(entry.timed_call) == call) {
-    operation.wait_began_us = P::load_acquire(entry.wait_began_us);
-    operation.wait_ended_us = P::load_acquire(entry.wait_ended_us);
+    operation.wait_began_us = P::load_relaxed(entry.wait_began_us);
+    operation.wait_ended_us = P::load_relaxed(entry.wait_ended_us);
   }
   operation.began_us = P::load_acquire(entry.began_us);
   if (operation.began_us != 0) {
-    operation.ended_us = P::load_acquire(entry.ended_us);
+    operation.ended_us = P::load_relaxed(entry.ended_us);
     operation.site = read_site<P>(pad.sites[call % kRingEntries]);
   }
-  if (P::load_acquire(entry.sequence) != 2 * call) return std::nullopt;  // it changed meanwhile
+  if (P::load_relaxed(entry.sequence) != 2 * call) return std::nullopt;  // it changed meanwhile
   return operation;
 }
 
@@ -95,7 +95,7 @@ template <class P>
 std::vector<Operation> read_operations(const Pad& pad) {
   std::vector<Operation> all;
   for (const Descriptor& entry : pad.ring) {
-    const uint64_t sequence = P::load_acquire(entry.sequence);
+    const uint64_t sequence = P::load_relaxed(entry.sequence);
     if (sequence == 0 || sequence % 2 != 0) continue;
     if (auto operation = read_operation<P>(pad, sequence / 2)) all.push_back(std::move(*operation));
   }

@@ -26,17 +26,24 @@ PROGRAMS = {
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_relacy": ("tests/native/relacy_machine.cpp", "csrc/cpu/reduce*.cpp"),
 }
 
 
 @dataclass(frozen=True)
 class Build:
-    """How a program is compiled, and the command that runs the result."""
+    """How a program is compiled, what that takes, and the command that runs the result."""
 
     flags: tuple[str, ...]
     compiler: str = "g++"
     runner: tuple[str, ...] = ()
+    # Only for what the machine of relacy_machine.h watches, not for the machine itself.
+    watched: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
+    header: str = ""
 
+
+MOVES = ("memcpy", "memmove", "memset")  # which the compiler must not turn into plain accesses
 
 # -Werror not under sanitizers: they make the compiler warn of loops that it can't vectorise then.
 BUILDS = {
@@ -49,11 +56,22 @@ BUILDS = {
     "address": Build(
         ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     ),
+    "relacy": Build(
+        ("-O1", "-g"),
+        watched=("-fsanitize=thread", *(f"-fno-builtin-{name}" for name in MOVES)),
+        link=("-Wl," + ",".join(f"--wrap={name}" for name in MOVES),),
+        header="/usr/include/relacy/relacy.hpp",
+    ),
     "aarch64": Build(("-O3", "-Werror", "-static"), "aarch64-linux-gnu-g++", ("qemu-aarch64",)),
 }
 
 # What kernels/README.md calls the builds that catch planted bugs.
-CHECKERS = {"thread": "ThreadSanitizer", "plain": "stress", "address": "AddressSanitizer"}
+CHECKERS = {
+    "thread": "ThreadSanitizer",
+    "plain": "stress",
+    "address": "AddressSanitizer",
+    "relacy": "relacy",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,10 @@ class Case:
     args: tuple[str, ...] = ()
     caught_by: str = ""
 
+    @property
+    def variant(self) -> str:
+        return self.args[1 if self.program == "test_relacy" else 0]
+
 
 PUBLISHED = (
     "arrive",
@@ -75,6 +97,19 @@ PUBLISHED = (
     "done",
 )  # with release, by their owner
 PAIRS = ("offer", "sent", "received", "taken")  # of a sender and a receiver
+
+# scenario of test_relacy -> the words whose orders it needs
+WEAK_MEMORY = {
+    "calls2": PUBLISHED,
+    "calls3": (),
+    "verdict": ("poison",),
+    "status": ("sequence", "descriptor"),
+    "waits": ("timed",),
+    "sleep": (),
+    "messages": ("offer", "sent", "taken"),
+    "chunks": ("received",),
+    "single_copy": ("sample", "single_copy"),
+}
 
 # test_protocol's arguments: variant, seeds, limit of a wait in seconds, number of the first call
 CASES = [
@@ -117,6 +152,14 @@ CASES = [
             "unawaited_readers",
         )
     ),
+    *(Case("test_relacy", "relacy", (scenario, "correct")) for scenario in WEAK_MEMORY),
+    *(
+        Case("test_relacy", "relacy", (scenario, f"relaxed_{side}_of_{word}"), "RELACY")
+        for scenario, words in WEAK_MEMORY.items()
+        for word in words
+        for side in ("release", "acquire")
+    ),
+    Case("test_relacy", "relacy", ("sleep", "no_membarrier"), "RELACY: DEADLOCK"),
 ]
 
 
@@ -143,13 +186,17 @@ class Compiler:
             jobs = [
                 pool.submit(
                     self.make,
-                    [*command, *includes, "-c", str(source)],
+                    [*command, *self.watch(source, build), *includes, "-c", str(source)],
                     folder / f"{source.stem}.o",
                 )
                 for source in sources
             ]
             objects = [str(job.result()) for job in jobs]
-        return self.make([*command, *objects], folder / name)
+        return self.make([*command, *objects, *build.link], folder / name)
+
+    @staticmethod
+    def watch(source: Path, build: Build) -> tuple[str, ...]:
+        return () if source.stem == "relacy_machine" else build.watched
 
     def make(self, command: list[str], target: Path) -> Path:
         if target not in self.done:
@@ -171,7 +218,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 )
 def test_native(case: Case, compiler: Compiler) -> None:
     build = BUILDS[case.build]
-    need(build.compiler, *build.runner[:1])
+    need(build.compiler, *build.runner[:1], *filter(None, [build.header]))
     binary = compiler.program(case.program, case.build)
     done = run([*build.runner, str(binary), *case.args], RUN_LIMIT_S)
     if case.caught_by:
@@ -182,5 +229,5 @@ def test_native(case: Case, compiler: Compiler) -> None:
 
 
 def test_the_table_of_mutations_is_true() -> None:
-    caught = {(case.args[0], CHECKERS[case.build]) for case in CASES if case.caught_by}
+    caught = {(case.variant, CHECKERS[case.build]) for case in CASES if case.caught_by}
     assert caught == {row for row in mutations() if row[1] in CHECKERS.values()}

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu/p2p.h"
+#include "words.h"
 
 using namespace fastcoll;
 
@@ -43,35 +44,17 @@ struct Perturbed : Base {
 
 // ---- the planted bugs ---------------------------------------------------------------------------
 
-enum class Which { offer, sent, received, taken, other };
-
-// Which word of a channel this is. A message's number and the count of offers are one: a receiver
-// reads both, and either would do.
-Which word_of(const uint64_t& word) {
-  const size_t in_region =
-      size_t(reinterpret_cast<const std::byte*>(&word) - first_region) % region_bytes;
-  if (in_region < kRegionBytes) return Which::other;
-  const size_t at = (in_region - kRegionBytes) % sizeof(PairChannel);
-  if (at == offsetof(PairChannel, offered)) return Which::offer;
-  if (at == offsetof(PairChannel, sent)) return Which::sent;
-  if (at == offsetof(PairChannel, received)) return Which::received;
-  if (at >= offsetof(PairChannel, taken) && at < offsetof(PairChannel, chunks)) return Which::taken;
-  const bool in_messages =
-      at >= offsetof(PairChannel, messages) && at < offsetof(PairChannel, granted);
-  return in_messages ? Which::offer : Which::other;
-}
-
 template <Which kWhich>
 struct RelaxedRelease : StdAtomics {
   static void arrive(uint64_t& word, uint64_t value) {
-    if (word_of(word) == kWhich) store_relaxed(word, value);
+    if (word_of(&word) == kWhich) store_relaxed(word, value);
     else StdAtomics::arrive(word, value);
   }
 };
 template <Which kWhich>
 struct RelaxedAcquire : StdAtomics {
   static uint64_t load_acquire(const uint64_t& word) {
-    return word_of(word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
+    return word_of(&word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
   }
 };
 struct UnawaitedReaders : StdAtomics {
@@ -185,6 +168,7 @@ int run_all(uint64_t num_seeds, double timeout_s) {
     first_region =
         static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * region_bytes));
     std::memset(first_region, 0, size_t(world_size) * region_bytes);
+    set_words(first_region, region_bytes);
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < world_size; ++rank)
       ranks.emplace_back(

@@ -20,6 +20,7 @@
 
 #include "cpu/run.h"
 #include "pushing_program.h"
+#include "words.h"
 
 using namespace fastcoll;
 
@@ -51,12 +52,11 @@ constexpr size_t kArenaBytes = size_t{8} << 20;  // two halves, each for 7 x 100
 constexpr int kCallsPerSeed = 40;
 
 // Memory of all ranks, shared by the threads; all regions in one block, see word_of.
-std::byte* first_region = nullptr;
-
 struct Machine {
   explicit Machine(int world_size) {
-    first_region =
+    auto* first_region =
         static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * kRegionBytes));
+    set_words(first_region, kRegionBytes);
     std::memset(first_region, 0, size_t(world_size) * kRegionBytes);
     for (int rank = 0; rank < world_size; ++rank) {
       regions.push_back(first_region + size_t(rank) * kRegionBytes);
@@ -65,7 +65,7 @@ struct Machine {
     }
   }
   ~Machine() {
-    std::free(first_region);
+    std::free(regions[0]);
     for (std::byte* ptr : arenas) std::free(ptr);
   }
   std::vector<std::byte*> regions, arenas;
@@ -73,31 +73,17 @@ struct Machine {
 
 // ---- the planted bugs ---------------------------------------------------------------------------
 
-enum class Which { arrive, inlined, staged, reduced, done, poison, signals, other };
-
-// Which word of a pad this is, so that one can be weakened and the others left as they are.
-Which word_of(const uint64_t& word) {
-  const size_t at = size_t(reinterpret_cast<const std::byte*>(&word) - first_region) % kRegionBytes;
-  if (at < offsetof(Pad, inlined)) return Which::arrive;
-  if (at < offsetof(Pad, staged)) return Which::inlined;
-  if (at < offsetof(Pad, reduced)) return Which::staged;
-  if (at < offsetof(Pad, done)) return Which::reduced;
-  if (at < offsetof(Pad, poison)) return Which::done;
-  if (at >= offsetof(Pad, signals) && at < kPadBytes) return Which::signals;
-  return at < offsetof(Pad, sleep) ? Which::poison : Which::other;
-}
-
 template <Which kWhich>
 struct RelaxedRelease : StdAtomics {
   static void arrive(uint64_t& word, uint64_t value) {
-    if (word_of(word) == kWhich) store_relaxed(word, value);
+    if (word_of(&word) == kWhich) store_relaxed(word, value);
     else StdAtomics::arrive(word, value);
   }
 };
 template <Which kWhich>
 struct RelaxedAcquire : StdAtomics {
   static uint64_t load_acquire(const uint64_t& word) {
-    return word_of(word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
+    return word_of(&word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
   }
 };
 struct RelaxedSettle : StdAtomics {
