@@ -35,6 +35,8 @@ for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast
 done
 python bench/schedules.py "$out/schedules.md"
 python bench/lists.py "$out/lists.json"
+fastcoll build # before it is measured
+python bench/torch_calls.py "$out/torch.json"
 fastcoll regret --json "$out/regret.json"
 tuning=$(mktemp)
 fastcoll tune --out "$tuning"

@@ -73,6 +73,7 @@ GOALS = (
 )
 MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0.15
 LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3
+MOST_TORCH_US, LEAST_DDP_RATIOS = 4.0, {"100K": 5.0, "25M": 3.0}
 LEAST_GOOD_CHOICES = 0.95
 
 
@@ -183,12 +184,39 @@ def _list_verdicts(folder: Path) -> Iterator[Verdict]:
     )
 
 
+def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
+    torch = _load(folder, "torch")
+    if torch is None:
+        yield Verdict("through torch.distributed", "several", "not measured", None)
+        return
+    times_us = torch["times_us"]
+    for backend in ("compiled", "python"):
+        call_us = times_us["all_reduce, 8 B"][backend]
+        yield Verdict(
+            f"dist.all_reduce of 8 B, {backend}",
+            f"<= {MOST_TORCH_US:g} us",
+            f"{call_us:.3g} us",
+            call_us <= MOST_TORCH_US,
+        )
+        for size, least in LEAST_DDP_RATIOS.items():
+            times = times_us[f"DDP's communication, {size} parameters"]
+            # Less than nothing: hidden behind the backward pass, or lost in the noise.
+            ratio = times["gloo"] / max(times[backend], 1.0)
+            yield Verdict(
+                f"DDP, {size} parameters, {backend}, against Gloo",
+                f">= {least:g}x",
+                f"{ratio:.3g}x ({times[backend]:.0f} us)",
+                ratio >= least,
+            )
+
+
 def verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield how every goal stands."""
     for goal in GOALS:
         yield judge(goal, _load(folder, goal.file))
     yield from _core_verdicts(folder)
     yield from _list_verdicts(folder)
+    yield from _torch_verdicts(folder)
     yield from _choice_verdicts(folder)
     demo = _load(folder, "demo-25M")
     if demo:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs through torch.distributed: the compiled backend, Python's, and Gloo.
 
-    python bench/torch_calls.py [--rounds 5]
+    python bench/torch_calls.py [FILE.json] [--rounds 5]
 
 Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
-a figure is the median over the rounds of the best of ten windows, in microseconds.
+a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
+for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
+The networks are those of `fastcoll demo`. About 4 minutes. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -13,11 +15,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+
+import fastcoll  # noqa: F401 - registers the backend
+from fastcoll.measure.results import provenance, write
+from fastcoll.measure.training import TrainingConfig
 
 BACKENDS = ("compiled", "python", "gloo")
 NUM_LAYERS = 80
@@ -46,10 +54,29 @@ def ddp_us() -> float:
     return (best_us(lambda: model(data).sum().backward(), 5) - alone) / NUM_LAYERS
 
 
+def ddp_step_us(num_params: int, num_steps: int) -> float:
+    """Return what communication adds to a backward pass of the demo's network."""
+    width = TrainingConfig(num_params, num_steps, 2, 128, 0.0).width
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((64, width), (width, width), (width, 10)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    data = torch.ones(64, 64)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for step in range(3 + num_steps):
+        for communicates in times:
+            with nullcontext() if communicates else model.no_sync():
+                loss = model(data).sum()
+                dist.barrier()
+                start = time.perf_counter()
+                loss.backward()
+            if step >= 3:  # the first ones make the buckets
+                times[communicates].append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[True]) - statistics.median(times[False])
+
+
 def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str, float]]") -> None:
     torch.set_num_threads(1)
-    import fastcoll  # noqa: F401 - registers the backend
-
     name = "gloo" if backend == "gloo" else "fastcoll"
     dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
@@ -65,6 +92,8 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
         ),
         "barrier": best_us(dist.barrier, 500 // slow),
         "a bucket of DDP, 1 KiB": ddp_us(),
+        "DDP's communication, 100K parameters": ddp_step_us(100_000, 60),
+        "DDP's communication, 25M parameters": ddp_step_us(25_000_000, 10),
     }
     if rank == 0:
         result.put(rows)
@@ -74,8 +103,10 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    options = parser.parse_args()
+    rounds, origin = options.rounds, provenance()
     seen: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
     for _ in range(rounds):
         for backend in BACKENDS:
@@ -84,11 +115,20 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(measure, (backend, os.path.join(folder, "store"), result), nprocs=2)
             seen[backend].append(result.get())
+    times_us = {
+        row: {
+            backend: round(statistics.median(one[row] for one in seen[backend]), 2)
+            for backend in BACKENDS
+        }
+        for row in seen["gloo"][0]
+    }
+    if options.file is not None:
+        settings = {"world_size": 2, "rounds": rounds}
+        write({"kind": "torch", **origin, "settings": settings, "times_us": times_us}, options.file)
     print(f"| microseconds, median of {rounds} rounds | {' | '.join(BACKENDS)} |")
     print("|---" * (1 + len(BACKENDS)) + "|")
-    for row in seen["gloo"][0]:
-        medians = [statistics.median(one[row] for one in seen[backend]) for backend in BACKENDS]
-        print(f"| {row} | {' | '.join(f'{median:.1f}' for median in medians)} |")
+    for row, times in times_us.items():
+        print(f"| {row} | {' | '.join(f'{times[backend]:.1f}' for backend in BACKENDS)} |")
 
 
 if __name__ == "__main__":

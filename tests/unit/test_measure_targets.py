@@ -66,6 +66,27 @@ def test_each_goal_of_the_calls_on_lists(targets: ModuleType, tmp_path: Path) ->
     assert passed(7.0, 1.15, 401) == [True, True, False]
 
 
+def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Path) -> None:
+    def passed(call_us: float, small_us: float, large_us: float) -> list[bool | None]:
+        rows = {
+            "all_reduce, 8 B": (call_us, 150.0),
+            "DDP's communication, 100K parameters": (small_us, 500.0),
+            "DDP's communication, 25M parameters": (large_us, 3000.0),
+        }
+        times_us = {
+            row: {"compiled": ours, "python": ours, "gloo": gloo}
+            for row, (ours, gloo) in rows.items()
+        }
+        (tmp_path / "torch.json").write_text(json.dumps({"times_us": times_us}))
+        return [verdict.passed for verdict in targets._torch_verdicts(tmp_path)]
+
+    assert [verdict.passed for verdict in targets._torch_verdicts(tmp_path)] == [None]
+    assert passed(4.0, 100.0, 1000.0) == [True, True, True] * 2
+    assert passed(4.1, 100.0, 1000.0) == [False, True, True] * 2
+    assert passed(4.0, 101.0, 1000.0) == [True, False, True] * 2
+    assert passed(4.0, 100.0, 1001.0) == [True, True, False] * 2
+
+
 def test_what_was_not_measured_is_no_pass(targets: ModuleType) -> None:
     goal = targets.Goal("x", "file", ("gloo",), "8", "128", 4)
     assert targets.judge(goal, None).passed is None
