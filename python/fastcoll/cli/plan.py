@@ -17,6 +17,7 @@ from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, ref
 from fastcoll.measure.sizes import parse_count
 from fastcoll.model.charts import plan_bars
 from fastcoll.model.figures import save
+from fastcoll.model.mapping import Mapped, axes_of, mappings
 from fastcoll.model.placement import mapping_us
 from fastcoll.model.strategies import Phrase, Planner, Sentence, Workload
 from fastcoll.topology.cluster import Cluster
@@ -34,12 +35,16 @@ def plan(
     ] = 0.4,
     ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
+    groups: Annotated[
+        str, typer.Option(help="Which axes get the neighbours: tensor=8,pipeline=2,data=4, say.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf).")] = None,
 ) -> None:
     """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
 
-    Which verbs, how often, over how many bytes, on which links, what hides behind computation.
+    Which verbs, how often, over how many bytes, on which links, what hides behind computation. With
+    --groups: what it costs to deal out the ranks to these groups in every order.
     """
     workload = Workload(count_option(params), layers, hidden, tokens, dtype_bytes, utilisation)
     if plot is not None:
@@ -48,6 +53,10 @@ def plan(
         cluster = cluster_for(topology, network, ranks)
         if ranks is not None and ranks < cluster.local_size:
             raise typer.BadParameter("a plan needs whole nodes", param_hint="--ranks")
+        if groups:
+            found = mappings(axes_of(workload, _sizes(groups)), cluster)
+            _print_mappings(found, cluster, as_json)
+            return
         sentences = Planner(workload, cluster).all()
     if plot is not None:
         save(plan_bars(sentences, plan_title(workload, cluster)), plot)
@@ -58,6 +67,30 @@ def plan(
     console.print(plan_table(sentences, plan_title(workload, cluster)))
     for line in remarks(sentences, workload, cluster):
         console.print(line, highlight=False)
+
+
+def _sizes(text: str) -> dict[str, int]:
+    pairs = [word.partition("=") for word in text.split(",")]
+    if not all(size.isdigit() for _, _, size in pairs):
+        raise typer.BadParameter("write axis=ranks,axis=ranks", param_hint="--groups")
+    return {name: int(size) for name, _, size in pairs}
+
+
+def _print_mappings(found: list[Mapped], cluster: Cluster, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([{**asdict(one), "time_us": one.time_us} for one in found], indent=1))
+        return
+    title = f"{cluster.num_ranks} ranks: {cluster.num_nodes} x {cluster.machine.name}"
+    table = Table(title=f"{title}, ms of communication per step", title_justify="left")
+    table.add_column("neighbours first")
+    axes = sorted(found[0].order)
+    for name in (*axes, "all", "of the best"):
+        table.add_column(name, justify="right")
+    for one in found:
+        times = [f"{one.axis_us[name] / 1e3:.3g}" for name in axes]
+        ratio = one.time_us / found[0].time_us if found[0].time_us else 1.0
+        table.add_row(", ".join(one.order), *times, f"{one.time_us / 1e3:.3g}", f"{ratio:.3g}x")
+    make_console().print(table)
 
 
 def count_option(text: str) -> int:

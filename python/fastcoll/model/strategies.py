@@ -21,7 +21,7 @@ from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.model import cards_of
 
 _STATE_BYTES = 12  # per parameter: fp32 copy, momentum, variance
-_MAX_RANKS = 128  # simulated step by step
+MAX_RANKS = 128  # simulated step by step
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Planner:
             raise UsageError(
                 f"{cluster.machine.name} does not say how fast a rank computes: add tflops to it"
             )
-        if cluster.num_ranks > _MAX_RANKS:
+        if cluster.num_ranks > MAX_RANKS:
             raise UsageError(
-                f"{cluster.num_ranks} ranks are more than a plan simulates ({_MAX_RANKS}): "
+                f"{cluster.num_ranks} ranks are more than a plan simulates ({MAX_RANKS}): "
                 "use fastcoll explain for single collectives of larger worlds"
             )
         self.workload = workload
