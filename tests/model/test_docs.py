@@ -44,7 +44,8 @@ def wrong_commands(text: str) -> list[str]:
         command, *expected = block.splitlines()
         words = shlex.split(command)
         assert words[:2] == ["$", "fastcoll"]
-        printed = iter(CliRunner().invoke(app, words[2:]).output.splitlines())
+        output = CliRunner().invoke(app, words[2:]).output
+        printed = (line.rstrip() for line in output.splitlines())
         found += [line for line in expected if line != "..." and line not in printed][:1]
     return found
 
