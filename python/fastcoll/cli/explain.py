@@ -23,7 +23,8 @@ from fastcoll.measure.pool import available_cpus
 from fastcoll.measure.sizes import format_size
 from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
-from fastcoll.model.schedule import VERBS
+from fastcoll.model.libraries import Offer, offers
+from fastcoll.model.schedule import REDUCTIONS, VERBS
 from fastcoll.selection import select
 from fastcoll.topology.cluster import Cluster
 from fastcoll.types import Numerics, SingleCopy
@@ -46,8 +47,9 @@ def explain(
     """Compare all algorithms of a collective: admitted or why not, time, choice.
 
     On a topology, times are simulated from its constants; nothing is measured, and no setup cost of
-    a call is counted. Without one: what a group of this machine chooses for a float32 SUM, by the
-    tuning table that FASTCOLL_TUNING names, else by the model.
+    a call is counted but where NCCL, Gloo and MPI are held beside. Without one: what a group of this
+    machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by the
+    model.
     """
     size_bytes = size_option(size, "SIZE")
     if numerics not in ("same_bits", "fast"):
@@ -60,10 +62,12 @@ def explain(
     with refusals():
         cluster = cluster_for(topology, network, ranks)
         found = compare(verb, cluster, ranks or cluster.num_ranks, size_bytes, kind)
+        others = libraries(found, cluster, kind)
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1))
+        document = {**asdict(found), "libraries": [asdict(one) for one in others]}
+        typer.echo(json.dumps(document, indent=1))
         return
-    _print(found, cluster)
+    _print(found, others, cluster)
 
 
 def _explain_here(
@@ -92,10 +96,30 @@ def _explain_here(
     console.print(f"chosen by: {tuned.reason}", highlight=False)
 
 
-def _print(found: Comparison, cluster: Cluster) -> None:
+def _print(found: Comparison, others: list[Offer], cluster: Cluster) -> None:
     console = make_console()
     console.print(comparison_table(found, cluster))
     console.print(choice(found), highlight=False)
+    console.print(library_table(others))
+
+
+def libraries(found: Comparison, cluster: Cluster, numerics: Numerics) -> list[Offer]:
+    """Return what each library can reach for the same call."""
+    if numerics == "fast" or found.verb not in REDUCTIONS:
+        return offers(found, found, cluster)
+    fast = compare(found.verb, cluster, found.world_size, found.size_bytes, "fast")
+    return offers(found, fast, cluster)
+
+
+def library_table(others: list[Offer]) -> Table:
+    """Return what each library can reach."""
+    table = Table(title="libraries, at what these wires allow", title_justify="left")
+    for name in ("library", "algorithm", "time us", ""):
+        table.add_column(name, justify="right" if name == "time us" else "left")
+    for one in others:
+        time_us = "" if one.time_us is None else f"{one.time_us:.4g}"
+        table.add_row(one.library, one.algorithm, time_us, one.remark)
+    return table
 
 
 def choice(found: Comparison) -> str:

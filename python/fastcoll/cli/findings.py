@@ -24,7 +24,7 @@ from fastcoll.selection.table import validate as validate_table
 from fastcoll.topology.cluster import Cluster
 
 _SIZES = tuple(1 << shift for shift in range(10, 31, 4))  # 1 KiB to 1 GiB
-_SHOWN = (4 << 10, 64 << 20)  # one where latency counts, one where bandwidth does
+_SHOWN = (16 << 10, 64 << 20)  # one where latency counts, one where bandwidth does
 Json = dict[str, Any]
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fastcoll.cli.console import matplotlib_is_there
-from fastcoll.cli.explain import choice, comparison_table
+from fastcoll.cli.explain import choice, comparison_table, library_table
 from fastcoll.cli.findings import Findings, find_all
 from fastcoll.cli.html import Section, page
 from fastcoll.cli.plan import count_option, plan_table, plan_title, remarks
@@ -26,6 +26,7 @@ from fastcoll.model.builders import build
 from fastcoll.model.charts import cost_curves, plan_bars, published_times
 from fastcoll.model.checker import check
 from fastcoll.model.fabric import OneSwitch
+from fastcoll.model.libraries import offers
 from fastcoll.model.picture import draw
 from fastcoll.model.published import median_error
 from fastcoll.model.simulator import simulate
@@ -135,8 +136,11 @@ def _costs(found: Findings) -> Section:
 
 def _choices(found: Findings) -> Section:
     parts: list[Any] = ["Reductions add in rank order here, as fastcoll does by default."]
+    fast = {one.size_bytes: one for one in found.curve}
     for one in found.tables:
         parts += [comparison_table(one, found.cluster), choice(one)]
+        if one.verb == "all_reduce":
+            parts.append(library_table(offers(one, fast[one.size_bytes], found.cluster)))
     return Section("Which algorithm is chosen, and why", parts)
 
 
