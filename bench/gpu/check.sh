@@ -49,7 +49,7 @@ nvcc --version 2>/dev/null | tail -n 1
 # Only what is built here, wherever another fastcoll may be installed.
 export PYTHONPATH=$work/site:$PWD/bench/gpu PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # Ranks that are threads: see prepare_gpu_threads in python/fastcoll/env.py.
-export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 # Ranks that are processes never wait in a kernel of their own context for another one to be
 # loaded there, and loading all of torch's would take each of them many seconds.
 lazily=(env CUDA_MODULE_LOADING=LAZY)
@@ -117,6 +117,10 @@ build() {
     --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" .
 }
 smoke() {
+  # What every process below pays before it begins.
+  step context 60 "$python" -c "import time, torch; begin = time.monotonic()
+torch.zeros(1, device='cuda')
+print(f'a context with all of torch\'s kernels takes {time.monotonic() - begin:.1f} s')"
   gpu_tests smoke 90 25 -- tests/gpu/test_smoke.py
   gpu_tests smoke-processes 40 30 "${lazily[@]}" -- tests/gpu/test_processes.py -k cpus_bits
 }
@@ -149,6 +153,11 @@ bench() {
   step measure 200 env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py \
     "$work/measured.json"
   step kernels 150 "$python" bench/gpu/kernels.py "$work/kernels.json"
+  if has_module triton; then
+    step fused 110 "$python" bench/gpu/fused.py "$work/fused.json"
+  else
+    note fused skip 0
+  fi
   # Beside other libraries: ranks are processes, which only MPS lets run together on one GPU.
   local ranks json=()
   ranks=$("$python" -c 'import torch; print(min(8, torch.cuda.device_count()))')

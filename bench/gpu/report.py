@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts what check.sh found into one JSON, one table and one picture, and prints a page of it.
 
-`python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json and
-kernels.json as far as the steps came, whole or cut off. Without OUT the results go to
-bench/results/<gpu>; COMMIT is what was tested where there is no git.
+`python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json,
+kernels.json and fused.json as far as the steps came, whole or cut off. Without OUT the results go
+to bench/results/<gpu>; COMMIT is what was tested where there is no git.
 """
 
 import json
@@ -118,8 +118,9 @@ def table(document: dict[str, Any]) -> Iterator[str]:
                 f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
                 f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
             )
-    for r in (document["kernels"] or {"rows": []})["rows"]:
-        yield f"{r['what']:24} {r['case']:32} {r['value']:10.2f} {r['unit']}"
+    for part in (document["kernels"], document["fused"]):
+        for r in (part or {"rows": []})["rows"]:
+            yield f"{r['what']:24} {r['case']:36} {r['value']:10.2f} {r['unit']}"
 
 
 _MOST_LINES, _MOST_CHARACTERS = 16, 220  # of each list on the page
@@ -142,6 +143,7 @@ def page(document: dict[str, Any]) -> Iterator[str]:
     if measured is None:
         yield "nothing was measured"
         return
+    yield from _fused_rows((document["fused"] or {"rows": []})["rows"])
     yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
     yield "all_reduce in a graph, us (of the copy bandwidth):"
     yield from _graph_rows(measured["rows"])
@@ -160,6 +162,14 @@ def _smoke(found: dict[str, Any]) -> Iterator[str]:
             works.setdefault(match[2], []).append(match[3] or match[1])
     for world, names in works.items():
         yield f"  works with {world} ranks: {', '.join(names)}"
+
+
+def _fused_rows(rows: list[dict[str, Any]]) -> Iterator[str]:
+    times: dict[str, list[str]] = {}
+    for r in rows:
+        if not r["what"].startswith("Triton"):
+            times.setdefault(r["case"], []).append(f"{r['what']} {r['value']:.2f} us")
+    yield from (f"  {case}: {', '.join(found)}" for case, found in times.items())
 
 
 def _graph_rows(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -195,6 +205,7 @@ def main(work: Path, out: Path | None, told: str = "") -> None:
         "tests": tests(work),
         "measured": _read(work / "measured.json"),
         "kernels": _read(work / "kernels.json"),
+        "fused": _read(work / "fused.json"),
         "versus": _read(work / "versus.json"),
     }
     for one in document["gpus"]:

@@ -5,8 +5,9 @@ Decides what a device adds to the interpreter: compiled code, threads, captured 
 compared with the oracle's, bit for bit.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,58 +15,15 @@ from ranks import Case, bits_of, tensor_of, words_in
 from test_collectives import DTYPES, SIZES, WAYS, expected
 
 import oracle
-from fastcoll_kernels import epilogues, one_shot, ring, signal, two_shot
+from fastcoll_kernels import epilogues, one_shot, ring, two_shot
 from fastcoll_kernels.call import Launch
-from fastcoll_kernels.workspace import SIGNAL_BYTES, Workspace
+from fastcoll_kernels.workspace import Workspace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench/gpu"))
+from streams import Group
 
 pytestmark = pytest.mark.gpu
 MODULES = {"one_shot": one_shot, "two_shot": two_shot, "ring": ring}
-SCRATCH_BYTES = 1 << 20
-
-
-class Group:
-    """Ranks on one device: their memory, and a stream for each."""
-
-    def __init__(self, world_size: int, limit_s: float = 20.0) -> None:
-        self.words = torch.zeros(world_size, SIGNAL_BYTES // 4, dtype=torch.int32, device="cuda")
-        self.scratch = torch.zeros(world_size, SCRATCH_BYTES, dtype=torch.uint8, device="cuda")
-        signals, scratch = (
-            torch.tensor([part.data_ptr() for part in parts], device="cuda")
-            for parts in (self.words, self.scratch)
-        )
-        self.spaces = [
-            Workspace(
-                signals,
-                scratch,
-                SCRATCH_BYTES,
-                torch.zeros(3, dtype=torch.int32).pin_memory(),
-                rank,
-                num_channels=4,
-                limit_s=limit_s,
-            )
-            for rank in range(world_size)
-        ]
-        self.streams = [torch.cuda.Stream() for _ in self.spaces]
-        torch.cuda.synchronize()
-
-    def run(self, call: Callable[[Workspace], object], who: Sequence[int] | None = None) -> None:
-        """Make a call on every rank, and wait for all.
-
-        A first call is made on poisoned words: that compiles and loads the kernels, which must not
-        happen while another rank's kernel spins, and they end at once.
-        """
-        everybody = range(len(self.spaces))
-        poisoned = torch.zeros_like(self.words)
-        poisoned[:, signal.POISON.value] = 1
-        table = torch.tensor([part.data_ptr() for part in poisoned], device="cuda")
-        for space in self.spaces:
-            verdict = torch.zeros(3, dtype=torch.int32).pin_memory()
-            call(dataclasses.replace(space, signals=table, verdict=verdict))
-        torch.cuda.synchronize()
-        for rank in everybody if who is None else who:
-            with torch.cuda.stream(self.streams[rank]):
-                call(self.spaces[rank])
-        torch.cuda.synchronize()
 
 
 def collective(case: Case, outs: list[torch.Tensor]) -> Callable[[Workspace], object]:
@@ -113,21 +71,11 @@ def test_results_are_the_oracles(world: int, dtype: str) -> None:
 def test_a_captured_graph_is_replayed(algorithm: str, verb: str) -> None:
     case = Case(algorithm, verb, "bfloat16", 8192, "SUM", 1024, 2, 1)
     group, outs = Group(2), outputs(case, 2)
-    call = collective(case, outs)
-    group.run(call)
-    graphs = []
-    for space, stream in zip(group.spaces, group.streams, strict=True):
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1], stream=stream):
-            call(space)
+    replays = group.capture(collective(case, outs), 1)
     for _ in range(20):
         for out in outs:
             out.zero_()
-        torch.cuda.synchronize()
-        for graph, stream in zip(graphs, group.streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-        torch.cuda.synchronize()
+        group.replay(replays)
         for rank, out in enumerate(outs):
             assert (bits_of(out.cpu()) == expected(case, 2, rank)).all()
 

@@ -267,6 +267,61 @@ def test_a_wrong_argument_is_refused(argument: str) -> None:
     assert argument in done.stdout + done.stderr
 
 
+REHEARSAL = f"""
+import contextlib, sys, torch
+sys.path.insert(0, {str(GPU)!r})
+import fused, streams
+
+class Anything:
+    def __init__(self, *args, **kwargs): pass
+    def record(self, stream): pass
+    def elapsed_time(self, end): return 1.0
+
+streams.DEVICE = "cpu"
+streams.capture = lambda stream, body: body
+torch.cuda.Stream = torch.cuda.Event = Anything
+torch.cuda.stream = lambda stream: contextlib.nullcontext()
+torch.cuda.synchronize = lambda: None
+torch.Tensor.pin_memory = lambda self: self
+fused.WORLDS, fused.ROWS, fused.SIZES, fused.CALLS, fused.WINDOWS = (1,), (2,), (64,), 1, 1
+fused.COLUMNS, fused.CHANNELS = 64, 2
+"""
+WRONG = """
+right = fused.one_shot.all_reduce
+def wrong(tensor, space, out, **more):
+    right(tensor, space, out=out, **more)
+    out.mul_(1.5)
+fused.one_shot.all_reduce = wrong
+"""
+
+
+@pytest.mark.slow  # Triton comes up, twice
+@pytest.mark.parametrize("wrong", ["", WRONG], ids=["right", "wrong"])
+def test_the_triton_kernels_are_compared_and_timed(
+    tmp_path: Path, wrong: str, report: Callable[[Path], str]
+) -> None:
+    """By the interpreter, so of one rank: who runs alone waits for nobody."""
+    path = tmp_path / "fused.json"
+    program = f"{REHEARSAL}{wrong}\nfused.main(fused.Path({str(path)!r}))"
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    found = json.loads(path.read_text())
+    names = [row["what"] for row in found["rows"]]
+    if wrong:  # the negative control: what is wrong is not timed, what comes behind it is
+        assert done.returncode == 1, done.stderr
+        assert names == ["Triton two_shot"]
+        assert len(found["failed"]) == 2
+        return
+    assert done.returncode == 0, done.stderr
+    assert names == ["fused add + RMSNorm", "in three steps", "Triton one_shot", "Triton two_shot"]
+    assert found["complete"]
+    (tmp_path / "measured.json").write_text(json.dumps(MEASURED))
+    text = report(tmp_path)
+    assert "1 ranks, 2 x 64 bfloat16: fused add + RMSNorm 1000.00 us, in three steps" in text
+
+
 # ---- what happens to the rest when something goes wrong ------------------------------------------
 
 BAD_TESTS = """

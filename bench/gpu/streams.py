@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are streams of this process and share one GPU, for the Triton kernels.
+
+Decides their memory and the order of what may only happen while no kernel waits for another rank.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fastcoll_kernels import signal
+from fastcoll_kernels.workspace import SIGNAL_BYTES, Workspace
+
+DEVICE = "cuda"
+Body = Callable[[Workspace], object]  # a rank's part of a call
+
+
+class Group:
+    """Ranks on one device: their memory, and a stream for each."""
+
+    def __init__(
+        self,
+        world_size: int,
+        limit_s: float = 20.0,
+        num_channels: int = 4,
+        scratch_bytes: int = 1 << 20,
+    ) -> None:
+        self.words = torch.zeros(world_size, SIGNAL_BYTES // 4, dtype=torch.int32, device=DEVICE)
+        scratch = torch.zeros(world_size, scratch_bytes, dtype=torch.uint8, device=DEVICE)
+        self._scratch = scratch
+        self.spaces = [
+            Workspace(
+                _addresses(self.words),
+                _addresses(scratch),
+                scratch_bytes,
+                torch.zeros(3, dtype=torch.int32).pin_memory(),
+                rank,
+                num_channels=num_channels,
+                limit_s=limit_s,
+            )
+            for rank in range(world_size)
+        ]
+        self.streams = [torch.cuda.Stream() for _ in self.spaces]
+        torch.cuda.synchronize()
+
+    def load(self, call: Body) -> None:
+        """Make a call on poisoned words: that compiles and loads its kernels, which end at once."""
+        poisoned = torch.zeros_like(self.words)
+        poisoned[:, signal.POISON.value] = 1
+        table = _addresses(poisoned)
+        for space in self.spaces:
+            verdict = torch.zeros(3, dtype=torch.int32).pin_memory()
+            call(dataclasses.replace(space, signals=table, verdict=verdict))
+        torch.cuda.synchronize()
+
+    def run(self, call: Body, who: Sequence[int] | None = None) -> None:
+        """Make a call on every rank, and wait for all."""
+        self.load(call)
+        for rank in range(len(self.spaces)) if who is None else who:
+            with torch.cuda.stream(self.streams[rank]):
+                call(self.spaces[rank])
+        torch.cuda.synchronize()
+
+    def capture(self, call: Body, times: int) -> list[Callable[[], None]]:
+        """Capture calls on every rank; return what replays them, in each rank's stream."""
+        self.load(call)
+        replays = [
+            capture(stream, lambda space=space: [call(space) for _ in range(times)])
+            for space, stream in zip(self.spaces, self.streams, strict=True)
+        ]
+        # What a graph needs of the device it gets when it is first launched.
+        self.words[:, signal.POISON.value] = 1
+        self.replay(replays)
+        self.words.zero_()
+        for space in self.spaces:
+            space.verdict.zero_()
+        torch.cuda.synchronize()
+        return replays
+
+    def replay(self, replays: Sequence[Callable[[], None]]) -> list[float]:
+        """Replay every rank's graph and wait for all; return each rank's milliseconds."""
+        torch.cuda.synchronize()
+        marks = []
+        for stream, replay in zip(self.streams, replays, strict=True):
+            with torch.cuda.stream(stream):
+                marks.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+                marks[-1][0].record(stream)
+                replay()
+                marks[-1][1].record(stream)
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in marks]
+
+
+def capture(stream: torch.cuda.Stream, body: Callable[[], object]) -> Callable[[], None]:
+    """Capture what `body` launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        body()
+    return graph.replay
+
+
+def _addresses(rows: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([row.data_ptr() for row in rows], device=DEVICE)
