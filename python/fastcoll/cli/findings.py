@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from fastcoll.cli.console import quiet_progress
 from fastcoll.cli.plan import plan_json
 from fastcoll.documents import read_json
@@ -113,6 +111,8 @@ def read_measured(path: Path) -> Json:
     Raises:
         UsageError: The file is neither.
     """
+    import jsonschema  # here: machines with GPUs may have none, and need the other commands
+
     document: Json = read_json(path)
     form = document.get("schema") if isinstance(document, dict) else None
     try:
