@@ -63,9 +63,13 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
     options.regions = regions_;
     group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
     p2p_ = std::make_unique<PointToPoint<StdAtomics>>(*group_);
-  } catch (...) {
+  } catch (const std::exception& error) {
     for (std::byte* region : regions_) memfd_close(region, mapped_bytes(world_size_));
     for (int fd : fds.regions) ::close(fd);
+    for (int socket : fds.sockets)
+      if (socket >= 0)
+        leave_farewell(socket, ErrorKind::peer_lost, uint64_t{1} << (rank & 63),
+                       "rank " + std::to_string(rank) + " gave up: " + error.what());
     close_fds();
     throw;
   }

@@ -44,8 +44,16 @@ bool peer_is_gone(const PeerLink& link) {
   return (fds[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0 || (fds[1].revents & POLLIN) != 0;
 }
 
+void leave_farewell(int socket, ErrorKind kind, uint64_t ranks, const std::string& text) {
+  const Farewell farewell{kFarewell, uint64_t(kind), ranks};
+  std::string message(reinterpret_cast<const char*>(&farewell), sizeof farewell);
+  message += text.substr(0, kMostFarewellBytes - sizeof farewell);
+  // Who is gone does not get it.
+  (void)!send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) {
-  char message[2048];
+  char message[kMostFarewellBytes];
   for (;;) {
     const ssize_t length = recv(link.socket, message, sizeof message, MSG_DONTWAIT);
     if (length < 0 && errno == ECONNRESET) continue;  // said once, before what lies in the queue

@@ -3,8 +3,11 @@
 // and whether a peer's process is still there.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "check.h"
 
 namespace fastcoll {
 
@@ -32,11 +35,13 @@ bool peer_is_gone(const PeerLink& link);
 // What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to
 // blame. A rank that died leaves nothing.
 inline constexpr uint64_t kFarewell = 0x6c6c657765726166ULL;  // "farewell"
+inline constexpr size_t kMostFarewellBytes = 2048;
 struct Farewell {
   uint64_t tag;
   uint64_t kind;  // ErrorKind
   uint64_t ranks;
 };
+void leave_farewell(int socket, ErrorKind kind, uint64_t ranks, const std::string& text);
 bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text);
 
 bool process_is_stopped(int pid);  // as by SIGSTOP; false where it can't be known

@@ -80,7 +80,8 @@ def connect(
         UsageError: Versions, users, numerics or carriers differ between the ranks.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
-        PeerLostError: A rank died on the way.
+        PeerLostError: A rank died on the way, or gave up.
+        DriverError: The operating system refused descriptors or memory.
     """
     if level := env.SIMD.get():
         if level not in _C.simd_levels():
@@ -114,7 +115,7 @@ def _make(
     """Make a group of ranks of one node that are connected. Collective over them."""
     mesh = peers.mesh
     try:
-        region_fds = mesh.exchange_fds(create_region(mesh.world_size), 0, deadline)
+        region_fds = mesh.exchange_fds(lambda: create_region(mesh.world_size), 0, deadline)
     except BaseException:
         mesh.close()
         raise
@@ -395,7 +396,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     def add_shared_arena(self, num_bytes: int) -> int:
         """Add an arena and return its address. Collective; part of the heap's interface."""
         try:
-            fds = self.exchange_fds(create_arena(num_bytes))
+            fds = self._exchange_fds(lambda: create_arena(num_bytes))
             arena_idx = self.add_arena(fds, num_bytes)
         except BaseException as error:
             # The others may have got theirs: the heaps are not in step any more.
@@ -405,9 +406,12 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
 
     def exchange_fds(self, fd: int) -> list[int]:
         """Give every rank a copy of `fd` and return everybody's, by rank. Collective."""
+        return self._exchange_fds(lambda: fd)
+
+    def _exchange_fds(self, make: Callable[[], int]) -> list[int]:
         self._num_exchanges += 1
         deadline = Deadline(self._settings.timeout_s)
-        return self._mesh.exchange_fds(fd, self._num_exchanges, deadline)
+        return self._mesh.exchange_fds(make, self._num_exchanges, deadline)
 
     @property
     def socket_fds(self) -> list[int]:

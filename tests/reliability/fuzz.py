@@ -114,6 +114,10 @@ def with_mesh(use: Callable[[Mesh, socket.socket], None]) -> None:
                 packet.close()
 
 
+def open_null() -> int:
+    return os.open("/dev/null", os.O_RDONLY)
+
+
 def fuzz_exchange(chance: random.Random) -> None:
     """A descriptor for the heap, from a peer that sends something else."""
 
@@ -123,7 +127,7 @@ def fuzz_exchange(chance: random.Random) -> None:
             send(chance, theirs, damage(chance, chance.choice([struct.pack("=Q", 7), frame])))
         theirs.close()
         with contextlib.suppress(FastcollError):
-            for fd in mesh.exchange_fds(os.open("/dev/null", os.O_RDONLY), 7, Deadline(5)):
+            for fd in mesh.exchange_fds(open_null, 7, Deadline(5)):
                 os.close(fd)
 
     with_mesh(use)

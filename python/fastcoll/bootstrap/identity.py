@@ -14,8 +14,11 @@ from typing import Any
 
 from fastcoll import _C, env
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.bootstrap.refusals import explain
+from fastcoll.errors import DriverError, UnsupportedError, UsageError
 from fastcoll.topology.cpu import cpu_quota
+
+_EXCUSE = "could not come"
 
 
 def library_version() -> str:
@@ -122,6 +125,11 @@ def introduce(
     )
 
 
+def excuse(error: OSError) -> dict[str, Any]:
+    """Return what a rank says in place of its introduction when it can't come."""
+    return {_EXCUSE: explain(error)}
+
+
 def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
     """Read everybody's introduction and check that they can form one group.
 
@@ -129,10 +137,13 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
 
     Raises:
         UsageError: Versions, builds or numerics differ.
+        DriverError: A rank sent an excuse.
     """
     for rank, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UsageError(f"rank {rank} introduced itself by something else than its facts")
+        if row.keys() == {_EXCUSE}:
+            raise DriverError(f"rank {rank} could not come: {row[_EXCUSE]}")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
     form = introduce("", "", Terms("", "")).to_dict()

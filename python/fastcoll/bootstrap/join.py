@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
-from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands, meet
+from fastcoll.bootstrap.identity import Hello, Terms, excuse, introduce, map_islands, meet
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
+from fastcoll.bootstrap.refusals import as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
 
@@ -46,6 +47,7 @@ def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
     return members
 
 
+@as_driver_error("making a group")
 def join(
     exchange: Exchange,
     terms: Terms,
@@ -71,10 +73,16 @@ def join(
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way.
+        DriverError: The operating system refused a rank what it needs to come.
     """
-    listener = Listener()
+    listener = None
     try:
-        hello = introduce(listener.address, listener.token, terms, members, tuning)
+        try:
+            listener = Listener()
+            hello = introduce(listener.address, listener.token, terms, members, tuning)
+        except OSError as error:
+            exchange.gather(excuse(error), deadline)  # the others wait for an introduction
+            raise
         hellos = meet(exchange.gather(hello.to_dict(), deadline))
         if any(other.ranks != hello.ranks for other in hellos):
             sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
@@ -91,4 +99,5 @@ def join(
             return Peers(mesh, here)
         return Peers(mesh, here, Seat(islands, rank, hellos[ranks[0]].token))
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()

@@ -10,13 +10,14 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
-from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
+from fastcoll.bootstrap.refusals import NO_DESCRIPTORS
+from fastcoll.errors import CollectiveTimeout, DesyncError, DriverError, PeerLostError
 
 _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
@@ -128,13 +129,13 @@ class Mesh:
                     continue
                 return Packet(message, fds)
 
-    def exchange_fds(self, fd: int, tag: int, deadline: Deadline) -> list[int]:
-        """Give every rank a copy of `fd` and return everybody's, by rank. Collective.
+    def exchange_fds(self, make: Callable[[], int], tag: int, deadline: Deadline) -> list[int]:
+        """Give every rank a copy of a descriptor and return everybody's, by rank. Collective.
 
         A rank that fails tells all others why; they raise the same.
 
         Args:
-            fd: A descriptor; it stands in the result as it is, or is closed on an error.
+            make: Makes the descriptor; it stands in the result as it is, or is closed on an error.
             tag: What the exchange is for; must be equal on all ranks.
             deadline: When to give up.
 
@@ -142,10 +143,11 @@ class Mesh:
             PeerLostError: A peer hung up.
             CollectiveTimeout: A peer did not send in time.
             DesyncError: A peer sent for another tag.
+            DriverError: This process may not open more files.
         """
         fds = [-1] * self.world_size
-        fds[self.rank] = fd
         try:
+            fd = fds[self.rank] = make()
             for peer in self._peers():
                 self._send(peer, fd, tag)
             missing = set(self._peers())
@@ -202,6 +204,8 @@ class Mesh:
         if packet.message == _TAG.pack(tag) and len(packet.fds) == 1:
             return packet.fds[0]
         self._require_usual(peer, packet)
+        if packet.message == _TAG.pack(tag):
+            raise DriverError(f"no place for a descriptor of rank {peer}: {NO_DESCRIPTORS}")
         raise DesyncError(
             f"rank {peer} sent a descriptor for exchange {packet.message.hex()}, rank {self.rank} "
             f"is at {_TAG.pack(tag).hex()}"

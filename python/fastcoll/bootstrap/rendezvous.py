@@ -129,10 +129,10 @@ class Listener:
         missing = set(range(len(hellos))) - {rank, *sockets, *getattr(error, "ranks", ())}
         linger = Deadline(min(_LINGER_S, deadline.left_s()))
         for peer in (one for one in missing if one < rank):
-            with contextlib.suppress(FastcollError):
+            with contextlib.suppress(FastcollError, OSError):
                 sockets[peer] = _call(rank, peer, hellos[peer], linger)
         higher = [peer for peer in missing if peer > rank]
-        with contextlib.suppress(CollectiveTimeout):
+        with contextlib.suppress(CollectiveTimeout, OSError):
             sockets.update(self._arrivals(rank, hellos, higher, {}, linger))
 
     def _greeted(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:

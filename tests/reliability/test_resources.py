@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that is refused descriptors or memory while a group, or symmetric memory, is made.
+
+It is given one more each time until it has enough, so that it fails at every point on the way.
+"""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from test_cleanup import belongings, machine, use
+
+from harness import Attempt, Pool, Rank, attempt
+
+SOON_S = 5.0  # far below the limits of the waits: a failure is told, not waited for
+LIMIT_S = 20.0
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """All numbers below the limit are taken, but for some."""
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    while held[-1] < max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) - 1:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in held:
+            os.close(fd)
+
+
+@contextmanager
+def little_memory(left: int) -> Iterator[None]:
+    """Some regions' worth of address space more than what is in use."""
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    most_bytes = used_bytes + (1 << 20) + left * (6 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def make(what: str, rank: Rank, parent: Any, number: int) -> None:
+    """Make something and use it; it is gone afterwards."""
+    if what == "symmetric":
+        parent.empty(3 << 20)
+        parent.barrier()
+        return
+    if what == "new_group":
+        group = parent.new_group(timeout_s=LIMIT_S)
+    else:
+        store = dist.PrefixStore(f"{what} {number}", rank.store)
+        group = type(parent).from_store(store, rank.rank, rank.world_size, timeout_s=LIMIT_S)
+    try:
+        group.barrier()
+    finally:
+        group.close()
+
+
+def be_refused(
+    rank: Rank, what: str, scarce: Callable[[int], Any], most: int
+) -> tuple[list[Attempt], dict[str, Any]]:
+    """Attempts with 0, 1, ... left on rank 1; what is held before and after, where that differs."""
+    use(rank.comm)
+    before = belongings()
+    attempts = []
+    for left in range(most):
+        parent = rank.comm.new_group(timeout_s=LIMIT_S)
+        if rank.rank == 1:
+            with scarce(left):
+                attempts.append(attempt(make, what, rank, parent, left))
+        else:
+            attempts.append(attempt(make, what, rank, parent, left))
+        rank.comm.barrier()
+        parent.close()
+        del parent  # its own arena is there as long as it is
+    use(rank.comm)  # nothing of it is in the way of what comes next
+    after = belongings()
+    # Worker threads stay while there are groups; how many there are is the pool's choice.
+    held = ("descriptors", "mappings of memfd", "children")
+    return attempts, {
+        what: (before[what], after[what]) for what in held if before[what] != after[what]
+    }
+
+
+@pytest.mark.parametrize("what", ["init", "new_group", "symmetric"])
+@pytest.mark.parametrize(
+    ("scarce", "most", "hint"),
+    [(few_descriptors, 11, "ulimit -n"), (little_memory, 5, "mapping")],
+    ids=["descriptors", "memory"],
+)
+def test_who_is_refused_says_so_to_all(
+    fresh_pool: Callable[..., Pool], what: str, scarce: Any, most: int, hint: str
+) -> None:
+    before = machine()
+    rows = fresh_pool(3).run(be_refused, what, scarce, most)
+    refused = [row[1] for row in zip(*(attempts for attempts, _ in rows), strict=True)]
+    assert refused[0].kind == "DriverError", refused
+    if (what, scarce) != ("symmetric", little_memory):  # an arena takes more than is ever left
+        assert refused[-1].kind == "", refused[-1]
+    for here, there in ((0, 1), (2, 1)):
+        for mine, theirs in zip(rows[here][0], rows[there][0], strict=True):
+            assert bool(mine.kind) == bool(theirs.kind), (mine, theirs)
+            assert mine.kind in ("", "DriverError", "PeerLostError"), mine
+            assert theirs.kind in ("", "DriverError", "PeerLostError"), theirs
+            assert max(mine.seconds, theirs.seconds) < SOON_S, (mine, theirs)
+    assert any(hint in one.text for one in refused), refused
+    assert any(hint in one.text for one in rows[0][0]), "the others are told why"
+    assert [held for _, held in rows] == [{}] * 3
+    assert machine() <= before
