@@ -18,15 +18,17 @@ from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
-from fastcoll.work import run_in_pool
+from fastcoll.work import Work, run_in_pool
 
 
 class TransferWork:
     """A send or a receive that was started."""
 
-    def __init__(self, group: _C.Group, transfer: Transfer) -> None:
+    def __init__(self, group: _C.Group, transfer: Transfer, names: Sequence[int] = ()) -> None:
+        """Start it; `names` are what source_rank() calls the ranks of `group`, if not so."""
         array = transfer.array
         self._group = group
+        self._names = names
         self._array = array
         self._receives = not transfer.sends
         self._dense: ArrayView | None = array
@@ -103,7 +105,8 @@ class TransferWork:
 
     def source_rank(self) -> int:
         """Return the group rank that sent what was received here; for complete transfers."""
-        return self._transfer.peer
+        peer = self._transfer.peer
+        return self._names[peer] if self._names else peer
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of a list of the tensor."""
@@ -120,7 +123,19 @@ class TransferWork:
             future.set_exception(error)
 
 
-AnyTransferWork: TypeAlias = TransferWork | DeviceTransferWork
+class TransferBetween(Work):
+    """A send or a receive between nodes; it runs in the order of its queue."""
+
+    def __init__(self, run: Callable[[], None], transfer: Transfer) -> None:
+        super().__init__(run, [transfer.array.source])
+        self._peer = transfer.peer
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent what was received here."""
+        return self._peer
+
+
+AnyTransferWork: TypeAlias = TransferWork | DeviceTransferWork | TransferBetween
 # Starts transfers on GPUs, in the current stream or (True) beside it.
 OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[DeviceTransferWork]]
 
@@ -128,8 +143,10 @@ OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[DeviceTransfer
 class Transfers:
     """The transfers of one group that nobody waits for yet."""
 
-    def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
+    def __init__(self, group: _C.Group, on_gpus: OnGpus, names: Sequence[int] = ()) -> None:
+        """Take a group; `names` as in `TransferWork`."""
         self._group = group
+        self._names = names
         self._on_gpus = on_gpus
         self._lock = threading.Lock()
         self._open: list[TransferWork] = []
@@ -145,7 +162,7 @@ class Transfers:
         if any(transfer.array.device >= 0 for transfer in transfers):
             check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
             return list(self._on_gpus(transfers, True))
-        works = [TransferWork(self._group, transfer) for transfer in transfers]
+        works = [TransferWork(self._group, transfer, self._names) for transfer in transfers]
         if not all(work._transfer.done for work in works):
             with self._lock:
                 # Kept until they are over: the user may drop a Work, and its tensor with it.
@@ -165,7 +182,7 @@ class Transfers:
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)
             return transfer.peer
-        work = TransferWork(self._group, transfer)
+        work = TransferWork(self._group, transfer, self._names)
         work.wait()
         return work.source_rank()
 

@@ -192,13 +192,17 @@ class CallQueue:
     def submit(self, run: Callable[[], None], outputs: list[Array]) -> Work:
         """Queue a call."""
         work = Work(run, outputs)
+        self.put(work)
+        return work
+
+    def put(self, work: Work) -> None:
+        """Queue what a handle stands for."""
         with self._lock:
             if not self._has_thread:
                 run_in_pool(self._drain)
                 self._has_thread = True
             self._owner.async_begin()
             self._waiting.append(work)
-        return work
 
     def join(self) -> None:
         """Wait until everything that was queued is over, well or not."""

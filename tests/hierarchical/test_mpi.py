@@ -11,6 +11,7 @@ import torch
 from calls import MOVES, ROOTED, Call
 from mpi_pool import MpiPool, find_open_mpi
 from test_node_failures import assert_one_verdict, call
+from test_node_transfers import everybody_to_everybody
 from test_verbs import LARGE_SIZE, SIZES, check, moves, others, reductions, uneven
 
 from harness import Attempt, Pool, Rank, Setup, attempt
@@ -58,6 +59,7 @@ def test_every_verb_dtype_and_size(open_mpi: MakePool, nodes: str) -> None:
     check(pool, nodes, large)
     pool.run(uneven)
     pool.run(others)
+    pool.run(everybody_to_everybody)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ the default one, nor how an island carries out its part.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch.distributed import PrefixStore, Store
@@ -22,23 +22,21 @@ from fastcoll.errors import (
     CollectiveTimeout,
     FastcollError,
     PeerLostError,
-    UnsupportedError,
     UsageError,
 )
 from fastcoll.hierarchical.arguments import AnyCall, Arguments, carry_out, check_all
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import make_lane, maker_of
+from fastcoll.hierarchical.channels import Ends, NodeTransfers
 from fastcoll.hierarchical.island import Island
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked
 from fastcoll.hierarchical.survivors import agree, come
 from fastcoll.hierarchical.watch import Watch, quietly
-from fastcoll.pairs import TransferCall
 from fastcoll.parts import PartsOperands
 from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings
-from fastcoll.transfers import Transfers
 from fastcoll.types import (
     FLOAT_DTYPES,
     ITEMSIZE,
@@ -58,31 +56,18 @@ Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
 _abandoned: list[object] = []
 
 
-class _NoTransfers(Transfers):
-    """In place of sends and receives."""
-
-    def __init__(self) -> None:
-        pass
-
-    def start(self, calls: Sequence[TransferCall]) -> NoReturn:
-        raise UnsupportedError(
-            "send and recv are not supported in a group over several nodes: make a group of each "
-            "node's ranks with new_group(), or use torch.distributed's"
-        )
-
-    def run(self, call: TransferCall) -> NoReturn:
-        self.start([call])
-
-
 class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
-    Has the verbs of a `Communicator`, but for send and recv. Sums go over the ranks of a node, then
-    over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and PRODUCT of
-    half types, which the carrier reduces: with m nodes the result is within
-    (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16 and 2^-8 for
-    bfloat16. MPI has no half types: there these go as bytes, and have the same bits too.
+    Has the verbs of a `Communicator`, but for recv from any rank; a send to another node is over
+    when it is received. Sums go over the ranks of a node, then over the nodes. Between nodes
+    `numerics` is "same_bits" by default, but for SUM and PRODUCT of half types, which the carrier
+    reduces: with m nodes the result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum,
+    with u = 2^-11 for float16 and 2^-8 for bfloat16. MPI has no half types: there these go as
+    bytes, and have the same bits too.
     """
+
+    _transfers: NodeTransfers
 
     def __init__(
         self,
@@ -111,7 +96,6 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self._closed = False
         self._lock = threading.RLock()
         self._queue = CallQueue(self)
-        self._transfers = _NoTransfers()
         node, local_rank = islands.places[rank]
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = Board(store, seat.nonce)
@@ -124,6 +108,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             for lane in islands.lanes_of(node, local_rank)
         ]
         self._lanes = Lanes(islands, rank, island, carriers, self._watch)
+        ends = Ends(seat, make, own, self._watch, settings.timeout_s)
+        self._transfers = NodeTransfers(ends, island)
 
     @property
     def rank(self) -> int:
@@ -338,6 +324,7 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             return
         self._queue.join()
         self._closed = True
+        self._transfers.close()
         if self._watch.error is None:
             self._lanes.close()
         quietly(self._island.close)

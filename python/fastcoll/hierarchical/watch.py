@@ -101,7 +101,11 @@ class Watch:
     def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
         return [rank for node in nodes for rank in self._islands.nodes[node]]
 
-    def _heard(self) -> FastcollError | None:
+    def verdict(self) -> FastcollError | None:
+        """Return the group's verdict as far as it is known here; see `Board.verdict`."""
+        return self.error or self._board.verdict()
+
+    def heard(self) -> FastcollError | None:
         """Wait a moment for the verdict of somebody who knows more."""
         grace = Deadline(_GRACE_S)
         while not grace.passed():
@@ -118,7 +122,7 @@ class Watch:
         return found or others
 
     def _late(self, deadline: Deadline) -> FastcollError:
-        if verdict := self._heard():
+        if verdict := self.heard():
             return verdict
         nodes = self._suspects()
         return CollectiveTimeout(
@@ -131,7 +135,7 @@ class Watch:
     def _broken(self, reason: str) -> FastcollError:
         if self._local_rank == 0:
             self._board.arrive(self._node, self.sequence)
-        if verdict := self._heard():
+        if verdict := self.heard():
             return verdict
         nodes = self._suspects()
         return PeerLostError(

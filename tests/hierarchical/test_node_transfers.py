@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives in a group over several nodes: within them, between them, what fails."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fastcoll.verbs_p2p import P2POp
+from harness import Attempt, Pool, Rank, Setup, attempt
+
+LIMIT_S = 3.0
+Clusters = Callable[[str], Pool]
+FreshPool = Callable[[int, Setup], Pool]
+SLOW = pytest.mark.slow
+
+
+def numbers(source: int, target: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(numel) % 50 + 10 * source + target).to(dtype)
+
+
+def everybody_to_everybody(rank: Rank) -> None:
+    """Several messages of each pair and tag, both ends of which may be this rank's neighbours."""
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    shapes = [(0, torch.int64), (1, torch.float32), (5001, torch.bfloat16), (300_001, torch.uint8)]
+    given, got = [], []
+    for peer in range(world):
+        for tag, (numel, dtype) in enumerate(shapes):
+            given.append((peer, tag, numbers(me, peer, numel, dtype)))
+            got.append((peer, tag, torch.zeros(numel, dtype=dtype)))
+    # The last tags first on one side only.
+    receives = [comm.irecv(tensor, peer, tag) for peer, tag, tensor in reversed(got)]
+    sends = [comm.isend(tensor, peer, tag) for peer, tag, tensor in given]
+    for work in (*receives, *sends):
+        work.wait()
+        assert work.is_success()
+    assert [work.source_rank() for work in receives] == [peer for peer, _, _ in reversed(got)]
+    for peer, _, tensor in got:
+        assert torch.equal(tensor, numbers(peer, me, len(tensor), tensor.dtype))
+
+
+@pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaab", marks=SLOW)])
+def test_everybody_to_everybody(clusters: Clusters, nodes: str) -> None:
+    clusters(nodes).run(everybody_to_everybody)
+
+
+def in_order(rank: Rank) -> None:
+    """Blocking, in turns, in order within a tag; strided; a batch; beside a collective call."""
+    me, comm = rank.rank, rank.comm
+    peer = (me + 2) % 4
+    for number in range(20):
+        tensor = torch.full((10,), float(number))
+        if me < 2:
+            comm.send(tensor, peer, tag=7)
+            assert comm.recv(tensor, peer, tag=7) == peer
+            assert (tensor == number + 1).all()
+        else:
+            comm.recv(tensor.zero_(), peer, tag=7)
+            assert (tensor == number).all()
+            comm.send(tensor + 1, peer, tag=7)
+    source, target = torch.arange(20.0)[::2], torch.zeros(20)
+    ops = [P2POp("isend", source, peer), P2POp("irecv", target[1::2], peer)]
+    works = comm.batch_isend_irecv(ops)
+    comm.all_reduce(torch.ones(100_000))
+    for work in works:
+        assert work.get_future().wait() is not None
+    assert torch.equal(target[1::2], source)
+    assert not target[::2].any()
+
+
+def test_messages_of_a_tag_are_in_order(clusters: Clusters) -> None:
+    clusters("aabb").run(in_order)
+
+
+def cluster(fresh_pool: FreshPool, nodes: str = "abb") -> Pool:
+    return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=LIMIT_S))
+
+
+def other_size(rank: Rank) -> Attempt:
+    if rank.rank == 0:
+        return attempt(rank.comm.send, torch.ones(4), 1)
+    if rank.rank == 1:
+        return attempt(rank.comm.recv, torch.ones(5), 0)
+    time.sleep(0.3)
+    return attempt(rank.comm.barrier)
+
+
+def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool).run(other_size)
+    assert {one.kind for one in found} == {"DesyncError"}, found
+    assert len({one.text for one in found}) == 1
+    assert "rank 0 sent 4 elements of float32, rank 1 expected 5" in found[0].text
+
+
+def unmatched(rank: Rank) -> Attempt:
+    if rank.rank == 2:
+        return attempt(rank.comm.send, torch.ones(4), 0, tag=3, timeout_s=1)
+    return attempt(rank.comm.barrier)
+
+
+def test_a_send_that_nobody_takes_ends_at_the_limit(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool).run(unmatched)
+    assert {one.kind for one in found} == {"CollectiveTimeout"}, found
+    assert max(one.seconds for one in found) < LIMIT_S + 4
+    assert found[2].ranks == (0,)
+    assert "send to rank 0 with tag 3" in found[2].text
+
+
+def waits_for_the_dead(rank: Rank) -> Attempt:
+    tensor = torch.ones(4)
+    if rank.rank == 1:
+        rank.comm.send(tensor, 0)
+        time.sleep(60)
+    if rank.rank == 0:
+        rank.comm.recv(tensor, 1)
+        return attempt(rank.comm.recv, tensor, 1)
+    return attempt(rank.comm.barrier)
+
+
+def test_a_dead_sender_is_named(fresh_pool: FreshPool) -> None:
+    pool = cluster(fresh_pool)
+    pool.start(waits_for_the_dead)
+    time.sleep(0.5)
+    os.kill(pool.pids[1], signal.SIGKILL)
+    for one in pool.collect():
+        if one.rank != 1:
+            assert one.value.kind == "PeerLostError", one.value
+            assert one.value.ranks == (1,)
+
+
+def bad_arguments(rank: Rank) -> list[Any]:
+    comm, tensor = rank.comm, torch.ones(4)
+    kinds = [
+        attempt(comm.recv, tensor).kind,
+        attempt(comm.send, tensor, 7).kind,
+        attempt(comm.send, tensor, 0, tag=-1).kind,
+    ]
+    group = comm.new_group()
+    late = group.irecv(tensor, 0 if rank.rank else 1)
+    group.close()
+    kinds.append(attempt(late.wait).kind)
+    comm.barrier()
+    return kinds
+
+
+def test_bad_arguments_leave_the_group_usable(fresh_pool: FreshPool) -> None:
+    for kinds in cluster(fresh_pool).run(bad_arguments):
+        assert kinds == ["UnsupportedError", "UsageError", "UsageError", "UsageError"]
