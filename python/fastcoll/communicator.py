@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group of ranks: from a user's call to a plan that runs.
+"""One group of ranks: from a user's call to what runs.
 
-Decides which plan a call gets and whether it runs at once or in the queue. The only module that
-sees both selection and algorithms. Must not know torchrun, default groups or torch's process
-groups.
+Decides whether a call runs at once or in the queue, on CPUs or on a GPU, and how a group comes and
+goes. Must not know torchrun, default groups or torch's process groups, nor how plans are chosen.
 """
 
 import os
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch.distributed import Store
 
-from fastcoll import _C, algorithms, env, tuning
+from fastcoll import _C, env, tuning
 from fastcoll.bootstrap import single_copy
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
@@ -38,25 +37,20 @@ from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
-from fastcoll.plan import Plan
+from fastcoll.planning import Planner
 from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
-from fastcoll.reliability.settings import Settings, checked_numerics, resolve
-from fastcoll.scheduled import is_scheduled, plan_of
-from fastcoll.selection import select
-from fastcoll.topology import cpu, gpu
+from fastcoll.reliability.settings import Settings, resolve
+from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
-from fastcoll.types import FROM_TORCH, REDUCTIONS, Request, SingleCopy, Verb
+from fastcoll.types import FROM_TORCH, SingleCopy, Verb
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
 
 if TYPE_CHECKING:
     from fastcoll.device_group import DeviceGroup
-    from fastcoll.memory.device import Terms
-
-_MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
 
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
@@ -178,11 +172,8 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         self._settings = settings
         self._mesh = mesh
         self._hellos = peers.hellos
-        self._num_cpus = shared_cpus(peers.hellos)
-        self._tuning = tuned
-        self._cpu_vendor = cpu.vendor()
-        self._log_plans = env.LOG.get() == "plan" and mesh.rank == 0
-        self._plans: dict[Request, _C.Plan] = {}
+        num_cpus = shared_cpus(peers.hellos)
+        self.planner = Planner(self, settings, tuned, num_cpus, self.single_copy)
         self._queue = CallQueue(self)
         self._transfers = Transfers(self, self._transfer_on_gpus)
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
@@ -216,7 +207,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
                     on_gpus.append((call, operands))
                     continue
                 limit_s = call_limit_s(call.timeout_s)
-                plan = self._plan(call, operands)
+                plan = self.planner.plan(call, operands)
                 runs.append(partial(operands.carry_out, self, plan, limit_s))
                 if not isinstance(operands, ListOperands):
                     outputs += operands.outputs()
@@ -277,7 +268,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             gpus = self._on_gpus(operands.device)
             limit_s = call_limit_s(call.timeout_s)
             limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
-            starts.append((self._plan(call, operands, gpus.terms), operands, limit_s))
+            starts.append((self.planner.plan(call, operands, gpus.terms), operands, limit_s))
         return gpus.run(starts, async_op=async_op)
 
     def _transfer_on_gpus(
@@ -285,58 +276,6 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     ) -> Sequence[DeviceTransferWork]:
         gpus = self._on_gpus(transfers[0].array.device)
         return gpus.transfer(transfers, self._settings.timeout_s, async_op=async_op)
-
-    def _plan(
-        self,
-        call: Call | PartsCall | ListCall,
-        operands: Operands | PartsOperands | ListOperands,
-        terms: "Terms | None" = None,
-    ) -> _C.Plan:
-        numerics = self._settings.numerics
-        if call.numerics is not None:
-            numerics = checked_numerics(call.numerics)
-        request = Request(
-            verb=call.verb,
-            dtype=operands.dtype,
-            op=operands.op,
-            numel=operands.numel,
-            root=operands.root,
-            world_size=self.world_size,
-            algorithm=call.algorithm,
-            numerics=numerics if call.verb in REDUCTIONS else "same_bits",
-            num_cpus=self._num_cpus,
-            splits=operands.splits,
-            single_copy=self.single_copy,
-            cpu_vendor=self._cpu_vendor,
-            num_channels=0 if terms is None else terms.num_channels,
-            ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
-        )
-        plan = self._plans.get(request)
-        if plan is None:
-            chosen = self.choose(request)
-            if self._log_plans:
-                sys.stderr.write(f'fastcoll: "{self.name}" {chosen.describe()}\n')
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[request] = _C.Plan(*chosen.args())
-        usual = call.algorithm == "auto" and numerics == self._settings.numerics
-        if usual and terms is None:  # the table knows neither
-            self.cache_plan(plan)
-        return plan
-
-    def choose(self, request: Request) -> Plan:
-        """Return the plan of a request; a pure function of it and of what the ranks agreed on.
-
-        Raises:
-            UsageError: The algorithm that it asks for is unknown.
-            UnsupportedError: That algorithm does not admit it.
-        """
-        if not is_scheduled(request):
-            return select(request, algorithms.ALL, self._tuning.table).plan
-        plan, schedule = plan_of(request)
-        words = schedule.programs[self.rank]
-        self.add_program(plan.splits, schedule.blocks, words)
-        return plan
 
     def check(self) -> None:
         """Raise what broke the group, if anything has; does not wait for a GPU."""
@@ -352,7 +291,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     @property
     def tuning(self) -> str:
         """By which tuning table the group chooses its algorithms; or why by the model alone."""
-        return self._tuning.reason
+        return self.planner.tuning.reason
 
     def gpu_report(self) -> str:
         """Return how the ranks reach each other's GPUs, or that no call was made there yet."""
@@ -462,7 +401,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         self._num_groups += 1
         exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes)
         name = f"{self.name}/{self._num_groups}"
-        return connect(exchange, name, settings, members, self._tuning)
+        return connect(exchange, name, settings, members, self.planner.tuning)
 
     def shrink(self, *, timeout_s: float | None = None) -> "Communicator":
         """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
@@ -478,7 +417,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             # Without trying: what was agreed on holds, even if one of them dies on the way.
             may_copy = (self.single_copy, self.single_copy_report)
             group = Communicator(
-                name, self._settings, peers, self._tuning, found.region_fds, may_copy
+                name, self._settings, peers, self.planner.tuning, found.region_fds, may_copy
             )
             group._num_shrinks = self._num_shrinks + 1
             return group

@@ -29,7 +29,7 @@ def grouped(rank: Rank, paths: list[str]) -> tuple[str, str, float]:
             tensor = torch.full((256,), rank.rank + 1.0)
             group.all_reduce(tensor)
             assert part.tuning == group.tuning
-            plans = [repr(plan) for plan in group._plans.values()]
+            plans = [repr(plan) for plan in group.planner.known()]
             mine = next(text for text in plans if text.startswith("all_reduce("))
             return group.tuning, mine, tensor[0].item()
     finally:

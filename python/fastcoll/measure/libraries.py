@@ -74,7 +74,7 @@ class FastcollCore(Fastcoll):
             root=cell.root,
             algorithm=self.config.algorithm,
         )
-        plan = self.comm._plan(call, check(call, self.rank, self.world_size))
+        plan = self.comm.planner.plan(call, check(call, self.rank, self.world_size))
         return _C.time_loop, (self.comm, plan, source.data_ptr(), output.data_ptr())
 
     def loop(self, iterations: int) -> float:
@@ -113,7 +113,7 @@ class FastcollVariants(FastcollCore):
             num_cpus=self.world_size,
             single_copy=self.comm.single_copy,
         )
-        plan = self.comm.choose(request)
+        plan = self.comm.planner.choose(request)
         if self._segment_bytes:
             plan = replace(plan, segment_bytes=self._segment_bytes)
         built = _C.Plan(*plan.args())

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plans of one group's calls.
+
+Decides what is asked of the selection, and keeps what it chose. The only module that sees both
+selection and algorithms. Must not know how a plan is carried out.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from fastcoll import _C, algorithms, env
+from fastcoll.calls import Call, Operands
+from fastcoll.coalesced import ListCall, ListOperands
+from fastcoll.parts import PartsCall, PartsOperands
+from fastcoll.plan import Plan
+from fastcoll.reliability.settings import Settings, checked_numerics
+from fastcoll.scheduled import is_scheduled, plan_of
+from fastcoll.selection import select
+from fastcoll.topology import cpu
+from fastcoll.tuning import Tuning
+from fastcoll.types import REDUCTIONS, Request, SingleCopy
+
+if TYPE_CHECKING:
+    from fastcoll.memory.device import Terms
+
+_MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
+
+
+class Planner:
+    """What a group's calls run by; plans of the usual calls go into its C++ table, too."""
+
+    def __init__(
+        self,
+        group: _C.Group,
+        settings: Settings,
+        tuning: Tuning,
+        num_cpus: int,
+        single_copy: SingleCopy,
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._num_cpus = num_cpus
+        self._single_copy = single_copy
+        self._cpu_vendor = cpu.vendor()
+        self._log_plans = env.LOG.get() == "plan" and group.rank == 0
+        self._plans: dict[Request, _C.Plan] = {}
+        self.tuning = tuning
+
+    def plan(
+        self,
+        call: Call | PartsCall | ListCall,
+        operands: Operands | PartsOperands | ListOperands,
+        terms: "Terms | None" = None,
+    ) -> _C.Plan:
+        """Return the plan of a call whose operands were checked; `terms` are a GPU call's.
+
+        Raises:
+            UsageError: The algorithm or the numerics that it asks for are unknown.
+            UnsupportedError: That algorithm does not admit it.
+        """
+        numerics = self._settings.numerics
+        if call.numerics is not None:
+            numerics = checked_numerics(call.numerics)
+        request = Request(
+            verb=call.verb,
+            dtype=operands.dtype,
+            op=operands.op,
+            numel=operands.numel,
+            root=operands.root,
+            world_size=self._group.world_size,
+            algorithm=call.algorithm,
+            numerics=numerics if call.verb in REDUCTIONS else "same_bits",
+            num_cpus=self._num_cpus,
+            splits=operands.splits,
+            single_copy=self._single_copy,
+            cpu_vendor=self._cpu_vendor,
+            num_channels=0 if terms is None else terms.num_channels,
+            ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
+        )
+        plan = self._plans.get(request)
+        if plan is None:
+            chosen = self.choose(request)
+            if self._log_plans:
+                sys.stderr.write(f'fastcoll: "{self._group.name}" {chosen.describe()}\n')
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[request] = _C.Plan(*chosen.args())
+        usual = call.algorithm == "auto" and numerics == self._settings.numerics
+        if usual and terms is None:  # the table knows neither
+            self._group.cache_plan(plan)
+        return plan
+
+    def choose(self, request: Request) -> Plan:
+        """Return the plan of a request; a pure function of it and of what the ranks agreed on.
+
+        Raises:
+            UsageError: The algorithm that it asks for is unknown.
+            UnsupportedError: That algorithm does not admit it.
+        """
+        if not is_scheduled(request):
+            return select(request, algorithms.ALL, self.tuning.table).plan
+        plan, schedule = plan_of(request)
+        words = schedule.programs[self._group.rank]
+        self._group.add_program(plan.splits, schedule.blocks, words)
+        return plan
+
+    def known(self) -> list[_C.Plan]:
+        """Return the plans so far, the oldest first."""
+        return list(self._plans.values())
