@@ -95,6 +95,8 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
   std::vector<PreparedList> lists;
   std::vector<TensorSize> sizes;
   std::vector<Extent> extents;
+  sizes.reserve(outputs.size());
+  extents.reserve(2 * outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::optional<TensorView> output = view_tensor(outputs[i]);
     const std::optional<TensorView> input = reduces_all ? output : view_tensor(inputs[i]);

@@ -58,7 +58,7 @@ const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
 // torch._neg_view returns). DLPack does not show the mark, and asking torch takes as long as all
 // else on the fast path, so each tensor is asked once. A weak reference vouches for the object at
 // an address: it leads to a tensor only as long as that one lives.
-PyObject* plain_tensors[2048];  // lists have hundreds
+PyObject* plain_tensors[8192];  // lists have hundreds; of 500 in 2048 places up to 50 shared one
 
 PyObject*& place_of(PyObject* tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor);
