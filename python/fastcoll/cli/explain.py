@@ -47,9 +47,9 @@ def explain(
     """Compare all algorithms of a collective: admitted or why not, time, choice.
 
     On a topology, times are simulated from its constants; nothing is measured, and no setup cost of
-    a call is counted but where NCCL, Gloo and MPI are held beside. Without one: what a group of this
-    machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by the
-    model.
+    a call is counted but where NCCL, Gloo and MPI are held beside. Without one: what a group of
+    this machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by
+    the model.
     """
     size_bytes = size_option(size, "SIZE")
     if numerics not in ("same_bits", "fast"):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.cli.console import quiet_progress
+from fastcoll.cli.explain import libraries
 from fastcoll.cli.plan import plan_json
 from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
 from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
 from fastcoll.measure.results import validate
 from fastcoll.model.explain import Comparison, compare
+from fastcoll.model.libraries import Offer
 from fastcoll.model.published import Row, held_out_rows, unfitted_rows
 from fastcoll.model.schedule import VERBS
 from fastcoll.model.strategies import Planner, Sentence, Workload
@@ -33,6 +35,7 @@ class Findings:
     Attributes:
         curve: all_reduce in any order of summation, at every size of the curves.
         tables: Every verb in rank order, at two sizes.
+        others: For each of these, what libraries can reach.
         no_plan: Why there is no plan, or "".
         fitted: Published times of this machine that a fitted line predicts.
         unfitted: Published times of this machine that its constants predict.
@@ -42,6 +45,7 @@ class Findings:
     cluster: Cluster
     curve: list[Comparison]
     tables: list[Comparison]
+    others: list[list[Offer]]
     workload: Workload
     plan: list[Sentence]
     no_plan: str
@@ -57,7 +61,10 @@ class Findings:
             "network": cluster.network.name if cluster.network else None,
             "num_ranks": cluster.num_ranks,
             "all_reduce_fast": [asdict(one) for one in self.curve],
-            "same_bits": [asdict(one) for one in self.tables],
+            "same_bits": [
+                {**asdict(one), "libraries": [asdict(offer) for offer in others]}
+                for one, others in zip(self.tables, self.others, strict=True)
+            ],
             "workload": asdict(self.workload),
             "plan": self.no_plan or plan_json(self.plan),
             "published": {
@@ -94,6 +101,7 @@ def find_all(
 
         curve = [priced("all_reduce", size, numerics="fast") for size in _SIZES]
         tables = [priced(verb, size) for verb, size in todo]
+        others = [libraries(one, cluster, "same_bits") for one in tables]
         plan: list[Sentence] = []
         no_plan = "a plan needs whole nodes" if ranks % cluster.local_size else ""
         try:
@@ -102,7 +110,8 @@ def find_all(
             no_plan = str(error)
     name = cluster.machine.name
     published = held_out_rows(name), unfitted_rows(name)
-    return Findings(cluster, curve, tables, workload, plan, no_plan, *published, documents)
+    priced_all = curve, tables, others
+    return Findings(cluster, *priced_all, workload, plan, no_plan, *published, documents)
 
 
 def read_measured(path: Path) -> Json:

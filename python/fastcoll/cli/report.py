@@ -26,7 +26,6 @@ from fastcoll.model.builders import build
 from fastcoll.model.charts import cost_curves, plan_bars, published_times
 from fastcoll.model.checker import check
 from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.libraries import offers
 from fastcoll.model.picture import draw
 from fastcoll.model.published import median_error
 from fastcoll.model.simulator import simulate
@@ -136,11 +135,8 @@ def _costs(found: Findings) -> Section:
 
 def _choices(found: Findings) -> Section:
     parts: list[Any] = ["Reductions add in rank order here, as fastcoll does by default."]
-    fast = {one.size_bytes: one for one in found.curve}
-    for one in found.tables:
-        parts += [comparison_table(one, found.cluster), choice(one)]
-        if one.verb == "all_reduce":
-            parts.append(library_table(offers(one, fast[one.size_bytes], found.cluster)))
+    for one, others in zip(found.tables, found.others, strict=True):
+        parts += [comparison_table(one, found.cluster), choice(one), library_table(others)]
     return Section("Which algorithm is chosen, and why", parts)
 
 
