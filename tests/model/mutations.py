@@ -80,7 +80,7 @@ def mutants(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
             for kind, other in _changed(step, n):
                 changed = [*steps[:i], other, *steps[i + 1 :]]
                 if changed != steps:
-                    yield f"{kind}: {name}", with_steps(schedule, where, changed)
+                    yield f"{kind}: {name} -> {other}", with_steps(schedule, where, changed)
 
 
 class TooMany(Exception):
