@@ -123,7 +123,7 @@ def table(document: dict[str, Any]) -> Iterator[str]:
             yield f"{r['what']:24} {r['case']:36} {r['value']:10.2f} {r['unit']}"
 
 
-_MOST_LINES, _MOST_CHARACTERS = 16, 220  # of each list on the page
+_MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
 
 
 def page(document: dict[str, Any]) -> Iterator[str]:

@@ -125,7 +125,7 @@ def test_the_report_is_a_page_whatever_happened(
     (tmp_path / "tests-exact.jsonl").write_text("\n".join(map(json.dumps, rows)))
     text = report(tmp_path)
     assert "500 failed" in text
-    assert "484 more, see gpu.json" in text
+    assert "488 more, see gpu.json" in text
     assert len(text) < 8000
     assert len(json.loads((tmp_path / "out/gpu.json").read_text())["tests"]["failed"]) == 500
 
@@ -325,14 +325,19 @@ def test_the_triton_kernels_are_compared_and_timed(
 # ---- what happens to the rest when something goes wrong ------------------------------------------
 
 BAD_TESTS = """
-import os, time, pytest
+import os, sys, time, types, pytest
 def test_a(): pass
 def test_crash(): os._exit(134)
 def test_fail(): raise RuntimeError("no good")
 def test_hang(): time.sleep(600)
+def test_lose():
+    def synchronize(): raise RuntimeError("an illegal memory access was encountered")
+    cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+    sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+    synchronize()
 @pytest.mark.skip(reason="not here")
 def test_skip(): pass
-def test_z(): pass
+def test_z(): assert "torch" not in sys.modules, "in a new process"
 """
 
 
@@ -341,7 +346,7 @@ def test_every_test_runs_whatever_the_others_do(tmp_path: Path) -> None:
     (tmp_path / "test_bad.py").write_text(BAD_TESTS)
     (tmp_path / "pytest.ini").touch()
     results = tmp_path / "results.jsonl"
-    command = [sys.executable, GPU / "run_tests.py", results, "120", "5", "-q", "test_bad.py"]
+    command = [sys.executable, GPU / "run_tests.py", results, "150", "12", "-q", "test_bad.py"]
     env = {**os.environ, "PYTHONPATH": str(GPU)}
     done = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
@@ -354,6 +359,7 @@ def test_every_test_runs_whatever_the_others_do(tmp_path: Path) -> None:
         "test_crash": ("begun", ""),
         "test_fail": ("failed", "RuntimeError: no good"),
         "test_hang": ("begun", ""),
+        "test_lose": ("failed", "RuntimeError: an illegal memory access was encountered"),
         "test_skip": ("skipped", "Skipped: not here"),
         "test_z": ("passed", ""),
     }
