@@ -12,7 +12,7 @@ are called from C++ (DDP, functional collectives), the others by torch.distribut
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from fastcoll import _C
-from fastcoll.calls import Call
+from fastcoll.api_parts import reduce_scatter
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
 from fastcoll.groups import AnyCommunicator
 from fastcoll.integrations.torch_sparse import sum_sparse
@@ -49,6 +49,10 @@ def _op(opts: Any) -> object:
         return ReduceOp.SUM
     op = opts.reduceOp.op
     return REDUCE_OPS[int(op)] if int(op) < len(REDUCE_OPS) else op
+
+
+def _root(opts: Any) -> int:
+    return opts.rootRank if opts is not None else 0
 
 
 def _asks_for_work(opts: Any) -> bool:
@@ -161,9 +165,13 @@ class FastcollProcessGroup(ProcessGroup):
     def _asynchronous(self, opts: Any) -> bool:
         return self._coalescing is not None or _asks_for_work(opts)
 
-    def _issue(self, calls: Iterable[Call | PartsCall], opts: Any) -> TorchWork | None:
+    def _run(
+        self, function: Callable[..., Any], *arguments: object, opts: Any, asynchronous: bool
+    ) -> TorchWork | None:
+        """Carry out a call by the C function of its verb: one that it knows needs no Python."""
         self._sequence += 1
-        return self._wrap(self.communicator.issue_all(calls, self._asynchronous(opts)))
+        limit_s = _limit_s(opts) or self._default_limit_s
+        return self._wrap(function(*arguments, self.communicator, asynchronous, timeout_s=limit_s))
 
     def _wrap(self, work: Work | None) -> TorchWork | None:
         return None if work is None else self._track(work)
@@ -175,9 +183,6 @@ class FastcollProcessGroup(ProcessGroup):
         if isinstance(work, Work) and work.num_bytes() <= _KEPT_BYTES:
             self._kept.append(result)
         return result
-
-    def _limit_of(self, opts: Any) -> float | None:
-        return _limit_s(opts) or self._default_limit_s
 
     def _start_coalescing(self, device: torch.device) -> None:
         del device
@@ -191,56 +196,35 @@ class FastcollProcessGroup(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce`."""
-        self._sequence += 1
-        tensor, op = _one(tensors), _op(opts)
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
+        tensor, op, asynchronous = _one(tensors), _op(opts), self._asynchronous(opts)
         if tensor.is_sparse:
+            self._sequence += 1
             sum_sparse(self.communicator, tensor, op)
             return self._wrap(completed([tensor])) if asynchronous else None
-        # The C function: a call that it knows needs no more Python.
-        return self._wrap(
-            _C.all_reduce(tensor, op, self.communicator, asynchronous, timeout_s=limit_s)
-        )
+        return self._run(_C.all_reduce, tensor, op, opts=opts, asynchronous=asynchronous)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce_coalesced`."""
-        self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
-        return self._wrap(
-            _C.all_reduce_coalesced(
-                tensors, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
-            )
+        asynchronous = _asks_for_work(opts)
+        return self._run(
+            _C.all_reduce_coalesced, tensors, _op(opts), opts=opts, asynchronous=asynchronous
         )
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.broadcast`."""
-        tensor, root = _one(tensors), opts.rootRank if opts is not None else 0
-        call = Call(
-            verb=Verb.broadcast,
-            input=tensor,
-            output=tensor,
-            root=root,
-            timeout_s=self._limit_of(opts),
-        )
-        return self._issue([call], opts)
+        tensor, asynchronous = _one(tensors), self._asynchronous(opts)
+        return self._run(_C.broadcast, tensor, _root(opts), opts=opts, asynchronous=asynchronous)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.reduce`."""
-        tensor, root = _one(tensors), opts.rootRank if opts is not None else 0
-        call = Call(
-            verb=Verb.reduce,
-            input=tensor,
-            output=tensor,
-            op=_op(opts),
-            root=root,
-            timeout_s=self._limit_of(opts),
-        )
-        return self._issue([call], opts)
+        tensor, root, asynchronous = _one(tensors), _root(opts), self._asynchronous(opts)
+        return self._run(_C.reduce, tensor, root, _op(opts), opts=opts, asynchronous=asynchronous)
 
     def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_gather`."""
         [parts] = outputs
-        return self._all_gather([parts], [_one(inputs)], opts)
+        asynchronous = self._asynchronous(opts)
+        return self._run(_C.all_gather, parts, _one(inputs), opts=opts, asynchronous=asynchronous)
 
     def allgather_coalesced(
         self, outputs: Lists, inputs: Tensors, opts: Any = None
@@ -249,98 +233,65 @@ class FastcollProcessGroup(ProcessGroup):
         if any(len(of_rank) != len(inputs) for of_rank in outputs):
             sizes = [len(of_rank) for of_rank in outputs]
             raise UsageError(f"{len(inputs)} tensors to gather, but lists for {sizes} of them")
-        return self._all_gather(list(zip(*outputs, strict=True)), inputs, opts)
-
-    def _all_gather(self, outputs: Lists, inputs: Tensors, opts: Any) -> TorchWork | None:
-        limit_s = self._limit_of(opts)
+        self._sequence += 1
+        limit_s = _limit_s(opts) or self._default_limit_s
         calls = (
             PartsCall(verb=Verb.all_gather, input=tensor, output=parts, timeout_s=limit_s)
-            for parts, tensor in zip(outputs, inputs, strict=True)
+            for *parts, tensor in zip(*outputs, inputs, strict=True)
         )
-        return self._issue(calls, opts)
+        return self._wrap(self.communicator.issue_all(calls, self._asynchronous(opts)))
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor`."""
-        self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
-        return self._wrap(
-            _C.all_gather_into_tensor(
-                output, input, self.communicator, asynchronous, timeout_s=limit_s
-            )
+        asynchronous = self._asynchronous(opts)
+        return self._run(
+            _C.all_gather_into_tensor, output, input, opts=opts, asynchronous=asynchronous
         )
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor_coalesced`."""
-        self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
-        return self._wrap(
-            _C.all_gather_into_tensor_coalesced(
-                outputs, inputs, self.communicator, asynchronous, timeout_s=limit_s
-            )
-        )
+        function, asynchronous = _C.all_gather_into_tensor_coalesced, _asks_for_work(opts)
+        return self._run(function, outputs, inputs, opts=opts, asynchronous=asynchronous)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.reduce_scatter`."""
-        self._sequence += 1
         [parts] = inputs
-        work = self.communicator.reduce_scatter(
-            _one(outputs),
-            parts,
-            _op(opts),
-            self._asynchronous(opts),
-            timeout_s=self._limit_of(opts),
+        asynchronous = self._asynchronous(opts)
+        return self._run(
+            reduce_scatter, _one(outputs), parts, _op(opts), opts=opts, asynchronous=asynchronous
         )
-        return self._wrap(work)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor`."""
-        self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), self._asynchronous(opts)
-        return self._wrap(
-            _C.reduce_scatter_tensor(
-                output, input, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
-            )
-        )
+        function, asynchronous = _C.reduce_scatter_tensor, self._asynchronous(opts)
+        return self._run(function, output, input, _op(opts), opts=opts, asynchronous=asynchronous)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor_coalesced`."""
-        self._sequence += 1
-        limit_s, asynchronous = self._limit_of(opts), _asks_for_work(opts)
-        return self._wrap(
-            _C.reduce_scatter_tensor_coalesced(
-                outputs, inputs, _op(opts), self.communicator, asynchronous, timeout_s=limit_s
-            )
-        )
+        function, asynchronous = _C.reduce_scatter_tensor_coalesced, _asks_for_work(opts)
+        return self._run(function, outputs, inputs, _op(opts), opts=opts, asynchronous=asynchronous)
 
     def gather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.gather`."""
-        call = PartsCall(
-            verb=Verb.gather,
-            input=_one(inputs),
-            output=outputs[0] if outputs else None,
-            root=opts.rootRank if opts is not None else 0,
-            timeout_s=self._limit_of(opts),
+        parts, asynchronous = outputs[0] if outputs else None, self._asynchronous(opts)
+        return self._run(
+            _C.gather, _one(inputs), parts, _root(opts), opts=opts, asynchronous=asynchronous
         )
-        return self._issue([call], opts)
 
     def scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.scatter`."""
-        call = PartsCall(
-            verb=Verb.scatter,
-            input=inputs[0] if inputs else None,
-            output=_one(outputs),
-            root=opts.rootRank if opts is not None else 0,
-            timeout_s=self._limit_of(opts),
+        parts, asynchronous = inputs[0] if inputs else None, self._asynchronous(opts)
+        return self._run(
+            _C.scatter, _one(outputs), parts, _root(opts), opts=opts, asynchronous=asynchronous
         )
-        return self._issue([call], opts)
 
     def all_to_all_single(
         self,
@@ -351,26 +302,20 @@ class FastcollProcessGroup(ProcessGroup):
         opts: Any = None,
     ) -> TorchWork | None:
         """See `fastcoll.all_to_all_single`; torch gives an empty list for equal parts."""
-        call = PartsCall(
-            verb=Verb.all_to_all,
-            input=input,
-            output=output,
-            input_splits=input_split_sizes or None,
-            output_splits=output_split_sizes or None,
-            timeout_s=self._limit_of(opts),
+        splits = output_split_sizes or None, input_split_sizes or None
+        asynchronous = self._asynchronous(opts)
+        return self._run(
+            _C.all_to_all_single, output, input, *splits, opts=opts, asynchronous=asynchronous
         )
-        return self._issue([call], opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_to_all`."""
-        call = PartsCall(
-            verb=Verb.all_to_all, input=inputs, output=outputs, timeout_s=self._limit_of(opts)
-        )
-        return self._issue([call], opts)
+        asynchronous = self._asynchronous(opts)
+        return self._run(_C.all_to_all, outputs, inputs, opts=opts, asynchronous=asynchronous)
 
     def barrier(self, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.barrier`."""
-        return self._issue([Call(verb=Verb.barrier, timeout_s=self._limit_of(opts))], opts)
+        return self._run(_C.barrier, opts=opts, asynchronous=self._asynchronous(opts))
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
