@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fastcoll import _C, device_group, device_work
+from fastcoll import _C, api_p2p, device_group, device_work
 from fastcoll.algorithms.shared import SEGMENT_BYTES
 from fastcoll.communicator import Communicator
 from fastcoll.device_group import DeviceGroup
@@ -148,14 +148,17 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
         current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext
     )
     torch_like = SimpleNamespace(cuda=fakes, Tensor=type(None))
-    kept = device_group.torch, comm._gpus
+    kept = device_group.torch, comm._gpus.group
     device_group.torch = device_work.torch = torch_like  # type: ignore[assignment]
-    comm._gpus = side
+    comm._gpus.group = side
     array._view_tensor = _view_on_gpu
+    fast = _C.send, _C.recv
+    _C.send, _C.recv = api_p2p._send, api_p2p._recv  # C++ sees where the tensors really are
     try:
         yield core
     finally:
+        _C.send, _C.recv = fast
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
-        comm._gpus = kept[1]
+        comm._gpus.group = kept[1]
         side._journal.close()

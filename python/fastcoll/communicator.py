@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -27,19 +27,18 @@ from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
-from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.gpu_side import CheckedCall, GpuSide
 from fastcoll.hierarchical.carriers import identity
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
 from fastcoll.memory.symmetric import tensor_on
-from fastcoll.pairs import Transfer
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.planning import Planner
 from fastcoll.reliability.call_sites import at_call_site, tracing
-from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
+from fastcoll.reliability.limits import call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, resolve
 from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
@@ -48,9 +47,6 @@ from fastcoll.types import FROM_TORCH, SingleCopy, Verb
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
-
-if TYPE_CHECKING:
-    from fastcoll.device_group import DeviceGroup
 
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
@@ -175,13 +171,13 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         num_cpus = shared_cpus(peers.hellos)
         self.planner = Planner(self, settings, tuned, num_cpus, self.single_copy)
         self._queue = CallQueue(self)
-        self._transfers = Transfers(self, self._transfer_on_gpus)
+        self._gpus = GpuSide(self, settings, self.planner)
+        self._transfers = Transfers(self, self._gpus.transfer)
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
         self._num_exchanges = 0
         self._num_groups = 0
         self._num_shrinks = 0  # from the first group to this one
         self._closed = False
-        self._gpus: DeviceGroup | None = None
         _living.add(self)
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -196,7 +192,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         """Check and plan several calls, then start them as one: all of them, or none at all."""
         runs: list[Callable[[], None]] = []
         outputs: list[Array] = []
-        on_gpus: list[tuple[Call | PartsCall | ListCall, Operands | PartsOperands]] = []
+        on_gpus: list[CheckedCall] = []
         for call in calls:
             if isinstance(call, ListCall) and (prepared := self._prepared(call)):
                 runs.append(partial(prepared.run, self, call_limit_s(call.timeout_s)))
@@ -216,7 +212,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         if on_gpus and runs:
             raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
         if on_gpus:
-            return self._issue_on_gpus(on_gpus, async_op)
+            return self._gpus.issue(on_gpus, async_op)
         run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
         if self.traces:
             run = at_call_site(run)
@@ -243,44 +239,10 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             return [check_parts(call, self.rank, self.world_size)]
         return check_list(call, self.rank, self.world_size)
 
-    def _on_gpus(self, device: int) -> "DeviceGroup":
-        """Return the group's side on GPUs; made at the first call with a tensor there."""
-        if self._gpus is None:
-            gpu.require()
-            # Only now: without GPUs there may be no such extension.
-            from fastcoll.device_group import DeviceGroup
-
-            self._gpus = DeviceGroup(self, device)
-        if self._gpus.device != device:
-            raise UsageError(
-                f'group "{self.name}" works on cuda:{self._gpus.device} here, not on '
-                f"cuda:{device}: a rank has one GPU; make another group for another one"
-            )
-        return self._gpus
-
-    def _issue_on_gpus(
-        self,
-        calls: list[tuple[Call | PartsCall | ListCall, Operands | PartsOperands]],
-        async_op: bool,
-    ) -> Work | None:
-        starts: list[tuple[_C.Plan, Operands | PartsOperands, float]] = []
-        for call, operands in calls:
-            gpus = self._on_gpus(operands.device)
-            limit_s = call_limit_s(call.timeout_s)
-            limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
-            starts.append((self.planner.plan(call, operands, gpus.terms), operands, limit_s))
-        return gpus.run(starts, async_op=async_op)
-
-    def _transfer_on_gpus(
-        self, transfers: Sequence[Transfer], async_op: bool
-    ) -> Sequence[DeviceTransferWork]:
-        gpus = self._on_gpus(transfers[0].array.device)
-        return gpus.transfer(transfers, self._settings.timeout_s, async_op=async_op)
-
     def check(self) -> None:
         """Raise what broke the group, if anything has; does not wait for a GPU."""
-        if self._gpus is not None:
-            self._gpus.check()
+        if self._gpus.group is not None:
+            self._gpus.group.check()
         else:
             super().check()
 
@@ -295,7 +257,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
 
     def gpu_report(self) -> str:
         """Return how the ranks reach each other's GPUs, or that no call was made there yet."""
-        return "no call on a GPU yet" if self._gpus is None else self._gpus.report()
+        return self._gpus.report()
 
     # ---- symmetric tensors -----------------------------------------------------------------------
 
@@ -319,7 +281,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         if place.type == "cuda":
             gpu.require()
             index = torch.cuda.current_device() if place.index is None else place.index
-            return self._on_gpus(index).empty(shape, dtype)
+            return self._gpus.on(index).empty(shape, dtype)
         if place.type != "cpu":
             raise UnsupportedError(f"symmetric tensors lie on CPUs or CUDA devices, not on {place}")
         block = self._heap.allocate(prod(shape) * dtype.itemsize)
@@ -435,8 +397,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             UsageError: The group was closed.
         """
         super().abort(reason or "no reason given")
-        if self._gpus is not None:
-            self._gpus.stop()
+        self._gpus.stop()
 
     @property
     def closed(self) -> bool:
@@ -456,8 +417,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         self._closed = True
         _living.discard(self)
         try:
-            if self._gpus is not None:
-                self._gpus.close()
+            self._gpus.close()
         finally:
             super().close()
         if self.on_close is not None:

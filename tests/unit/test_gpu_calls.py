@@ -301,7 +301,7 @@ def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
         for turn in range(9):  # more than are kept
             tensor = torch.ones(5)
             comm.send(tensor, 1, tag=turn) if comm.rank == 0 else comm.recv(tensor, 0, tag=turn)
-        same = comm._gpus._journal.difference(0, 1)
+        same = comm._gpus.group._journal.difference(0, 1)
         core.transfer = lambda *args: None  # type: ignore[method-assign]
         if comm.rank == 0:
             comm.send(torch.ones(4), 1, tag=7)
