@@ -392,6 +392,8 @@ class PointToPoint {
       return false;
     }
     const DType dtype = DType(found->tag_and_dtype >> 32 & 0xff);
+    if (int(dtype) >= kNumDTypes)
+      group_.fail_damaged(name(transfer), peer, "a message of a type that there is not");
     if (dtype != transfer.dtype || found->numel != transfer.numel)
       group_.fail(ErrorKind::desync,
                   "rank " + std::to_string(peer) + " sends " + std::to_string(found->numel) +
