@@ -83,6 +83,12 @@ struct StdAtomics {
 static_assert(StdAtomics::reached(0, ~uint64_t{0}));
 static_assert(StdAtomics::reached(5, 5) && StdAtomics::reached(6, 5) && !StdAtomics::reached(4, 5));
 static_assert(!StdAtomics::reached(~uint64_t{0}, 0));
+// And to 32 bits: a word that was idle for 2^31 calls or more is behind, and one that passes 2^32
+// is ahead.
+static_assert(!StdAtomics::reached(0, uint64_t{1} << 31) &&
+              !StdAtomics::reached(0, uint64_t{3} << 31) &&
+              !StdAtomics::reached(0xffffffff, uint64_t{1} << 32) &&
+              StdAtomics::reached(uint64_t{1} << 32, 0xffffffff));
 
 inline void cpu_pause() {
 #if defined(__x86_64__)

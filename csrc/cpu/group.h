@@ -30,7 +30,7 @@ struct GroupOptions {
   std::array<PeerLink, kMaxWorld> links{};
   double timeout_s = 30;
   bool traces = false;      // note the time and the site of every call
-  uint64_t first_call = 0;  // calls made before; tests start shortly before a wrap
+  uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
 };
 
 // An empty message's address is null, which memcpy must not be given even for no bytes.
@@ -273,10 +273,11 @@ Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
     throw Failure(ErrorKind::usage, "rank " + std::to_string(rank()) + " of " +
                                         std::to_string(world_size()) + " ranks (1 to " +
                                         std::to_string(kMaxWorld) + " are possible)");
-  call_ = options_.first_call;
+  call_ = next_segment_ = options_.first_call;
   for (int peer = 0; peer < world_size(); ++peer) {
     peers_[peer].pad = reinterpret_cast<Pad*>(options_.regions[peer]);
     peers_[peer].scratch = options_.regions[peer] + kScratchOffsetBytes;
+    peers_[peer].known_done = options_.first_call;
   }
   me_ = peers_[rank()].pad;
   cpu_ = current_cpu();

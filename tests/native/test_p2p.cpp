@@ -3,7 +3,9 @@
 // test_protocol.cpp), random transfers of all pairs at once, in an order of each rank, with pauses
 // at every shared word.
 //
-//   test_p2p VARIANT [num_seeds [timeout_s]]
+//   test_p2p VARIANT [num_seeds [timeout_s [first]]]
+//
+// first: messages and chunks of every pair before.
 //
 // `correct` must pass; the other variants have one planted bug each and must not.
 #include <cstdio>
@@ -159,7 +161,7 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
 }
 
 template <class P>
-int run_all(uint64_t num_seeds, double timeout_s) {
+int run_all(uint64_t num_seeds, double timeout_s, uint64_t first) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     std::mt19937_64 random(seed);
     const int world_size = 1 + int(random() % 4);
@@ -169,6 +171,11 @@ int run_all(uint64_t num_seeds, double timeout_s) {
         static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * region_bytes));
     std::memset(first_region, 0, size_t(world_size) * region_bytes);
     set_words(first_region, region_bytes);
+    for (int i = 0; i < world_size * world_size; ++i) {
+      std::byte* region = first_region + size_t(i / world_size) * region_bytes;
+      auto& channel = reinterpret_cast<PairChannel*>(region + kRegionBytes)[i % world_size];
+      channel.offered.value = channel.sent.value = channel.received.value = first;
+    }
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < world_size; ++rank)
       ranks.emplace_back(
@@ -183,7 +190,7 @@ int run_all(uint64_t num_seeds, double timeout_s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using Runner = int (*)(uint64_t, double);
+  using Runner = int (*)(uint64_t, double, uint64_t);
   static const std::map<std::string, Runner> variants = {
       {"correct", run_all<StdAtomics>},
       {"relaxed_release_of_offer", run_all<RelaxedRelease<Which::offer>>},
@@ -203,5 +210,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   return variant->second(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20,
-                         argc > 3 ? std::strtod(argv[3], nullptr) : 60);
+                         argc > 3 ? std::strtod(argv[3], nullptr) : 60,
+                         argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0);
 }

@@ -103,6 +103,11 @@ struct OverwritingSettle : StdAtomics {
 struct EqualityWait : StdAtomics {
   static constexpr bool reached(uint64_t seen, uint64_t target) { return seen == target; }
 };
+struct NarrowWait : StdAtomics {
+  static constexpr bool reached(uint64_t seen, uint64_t target) {
+    return int32_t(uint32_t(seen - target)) >= 0;
+  }
+};
 struct SingleLine : StdAtomics {
   static constexpr int kLines = 1;
 };
@@ -416,6 +421,7 @@ int main(int argc, char** argv) {
       {"relaxed_settle", run_all<RelaxedSettle>},
       {"overwriting_settle", run_all<OverwritingSettle>},
       {"equality_wait", run_all<EqualityWait>},
+      {"narrow_wait", run_all<NarrowWait>},
       {"single_line", run_all<SingleLine>},
       {"single_slot", run_all<SingleSlot>},
       {"unchecked_done", run_all<UncheckedDone>},

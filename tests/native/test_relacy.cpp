@@ -256,7 +256,8 @@ void run_status(int rank) {
     for (const uint64_t call : {entry, entry + kRingEntries}) {
       const auto seen = read_operation<RelacyAtomics>(pad, call);
       if (!seen) continue;
-      const uint64_t before = entry == 1 ? 0 : call - 1;  // segments of the call before
+      // Segments of the calls before.
+      const uint64_t before = (call - entry) + (entry == 1 ? 0 : call - 1);
       const bool is_whole = seen->plan.numel == call && seen->plan.splits == call &&
                             seen->plan.root == int(call) && seen->end_segment == before + call &&
                             seen->site == CallingHost::site_of(call);
