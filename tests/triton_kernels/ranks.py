@@ -21,6 +21,7 @@ from harness import Rank
 
 SCRATCH_BYTES = 64 << 10
 _SHARE_BYTES = SCRATCH_BYTES + (16 << 10)
+_VERDICT_BYTES = 64  # of the words: those that do not grow
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class World:
         package: Which package's kernels run.
         limits_s: Limit of a wait, by rank; a single one is everybody's.
         absent: Ranks that make no call.
+        words_before: What all words that grow hold before the first call.
     """
 
     folder: str
@@ -40,11 +42,15 @@ class World:
     package: str = "fastcoll_kernels"
     limits_s: tuple[float, ...] = (60.0,)
     absent: tuple[int, ...] = ()
+    words_before: int = 0
 
     def __post_init__(self) -> None:
         path = Path(self.folder, "memory")
-        if not path.exists():
-            path.write_bytes(bytes(_SHARE_BYTES * self.world_size))
+        if path.exists():
+            return
+        share = np.zeros(_SHARE_BYTES // 4, np.int32)
+        share[(SCRATCH_BYTES + _VERDICT_BYTES) // 4 :] = self.words_before
+        path.write_bytes(share.tobytes() * self.world_size)
 
 
 @dataclass(frozen=True)

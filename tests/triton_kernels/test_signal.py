@@ -38,6 +38,7 @@ DAWDLE_IN_RING: mutants.Bug = (
     ("ring.py", "    is_sound,\n", "    is_sound,\n    load_acquire,\n"),
 )
 EQUALITY_WAIT: mutants.Bug = (("signal.py", "(seen - target < 0)", "(seen - target != 0)"),)
+PLAIN_COMPARE: mutants.Bug = (("signal.py", "(seen - target < 0)", "(seen < target)"),)
 SINGLE_BUFFER: mutants.Bug = (("one_shot.py", "(epoch >> 1) & 1)", "0)"),)
 UNCHECKED_TAKEN: mutants.Bug = (("ring.py", "channel, put - 2, right", "channel, put - 99, right"),)
 UNSEEN_POISON: mutants.Bug = (
@@ -78,6 +79,22 @@ def test_an_equality_wait_is_caught(run: Callable[..., Any]) -> None:
     assert verdict is not None
     assert verdict[:2] == (0, 1)
     assert verdict[3] < verdict[4], "the peer is ahead, and still waited for"
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+def test_words_wrap(run: Callable[..., Any], algorithm: str) -> None:
+    verb = "reduce_scatter" if algorithm == "ring" else "all_reduce"
+    cases = calls(algorithm, 4, verb)
+    assert problems(cases, run(2, cases, words_before=2**31 - 2)) == []
+
+
+@pytest.mark.parametrize("bugs", [(), (PLAIN_COMPARE,)], ids=["right", "plain"])
+def test_a_word_before_the_wrap_is_behind(
+    run: Callable[..., Any], bugs: tuple[mutants.Bug, ...]
+) -> None:
+    options = {"limits_s": (1.0, 60.0), "absent": (1,), "words_before": 2**31 - 1}
+    verdict = run(2, calls("one_shot", 1), bugs, **options)[0].verdict
+    assert (verdict is None) == bool(bugs), "a wait for a rank that never comes"
 
 
 def test_a_single_buffer_is_caught(run: Callable[..., Any]) -> None:
