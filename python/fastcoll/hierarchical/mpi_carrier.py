@@ -8,8 +8,10 @@ ranks of their job.
 """
 
 import json
+import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -27,9 +29,9 @@ _MOST_TAG = 32767  # that every MPI has
 # Other types than these go as bytes: MPI has no half types, and rounds like us only by chance.
 _TYPES = {DType.float32: "FLOAT", DType.float64: "DOUBLE"}
 _OPS = {Op.SUM: "SUM", Op.PRODUCT: "PROD"}
-# How often a look asks before it is over: the waits between looks are made for carriers with a
-# thread of their own, and a long message takes many steps.
-_ASKS = 8
+# How long a look asks before it gives up: the pauses between looks are made for carriers with a
+# thread of their own, and a message takes many steps.
+_LOOK_S = 0.5e-3
 # Lanes with transfers that never end: MPI may still write there.
 _abandoned: list[object] = []
 
@@ -84,11 +86,13 @@ class _Transfer:
 
     def is_completed(self) -> bool:
         """See `Started`."""
+        end = time.monotonic() + _LOOK_S
         try:
-            for _ in range(_ASKS):
-                self.is_over = self.is_over or self._mpi.Request.Testall(self._requests)
-                if self.is_over:
+            while not self.is_over:
+                self.is_over = self._mpi.Request.Testall(self._requests)
+                if self.is_over or time.monotonic() > end:
                     break
+                os.sched_yield()
         except self._mpi.Exception as error:
             self.is_over, self._error = True, error
         return self.is_over
