@@ -2,13 +2,16 @@
 """torch.distributed's programs on the backend "fastcoll", unchanged, over two nodes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import test_torch_backend as programs
 import test_training as training
+import torch
+import torch.distributed as dist
 from backends import Program, on_backend, same
 
-from harness import Pool, Setup
+from harness import Pool, Rank, Setup
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4
@@ -18,10 +21,31 @@ def two_nodes(fresh_pool: FreshPool) -> Pool:
     return fresh_pool(WORLD, Setup(init=False, nodes="aabb"))
 
 
+def pairs(rank: Rank) -> list[Any]:
+    """A ring in one batch; then blocking messages across the nodes, with a tag."""
+    me, world = rank.rank, rank.world_size
+    got = torch.zeros(70_000)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((70_000,), float(me)), (me + 1) % world),
+        dist.P2POp(dist.irecv, got, (me - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    small, peer = torch.full((3,), float(me)), (me + world // 2) % world
+    if me < peer:
+        dist.send(small, peer, tag=2)
+        source = dist.recv(small, peer, tag=2)
+    else:
+        taken = torch.zeros(3)
+        source = dist.recv(taken, peer, tag=2)
+        dist.send(taken + small, peer, tag=2)
+    return [got, small, source]
+
+
 @pytest.mark.slow
 def test_verbs_give_what_they_give_on_gloo(fresh_pool: FreshPool) -> None:
     pool = two_nodes(fresh_pool)
-    for program in (programs.reductions, programs.moves, programs.shuffles):
+    for program in (programs.reductions, programs.moves, programs.shuffles, pairs):
         ours, theirs = (pool.run(on_backend, name, program) for name in ("fastcoll", "gloo"))
         assert same(ours, theirs), program.__name__
 
