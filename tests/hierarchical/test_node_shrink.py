@@ -59,7 +59,7 @@ SLOW = pytest.mark.slow
         ("aabb", (3,), ((0, 1), (2,))),
         pytest.param("abab", (0,), ((0, 2), (1,)), marks=SLOW),
         pytest.param("aabc", (3,), ((0, 1), (2,)), marks=SLOW),
-        ("abb", (1, 2), None),
+        pytest.param("abb", (1, 2), None, marks=SLOW),  # waits for them for 5 s
     ],
 )
 def test_the_survivors_of_a_death_go_on(

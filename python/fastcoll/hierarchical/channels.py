@@ -116,7 +116,7 @@ class _Channel:
             self._abandon(dense, head, told)
             if self.is_closed:
                 raise
-            raise self._ends.watch.fail(error) from error
+            raise self._ends.watch.fail(error, in_call=False) from error
         if not transfer.sends and dense is not array:
             copy_back(array, dense)
 

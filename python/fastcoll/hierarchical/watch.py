@@ -144,12 +144,15 @@ class Watch:
             self._ranks_of(nodes),
         )
 
-    def fail(self, error: FastcollError) -> FastcollError:
-        """Break the group, everywhere; return its verdict."""
+    def fail(self, error: FastcollError, *, in_call: bool = True) -> FastcollError:
+        """Break the group, everywhere; return its verdict.
+
+        `in_call`: by the thread that makes the group's calls, while it makes one.
+        """
         if self.error is None:
             found = self._board.settle(error, _GRACE_S)
             self.error = found
-            self._break_island(found)
+            self._break_island(found, in_call)
         return self.error
 
     def of_island(self, error: FastcollError) -> FastcollError:
@@ -165,8 +168,8 @@ class Watch:
             ranks = self._ranks_of(self._suspects())
         return type(error)(f"{self._who()}{names}: {error}", ranks)
 
-    def _break_island(self, error: FastcollError) -> None:
-        kind = _KINDS.get(type(error))
+    def _break_island(self, error: FastcollError, in_call: bool) -> None:
+        kind = _KINDS.get(type(error)) if in_call else None
         if kind is None:  # from any thread: it must not wait for a call that it is to end
             quietly(lambda: self._island.abort(str(error)))
         else:
