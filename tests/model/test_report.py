@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from damage import damaged
 from fastcoll.cli import app
-from fastcoll.cli.findings import read_measured
+from fastcoll.cli.findings import plan_or_reason, read_measured
 from fastcoll.cli.html import Section, page
 from fastcoll.cli.report import measured_section
 from fastcoll.errors import UsageError
@@ -26,8 +26,12 @@ from fastcoll.measure.regret import judge
 from fastcoll.measure.results import SCHEMA_NAME
 from fastcoll.measure.tune import make_document
 from fastcoll.measure.variants import request_of
+from fastcoll.model.strategies import Workload
+from fastcoll.topology.cluster import Cluster
+from fastcoll.topology.model import load_machine
 
 pytest.importorskip("matplotlib")
+LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
 VOID = ("meta", "img")
 OUTSIDE = ("src", "href", "srcset", "data", "action")
 
@@ -218,7 +222,7 @@ def test_a_file_that_is_no_measurement_is_refused(text: str, reason: str, tmp_pa
     assert not (tmp_path / "x.html").exists()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_damaged_measurement_is_shown_or_refused(tmp_path_factory, data: st.DataObject) -> None:
     document = damaged(data, data.draw(st.sampled_from([regret_document(), tuning_document()])))
@@ -232,10 +236,12 @@ def test_a_damaged_measurement_is_shown_or_refused(tmp_path_factory, data: st.Da
     Reader(page("measured", [], [measured_section([found])]))
 
 
-def test_ranks_that_make_no_plan_are_told_so(tmp_path: Path) -> None:
-    out = tmp_path / "x.html"
-    done = CliRunner().invoke(
-        app, ["report", "-o", str(out), "--topology", "cpu-2s", "--ranks", "2"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "No plan: a plan needs whole nodes." in out.read_text()
+def test_ranks_that_make_no_plan_are_told_so() -> None:
+    for machine, ranks, reason in (
+        ("rtx4090-pcie", 2, "a plan needs whole nodes"),
+        ("cpu-2s", 64, "cpu-2s does not say how fast a rank computes"),
+    ):
+        plan, no_plan = plan_or_reason(Cluster(load_machine(machine)), ranks, LLAMA)
+        assert plan == []
+        assert no_plan.startswith(reason)
+    assert plan_or_reason(Cluster(load_machine("rtx4090-pcie")), 4, LLAMA)[1] == ""

@@ -195,6 +195,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert "needs 112 GB" in shown.output
     assert "64 x all_gather of 438 MB in 8, node" in shown.output
     assert "placement" not in shown.output  # one node: nothing to misplace
+    assert "nothing fits" not in shown.output
+    huge = runner.invoke(app, ["plan", *model, "--params", "700B"])
+    assert "nothing fits: 1400 GB of a rank's 80 GB are the least" in huge.output
     two = runner.invoke(app, ["plan", *model, "--ranks", "16", "--network", "ndr-rail"])
     assert "dealt out over the nodes" in two.output
     picture = tmp_path / "plan.svg"

@@ -102,16 +102,21 @@ def find_all(
         curve = [priced("all_reduce", size, numerics="fast") for size in _SIZES]
         tables = [priced(verb, size) for verb, size in todo]
         others = [libraries(one, cluster, "same_bits") for one in tables]
-        plan: list[Sentence] = []
-        no_plan = "a plan needs whole nodes" if ranks % cluster.local_size else ""
-        try:
-            plan = [] if no_plan else Planner(workload, cluster).all()
-        except UsageError as error:
-            no_plan = str(error)
+        plan, no_plan = plan_or_reason(cluster, ranks, workload)
     name = cluster.machine.name
     published = held_out_rows(name), unfitted_rows(name)
     priced_all = curve, tables, others
     return Findings(cluster, *priced_all, workload, plan, no_plan, *published, documents)
+
+
+def plan_or_reason(cluster: Cluster, ranks: int, workload: Workload) -> tuple[list[Sentence], str]:
+    """Return all strategies, or none and why not."""
+    if ranks % cluster.local_size:
+        return [], "a plan needs whole nodes"
+    try:
+        return Planner(workload, cluster).all(), ""
+    except UsageError as error:
+        return [], str(error)
 
 
 def read_measured(path: Path) -> Json:

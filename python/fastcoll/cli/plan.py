@@ -126,6 +126,12 @@ def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> 
         f"computation: {sentences[0].compute_us / 1e3:.4g} ms per step at "
         f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s"
     ]
+    if all(one.problem for one in sentences):
+        least_gb = min(one.memory_gb for one in sentences)
+        lines.append(
+            f"nothing fits: {least_gb:.0f} GB of a rank's {cluster.machine.memory_gb:g} GB are the "
+            "least; share the model among more ranks, or take one with fewer parameters"
+        )
     if cluster.num_nodes > 1:
         near_us, far_us = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
         lines.append(
