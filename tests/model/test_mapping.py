@@ -112,3 +112,6 @@ def test_the_command() -> None:
         assert f"{one['time_us'] / 1e3:.3g}" in shown.output
     for wrong in ("tensor", "tensor=x", "tensor=3", "tensor=-8,data=2"):
         assert CliRunner().invoke(app, [*arguments, wrong]).exit_code == 2
+    both = CliRunner().invoke(app, [*arguments, "tensor=8,data=2", "--plot", "x.svg"])
+    assert both.exit_code == 2
+    assert "not --groups" in both.output

@@ -48,6 +48,8 @@ def plan(
     """
     workload = Workload(count_option(params), layers, hidden, tokens, dtype_bytes, utilisation)
     if plot is not None:
+        if groups:
+            raise typer.BadParameter("strategies are drawn, not --groups", param_hint="--plot")
         matplotlib_is_there()
     with refusals():
         cluster = cluster_for(topology, network, ranks)
