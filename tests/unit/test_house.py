@@ -177,6 +177,16 @@ RULES = [
             "python/fastcoll/integrations/",
         ),
     ),
+    Rule(
+        "a wall clock that is set forward or back changes no limit: only steady ones are read",
+        ("python", "csrc", "kernels"),
+        (".py", *CXX),
+        lines_with(
+            r"\btime\.(?:time|time_ns|localtime|gmtime)\(|from time import .*\b(?:time|time_ns)\b"
+            r"|datetime\.now|CLOCK_REALTIME|system_clock|gettimeofday|FUTEX_CLOCK_REALTIME"
+        ),
+        ("python/fastcoll/measure/machine.py",),  # the date of a result
+    ),
     Rule("every source names its licence", FOLDERS, CODE, without_licence),
     Rule("every FASTCOLL_ variable is declared in env.py", (".",), TEXT, undeclared_variables),
     Rule(
@@ -203,6 +213,10 @@ PLANTED = [
     ("intrinsics", "csrc/cpu/reduce.h", "#if defined(__x86_64__)\n#endif\nvld1q_f32(p);\n"),
     ("the package's own", "python/fastcoll/work.py", "from fastcoll import all_reduce, _C\n"),
     ("the package's own", "python/fastcoll/work.py", "import fastcoll\n"),
+    ("a wall clock", "python/fastcoll/bootstrap/deadline.py", "end = time.time() + 1\n"),
+    ("a wall clock", "python/fastcoll/work.py", "from time import sleep, time\n"),
+    ("a wall clock", "csrc/cpu/wait.cpp", "clock_gettime(CLOCK_REALTIME, &time);\n"),
+    ("a wall clock", "csrc/cpu/p2p.h", "auto now = std::chrono::system_clock::now();\n"),
     ("every source", "tests/unit/test_new.py", '"""No licence."""\n'),
     ("every source", "scripts/new.sh", "#!/usr/bin/env bash\necho\n"),
     ("every FASTCOLL_", "README.md", "Set FASTCOLL_" + "NO_SUCH_THING=1.\n"),
@@ -219,6 +233,7 @@ ALLOWED = [
         "python/fastcoll/work.py",
         "from fastcoll import _C, errors\nimport fastcoll._C\n",
     ),
+    ("a wall clock", "python/fastcoll/work.py", "time.monotonic()\nstart = time.perf_counter()\n"),
     ("every FASTCOLL_", "csrc/check.h", "#define FASTCOLL_" + "SOME_MACRO 1\n"),
     ("no path", "README.md", "see docs/home/page and https://example.org/home/page\n"),
 ]
