@@ -21,10 +21,12 @@ void PointToPoint<P>::patrol(int64_t time_us) {
   looked_.reset();
   try {
     group_.check();
-    for (const auto& transfer : open_) {
-      look_for_loss(*transfer);
-      if (double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
-        fail_timeout(*transfer, time_us);
+    for (auto it = open_.begin(); it != open_.end();) {
+      Transfer& transfer = **it;
+      look_for_loss(transfer);
+      if (!transfer.done && double(time_us - transfer.start_us) >= transfer.timeout_s * 1e6)
+        fail_timeout(transfer, time_us);
+      it = transfer.done ? open_.erase(it) : std::next(it);
     }
   } catch (const Failure&) {
     fail_all(std::current_exception());

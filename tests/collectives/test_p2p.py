@@ -2,7 +2,9 @@
 """send, recv and their fellows: any order, any size, any number at once; and what goes wrong."""
 
 import gc
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -450,3 +452,38 @@ def test_torchs_functions_as_on_gloo(fresh_pool: Callable[..., Pool]) -> None:
         assert len(ours) == len(gloos)
         for one, other in zip(ours, gloos, strict=True):
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def receive_from_one_that_left(rank: Rank, numel: int) -> list[float]:
+    """Rank 1 sends and leaves while rank 0 is stopped in its wait for the first message."""
+    group = rank.comm.new_group()
+    if rank.rank == 1:
+        rank.wait_for("stopped")
+        works = [group.isend(torch.full((numel,), float(i)), 0) for i in range(3)]
+        for work in works:
+            work.wait()
+        group.close()
+        rank.tell("left")
+        return []
+    rank.tell("waiting")
+    got = [torch.empty(numel) for _ in range(3)]
+    for tensor in got:
+        group.recv(tensor, 1)
+        tensor += 10  # it is the program's again
+    group.close()
+    return [tensor[-1].item() for tensor in got]
+
+
+@pytest.mark.parametrize("numel", [20, 100])
+def test_what_was_received_of_one_that_left_is_received_once(
+    fresh_pool: Callable[..., Pool], numel: int
+) -> None:
+    pool = fresh_pool(2)
+    pool.start(receive_from_one_that_left, numel)
+    pool.wait_for("waiting")
+    time.sleep(0.3)  # it sleeps; what it said is some way before that
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pool.tell("stopped")
+    pool.wait_for("left")
+    os.kill(pool.pids[0], signal.SIGCONT)
+    assert pool.finish() == [[10.0, 11.0, 12.0], []]
