@@ -166,6 +166,7 @@ struct alignas(4096) PairChannel {
   // Half a MiB: fewer turns between two ranks that share a CPU, and still within an L2 cache.
   static constexpr int kChunks = 16;
   static constexpr size_t kChunkBytes = size_t{32} << 10;
+  static constexpr int kBays = 8;  // beside the first places
   static constexpr size_t kBayBytes = size_t{16} << 10;
   // Written by the owner as sender, for the peer.
   Word offered;  // messages offered so far
@@ -176,7 +177,7 @@ struct alignas(4096) PairChannel {
   Word received;                          // chunks received so far
   alignas(64) uint64_t taken[kMessages];  // number of the message last taken from each place
   // The sender's: all of a middling message, beside its place; chunks of a large one.
-  alignas(4096) std::byte bays[kMessages][kBayBytes];
+  alignas(4096) std::byte bays[kBays][kBayBytes];
   std::byte chunks[kChunks][kChunkBytes];
 };
 constexpr size_t mapped_bytes(int world_size) {

@@ -268,15 +268,18 @@ class PointToPoint {
   static bool comes_with_offer(const Transfer& transfer) {
     return transfer.num_bytes <= PairChannel::kBayBytes;
   }
+  static bool needs_bay(const Transfer& transfer) {
+    return comes_with_offer(transfer) && transfer.num_bytes > Message::kPayloadBytes;
+  }
   template <class Channel>
   static auto* room(Channel& channel, int place, const Transfer& transfer) {
-    const bool is_small = transfer.num_bytes <= Message::kPayloadBytes;
-    return is_small ? channel.messages[place].payload : channel.bays[place];
+    return needs_bay(transfer) ? channel.bays[place] : channel.messages[place].payload;
   }
 
-  // Put the message where the peer sees it. False while all places hold messages not taken yet.
+  // Put the message where the peer sees it. False while all its places hold messages not taken yet.
   bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
-    for (int i = 0; i < PairChannel::kMessages; ++i) {
+    const int num_places = needs_bay(transfer) ? PairChannel::kBays : PairChannel::kMessages;
+    for (int i = 0; i < num_places; ++i) {
       Message& message = channel.messages[i];
       if (message.number != P::load_acquire(back.taken[i])) continue;
       message.num_bytes = transfer.num_bytes;
