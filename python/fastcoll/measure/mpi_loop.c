@@ -30,8 +30,8 @@ enum verb {
   kBarrier,
   kNumVerbs
 };
-static const char* const kVerbNames[] = {"all_reduce", "reduce",     "reduce_scatter", "all_gather",
-                                         "gather",     "scatter",    "all_to_all",     "broadcast",
+static const char* const kVerbNames[] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
+                                         "gather",     "scatter", "all_to_all",     "broadcast",
                                          "sendrecv",   "barrier"};
 
 enum dtype { kFloat32, kFloat64, kInt8, kUint8, kInt16, kInt32, kInt64, kNumDtypes };
