@@ -233,7 +233,7 @@ class PointToPoint {
         must_queue[size_t(transfer.peer)] = true;
         return false;
       }
-      if (comes_with_offer(transfer)) finish(transfer);
+      if (room(channel, transfer)) finish(transfer);
       return true;
     }
     if (transfer.is_copied) {
@@ -265,33 +265,31 @@ class PointToPoint {
     return moved;
   }
 
-  static bool comes_with_offer(const Transfer& transfer) {
-    return transfer.num_bytes <= PairChannel::kBayBytes;
-  }
-  static bool needs_bay(const Transfer& transfer) {
-    return comes_with_offer(transfer) && transfer.num_bytes > Message::kPayloadBytes;
-  }
+  // Where a message that has its place lies, if all of it comes with the offer.
   template <class Channel>
-  static auto* room(Channel& channel, int place, const Transfer& transfer) {
-    return needs_bay(transfer) ? channel.bays[place] : channel.messages[place].payload;
+  static auto* room(Channel& channel, const Transfer& transfer) {
+    if (transfer.num_bytes <= Message::kPayloadBytes)
+      return channel.messages[transfer.place].payload;
+    const bool has_bay =
+        transfer.place < PairChannel::kBays && transfer.num_bytes <= PairChannel::kBayBytes;
+    return has_bay ? channel.bays[transfer.place] : nullptr;
   }
 
-  // Put the message where the peer sees it. False while all its places hold messages not taken yet.
+  // Put the message where the peer sees it. False while all places hold messages not taken yet.
   bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
-    const int num_places = needs_bay(transfer) ? PairChannel::kBays : PairChannel::kMessages;
-    for (int i = 0; i < num_places; ++i) {
+    for (int i = 0; i < PairChannel::kMessages; ++i) {
       Message& message = channel.messages[i];
       if (message.number != P::load_acquire(back.taken[i])) continue;
       message.num_bytes = transfer.num_bytes;
       message.numel = transfer.numel;
       message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
-      if (comes_with_offer(transfer))
-        copy_bytes(room(channel, i, transfer), transfer.data, transfer.num_bytes);
+      transfer.place = i;
+      if (std::byte* bytes = room(channel, transfer))
+        copy_bytes(bytes, transfer.data, transfer.num_bytes);
       transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
                            readable_.covers(transfer.data, transfer.num_bytes);
       message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
       transfer.number = channel.offered.value + 1;
-      transfer.place = i;
       transfer.state = Transfer::State::offered;
       P::store_relaxed(message.number, transfer.number);
       P::arrive(channel.offered.value, transfer.number);
@@ -305,8 +303,8 @@ class PointToPoint {
     PairChannel& back = *mine_[size_t(transfer.peer)];
     const PairChannel& channel = *theirs_[size_t(transfer.peer)];
     const Message& message = channel.messages[transfer.place];
-    if (comes_with_offer(transfer)) {
-      copy_bytes(transfer.data, room(channel, transfer.place, transfer), transfer.num_bytes);
+    if (const std::byte* bytes = room(channel, transfer)) {
+      copy_bytes(transfer.data, bytes, transfer.num_bytes);
       return taken(transfer, back);
     }
     if (message.address != 0) return copy_out(transfer, message, back);

@@ -135,8 +135,11 @@ class Pool:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                if any(process.poll() is not None for process in self.processes):
-                    raise NotMeasured("a rank process ended at its start") from None
+                # One that has come may have said why it can't be measured, and ended.
+                is_launcher = len(self.processes) < self.world_size
+                for rank, process in enumerate(self.processes):
+                    if process.poll() is not None and (is_launcher or rank not in by_rank):
+                        raise NotMeasured("a rank process ended at its start") from None
                 if time.monotonic() > deadline:
                     raise NotMeasured(f"no start within {_START_LIMIT_S:.0f} s") from None
                 continue
