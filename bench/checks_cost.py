@@ -14,11 +14,10 @@ import math
 import os
 import subprocess
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from fastcoll.measure.machine import read_commit, read_machine
+from fastcoll.measure.results import provenance, write
 
 ROOT = Path(__file__).parents[1]
 GOAL_SHARE, GOAL_NS = 0.05, 15.0
@@ -71,27 +70,23 @@ def main() -> None:
         raise SystemExit(
             "this takes two CPUs: a call between ranks that share one is no 8-byte call"
         )
-    load = os.getloadavg()[0]
+    origin = provenance()
     with tempfile.TemporaryDirectory() as folder:
         program = compile_program(Path(folder))
         command = [options.windows, options.calls, cpus[0], cpus[1]]
         done = subprocess.run(
             [str(program), *map(str, command)], check=True, capture_output=True, text=True
         )
-    commit = read_commit(ROOT)
     rows = [(float(a), float(b)) for a, b in (line.split() for line in done.stdout.splitlines())]
     result = {
+        "kind": "checks",
+        **origin,
+        "settings": {"world_size": 2, "windows": options.windows, "calls": options.calls},
         "what": "all_reduce of 8 bytes, 2 ranks: the code that ships, and the same unchecked",
-        "command": f"python bench/checks_cost.py MACHINE --windows {options.windows} "
-        f"--calls {options.calls}",
-        "load_before": load,
         **report(rows),
         "windows_ns": rows,
-        "machine": asdict(read_machine()),
-        "commit": None if commit is None else asdict(commit),
     }
-    path = options.folder / "checks.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, options.folder / "checks.json")
     shown = {key: value for key, value in result.items() if key not in ("windows_ns", "machine")}
     print(json.dumps(shown, indent=1))
 
