@@ -4,7 +4,7 @@
 #   bench/gpu/check.sh [--mps] [--within SECONDS] [--commit HASH] [STAGE...] [-o FOLDER]
 # STAGE is build, smoke, tests, extras or bench; none means all of them. smoke takes a minute and
 # says what works at all. What a stage found is kept in build/gpu-check, so that a machine that is
-# lent for a few minutes at a time can be used stage by stage; every run ends with a report of all
+# to be had for a few minutes at a time can be used stage by stage; every run ends with a report of all
 # that is known, a page at most. --within cuts the steps short, so that the report comes in time.
 # --mps runs the tests and measurements of processes under NVIDIA's MPS, whose daemon is started
 # and stopped here: without it processes that share a GPU take turns on it. --commit says what is
