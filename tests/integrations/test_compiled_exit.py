@@ -12,7 +12,7 @@ COMPILE_S = 400.0  # alone it takes 15 s
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
-# What it holds can't be let go of then.
+# What it holds can't be let go of then. Undrained it does not end before the interpreter is gone.
 PROGRAM = """
 import atexit, sys, time
 import torch, torch.distributed as dist
@@ -26,11 +26,12 @@ if how == "undrained":
     atexit.unregister(c10d_build.load().finish)
 
 class Slow:
-    def __del__(self, sleep=time.sleep):
-        sleep(2)
+    def __del__(self, sleep=time.sleep, seconds=60 if how == "undrained" else 1):
+        sleep(seconds)
 
 def slow(future):
-    time.sleep(1)
+    for _ in range(6000 if how == "undrained" else 100):
+        time.sleep(0.01)
     print("called back with", future.value()[0][0].item(), flush=True)
 
 late = Slow()

@@ -18,7 +18,7 @@ from fastcoll.errors import FastcollError
 from fastcoll.hierarchical.arrays import as_bytes, copy, split
 from fastcoll.hierarchical.carrier import Carrier, Started
 from fastcoll.hierarchical.island import Island
-from fastcoll.hierarchical.watch import Watch
+from fastcoll.hierarchical.watch import SPEAKING_S, Watch
 from fastcoll.parts import PartsCall
 from fastcoll.types import REDUCE_OPS, Op, Verb
 
@@ -29,8 +29,9 @@ Segment = Generator[Sequence[Started], None, None]
 # segments on their way as there are at once.
 SEGMENT_BYTES = 4 << 20
 _NUM_AT_ONCE = 4
-# What an island waits beyond the limit for the rank that waits for other nodes, which is to speak.
-_ISLAND_SLACK_S = 3.0
+# What an island waits beyond the limit for the rank that waits for other nodes, which is to speak:
+# it may have entered the call later, and be slow.
+_ISLAND_SLACK_S = SPEAKING_S + 3.0
 
 
 class Lanes:

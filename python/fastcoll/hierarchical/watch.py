@@ -28,6 +28,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
 _LONG_S, _LOOK_EVERY_S = 0.05, 0.1
 # How long a rank that lost a connection, or its patience, lets those speak who know more.
 _GRACE_S = 1.0
+# What a rank needs from the end of its patience until its island knows: it listens, asks who is
+# missing and settles the verdict, each for the grace if the store does not answer.
+SPEAKING_S = 3 * _GRACE_S
 _KINDS: dict[type[FastcollError], int] = {
     CollectiveTimeout: 3,
     DesyncError: 4,
