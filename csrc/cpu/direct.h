@@ -294,7 +294,9 @@ class Direct {
                                   if (in != out) copy_bytes(out, in, numel * call_.elem_bytes());
                                 });
     const Part from = part_for(rank_), to = part_from(rank_);
-    if (from.ptr != to.ptr) copy_bytes(to.ptr, from.ptr, from.num_bytes);
+    if (from.ptr == to.ptr) return;
+    if (from.num_bytes < kPastCachesBytes) copy_bytes(to.ptr, from.ptr, from.num_bytes);
+    else copy_past_caches(to.ptr, from.ptr, from.num_bytes);
   }
 
   // ---- where parts lie

@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "cpu/atomics.h"
+#include "cpu/copy.h"
 #include "cpu/process_memory.h"
 #include "cpu/wait.h"
 #include "layout.h"
@@ -32,11 +33,6 @@ struct GroupOptions {
   bool traces = false;      // note the time and the site of every call
   uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
 };
-
-// An empty message's address is null, which memcpy must not be given even for no bytes.
-inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
-  if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
-}
 
 // A shared word somebody waits for. exact: a slot, compared on == with the stamp; else >=.
 struct Awaited {

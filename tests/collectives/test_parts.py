@@ -178,6 +178,35 @@ def test_a_ranks_own_part_in_place(pools: Pools) -> None:
         assert all(row)
 
 
+# kPastCachesBytes in csrc/cpu/copy.h: from here on a rank's own part is copied in another way.
+PAST_CACHES = 4 << 20
+
+
+def large_own_parts(rank: Rank, starts: list[tuple[int, int]]) -> list[bool]:
+    """Whether parts at odd places arrive whole, and nothing beside them is touched."""
+    import fastcoll
+
+    found = []
+    for given_start, got_start in starts:
+        numel = 2 * (PAST_CACHES + given_start + 7)
+        given = torch.randint(0, 251, (given_start + numel,), dtype=torch.uint8)[given_start:]
+        memory = torch.full((got_start + numel + 64,), 255, dtype=torch.uint8)
+        got = memory[got_start : got_start + numel]
+        fastcoll.all_to_all_single(got, given, group=rank.comm)
+        half, me = numel // 2, rank.rank
+        found.append(torch.equal(got[me * half :][:half], given[me * half :][:half]))
+        found.append(not (got == 255).any())
+        found.append(bool((memory[:got_start] == 255).all()))
+        found.append(bool((memory[got_start + numel :] == 255).all()))
+    return found
+
+
+def test_large_own_parts_at_any_address(pools: Pools) -> None:
+    starts = [(0, 0), (1, 0), (0, 1), (15, 63), (33, 17)]
+    for found in pools(2).run(large_own_parts, starts):
+        assert found == [True] * 4 * len(starts)
+
+
 # ---- mistakes ------------------------------------------------------------------------------------
 
 

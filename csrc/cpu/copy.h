@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of plain bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace fastcoll {
+
+// An empty message's address is null, which memcpy must not be given even for no bytes.
+inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
+  if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
+}
+
+// The same past the caches: what is written is not read first, which is a third of a copy's traffic
+// with memory. For what no cache holds anyhow. memcpy does so by itself, but from a size that it
+// derives from the cache of a whole machine: hypervisors make up hundreds of MiB. Not for what a
+// peer has just written: measured slower, its lines come late and such stores can't wait for them.
+inline void copy_past_caches(void* dst, const void* src, size_t num_bytes) {
+#if defined(__x86_64__)
+  constexpr size_t kLine = 64, kVector = sizeof(__m128i);
+  auto* to = static_cast<std::byte*>(dst);
+  auto* from = static_cast<const std::byte*>(src);
+  size_t at = std::min(num_bytes, (kLine - uintptr_t(to) % kLine) % kLine);
+  copy_bytes(to, from, at);
+  for (; at + kLine <= num_bytes; at += kLine) {  // parts of a line would be written one by one
+    for (size_t i = at; i < at + kLine; i += kVector)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+  }
+  copy_bytes(to + at, from + at, num_bytes - at);
+  _mm_sfence();  // peers may read it after a signal, which such stores don't wait for
+#else
+  copy_bytes(dst, src, num_bytes);  // other CPUs see by themselves that whole lines are written
+#endif
+}
+
+// From where it wins on an AMD Zen 4, for `fastcoll bench all_to_all`; a tie at half of it.
+constexpr size_t kPastCachesBytes = size_t{4} << 20;
+
+}  // namespace fastcoll
