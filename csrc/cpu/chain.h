@@ -20,8 +20,8 @@ struct ChainLayout {
 };
 
 template <class P>
-size_t chain_segments(const Call<P>& call) {
-  return std::max<size_t>(1, div_up(call.input_numel(), ChainLayout(call.plan).numel));
+Staging chain_staging(const Call<P>& call) {
+  return {std::max<size_t>(1, div_up(call.input_numel(), ChainLayout(call.plan).numel))};
 }
 
 template <class P>
@@ -36,7 +36,7 @@ class Chain {
         last_(call.world_size() - 1) {}
 
   void run() {
-    const size_t num_segments = chain_segments(call_);
+    const size_t num_segments = chain_staging(call_).num_segments;
     group_.arrive(Location::kStaged, Location::kStaged);
     for (int peer = 0; peer <= last_; ++peer)
       if (peer != rank_) group_.wait_arrival(peer);

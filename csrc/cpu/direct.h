@@ -40,8 +40,11 @@ size_t largest_part(const Call<P>& call) {
 }
 
 template <class P>
-size_t direct_segments(const Call<P>& call) {
-  return PartCut(call.plan, call.world_size(), largest_part(call)).num_segments;
+Staging direct_staging(const Call<P>& call) {
+  const PartCut cut(call.plan, call.world_size(), largest_part(call));
+  if (call.plan.splits != 0 && !call.list) return {cut.num_segments};  // the parts differ
+  const size_t num_parts = splits_message(call.plan.verb) ? size_t(call.world_size() - 1) : 1;
+  return {cut.num_segments, num_parts * cut.chunk_bytes};
 }
 
 template <class P>

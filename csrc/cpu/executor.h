@@ -33,9 +33,9 @@ struct BlockCut {
 };
 
 template <class P>
-size_t executor_segments(const Call<P>& call) {
+Staging executor_staging(const Call<P>& call) {
   if (!call.program) throw Failure(ErrorKind::usage, "a plan of a schedule that was not added");
-  return BlockCut<P>(call).num_segments;
+  return {BlockCut<P>(call).num_segments};
 }
 
 template <class P>

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -32,6 +33,23 @@ struct GroupOptions {
   double timeout_s = 30;
   bool traces = false;      // note the time and the site of every call
   uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
+};
+
+// What a call takes of the scratch, the same on every rank: so many segments (1 if it stages
+// nothing), none with more bytes than these.
+struct Staging {
+  uint64_t num_segments;
+  size_t segment_bytes = kSlotBytes;
+
+  // Of the places in a slot where its segments may lie. A small message lies somewhere else each
+  // time: a line that was used a moment ago is in the peers' caches still, and to write it again
+  // takes longer than to fetch one that is not. Large ones see to that by themselves.
+  size_t place_bytes() const {
+    constexpr size_t kLeastBytes = size_t{8} << 10;  // less gains nothing more
+    static_assert(std::has_single_bit(kSlotBytes));
+    if (num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
+    return std::bit_ceil(std::max(segment_bytes, kLeastBytes));
+  }
 };
 
 // A shared word somebody waits for. exact: a slot, compared on == with the stamp; else >=.
@@ -61,8 +79,8 @@ class Group {
 
   // ---- a call, from begin to end --------------------------------------------------------------
   // Number the call, write its descriptor and make the arrival line writable. Throws the verdict
-  // of a broken group. num_segments: scratch segments the call takes, 1 if it stages nothing.
-  void begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s);
+  // of a broken group.
+  void begin(const Plan& plan, Staging staging, Host& host, double timeout_s);
   void end();
   // Take another number of segments than `begin` was told, before the first is staged: for calls
   // whose sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
@@ -192,8 +210,10 @@ class Group {
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
+  // All of a slot is a segment's while it has it, wherever it lies in there.
   std::byte* slot_ptr(int peer, uint64_t segment) {
-    return peers_[peer].scratch + segment % P::kSlots * kSlotBytes;
+    return peers_[peer].scratch + segment % P::kSlots * kSlotBytes +
+           segment / P::kSlots * place_bytes_ % kSlotBytes;
   }
 
   void signal(Word& word, uint64_t value) { signal(word.value, value); }
@@ -252,6 +272,7 @@ class Group {
   uint32_t stamp_ = 0;          // of that call
   uint64_t first_segment_ = 0;  // its first segment, counted over all calls
   uint64_t next_segment_ = 0;
+  size_t place_bytes_ = kSlotBytes;                // see Staging
   std::array<uint64_t, kDepth> first_segments_{};  // of the last kDepth calls
   uint32_t cpu_ = ~0u;
   const Plan* plan_ = nullptr;  // set while a call runs
@@ -281,7 +302,7 @@ Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
 }
 
 template <class P>
-void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double timeout_s) {
+void Group<P>::begin(const Plan& plan, Staging staging, Host& host, double timeout_s) {
   if constexpr (P::kChecksCalls)
     if (P::load_relaxed(me_->poison.value)) [[unlikely]]
       check();
@@ -291,7 +312,8 @@ void Group<P>::begin(const Plan& plan, uint64_t num_segments, Host& host, double
   ++call_;
   if constexpr (P::kChecksCalls) stamp_ = next_stamp(stamp_, plan.hash);
   first_segment_ = next_segment_;
-  next_segment_ += num_segments;
+  next_segment_ += staging.num_segments;
+  place_bytes_ = staging.place_bytes();
   first_segments_[call_ % kDepth] = first_segment_;
   if constexpr (P::kChecksCalls) write_descriptor();
   // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,

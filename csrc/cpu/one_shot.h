@@ -37,17 +37,19 @@ void one_shot_inlined(Call<P>& call) {
   call.reduce({0, call.plan.numel}, &dst, 1, srcs);
 }
 
-inline size_t one_shot_segments(const Plan& plan) {
-  return std::max<size_t>(1, div_up(plan.numel * plan.elem_bytes(), plan.segment_bytes));
+// Of whole messages, in equal segments rather than full ones and a small rest.
+inline Staging one_shot_staging(const Plan& plan) {
+  const size_t elem = plan.elem_bytes();
+  const size_t num_segments = std::max<size_t>(1, div_up(plan.numel * elem, plan.segment_bytes));
+  return {num_segments, round_up(div_up(plan.numel, num_segments) * elem, kLineBytes)};
 }
 
 template <class P>
 void one_shot_staged(Call<P>& call) {
   Group<P>& group = call.group;
   const size_t elem = call.elem_bytes(), numel = call.plan.numel;
-  const size_t num_segments = one_shot_segments(call.plan);
-  const size_t stride =
-      round_up(div_up(numel, num_segments), kLineBytes / std::min(elem, kLineBytes));
+  const auto [num_segments, segment_bytes] = one_shot_staging(call.plan);
+  const size_t stride = segment_bytes / elem;
   const auto segment = [&](size_t k) {
     const size_t start = std::min(k * stride, numel);
     return Span{start, std::min(stride, numel - start)};
@@ -85,9 +87,9 @@ void one_shot_staged(Call<P>& call) {
 
 // A reduce_scatter has only one shot: two_shot without its second.
 template <class P>
-size_t one_shot_segments(const Call<P>& call) {
-  if (call.plan.inlined) return 1;
-  return call.scatters() ? two_shot_segments(call) : one_shot_segments(call.plan);
+Staging one_shot_staging(const Call<P>& call) {
+  if (call.plan.inlined) return {1};
+  return call.scatters() ? two_shot_staging(call) : one_shot_staging(call.plan);
 }
 
 template <class P>

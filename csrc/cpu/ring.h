@@ -15,8 +15,8 @@ inline size_t ring_slot_elem_bytes(const Plan& plan) {
 }
 
 template <class P>
-size_t ring_segments(const Call<P>& call) {
-  return Chunks(call, ring_slot_elem_bytes(call.plan)).num_segments();
+Staging ring_staging(const Call<P>& call) {
+  return {Chunks(call, ring_slot_elem_bytes(call.plan)).num_segments()};
 }
 
 template <class P>

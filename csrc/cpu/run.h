@@ -12,21 +12,21 @@
 namespace fastcoll {
 
 template <class P>
-size_t num_segments(const Call<P>& call) {
+Staging staging(const Call<P>& call) {
   switch (call.plan.algorithm) {
     case Algorithm::one_shot:
-      return one_shot_segments(call);
+      return one_shot_staging(call);
     case Algorithm::two_shot:
-      return two_shot_segments(call);
+      return two_shot_staging(call);
     case Algorithm::ring:
-      return ring_segments(call);
+      return ring_staging(call);
     case Algorithm::chain:
-      return chain_segments(call);
+      return chain_staging(call);
     case Algorithm::direct:
     case Algorithm::single_copy:
-      return direct_segments(call);
+      return direct_staging(call);
     case Algorithm::schedule:
-      return executor_segments(call);
+      return executor_staging(call);
     case Algorithm::multimem:
       break;
   }
@@ -79,7 +79,7 @@ void run(Call<P>& call, Host& host, double timeout_s) {
   if (plan.inlined && call.input_numel() * call.elem_bytes() > kInlineMaxBytes)
     throw Failure(ErrorKind::usage,
                   "an inlined plan for more than " + std::to_string(kInlineMaxBytes) + " bytes");
-  group.begin(plan, num_segments(call), host, timeout_s);
+  group.begin(plan, staging(call), host, timeout_s);
   try {
     if (group.world_size() == 1) run_alone(call);
     else run_together(call);

@@ -10,8 +10,9 @@
 namespace fastcoll {
 
 template <class P>
-size_t two_shot_segments(const Call<P>& call) {
-  return Chunks(call, call.elem_bytes()).num_segments();
+Staging two_shot_staging(const Call<P>& call) {
+  const Chunks chunks(call, call.elem_bytes());
+  return {chunks.num_segments(), size_t(call.world_size()) * chunks.stride() * call.elem_bytes()};
 }
 
 template <class P>

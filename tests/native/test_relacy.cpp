@@ -244,7 +244,7 @@ void run_status(int rank) {
         plan.numel = plan.splits = call;
         plan.root = int(call);
         host.call = call;
-        group->begin(plan, call, host, -1);
+        group->begin(plan, {call}, host, -1);
         group->end();
       }
     }
