@@ -17,6 +17,7 @@
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
+#include "transfer_work.h"
 
 namespace py = pybind11;
 using namespace fastcoll;
@@ -89,15 +90,9 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
     into[rank] = {to_ptr(list[rank].first), list[rank].second};
 }
 
-// Above this the GIL is given up at once.
-constexpr size_t kGilFreeTransferBytes = size_t{32} << 10;
-
 void bind_group(py::module_& module) {
   // What takes the group's lock must not hold the GIL: the lock's holder may need it to get on.
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
-  py::class_<Transfer, std::shared_ptr<Transfer>>(module, "Transfer")
-      .def_property_readonly("done", [](const Transfer& transfer) { return transfer.done.load(); })
-      .def_property_readonly("peer", [](const Transfer& transfer) { return transfer.peer; });
   py::class_<ProcessGroup> group(module, "Group");
   bind_lists(module, group);
   group
@@ -142,40 +137,16 @@ void bind_group(py::module_& module) {
             group.run(copy, parts, host, timeout_s);
           },
           py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
-      .def(
-          "post",
-          [](ProcessGroup& group, bool sends, int peer, uint32_t tag, int dtype, uint64_t numel,
-             uintptr_t ptr, double timeout_s) {
-            if (peer < kAnyPeer || peer >= group.world_size() || dtype < 0 || dtype >= kNumDTypes)
-              throw Failure(ErrorKind::usage, "post: a code out of range");
-            auto transfer = std::make_shared<Transfer>();
-            transfer->sends = sends;
-            transfer->peer = peer;
-            transfer->tag = tag;
-            transfer->dtype = DType(dtype);
-            transfer->numel = numel;
-            transfer->data = to_ptr(ptr);
-            transfer->num_bytes = numel * dtype_size(transfer->dtype);
-            transfer->timeout_s = timeout_s;
-            group.post(transfer);
-            return transfer;
-          },
-          py::arg("sends"), py::arg("peer"), py::arg("tag"), py::arg("dtype"), py::arg("numel"),
-          py::arg("ptr"), py::arg("timeout_s"), without_gil)
-      .def(
-          "wait",
-          [](ProcessGroup& group, Transfer& transfer, double limit_s) {
-            PythonHost host;
-            if (transfer.num_bytes >= kGilFreeTransferBytes) host.blocking();
-            return group.wait(transfer, host, limit_s);
-          },
-          py::arg("transfer"), py::arg("limit_s"))
       .def("drive",
            [](ProcessGroup& group) {
-             PythonHost host;
-             host.blocking();
-             group.drive(host);
+             {
+               PythonHost host;
+               host.blocking();
+               group.drive(host);
+             }
+             release_dropped();
            })
+      .def("has_open_transfers", &ProcessGroup::has_open_transfers)
       .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
       .def(
           "add_program",

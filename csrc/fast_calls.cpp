@@ -11,6 +11,7 @@
 #include "call_site.h"
 #include "fast_arguments.h"
 #include "fast_prepare.h"
+#include "fast_transfers.h"
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
@@ -57,11 +58,6 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
   return !sorted[kAsyncOp] || sorted[kAsyncOp] == Py_False;
 }
 
-ProcessGroup* group_of(PyObject* object) {
-  if (!object || object == Py_None) return default_group;
-  return group_in_object(object);
-}
-
 // Keeps the tensors of a list alive while the GIL is away.
 class Kept {
  public:
@@ -98,33 +94,9 @@ constexpr Verb verb_of_lists(FastVerb verb) {
                                                            : Verb::all_gather;
 }
 
-// Beside the group's calls, queued ones too.
-bool run_transfer(bool sends, ProcessGroup& group, const Args& args) {
-  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
-  const std::optional<int> peer = root_of(group, args[kRoot]);
-  const auto tag = args[kTag] ? number_of(args[kTag]) : std::optional<uint64_t>(0);
-  if (!tensor || !peer || !tag || *tag > UINT32_MAX) return false;
-  const auto transfer = std::make_shared<Transfer>();
-  transfer->sends = sends;
-  transfer->peer = *peer;
-  transfer->tag = uint32_t(*tag);
-  transfer->dtype = tensor->dtype;
-  transfer->numel = tensor->numel;
-  transfer->data = tensor->ptr;
-  transfer->num_bytes = tensor->numel * dtype_size(tensor->dtype);
-  transfer->timeout_s = -1;
-  PythonHost host;
-  if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
-  group.post(transfer);
-  group.wait(*transfer, host, 0);
-  return true;
-}
-
 // False if it is no fast call; then nothing has happened.
 template <FastVerb kVerb>
-bool run_fast(ProcessGroup& group, Args& args) {
-  constexpr bool kSends = kVerb == FastVerb::send;
-  if constexpr (kSends || kVerb == FastVerb::recv) return run_transfer(kSends, group, args);
+bool run_collective(ProcessGroup& group, Args& args) {
   const std::optional<Op> op = op_of(args[kOp]);
   if (!op || !group.idle()) return false;
   if constexpr (!takes_sequences(kVerb)) return run_one(kVerb, group, args, *op);
@@ -138,15 +110,29 @@ bool run_fast(ProcessGroup& group, Args& args) {
   return !lists.empty();
 }
 
+// A new reference to the result; null if it is no fast call. Transfers go beside the group's calls,
+// queued ones too.
+template <FastVerb kVerb>
+PyObject* run_fast(const Caller& caller, Args& args) {
+  constexpr bool kSends = kVerb == FastVerb::send || kVerb == FastVerb::isend;
+  if constexpr (kVerb == FastVerb::send || kVerb == FastVerb::recv)
+    return run_transfer(kSends, caller.group, args);
+  else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv)
+    return start_transfer(kSends, caller, args);
+  else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
+  else return run_collective<kVerb>(caller.group, args) ? Py_NewRef(Py_None) : nullptr;
+}
+
 template <FastVerb kVerb>
 PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
-    ProcessGroup* group = group_of(sorted[kGroup]);
+    PyObject* object = given(sorted[kGroup]) ? sorted[kGroup] : default_group_object;
+    ProcessGroup* group = object == default_group_object ? default_group : group_in_object(object);
     try {
       const CallSiteScope site(group && group->traces());
-      if (group && run_fast<kVerb>(*group, sorted))
-        return Py_NewRef(kVerb == FastVerb::recv ? sorted[kRoot] : Py_None);
+      if (PyObject* result = group ? run_fast<kVerb>({*group, object}, sorted) : nullptr)
+        return result;
     } catch (const Failure& failure) {
       set_python_error(failure);
       return nullptr;
@@ -244,6 +230,8 @@ PyMethodDef setters[] = {
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
+    {"set_transfer_work", set_transfer_work, METH_O, nullptr},
+    {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -256,11 +244,13 @@ std::optional<Op> op_of(PyObject* object) {
   return std::nullopt;
 }
 
+PyCFunction function_of(FastVerb verb) { return definitions[size_t(verb)].ml_meth; }
+
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   group_in_object = group_of_object;
   auto_string = PyUnicode_InternFromString("auto");
   return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) &&
-         PyModule_AddFunctions(module, setters) == 0;
+         add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;
 }
 
 }  // namespace fastcoll

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "dtypes.h"
+#include "fast_signatures.h"
 
 namespace fastcoll {
 
@@ -21,6 +22,9 @@ std::optional<Op> op_of(PyObject* object);
 
 // The group inside a Python object, or null if it is none.
 using GroupOf = ProcessGroup*(PyObject*);
+
+// The C function of a verb.
+PyCFunction function_of(FastVerb verb);
 
 // Add the verbs and their setters to the module. False with a Python error set.
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object);

@@ -46,11 +46,14 @@ enum class FastVerb {
   all_to_all,
   send,
   recv,
+  isend,
+  irecv,
+  batch_isend_irecv,
   all_reduce_coalesced,
   reduce_scatter_tensor_coalesced,
   all_gather_into_tensor_coalesced,
 };
-inline constexpr int kNumFastVerbs = 16;
+inline constexpr int kNumFastVerbs = 19;
 
 // Lists of tensors are arguments; those of the last three verbs may be of any length.
 constexpr bool takes_sequences(FastVerb verb) {
@@ -186,6 +189,21 @@ inline constexpr Signature kSignatures[kNumFastVerbs] = {
      5,
      {{"tensor", kTensor}, {"src", kRoot}, {"group", kGroup}, {"tag", kTag}, {"timeout_s", kOther}},
      "recv(tensor, src=None, group=None, tag=0, *, timeout_s=None)\n--\n\n"},
+    {"isend",
+     4,
+     5,
+     {{"tensor", kTensor}, {"dst", kRoot}, {"group", kGroup}, {"tag", kTag}, {"timeout_s", kOther}},
+     "isend(tensor, dst, group=None, tag=0, *, timeout_s=None)\n--\n\n"},
+    {"irecv",
+     4,
+     5,
+     {{"tensor", kTensor}, {"src", kRoot}, {"group", kGroup}, {"tag", kTag}, {"timeout_s", kOther}},
+     "irecv(tensor, src=None, group=None, tag=0, *, timeout_s=None)\n--\n\n"},
+    {"batch_isend_irecv",
+     2,
+     2,
+     {{"p2p_op_list", kTensor}, {"group", kGroup}},
+     "batch_isend_irecv(p2p_op_list, group=None)\n--\n\n"},
     {"all_reduce_coalesced",
      4,
      7,

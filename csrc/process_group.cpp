@@ -143,15 +143,19 @@ void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double ti
 // Not under the group's lock: a transfer must get on while a call waits, and the other way round.
 void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer) {
   require_usable();
-  if (transfer->timeout_s < 0) transfer->timeout_s = group_->options().timeout_s;
+  limit(*transfer);
   p2p_->post(transfer);
 }
 
-bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
-  return p2p_->wait(transfer, host, limit_s);
+bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers) {
+  require_usable();
+  for (const auto& transfer : transfers) limit(*transfer);
+  return p2p_->start(transfers);
 }
 
-void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
+void ProcessGroup::limit(Transfer& transfer) const {
+  if (transfer.timeout_s < 0) transfer.timeout_s = group_->options().timeout_s;
+}
 
 double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
                                Host& host) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,10 +54,15 @@ class ProcessGroup {
   // This rank's program of a schedule, for plans whose `splits` is `hash`.
   void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);
 
-  // Start a send or a receive; wait for one (false: limit_s > 0 ran out); move all that are open.
+  // Sends and receives: see PointToPoint. A timeout_s below 0 is the group's.
   void post(const std::shared_ptr<Transfer>& transfer);
-  bool wait(Transfer& transfer, Host& host, double limit_s);
-  void drive(Host& host);
+  bool start(std::span<const std::shared_ptr<Transfer>> transfers);
+  bool look(const Transfer& transfer) { return p2p_->look(transfer); }
+  bool wait(Transfer& transfer, Host& host, double limit_s) {
+    return p2p_->wait(transfer, host, limit_s);
+  }
+  void drive(Host& host) { p2p_->drive(host); }
+  bool has_open_transfers() { return p2p_->has_open(); }
 
   // Plans of the fast path, by what the call says; a small direct-mapped table.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
@@ -106,6 +112,7 @@ class ProcessGroup {
   std::unique_lock<std::mutex> lock(Host& host);
   const Program* program_of(const Plan& plan) const;
   void require_usable() const;
+  void limit(Transfer& transfer) const;
   void close_fds();
 
   const int rank_, world_size_;

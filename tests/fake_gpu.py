@@ -27,6 +27,7 @@ from fastcoll.reliability.residency import residency
 from fastcoll.types import ITEMSIZE, DType, Verb
 
 LIMIT_S = 20.0
+P2P = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _real_view = array._view_tensor
 
 
@@ -76,11 +77,11 @@ class Core:
         self.log.append(len(rows))
         # One kernel: all of it goes on together, and the next one starts when it is over.
         posted = [
-            self.comm.post(sends, peer, tag, dtype, numel, ptr, LIMIT_S)
+            _C.TransferWork(self.comm, sends, peer, tag, dtype, numel, ptr, LIMIT_S, None)
             for sends, ptr, numel, dtype, peer, tag in rows
         ]
         for one in posted:
-            self.comm.wait(one, 0)
+            one.wait()
 
     def busy(self) -> bool:
         return self.running
@@ -152,12 +153,14 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
     device_group.torch = device_work.torch = torch_like  # type: ignore[assignment]
     comm._gpus.group = side
     array._view_tensor = _view_on_gpu
-    fast = _C.send, _C.recv
-    _C.send, _C.recv = api_p2p._send, api_p2p._recv  # C++ sees where the tensors really are
+    fast = {name: getattr(_C, name) for name in P2P}
+    for name in P2P:  # C++ sees where the tensors really are
+        setattr(_C, name, getattr(api_p2p, f"_{name}"))
     try:
         yield core
     finally:
-        _C.send, _C.recv = fast
+        for name, function in fast.items():
+            setattr(_C, name, function)
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
         comm._gpus.group = kept[1]

@@ -15,11 +15,12 @@
 #include <bitset>
 #include <chrono>
 #include <exception>
-#include <list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cpu/group.h"
 #include "cpu/single_copy.h"
@@ -67,20 +68,33 @@ class PointToPoint {
   // Every rank can read every rank's memory.
   void allow_single_copy() { may_copy_ = true; }
 
-  // Start a transfer; it may be done at once.
+  // Start a transfer that is waited for soon; it may be done at once.
   void post(const std::shared_ptr<Transfer>& transfer) {
     const std::lock_guard guard(mutex_);
-    if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
-    group_.check();
-    transfer->start_us = now_us();
-    open_.push_back(transfer);
-    pass();
+    open({&transfer, 1});
+  }
+
+  // Start transfers that nobody may wait for, in their order. True: somebody has to drive, as they
+  // are not all done.
+  bool start(std::span<const std::shared_ptr<Transfer>> transfers) {
+    const std::lock_guard guard(mutex_);
+    if (!open(transfers)) return false;
+    last_start_us_ = now_us();
+    return !is_driven_;
+  }
+
+  // Move what can be moved now, unless another thread is at it; whether the transfer is done.
+  bool look(const Transfer& transfer) {
+    if (transfer.done) return true;
+    const std::unique_lock guard(mutex_, std::try_to_lock);
+    if (guard.owns_lock()) pass();
+    return transfer.done;
   }
 
   // Wait for one transfer, while all make progress. False: limit_s > 0 ran out, and it goes on.
   bool wait(Transfer& transfer, Host& host, double limit_s) {
     if (!transfer.done) {
-      const int64_t start_us = now_us();
+      const int64_t start_us = limit_s > 0 ? now_us() : 0;
       const bool over = poll_until(
           [&] {
             return transfer.done || (limit_s > 0 && double(now_us() - start_us) > limit_s * 1e6);
@@ -93,14 +107,21 @@ class PointToPoint {
     return true;
   }
 
-  // Make progress until nothing is open, for programs that do something else meanwhile.
+  // Make progress for a program that does something else meanwhile, until nothing is open any more
+  // and was not for a while: in a program that goes on starting transfers, no call wakes a thread.
   void drive(Host& host) {
     poll_until(
         [&] {
           const std::lock_guard guard(mutex_);
-          return open_.empty();
+          is_driven_ = !open_.empty() || (!closed_ && now_us() - last_start_us_ < kLingerUs);
+          return !is_driven_;
         },
         host, nullptr);
+  }
+
+  bool has_open() {
+    const std::lock_guard guard(mutex_);
+    return !open_.empty();
   }
 
   // No transfer is open from here on, and none can be started.
@@ -115,6 +136,9 @@ class PointToPoint {
   static constexpr int kSpins = 300;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr std::chrono::microseconds kNap{100};
+  // Of who drives: short against what is worth overlapping, and hardly a load on its CPU.
+  static constexpr std::chrono::microseconds kLongNap{250};
+  static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
   // Below this two copies through the channel cost less than a call of the kernel and its pages.
@@ -129,22 +153,25 @@ class PointToPoint {
   // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
   template <class Over>
   bool poll_until(Over over, Host& host, const Transfer* awaited) {
-    const bool is_over = poll(over, host, awaited);
-    if (awaited) say_blocked(0);
+    bool is_blocked = false;
+    const bool is_over = poll(over, host, awaited, is_blocked);
+    if (is_blocked) say_blocked(0);
     return is_over;
   }
 
   template <class Over>
-  bool poll(Over over, Host& host, const Transfer* awaited) {
-    int64_t next_patrol_us = now_us() + kPatrolUs;
-    for (int round = 0; !over(); ++round) {
-      bool moved;
+  bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked) {
+    int64_t next_patrol_us = 0;
+    // Who drives rests at first: the program may wait itself soon, and is quicker alone.
+    for (int round = awaited ? 0 : kSpins + P::kYields; !over(); ++round) {
+      bool moved, is_under_way;
       {
         const std::lock_guard guard(mutex_);
         moved = pass();
+        is_under_way = is_under_way_;
       }
       if (moved) {
-        round = 0;
+        if (awaited || is_under_way) round = 0;
         continue;
       }
       if (round < kSpins) {
@@ -152,8 +179,11 @@ class PointToPoint {
         continue;
       }
       host.blocking();
-      if (round == kSpins && awaited)
+      if (round == kSpins && awaited) {
+        is_blocked = true;
         say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
+      }
+      if (next_patrol_us == 0) next_patrol_us = now_us() + kPatrolUs;
       if (round < kSpins + P::kYields) sched_yield();
       else rest(awaited);
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
@@ -184,7 +214,7 @@ class PointToPoint {
     }
     // The group may be closed by now; then the kernel finds no such memory.
     if (line) futex_wait(&line->wake, seen, is_sure ? kSleepUs : kShortSleepUs);
-    else std::this_thread::sleep_for(kNap);
+    else std::this_thread::sleep_for(awaited ? kNap : kLongNap);
   }
 
   bool interrupt() {
@@ -204,28 +234,49 @@ class PointToPoint {
   }
 
   // ---- progress ---------------------------------------------------------------------------------
+  // Start transfers; whether one is not done.
+  bool open(std::span<const std::shared_ptr<Transfer>> transfers) {
+    if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
+    group_.check();
+    open_.insert(open_.end(), transfers.begin(), transfers.end());
+    pass();
+    bool is_left = false;
+    for (const auto& transfer : transfers) {
+      if (transfer->done) continue;
+      is_left = true;
+      transfer->start_us = now_us();
+    }
+    return is_left;
+  }
+
   // Move on whatever can be moved; whether anything was.
   bool pass() {
     bool moved = false;
+    is_under_way_ = false;
     looked_.reset();
-    std::array<bool, kMaxWorld> must_queue{};  // an older send to this peer has no place yet
+    std::bitset<kMaxWorld> must_queue;  // an older send to this peer has no place yet
     try {
-      for (auto it = open_.begin(); it != open_.end();) {
-        Transfer& transfer = **it;
-        moved |= transfer.sends ? advance_send(transfer, must_queue) : advance_receive(transfer);
-        it = transfer.done ? open_.erase(it) : std::next(it);
+      for (const auto& transfer : open_) {
+        moved |= transfer->sends ? advance_send(*transfer, must_queue) : advance_receive(*transfer);
+        is_under_way_ |= transfer->moved_bytes != 0 && !transfer->done;
       }
     } catch (const Failure&) {
       fail_all(std::current_exception());
       return true;
     }
-    if (moved) group_.wake_sleepers();
-    return moved;
+    if (!moved) return false;
+    forget_done();
+    group_.wake_sleepers();
+    return true;
+  }
+
+  void forget_done() {
+    std::erase_if(open_, [](const auto& transfer) { return transfer->done.load(); });
   }
 
   void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
 
-  bool advance_send(Transfer& transfer, std::array<bool, kMaxWorld>& must_queue) {
+  bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue) {
     PairChannel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
     const PairChannel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
     if (transfer.state == Transfer::State::fresh) {
@@ -422,7 +473,10 @@ class PointToPoint {
 
   Group<P>& group_;
   std::mutex mutex_;
-  std::list<std::shared_ptr<Transfer>> open_;  // in the order they were started
+  std::vector<std::shared_ptr<Transfer>> open_;  // in the order they were started
+  bool is_under_way_ = false;                    // a part of one of them has come or gone
+  bool is_driven_ = false;                       // drive() runs, and will see what is started
+  int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked
   std::bitset<kMaxWorld> looked_;

@@ -9,6 +9,7 @@ namespace fastcoll {
 template <class P>
 void PointToPoint<P>::fail_all(const std::exception_ptr& error) {
   for (const auto& transfer : open_) {
+    if (transfer->done) continue;
     transfer->error = error;
     finish(*transfer);
   }
@@ -21,13 +22,12 @@ void PointToPoint<P>::patrol(int64_t time_us) {
   looked_.reset();
   try {
     group_.check();
-    for (auto it = open_.begin(); it != open_.end();) {
-      Transfer& transfer = **it;
-      look_for_loss(transfer);
-      if (!transfer.done && double(time_us - transfer.start_us) >= transfer.timeout_s * 1e6)
-        fail_timeout(transfer, time_us);
-      it = transfer.done ? open_.erase(it) : std::next(it);
+    for (const auto& transfer : open_) {
+      look_for_loss(*transfer);
+      if (!transfer->done && double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
+        fail_timeout(*transfer, time_us);
     }
+    forget_done();
   } catch (const Failure&) {
     fail_all(std::current_exception());
   }

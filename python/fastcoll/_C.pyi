@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn, Self, overload
 
 import numpy as np
 import torch
 from torch.distributed import ProcessGroup
 
+from fastcoll.transfers import AnyTransferWork
 from fastcoll.verbs import VerbMethods
-from fastcoll.verbs_p2p import P2PMethods
+from fastcoll.verbs_p2p import P2PMethods, P2POp
 from fastcoll.work import Work
 
 K_INLINE_MAX_BYTES: int
@@ -54,11 +56,25 @@ class Plan:
         channels: int = 0,
     ) -> None: ...
 
-class Transfer:
+class TransferWork:
     @property
-    def done(self) -> bool: ...
-    @property
-    def peer(self) -> int: ...
+    def _kept(self) -> Any: ...
+    def __new__(
+        cls,
+        group: Group,
+        sends: bool,
+        peer: int,
+        tag: int,
+        dtype: int,
+        numel: int,
+        ptr: int,
+        timeout_s: float,
+        kept: object,
+    ) -> Self: ...
+    def wait(self, timeout: float | timedelta | None = None) -> bool: ...
+    def is_completed(self) -> bool: ...
+    def source_rank(self) -> int: ...
+    def _wait_for(self, seconds: float) -> bool: ...
 
 class ListRun:
     def run(self, group: Group, timeout_s: float) -> None: ...
@@ -102,18 +118,8 @@ class Group:
         inputs: Sequence[_Array],
         op: object,
     ) -> ListRun | None: ...
-    def post(
-        self,
-        sends: bool,
-        peer: int,
-        tag: int,
-        dtype: int,
-        numel: int,
-        ptr: int,
-        timeout_s: float,
-    ) -> Transfer: ...
-    def wait(self, transfer: Transfer, limit_s: float) -> bool: ...
     def drive(self) -> None: ...
+    def has_open_transfers(self) -> bool: ...
     def cache_plan(self, plan: Plan) -> None: ...
     def add_program(
         self, hash: int, blocks: tuple[int, int, int], words: Sequence[int]
@@ -156,6 +162,8 @@ def time_one_way_flag(group: Group, iterations: int) -> float: ...
 def set_default_group(group: Group | None) -> None: ...
 def set_reduce_ops(ops: Sequence[object]) -> None: ...
 def set_tensor_types(types: Sequence[type]) -> None: ...
+def set_transfer_work(cls: type[TransferWork]) -> None: ...
+def set_p2p_op_type(cls: type[P2POp]) -> None: ...
 def set_fallback(name: str, fn: Callable[..., object]) -> None: ...
 def dtype_names() -> list[str]: ...
 def op_names() -> list[str]: ...
@@ -281,6 +289,40 @@ def recv(
     *,
     timeout_s: float | None = None,
 ) -> int: ...
+@overload
+def isend(
+    tensor: _Array, dst: int, group: P2PMethods, tag: int = 0, *, timeout_s: float | None = None
+) -> AnyTransferWork: ...
+@overload
+def isend(
+    tensor: _Array,
+    dst: int,
+    group: _GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> AnyTransferWork | None: ...
+@overload
+def irecv(
+    tensor: _Array,
+    src: int | None,
+    group: P2PMethods,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> AnyTransferWork: ...
+@overload
+def irecv(
+    tensor: _Array,
+    src: int | None = None,
+    group: _GroupLike = None,
+    tag: int = 0,
+    *,
+    timeout_s: float | None = None,
+) -> AnyTransferWork | None: ...
+def batch_isend_irecv(
+    p2p_op_list: list[P2POp], group: _GroupLike = None
+) -> list[AnyTransferWork]: ...
 def all_reduce_coalesced(
     tensors: Sequence[_Array],
     op: Any = ...,

@@ -4,8 +4,6 @@
 Decides which group and which of its ranks a call means; the rest is in the group's methods.
 """
 
-from dataclasses import replace
-
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -84,7 +82,7 @@ def _recv(
     return dist.get_global_rank(group, source) if isinstance(group, ProcessGroup) else source
 
 
-def isend(
+def _isend(
     tensor: Array,
     dst: int,
     group: GroupLike = None,
@@ -96,10 +94,12 @@ def isend(
     comm = member_of(group, "isend")
     if comm is None:
         return None
-    return comm.isend(tensor, rank_in(group, dst, "dst"), tag, timeout_s=timeout_s)
+    peer = rank_in(group, dst, "dst")
+    call = TransferCall(sends=True, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
+    return comm.start_transfers([call])[0]
 
 
-def irecv(
+def _irecv(
     tensor: Array,
     src: int | None = None,
     group: GroupLike = None,
@@ -111,10 +111,12 @@ def irecv(
     comm = member_of(group, "irecv")
     if comm is None:
         return None
-    return comm.irecv(tensor, _source(group, src), tag, timeout_s=timeout_s)
+    peer = _source(group, src)
+    call = TransferCall(sends=False, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
+    return comm.start_transfers([call])[0]
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list[AnyTransferWork]:
+def _batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list[AnyTransferWork]:
     """Start several sends and receives, in any order; return a Work for each.
 
     Args:
@@ -124,8 +126,13 @@ def batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> list
     comm = member_of(group, "batch_isend_irecv")
     if comm is None:
         return []
-    ops = [replace(op, peer=_source(group, op.peer)) for op in p2p_op_list]
-    return comm.batch_isend_irecv(ops)
+    calls = [
+        TransferCall(
+            sends=op.kind == "isend", tensor=op.tensor, peer=_source(group, op.peer), tag=op.tag
+        )
+        for op in p2p_op_list
+    ]
+    return comm.start_transfers(calls)
 
 
 def _source(group: GroupLike, src: int | None) -> int | None:
@@ -134,6 +141,12 @@ def _source(group: GroupLike, src: int | None) -> int | None:
 
 _C.set_fallback("send", _send)
 _C.set_fallback("recv", _recv)
+_C.set_fallback("isend", _isend)
+_C.set_fallback("irecv", _irecv)
+_C.set_fallback("batch_isend_irecv", _batch_isend_irecv)
 
 send = _C.send
 recv = _C.recv
+isend = _C.isend
+irecv = _C.irecv
+batch_isend_irecv = _C.batch_isend_irecv

@@ -7,6 +7,7 @@ of the process's pool. Must not know how bytes travel.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -16,102 +17,55 @@ from fastcoll import _C
 from fastcoll.calls import check_one_device
 from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
+from fastcoll.memory.array import Array, copy_back, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
 from fastcoll.work import Work, run_in_pool
 
+_lock = threading.Lock()  # of the futures
 
-class TransferWork:
-    """A send or a receive that was started."""
 
-    def __init__(self, group: _C.Group, transfer: Transfer, names: Sequence[int] = ()) -> None:
-        """Start it; `names` are what source_rank() calls the ranks of `group`, if not so."""
-        array = transfer.array
-        self._group = group
-        self._names = names
-        self._array = array
-        self._receives = not transfer.sends
-        self._dense: ArrayView | None = array
-        if not array.dense:
-            self._dense = dense_copy(array, fill=transfer.sends)
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-        self._future: torch.futures.Future[Any] | None = None
-        self._transfer = group.post(
-            transfer.sends,
-            transfer.peer,
-            transfer.tag,
-            int(array.dtype),
-            array.numel,
-            self._dense.ptr,
-            transfer.limit_s,
-        )
+class TransferWork(_C.TransferWork):
+    """A send or a receive that was started; what must be quick of it is in C++."""
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Wait until the transfer is complete.
+    __slots__ = ("__weakref__", "_future", "_names")
+    _future: torch.futures.Future[Any]
+    _names: Sequence[int]  # what the ranks are called, if not so
 
-        Args:
-            timeout: Seconds to wait here; None or 0 wait as long as the transfer may take.
-
-        Returns:
-            True.
-
-        Raises:
-            FastcollError: What went wrong with the transfer.
-            CollectiveTimeout: `timeout` ran out; the transfer goes on.
-        """
+    def _wait(self, timeout: float | timedelta | None = None) -> bool:
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
-        try:
-            complete = self._group.wait(self._transfer, timeout or 0)
-        except FastcollError as error:
-            self._error = error
-            raise
-        if not complete:
+        if not self._wait_for(timeout or 0):
             raise CollectiveTimeout(f"the transfer is not complete after {timeout:g} s; it goes on")
-        self._bring_back()
-        return True
-
-    def _bring_back(self) -> None:
-        with self._lock:
-            if self._receives and self._dense is not None and self._dense is not self._array:
-                copy_back(self._array, self._dense)
-            self._dense = None
-
-    def is_completed(self) -> bool:
-        """Return whether the transfer is over, well or not."""
-        if not self._transfer.done:
-            return False
-        self.exception()
         return True
 
     def is_success(self) -> bool:
         """Return whether the transfer is over and went well."""
-        return self._transfer.done and self.exception() is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
         """Return what went wrong; None while the transfer goes on or if it went well."""
-        if self._transfer.done and self._error is None and self._dense is not None:
+        if self.is_completed():
             try:
                 self.wait()
             except FastcollError as error:
                 return error
-        return self._error
+        return None
 
     def result(self) -> list[Array]:
         """Wait, then return the tensor."""
         self.wait()
-        return [self._array.source]
+        return [self._kept]
 
     def source_rank(self) -> int:
         """Return the group rank that sent what was received here; for complete transfers."""
-        peer = self._transfer.peer
-        return self._names[peer] if self._names else peer
+        peer = super().source_rank()
+        names: Sequence[int] = getattr(self, "_names", ())
+        return names[peer] if names else peer
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of a list of the tensor."""
-        with self._lock:
-            if self._future is None:
+        with _lock:
+            if not hasattr(self, "_future"):
                 self._future = torch.futures.Future()
                 run_in_pool(self._complete, self._future)
             return self._future
@@ -121,6 +75,58 @@ class TransferWork:
             future.set_result(self.result())
         except Exception as error:
             future.set_exception(error)
+
+
+class StridedTransferWork(TransferWork):
+    """A transfer of what lies in pieces; a dense copy of it travels."""
+
+    __slots__ = ("_copy_lock", "_is_back")
+    _copy_lock: threading.Lock
+    _is_back: bool
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """See `TransferWork.wait`; what was received is put where it belongs."""
+        super().wait(timeout)
+        with self._copy_lock:
+            if not self._is_back:
+                copy_back(*self._kept)
+            self._is_back = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the transfer is over, well or not."""
+        if not super().is_completed():
+            return False
+        with suppress(FastcollError):
+            self.wait()
+        return True
+
+    def result(self) -> list[Array]:
+        """Wait, then return the tensor."""
+        self.wait()
+        return [self._kept[0].source]
+
+
+def _post(group: _C.Group, transfer: Transfer, names: Sequence[int]) -> TransferWork:
+    """Start a transfer that is waited for soon."""
+    array = transfer.array
+    dense = array if array.dense else dense_copy(array, fill=transfer.sends)
+    work = (TransferWork if array.dense else StridedTransferWork)(
+        group,
+        transfer.sends,
+        transfer.peer,
+        transfer.tag,
+        array.dtype,
+        array.numel,
+        dense.ptr,
+        transfer.limit_s,
+        array.source if array.dense else (array, dense),
+    )
+    work._names = names
+    if isinstance(work, StridedTransferWork):
+        work._copy_lock = threading.Lock()
+        work._is_back = transfer.sends
+    return work
 
 
 class TransferBetween(Work):
@@ -144,13 +150,11 @@ class Transfers:
     """The transfers of one group that nobody waits for yet."""
 
     def __init__(self, group: _C.Group, on_gpus: OnGpus, names: Sequence[int] = ()) -> None:
-        """Take a group; `names` as in `TransferWork`."""
+        """Take a group; `names` are what source_rank() calls its ranks, if not so."""
         self._group = group
         self._names = names
         self._on_gpus = on_gpus
         self._lock = threading.Lock()
-        self._open: list[TransferWork] = []
-        self._num_posted = 0
         self._has_thread = False
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
@@ -162,15 +166,9 @@ class Transfers:
         if any(transfer.array.device >= 0 for transfer in transfers):
             check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
             return list(self._on_gpus(transfers, True))
-        works = [TransferWork(self._group, transfer, self._names) for transfer in transfers]
-        if not all(work._transfer.done for work in works):
-            with self._lock:
-                # Kept until they are over: the user may drop a Work, and its tensor with it.
-                self._open = [work for work in (*self._open, *works) if not work._transfer.done]
-                self._num_posted += 1
-                if not self._has_thread:
-                    run_in_pool(self._drive)
-                    self._has_thread = True
+        works = [_post(self._group, transfer, self._names) for transfer in transfers]
+        if self._group.has_open_transfers():
+            self.drive()
         return list(works)
 
     def run(self, call: TransferCall) -> int:
@@ -182,17 +180,24 @@ class Transfers:
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)
             return transfer.peer
-        work = TransferWork(self._group, transfer, self._names)
+        work = _post(self._group, transfer, self._names)
         work.wait()
         return work.source_rank()
 
+    def drive(self) -> None:
+        """See to it that a thread moves on what is open."""
+        with self._lock:
+            if not self._has_thread:
+                run_in_pool(self._drive)
+                self._has_thread = True
+
     def _drive(self) -> None:
         while True:
-            with self._lock:
-                seen = self._num_posted
             self._group.drive()
             with self._lock:
-                if seen == self._num_posted:
-                    self._open.clear()
+                if not self._group.has_open_transfers():
                     self._has_thread = False
                     return
+
+
+_C.set_transfer_work(TransferWork)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """send, recv and their fellows as methods of a group.
 
-Decides how torch.distributed's arguments become transfers; `send` and `recv` are the C functions of
-the same names, for this group. Must not know how they are carried out.
+Each is the C function of the same name, for this group. Decides what a batch consists of. Must not
+know how transfers are carried out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,12 +69,19 @@ class P2PMethods:
         """Carry out one that is not on the C++ fast path; return the peer."""
         return self._transfers.run(call)
 
+    def start_transfers(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start some that are not on the C++ fast path."""
+        return self._transfers.start(calls)
+
+    def drive_transfers(self) -> None:
+        """Move on what is open, whoever waits; C++ asks for it."""
+        self._transfers.drive()
+
     def isend(
         self, tensor: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> AnyTransferWork:
         """See `fastcoll.isend`; `dst` is a rank of this group."""
-        call = TransferCall(sends=True, tensor=tensor, peer=dst, tag=tag, timeout_s=timeout_s)
-        return self._transfers.start([call])[0]
+        return _C.isend(tensor, dst, self, tag, timeout_s=timeout_s)
 
     def irecv(
         self,
@@ -84,13 +92,11 @@ class P2PMethods:
         timeout_s: float | None = None,
     ) -> AnyTransferWork:
         """See `fastcoll.irecv`; `src` is a rank of this group."""
-        call = TransferCall(sends=False, tensor=tensor, peer=src, tag=tag, timeout_s=timeout_s)
-        return self._transfers.start([call])[0]
+        return _C.irecv(tensor, src, self, tag, timeout_s=timeout_s)
 
     def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[AnyTransferWork]:
         """See `fastcoll.batch_isend_irecv`; peers are ranks of this group."""
-        calls = [
-            TransferCall(sends=op.kind == "isend", tensor=op.tensor, peer=op.peer, tag=op.tag)
-            for op in p2p_op_list
-        ]
-        return self._transfers.start(calls)
+        return _C.batch_isend_irecv(p2p_op_list, self)
+
+
+_C.set_p2p_op_type(P2POp)

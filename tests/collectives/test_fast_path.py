@@ -30,8 +30,12 @@ VERBS = (
     "all_gather_into_tensor_coalesced",
     "send",
     "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
 )
-WITHOUT_A_PLAN = ("barrier", "all_to_all", "send", "recv")  # or with one that knows no size
+TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+WITHOUT_A_PLAN = ("barrier", "all_to_all", *TRANSFERS)  # or with one that knows no size
 
 
 class Passed(Exception):
@@ -40,12 +44,15 @@ class Passed(Exception):
 
 def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], Callable[[], bool]]:
     """Calls of a verb with plain tensors, and whether the last one gave what it must."""
+    import fastcoll
+
     me, world = comm.rank, comm.world_size
     root = world - 1
     mine = torch.full((numel,), me + 1.0)
     out = torch.zeros(numel)
     whole = torch.zeros(world * numel)
     rows = torch.arange(1.0, world + 1).repeat_interleave(numel)  # what rank 0, 1, ... gives
+    left = torch.full((numel,), (me - 1) % world + 1.0)
     total = world * (world + 1) / 2
     sums = torch.full((numel,), total)
     pieces = list(whole.chunk(world))
@@ -58,6 +65,19 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
             comm.send(mine, 1)
         elif me == 1:
             comm.recv(out, 0)
+
+    def around() -> None:
+        works = [comm.irecv(out, (me - 1) % world, 7), comm.isend(mine, (me + 1) % world, 7)]
+        for work in works:
+            work.wait()
+
+    def in_a_batch() -> None:
+        ops = [
+            fastcoll.P2POp(fastcoll.irecv, out, None, 5),
+            fastcoll.P2POp("isend", mine, (me + 1) % world, tag=5),
+        ]
+        for work in comm.batch_isend_irecv(ops):
+            work.wait()
 
     calls: dict[str, tuple[list[Callable[[], Any]], Callable[[], bool]]] = {
         "all_reduce": (
@@ -124,6 +144,8 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
     }
     transfers = [transfer], lambda: me != 1 or torch.equal(out, rows[:numel])
     calls["send"] = calls["recv"] = transfers
+    calls["isend"] = calls["irecv"] = [around], lambda: torch.equal(out, left)
+    calls["batch_isend_irecv"] = [in_a_batch], lambda: torch.equal(out, left)
     return calls[verb]
 
 
@@ -168,6 +190,50 @@ def test_the_first_call_does(pools: Pools) -> None:
         if verb not in WITHOUT_A_PLAN:
             [first, *_], *_ = pools(2).run(without_python, verb, 1_111 + number, True)
             assert first == "call 0 was passed on"
+
+
+def passed_on(rank: Rank) -> list[str]:
+    """Transfers that C++ must leave to Python, all of them to the rank itself."""
+    import fastcoll
+    from fastcoll import _C, api_p2p
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed("isend")
+
+    comm, me, some = rank.comm.new_group(), rank.rank, torch.ones(4, 2)
+    calls: dict[str, Callable[[], Any]] = {
+        "strided": lambda: comm.isend(some[:, 0], me),
+        "marked negative": lambda: comm.isend(torch._neg_view(some), me),
+        "array": lambda: comm.isend(some.numpy(), me),
+        "own limit": lambda: comm.isend(some, me, timeout_s=9),
+        "no rank": lambda: comm.isend(some, rank.world_size),
+        "anybody": lambda: comm.isend(some, None),
+        "no tag": lambda: comm.isend(some, me, 1 << 32),
+        "batch": lambda: comm.batch_isend_irecv(
+            [fastcoll.P2POp("isend", some, me), fastcoll.P2POp("isend", some[:, 0], me)]
+        ),
+        "no word": lambda: comm.batch_isend_irecv([fastcoll.P2POp("send", some, me)]),
+        "nothing": lambda: comm.batch_isend_irecv([]),
+    }
+    taken = []
+    for name, call in calls.items():
+        verb = "isend" if name in list(calls)[:7] else "batch_isend_irecv"
+        _C.set_fallback(verb, refuse)
+        try:
+            call()
+            taken.append(name)
+        except Passed:
+            pass
+        finally:
+            _C.set_fallback(verb, getattr(api_p2p, f"_{verb}"))
+    if comm.irecv(torch.zeros(8), None).is_completed():
+        taken.append("something was sent")
+    comm.close()
+    return taken
+
+
+def test_what_is_no_fast_transfer(pools: Pools) -> None:
+    assert pools(1).run(passed_on) == [[]]
 
 
 def test_every_verb_is_here() -> None:

@@ -7,7 +7,9 @@ import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -245,6 +247,79 @@ def test_strided_tensors_and_arrays(pools: Pools) -> None:
         assert row == [[0.0, 3 * 299 * 150.0, 0.0, 0.0], 10.0, [0.0, 1, 2, 3, 4]]
 
 
+def unattended(rank: Rank, rounds: int) -> list[float]:
+    """Rank 0 receives what it does not wait for, in calls around the time for which its thread
+    stays: every message is moved on by that thread or by its successor."""
+    pauses, numel, last = random.Random(5), 40_000, []
+    for number in range(rounds):
+        if rank.rank == 0:
+            out = torch.empty(numel)
+            work = rank.comm.irecv(out, 1)
+            rank.comm.barrier()  # rank 1 comes when its send is over
+            work.wait()
+            last.append(out[-1].item())
+            time.sleep(pauses.uniform(0.018, 0.023))
+        else:
+            rank.comm.send(torch.full((numel,), float(number)), 0)
+            rank.comm.barrier()
+    return last
+
+
+def test_what_nobody_waits_for_moves_on(pools: Pools) -> None:
+    assert pools(2).run(unattended, 60)[0] == [float(number) for number in range(60)]
+
+
+def handles(rank: Rank) -> list[str]:
+    """What a Work says before, during and after its transfer."""
+    wrong, out, peer = [], torch.zeros(3), 1 - rank.rank
+    work = rank.comm.irecv(out, None, 6)
+    if work.is_completed() or work.is_success() or work.exception() is not None:
+        wrong.append("complete before there is anything")
+    for limit in (0.01, timedelta(milliseconds=10)):
+        late = attempt(work.wait, limit)
+        if late.kind != "CollectiveTimeout" or "it goes on" not in late.text:
+            wrong.append(f"wait({limit}): {late}")
+    for call in (lambda: work.wait(limit=1), lambda: work.wait(1, 2)):
+        if attempt(call).kind != "TypeError":
+            wrong.append("wait takes anything")
+    rank.comm.barrier()
+    sent = rank.comm.isend(torch.full((3,), 4.0), peer, 6)
+    while not work.is_completed():  # moves it on, too
+        time.sleep(0.001)
+    if not (work.wait() and work.wait(timeout=None) and work.wait(1) and sent.wait()):
+        wrong.append("wait is not true")
+    if not work.is_success() or work.exception() is not None or work.source_rank() != peer:
+        wrong.append("no success")
+    if work.result()[0] is not out or work.get_future().wait()[0] is not out or out[2] != 4:
+        wrong.append("another tensor")
+    return wrong
+
+
+def test_what_a_work_says(pools: Pools) -> None:
+    assert pools(2).run(handles) == [[], []]
+
+
+def whose_memory(rank: Rank) -> list[bool]:
+    """Whether tensors live: in a transfer, its Work dropped; then after it."""
+    group = rank.comm.new_group()
+    out = torch.empty(50_000)
+    alive = weakref.ref(out)
+    group.irecv(out, 1 - rank.rank)
+    del out
+    gc.collect()
+    seen = [alive() is not None]
+    group.barrier()
+    group.isend(torch.ones(50_000), 1 - rank.rank)
+    while alive() is not None:  # until the thread that moved it sees that nothing more comes
+        time.sleep(0.01)
+    group.close()
+    return [*seen, alive() is not None]
+
+
+def test_memory_is_kept_as_long_as_it_is_used(pools: Pools) -> None:
+    assert pools(2).run(whose_memory) == [[True, False]] * 2
+
+
 # ---- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -398,7 +473,11 @@ def closed_under_a_receive(rank: Rank) -> str:
     work = group.irecv(torch.ones(1000), 1 - rank.rank)
     group.barrier()
     group.close()
-    return attempt(work.wait).kind
+    kind = attempt(work.wait).kind
+    assert type(work.exception()).__name__ == kind
+    assert work.is_completed()
+    assert not work.is_success()
+    return kind
 
 
 def test_closing_ends_what_is_open(pools: Pools) -> None:
