@@ -287,6 +287,28 @@ bool ProcessGroup::peer_is_gone(int peer) const {
   return fastcoll::peer_is_gone(group_->options().links[size_t(peer)]);
 }
 
+// Relaxed: such a word tells nothing but itself.
+void ProcessGroup::hold_parts(uint64_t ranks) {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  StdAtomics::store_relaxed(group_->pad(rank_).parts_held.value, ranks);
+}
+
+std::vector<uint64_t> ProcessGroup::parts_held() {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  std::vector<uint64_t> held;
+  for (int peer = 0; peer < world_size_; ++peer)
+    held.push_back(StdAtomics::load_relaxed(group_->pad(peer).parts_held.value));
+  return held;
+}
+
+uint64_t ProcessGroup::settle_survivors(uint64_t ranks) {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  return StdAtomics::settle(group_->pad(0).survivors.value, ranks);
+}
+
 void ProcessGroup::abort(const std::string& reason) {
   if (forked_.load(std::memory_order_relaxed)) require_usable();
   const std::lock_guard pads(pads_mutex_);

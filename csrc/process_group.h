@@ -97,6 +97,11 @@ class ProcessGroup {
   void abort(const std::string& reason);
   // Make this the group's verdict, unless it has one, and throw the one that holds.
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks);
+  // Who goes on after the group has broken; ranks as bits (bootstrap/agreement.py).
+  void hold_parts(uint64_t ranks);  // says whose parts of the next group this rank has
+  std::vector<uint64_t> parts_held();
+  uint64_t settle_survivors(uint64_t ranks);  // unless it is settled; returns what holds
+
   bool peer_is_gone(int peer) const;  // its process ended, or left the group
   void close();                       // idempotent; own arenas live on until destruction
 

@@ -136,7 +136,11 @@ struct alignas(4096) Pad {
   Identity identity;
   SiteText sites[kRingEntries];
   Word signals[kNumSlots];  // of a schedule: raised so far for the segment in each slot
+  // Who goes on after the group has broken (bootstrap/agreement.py); ranks as bits.
+  Word parts_held;  // the owner has what these brought along for the next group
+  Word survivors;   // rank 0's only: 0, or who goes on; written by compare-exchange by any rank
 };
+static_assert(kMaxWorld <= 64, "a word has a bit for every rank");
 
 inline constexpr size_t kPadBytes = sizeof(Pad);
 inline constexpr size_t kScratchOffsetBytes = kPadBytes;

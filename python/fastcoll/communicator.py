@@ -372,7 +372,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             # Everybody is to leave the calls of this group, also of one that nothing broke so far.
             self.abort("it calls shrink()")
             self._queue.join()
-            found = shrink(self._mesh, lambda: create_region(self.world_size), limit_s)
+            found = shrink(self._mesh, self, lambda: create_region(self.world_size), limit_s)
             peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
             stem = self.name.removesuffix(f":{self._num_shrinks}")
             name = f"{stem}:{self._num_shrinks + 1}"

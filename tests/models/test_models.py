@@ -86,6 +86,11 @@ CASES = [
         Case("verdict", ("RANKS=3",), mutation)
         for mutation in ("NUMBER_BEFORE_TEXT", "NO_ARBITER", "OVERWRITING")
     ),
+    Case("survivors", ("RANKS=3",)),
+    *(
+        Case("survivors", ("RANKS=3",), mutation)
+        for mutation in ("SURVIVORS_UNCOMPARED", "SURVIVORS_UNHEARD", "HELD_BEFORE_TAKEN")
+    ),
 ]
 
 

@@ -98,6 +98,7 @@ inline Which word_of(const void* word) {
       {offsetof(Pad, identity), Which::identity},
       {offsetof(Pad, sites), Which::descriptor},
       {offsetof(Pad, signals), Which::signals},
+      {offsetof(Pad, parts_held), Which::none},  // not written by a call
       {fastcoll::kPadBytes, Which::none},
   };
   Which found = Which::none;

@@ -24,14 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C, FastcollError, PeerLostError
-from fastcoll.bootstrap.agreement import Kind
+from fastcoll import _C, DesyncError, FastcollError, PeerLostError
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.identity import Terms, introduce, meet
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh
 from fastcoll.bootstrap.rendezvous import Listener
-from fastcoll.bootstrap.shrink import _FRAME, shrink
+from fastcoll.bootstrap.shrink import shrink
 
 
 def damage(chance: random.Random, message: bytes) -> bytes:
@@ -123,9 +122,9 @@ def fuzz_exchange(chance: random.Random) -> None:
     """A descriptor for the heap, from a peer that sends something else."""
 
     def use(mesh: Mesh, theirs: socket.socket) -> None:
-        frame = _FRAME.pack(SHRINK_TAG, Kind.JOIN, 0, 0, 1000)
         for _ in range(chance.randrange(1, 3)):
-            send(chance, theirs, damage(chance, chance.choice([struct.pack("=Q", 7), frame])))
+            message = chance.choice([struct.pack("=Q", 7), SHRINK_TAG])
+            send(chance, theirs, damage(chance, message))
         theirs.close()
         with contextlib.suppress(FastcollError):
             for fd in mesh.exchange_fds(open_null, 7, Deadline(5)):
@@ -134,19 +133,34 @@ def fuzz_exchange(chance: random.Random) -> None:
     with_mesh(use)
 
 
+class Words:
+    """The memory of a broken group; a peer has put something there, and may have settled it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.held = [0, chance.choice([0, 1, 2, 3, chance.getrandbits(64)])]
+        self.survivors = chance.choice([0, 0, 0, 1, 2, 3, 7, chance.getrandbits(64)])
+
+    def hold_parts(self, ranks: int) -> None:
+        self.held[0] = ranks
+
+    def parts_held(self) -> list[int]:
+        return list(self.held)
+
+    def settle_survivors(self, ranks: int) -> int:
+        self.survivors = self.survivors or ranks
+        return self.survivors
+
+
 def fuzz_shrink(chance: random.Random) -> None:
-    """The agreement, with a peer that sends damaged messages of it and then dies."""
+    """The agreement, with a peer that damages its messages and words, and then dies."""
 
     def use(mesh: Mesh, theirs: socket.socket) -> None:
         for _ in range(chance.randrange(6)):
-            kind = chance.choice(list(Kind))
-            ranks = chance.choice([0, 1, 2, 3, 3, 7])
-            frame = _FRAME.pack(SHRINK_TAG, kind, chance.randrange(6), ranks, chance.randrange(99))
-            send(chance, theirs, damage(chance, frame))
+            send(chance, theirs, damage(chance, SHRINK_TAG))
         theirs.close()
         try:
-            found = shrink(mesh, lambda: os.open("/dev/null", os.O_RDONLY), 0.05)
-        except PeerLostError:
+            found = shrink(mesh, Words(chance), open_null, 0.05)
+        except (PeerLostError, DesyncError):
             return
         assert 0 in found.ranks
         assert set(found.ranks) <= {0, 1}

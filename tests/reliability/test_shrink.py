@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The survivors go on: after a death, a stop, an abort, in subgroups, and if more die meanwhile."""
 
+import itertools
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Attempt, Pool, Rank, attempt
+from harness import DEADLINE_S, Attempt, Pool, Rank, attempt
 
 SOON_S = 3.0  # nothing of it takes a second; the rest is for a busy machine
 
@@ -166,24 +167,47 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
             assert summed == [6.0]
 
 
-def die_on_the_way(rank: Rank, victim: int, sends: int) -> Any:
+def around(
+    name: str,
+    act: Callable[[], None],
+    before: Callable[[Any], bool] = lambda argument: False,
+    after: Callable[[Any], bool] = lambda result: False,
+) -> None:
+    """Have this process do something in a method that reaches for what the ranks share.
+
+    `before` is asked with its last argument, `after` with its result.
+    """
+    from fastcoll.bootstrap.mesh import Mesh
+    from fastcoll.communicator import Communicator
+
+    owner: Any = Mesh if name == "send" else Communicator
+    method = getattr(owner, name)
+
+    def changed(*args: Any) -> Any:
+        if before(args[-1]):
+            act()
+        result = method(*args)
+        if after(result):
+            act()
+        return result
+
+    setattr(owner, name, changed)
+
+
+def die_on_the_way(rank: Rank, victim: int, point: str) -> Any:
     """Rank 3 is killed; `victim` follows in the middle of the agreement."""
     import fastcoll
-    from fastcoll.bootstrap.mesh import Mesh
 
     if rank.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     lost = attempt(rank.comm.barrier)
     if rank.rank == victim:
-        send, left = Mesh.send, [sends]
-
-        def send_some(*args: Any) -> None:
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            send(*args)
-
-        Mesh.send = send_some  # type: ignore[method-assign]
+        name, number = point.split()
+        accesses = itertools.count()
+        when: dict[str, Any] = {"before": lambda _: next(accesses) == int(number)}
+        if number == "heard":
+            when = {"after": bool}
+        around(name, lambda: os.kill(os.getpid(), signal.SIGKILL), **when)
     group, tries = rank.comm, 0
     while True:
         group = fastcoll.shrink(group)
@@ -194,19 +218,29 @@ def die_on_the_way(rank: Rank, victim: int, sends: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("victim", "sends"),
+    ("victim", "point"),
     [
-        *((0, sends) for sends in (1, 4, 6)),  # 0 leads: in its joins, proposals, decisions
-        *(pytest.param(0, sends, marks=pytest.mark.slow) for sends in (0, 2, 3, 5, 7)),
-        (1, 2),
-        *(pytest.param(1, sends, marks=pytest.mark.slow) for sends in (0, 1, 3, 4, 5, 6)),
+        (0, "send 1"),
+        (0, "settle_survivors heard"),
+        (1, "settle_survivors 0"),
+        *(
+            pytest.param(victim, point, marks=pytest.mark.slow)
+            for victim, point in (
+                (0, "send 0"),
+                (0, "send 2"),
+                (0, "hold_parts 0"),
+                (1, "send 1"),
+                (1, "settle_survivors heard"),
+            )
+        ),
     ],
 )
 def test_a_second_death_in_the_middle_of_the_agreement(
-    fresh_pool: Callable[..., Pool], victim: int, sends: int
+    fresh_pool: Callable[..., Pool], victim: int, point: str
 ) -> None:
     pool = fresh_pool(4)
-    outcomes = pool.outcomes(die_on_the_way, victim, sends)
+    outcomes = pool.outcomes(die_on_the_way, victim, point)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
     survivors = [outcome for outcome in outcomes if outcome.rank not in (victim, 3)]
     for new_rank, outcome in enumerate(survivors):
         assert outcome.ok, outcome.describe()
@@ -215,6 +249,42 @@ def test_a_second_death_in_the_middle_of_the_agreement(
         assert tries <= 2
         assert found == good(new_rank, 2)
     assert len({outcome.value[1] for outcome in survivors}) == 1
+
+
+def stop_on_the_way(rank: Rank) -> Any:
+    """Each takes the other for late: rank 0 has not joined yet, rank 1 is about to go on alone."""
+    around(
+        ("send", "settle_survivors")[rank.rank],
+        lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        before=bool,
+    )
+    return attempt(rank.comm.shrink, timeout_s=0.3)
+
+
+def wait_until_stopped(pool: Pool) -> None:
+    end = time.monotonic() + DEADLINE_S
+    for pid in pool.pids:
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_of_two_ranks_that_are_stopped_in_turn_one_goes_on(
+    fresh_pool: Callable[..., Pool],
+) -> None:
+    """With messages and clocks alone both did, each for itself."""
+    pool = fresh_pool(2)
+    pool.start(stop_on_the_way)
+    wait_until_stopped(pool)
+    os.kill(pool.pids[0], signal.SIGCONT)
+    first = pool.collect(ranks=[0])[0].value
+    os.kill(pool.pids[1], signal.SIGCONT)
+    second = pool.collect(ranks=[1])[0].value
+    assert first.kind == ""
+    assert second.kind == "PeerLostError"
+    assert second.ranks == (1,)
+    assert "ranks [0] went on without rank 1" in second.text
 
 
 def shrink_subgroups(rank: Rank) -> list[Any]:

@@ -23,7 +23,7 @@ _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
 
 
-# How every message of bootstrap/shrink.py begins.
+# The message with which a rank joins in bootstrap/shrink.py.
 SHRINK_TAG = b"shrink\0\1"
 
 
@@ -213,7 +213,7 @@ class Mesh:
 
     def _require_usual(self, peer: int, packet: Packet) -> None:
         """Raise the reason why a peer broke off what the group did, if the packet is one."""
-        if packet.message.startswith(SHRINK_TAG):
+        if packet.message == SHRINK_TAG:
             self.unread[peer].append(packet)
             raise PeerLostError(f"rank {peer} left this call for shrink()", [peer])
         packet.close()
