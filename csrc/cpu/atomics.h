@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How shared words are read and written. Everything above is a template over one of these policies,
-// so that a test can run the very same code with a planted bug (tests/native/test_protocol.cpp).
+// so that a test can run the very same code with a planted bug (tests/native/planted.h).
 #pragma once
 
 #include <atomic>

@@ -245,7 +245,7 @@ class Direct {
     if (location_ == Location::kStaged) return;
     // A message that is read where it lies is its owner's again only when everybody has read it.
     group_.consume(cut_.num_segments);
-    if constexpr (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
+    if (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
   }
 
   bool is_copied(uint64_t source) const {

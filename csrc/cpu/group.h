@@ -245,7 +245,7 @@ class Group {
   void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {
       if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
-      if constexpr (P::kChecksDone) {
+      if (P::kChecksDone) {
         wait(peer, {&pad(peer).done.value, segment, false});
         peers_[peer].known_done = segment;
       }

@@ -7,7 +7,7 @@
 //
 // first: messages and chunks of every pair before.
 //
-// `correct` must pass; the other variants have one planted bug each and must not.
+// `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cpu/p2p.h"
+#include "planted.h"
 #include "words.h"
 
 using namespace fastcoll;
@@ -42,25 +43,6 @@ struct Perturbed : Base {
     pause();
     return value;
   }
-};
-
-// ---- the planted bugs ---------------------------------------------------------------------------
-
-template <Which kWhich>
-struct RelaxedRelease : StdAtomics {
-  static void arrive(uint64_t& word, uint64_t value) {
-    if (word_of(&word) == kWhich) store_relaxed(word, value);
-    else StdAtomics::arrive(word, value);
-  }
-};
-template <Which kWhich>
-struct RelaxedAcquire : StdAtomics {
-  static uint64_t load_acquire(const uint64_t& word) {
-    return word_of(&word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
-  }
-};
-struct UnawaitedReaders : StdAtomics {
-  static constexpr bool kAwaitsReaders = false;
 };
 
 // ---- random transfers ---------------------------------------------------------------------------
@@ -190,26 +172,12 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using Runner = int (*)(uint64_t, double, uint64_t);
-  static const std::map<std::string, Runner> variants = {
-      {"correct", run_all<StdAtomics>},
-      {"relaxed_release_of_offer", run_all<RelaxedRelease<Which::offer>>},
-      {"relaxed_release_of_sent", run_all<RelaxedRelease<Which::sent>>},
-      {"relaxed_release_of_received", run_all<RelaxedRelease<Which::received>>},
-      {"relaxed_release_of_taken", run_all<RelaxedRelease<Which::taken>>},
-      {"relaxed_acquire_of_offer", run_all<RelaxedAcquire<Which::offer>>},
-      {"relaxed_acquire_of_sent", run_all<RelaxedAcquire<Which::sent>>},
-      {"relaxed_acquire_of_received", run_all<RelaxedAcquire<Which::received>>},
-      {"relaxed_acquire_of_taken", run_all<RelaxedAcquire<Which::taken>>},
-      {"unawaited_receiver", run_all<UnawaitedReaders>},
-  };
   const std::string name = argc > 1 ? argv[1] : "correct";
-  const auto variant = variants.find(name);
-  if (variant == variants.end()) {
-    std::fprintf(stderr, "unknown variant %s\n", name.c_str());
-    return 2;
-  }
-  return variant->second(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20,
-                         argc > 3 ? std::strtod(argv[3], nullptr) : 60,
-                         argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0);
+  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
+  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
+  const uint64_t first = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
+  if (name == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first);
+  if (planted::plant(name)) return run_all<planted::Atomics>(num_seeds, timeout_s, first);
+  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
+  return 2;
 }

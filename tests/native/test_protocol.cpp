@@ -5,20 +5,20 @@
 //
 //   test_protocol VARIANT [num_seeds [timeout_s [first_call]]]
 //
-// `correct` must pass. The other variants have one planted bug each and must not: they show that
-// this test can see such a bug.
+// `correct` must pass. The other variants have one planted bug each (planted.h) and must not: they
+// show that this test can see such a bug.
 #include <sched.h>
 
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cpu/run.h"
+#include "planted.h"
 #include "pushing_program.h"
 #include "words.h"
 
@@ -69,57 +69,6 @@ struct Machine {
     for (std::byte* ptr : arenas) std::free(ptr);
   }
   std::vector<std::byte*> regions, arenas;
-};
-
-// ---- the planted bugs ---------------------------------------------------------------------------
-
-template <Which kWhich>
-struct RelaxedRelease : StdAtomics {
-  static void arrive(uint64_t& word, uint64_t value) {
-    if (word_of(&word) == kWhich) store_relaxed(word, value);
-    else StdAtomics::arrive(word, value);
-  }
-};
-template <Which kWhich>
-struct RelaxedAcquire : StdAtomics {
-  static uint64_t load_acquire(const uint64_t& word) {
-    return word_of(&word) == kWhich ? load_relaxed(word) : StdAtomics::load_acquire(word);
-  }
-};
-struct RelaxedSettle : StdAtomics {
-  static uint64_t settle(uint64_t& word, uint64_t value) {
-    uint64_t seen = 0;
-    return std::atomic_ref(word).compare_exchange_strong(seen, value, std::memory_order_relaxed)
-               ? value
-               : seen;
-  }
-};
-struct OverwritingSettle : StdAtomics {
-  static uint64_t settle(uint64_t& word, uint64_t value) {
-    store_release(word, value);
-    return value;
-  }
-};
-struct EqualityWait : StdAtomics {
-  static constexpr bool reached(uint64_t seen, uint64_t target) { return seen == target; }
-};
-struct NarrowWait : StdAtomics {
-  static constexpr bool reached(uint64_t seen, uint64_t target) {
-    return int32_t(uint32_t(seen - target)) >= 0;
-  }
-};
-struct SingleLine : StdAtomics {
-  static constexpr int kLines = 1;
-};
-struct SingleSlot : StdAtomics {
-  static constexpr int kSlots = 1;
-};
-struct UncheckedDone : StdAtomics {
-  static constexpr bool kChecksDone = false;
-};
-
-struct UnawaitedReaders : StdAtomics {
-  static constexpr bool kAwaitsReaders = false;
 };
 
 struct Step {
@@ -402,38 +351,12 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using Runner = int (*)(uint64_t, double, uint64_t);
-  static const std::map<std::string, Runner> variants = {
-      {"correct", run_all<StdAtomics>},
-      {"relaxed_release_of_arrive", run_all<RelaxedRelease<Which::arrive>>},
-      {"relaxed_release_of_inlined", run_all<RelaxedRelease<Which::inlined>>},
-      {"relaxed_release_of_staged", run_all<RelaxedRelease<Which::staged>>},
-      {"relaxed_release_of_reduced", run_all<RelaxedRelease<Which::reduced>>},
-      {"relaxed_release_of_signals", run_all<RelaxedRelease<Which::signals>>},
-      {"relaxed_release_of_done", run_all<RelaxedRelease<Which::done>>},
-      {"relaxed_acquire_of_arrive", run_all<RelaxedAcquire<Which::arrive>>},
-      {"relaxed_acquire_of_inlined", run_all<RelaxedAcquire<Which::inlined>>},
-      {"relaxed_acquire_of_staged", run_all<RelaxedAcquire<Which::staged>>},
-      {"relaxed_acquire_of_reduced", run_all<RelaxedAcquire<Which::reduced>>},
-      {"relaxed_acquire_of_signals", run_all<RelaxedAcquire<Which::signals>>},
-      {"relaxed_acquire_of_done", run_all<RelaxedAcquire<Which::done>>},
-      {"relaxed_acquire_of_poison", run_all<RelaxedAcquire<Which::poison>>},
-      {"relaxed_settle", run_all<RelaxedSettle>},
-      {"overwriting_settle", run_all<OverwritingSettle>},
-      {"equality_wait", run_all<EqualityWait>},
-      {"narrow_wait", run_all<NarrowWait>},
-      {"single_line", run_all<SingleLine>},
-      {"single_slot", run_all<SingleSlot>},
-      {"unchecked_done", run_all<UncheckedDone>},
-      {"unawaited_readers", run_all<UnawaitedReaders>},
-  };
   const std::string name = argc > 1 ? argv[1] : "correct";
-  const auto variant = variants.find(name);
-  if (variant == variants.end()) {
-    std::fprintf(stderr, "unknown variant %s\n", name.c_str());
-    return 2;
-  }
-  return variant->second(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20,
-                         argc > 3 ? std::strtod(argv[3], nullptr) : 60,
-                         argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0);
+  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
+  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
+  const uint64_t first_call = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
+  if (name == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first_call);
+  if (planted::plant(name)) return run_all<planted::Atomics>(num_seeds, timeout_s, first_call);
+  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
+  return 2;
 }

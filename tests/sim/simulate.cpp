@@ -71,17 +71,8 @@ int main(int argc, char** argv) {
   if (variant == "shapes") return check_shapes();
   if (variant == "absent") return run_absent(count);
   if (variant == "mismatch") return run_mismatch(count);
-  const auto run = [&]<class P>(P) { return run_seeds<P>(schedule, first, count, only); };
-  if (variant == "correct") return run(Protocol{});
-  if (variant == "relaxed_arrive") return run(RelaxedArrive{});
-  if (variant == "relaxed_wait") return run(RelaxedWait{});
-  if (variant == "no_sync_before_arrive") return run(NoSyncBeforeArrive{});
-  if (variant == "no_sync_after_wait") return run(NoSyncAfterWait{});
-  if (variant == "single_buffer") return run(SingleBuffer{});
-  if (variant == "equality_wait") return run(EqualityWait{});
-  if (variant == "unchecked_previous") return run(UncheckedPrevious{});
-  if (variant == "unacknowledged") return run(Unacknowledged{});
-  if (variant == "no_exit") return run(NoExit{});
+  if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
+  if (plant(variant)) return run_seeds<Planted>(schedule, first, count, only);
   std::fprintf(stderr, "unknown variant %s\n", variant.c_str());
   return 2;
 }

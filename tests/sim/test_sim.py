@@ -45,8 +45,8 @@ class Case:
 QUICK = [Case("correct", "uniform", 20), Case("shapes", "uniform", 1)]
 
 CASES = [
-    Case("correct", "uniform", 150),
-    Case("correct", "starving", 150),
+    Case("correct", "uniform", 60),
+    Case("correct", "starving", 60),
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).

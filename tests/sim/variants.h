@@ -1,39 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planted bugs, each a change to Protocol. That a test sees them shows that it can.
+// The planted bugs, each a change to Protocol. That a test sees them shows that it can. They are
+// switched on at run time: kernels of their own for each would take a minute to compile.
 #pragma once
+
+#include <map>
+#include <string>
 
 #include "cuda/channel.cuh"
 
 namespace fastcoll::sim {
 
-struct RelaxedArrive : Protocol {
-  static void arrive(ArrivePack* pack, ArrivePack value) { store_relaxed(pack, value); }
-  static void publish(uint64_t* word, uint64_t value) { store_relaxed(word, value); }
+struct Planted : Protocol {
+  static inline bool relaxed_arrive = false, relaxed_wait = false;
+  static inline bool syncs_before_arrive = true, syncs_after_wait = true;
+  static inline bool equality_wait = false;
+
+  static void arrive(ArrivePack* pack, ArrivePack value) {
+    relaxed_arrive ? store_relaxed(pack, value) : Protocol::arrive(pack, value);
+  }
+  static void publish(uint64_t* word, uint64_t value) {
+    relaxed_arrive ? store_relaxed(word, value) : Protocol::publish(word, value);
+  }
+  static ArrivePack load(const ArrivePack* pack) {
+    return relaxed_wait ? load_relaxed(pack) : Protocol::load(pack);
+  }
+  static uint64_t load(const uint64_t* word) {
+    return relaxed_wait ? load_relaxed(word) : Protocol::load(word);
+  }
+  static bool before_arrive(bool failed) {
+    return syncs_before_arrive ? Protocol::before_arrive(failed) : failed;
+  }
+  static bool after_wait(bool failed) {
+    return syncs_after_wait ? Protocol::after_wait(failed) : failed;
+  }
+  static bool reached(uint64_t seen, uint64_t target) {
+    return equality_wait ? seen == target : Protocol::reached(seen, target);
+  }
+  static inline uint32_t kParities = Protocol::kParities;
+  static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
 };
-struct RelaxedWait : Protocol {
-  static ArrivePack load(const ArrivePack* pack) { return load_relaxed(pack); }
-  static uint64_t load(const uint64_t* word) { return load_relaxed(word); }
-};
-struct NoSyncBeforeArrive : Protocol {
-  static bool before_arrive(bool failed) { return failed; }
-};
-struct NoSyncAfterWait : Protocol {
-  static bool after_wait(bool failed) { return failed; }
-};
-struct SingleBuffer : Protocol {
-  static constexpr uint32_t kParities = 1;
-};
-struct EqualityWait : Protocol {
-  static bool reached(uint64_t seen, uint64_t target) { return seen == target; }
-};
-struct UncheckedPrevious : Protocol {
-  static constexpr bool kChecksPrevious = false;
-};
-struct Unacknowledged : Protocol {
-  static constexpr bool kAcknowledges = false;
-};
-struct NoExit : Protocol {
-  static constexpr bool kExits = false;
-};
+
+// Plant the bug of this name; false if there is none.
+inline bool plant(const std::string& name) {
+  if (name == "single_buffer") {
+    Planted::kParities = 1;
+    return true;
+  }
+  const std::map<std::string, bool*> switches = {
+      {"relaxed_arrive", &Planted::relaxed_arrive},
+      {"relaxed_wait", &Planted::relaxed_wait},
+      {"no_sync_before_arrive", &Planted::syncs_before_arrive},
+      {"no_sync_after_wait", &Planted::syncs_after_wait},
+      {"equality_wait", &Planted::equality_wait},
+      {"unchecked_previous", &Planted::kChecksPrevious},
+      {"unacknowledged", &Planted::kAcknowledges},
+      {"no_exit", &Planted::kExits},
+  };
+  const auto found = switches.find(name);
+  if (found == switches.end()) return false;
+  *found->second = !*found->second;
+  return true;
+}
 
 }  // namespace fastcoll::sim
