@@ -2,7 +2,7 @@
 """Every verb, dtype, operation, size, world, placement and algorithm, against the oracle.
 
 The cases are generated: each (dtype, operation) meets each algorithm in each world; sizes and
-placements take turns, so that every size meets everything in the slow part of the file.
+placements take turns; every size meets everything on 2 and 3 ranks, in the slow part of the file.
 """
 
 import itertools
@@ -201,9 +201,11 @@ def test_a_plain_ring_is_refused_where_order_matters(pools: Pools, world: int) -
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_size(pools: Pools, world: int) -> None:
+    """Every size meets everything in worlds of 2 and 3; in the others, everything meets three."""
     sizes = small_sizes(world)
-    check(pools(world), reductions(world, sizes, len(sizes)))
-    check(pools(world), moves(world, sizes, len(sizes)))
+    rounds = len(sizes) if world in (2, 3) else 3
+    check(pools(world), reductions(world, sizes, rounds))
+    check(pools(world), moves(world, sizes, rounds))
 
 
 @pytest.mark.slow
