@@ -54,7 +54,7 @@ NVCC_FLAGS = [
     "-Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra",
 ]
 # Machine code for these, and PTX of the last for what comes after.
-GPU_ARCHS = ("80", "90", "100")
+GPU_ARCHS = (os.environ.get("FASTCOLL_CUDA_ARCHS", "").strip() or "80,90,100").split(",")
 
 
 class Toolkit:

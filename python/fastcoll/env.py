@@ -101,6 +101,12 @@ CUDA = Variable(
     "read when fastcoll is built: auto has GPU support where nvcc is, 0 never, 1 or fail",
     _one_of("auto", "0", "1"),
 )
+CUDA_ARCHS = Variable(
+    "FASTCOLL_CUDA_ARCHS",
+    "80,90,100",
+    "read when fastcoll is built: the GPUs that it has machine code for; newer ones get the last's",
+    str,
+)
 GPU_CHANNELS = Variable(
     "FASTCOLL_GPU_CHANNELS",
     0,
@@ -164,6 +170,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     SINGLE_COPY,
     SIMD,
     CUDA,
+    CUDA_ARCHS,
     GPU_CHANNELS,
     GPU_HEAP_MIB,
     TORCH_BACKEND,

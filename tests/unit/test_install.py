@@ -155,6 +155,17 @@ esac
 """
 
 
+def test_gpus_that_nvcc_does_not_know_are_refused(checkout: Path, tmp_path: Path) -> None:
+    tools = path_without_nvcc(tmp_path / "tools")
+    Path(tools, "nvcc").write_text(f"#!/bin/sh\n{HONEST}exit 3")
+    Path(tools, "nvcc").chmod(0o755)
+    env = {"PATH": tools, "CUDA_HOME": "", "FASTCOLL_CUDA": "1", "FASTCOLL_CUDA_ARCHS": "7,8"}
+    code, output = attempt(*BUILD, cwd=checkout, **env)
+    assert code != 0
+    assert "compiles for none of sm_7, sm_8" in output
+    assert not (checkout / "out").exists(), "told before anything was compiled"
+
+
 @pytest.mark.parametrize("nvcc", ["echo out of order >&2; exit 3", HONEST + "exit 3"])
 def test_a_broken_nvcc_costs_gpu_support_only(checkout: Path, tmp_path: Path, nvcc: str) -> None:
     tools = path_without_nvcc(tmp_path / "tools")
