@@ -23,6 +23,7 @@ import signal
 import tempfile
 import time
 import traceback
+import unittest.mock
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from typing import Any
 DEADLINE_S = 60.0
 # Inside the deadline: a rank that waits for ever is the library's to report first.
 TIMEOUT_S = 20.0
+# How late a loaded machine may be with what is done at once; inside the limit that would be waited
+# for otherwise.
+LATE_S = 10.0
 # Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
 # 2 s of a fresh interpreter.
 PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "harness", "fastcoll"]
@@ -71,6 +75,16 @@ class Rank:
     def wait_for(self, event: str) -> None:
         """Wait until somebody told it."""
         self.store.wait([event], datetime.timedelta(seconds=DEADLINE_S))
+
+    def hasty_group(self, limit_s: float) -> Any:
+        """A group of all ranks with a short limit, which coming up may exceed: machines differ."""
+        from fastcoll import communicator
+
+        usual = communicator.Deadline
+        with unittest.mock.patch.object(communicator, "Deadline", lambda _: usual(TIMEOUT_S)):
+            group = self.comm.new_group(timeout_s=limit_s)
+        self.comm.barrier()  # nobody is late in its first call
+        return group
 
 
 @dataclasses.dataclass(frozen=True)

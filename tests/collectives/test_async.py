@@ -65,22 +65,22 @@ def late_peer(rank: Rank) -> list[Any]:
     import fastcoll
 
     if rank.rank == 1:
-        time.sleep(0.5)
-    start = time.monotonic()
+        rank.wait_for("asked")
     tensor = torch.ones(1)
     work = fastcoll.all_reduce(tensor, async_op=True)
-    took_s = time.monotonic() - start
     early = work.is_completed()
+    if rank.rank == 0:
+        rank.tell("asked")
     end = time.monotonic() + 10
     while not work.is_completed() and time.monotonic() < end:
         time.sleep(0.001)
-    return [took_s < 0.4, early, work.is_completed(), tensor.item()]
+    return [early, work.is_completed(), tensor.item()]
 
 
 def test_the_call_does_not_wait_for_the_peers(pools: Pools) -> None:
     first, second = pools(2).run(late_peer)
-    assert first == [True, False, True, 2.0]
-    assert second[2:] == [True, 2.0]
+    assert first == [False, True, 2.0]
+    assert second[1:] == [True, 2.0]
 
 
 def asynchronous_calls(world: int, count: int, seed: int) -> list[Call]:
@@ -204,9 +204,9 @@ def fail(rank: Rank) -> dict[str, Any]:
         fastcoll.all_reduce(torch.ones(3), out=torch.ones(2), async_op=True)
     except fastcoll.UsageError as error:
         facts["at once"] = "shape" in str(error)
-    group = fastcoll.new_group(timeout_s=0.5)
+    group = fastcoll.new_group()
     if rank.rank == 0:
-        work = group.all_reduce(torch.ones(3), async_op=True)
+        work = group.all_reduce(torch.ones(3), async_op=True, timeout_s=0.5)
         try:
             work.wait()
         except fastcoll.CollectiveTimeout as error:
@@ -216,8 +216,9 @@ def fail(rank: Rank) -> dict[str, Any]:
             work.get_future().wait()
         except Exception as error:
             facts["future"] = "CollectiveTimeout" in repr(error) or "all_reduce" in str(error)
+        rank.tell("rank 0 failed")
     else:
-        time.sleep(1)
+        rank.wait_for("rank 0 failed")
     group.close()
     good = np.ones(2)
     fastcoll.all_reduce(good)
@@ -261,14 +262,14 @@ def limits(rank: Rank) -> list[Any]:
 
     tensors = [torch.ones(3) for _ in range(4)]
     if rank.rank == 0:
-        works = [fastcoll.all_reduce(one, async_op=True, timeout_s=0.7) for one in tensors]
+        works = [fastcoll.all_reduce(one, async_op=True, timeout_s=2.0) for one in tensors]
         early = [attempt(works[0].wait, 0.05), attempt(works[0].wait, timedelta(seconds=0.05))]
         late = [attempt(work.wait) for work in works]
         kinds = [one.kind for one in (*early, *late)]
     else:
         kinds = []
         for one in tensors:
-            time.sleep(0.4)
+            time.sleep(0.6)
             fastcoll.all_reduce(one)
     return [kinds, [one[0].item() for one in tensors]]
 

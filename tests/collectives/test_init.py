@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +129,10 @@ def after_a_failure(rank: Rank) -> list[Any]:
     first = None
     if rank.rank == 0:
         first = attempt(fastcoll.init, **options, timeout_s=0.5).kind
+        rank.tell("rank 0 failed")
     else:
-        time.sleep(1.0)
-    fastcoll.init(**options, timeout_s=5)
+        rank.wait_for("rank 0 failed")
+    fastcoll.init(**options, timeout_s=20)
     return [first, total(rank)]
 
 

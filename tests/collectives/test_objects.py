@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of Python objects, and the barrier that names who is missing."""
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -69,9 +68,11 @@ def missing(rank: Rank) -> Attempt | None:
     fastcoll.monitored_barrier(group)
     one = None
     if rank.rank in (0, 3):
-        one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.4))
+        one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.8))
+        rank.tell(f"rank {rank.rank} missed some")
     else:
-        time.sleep(0.9)
+        for waiter in (0, 3):
+            rank.wait_for(f"rank {waiter} missed some")
     group.close()
     return one
 

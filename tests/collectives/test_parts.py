@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness import Attempt, Pools, Rank, attempt
+from harness import LATE_S, Attempt, Pools, Rank, attempt
 
 WORLD = 3
 LARGE = 70_001  # elements of 4 bytes: several segments, and no whole number of them
@@ -233,7 +233,7 @@ def test_counts_that_do_not_match_are_named_on_every_rank(pools: Pools, form: st
         for one in row:
             assert one.kind == "DesyncError", one
             assert "rank 1 gives 5 elements to rank 2, which expects 4" in one.text
-            assert one.seconds < 2
+            assert one.seconds < LATE_S
 
 
 def splits_on_one_rank(rank: Rank) -> Attempt:

@@ -151,7 +151,7 @@ def test_a_wrong_program_gives_a_wrong_result_and_a_missing_signal_an_error(
     silent = [step for step in steps if step[0] != 2]
 
     def run(steps: list[list[int]]) -> set[Any]:
-        pool = fresh_pool(3, harness.Setup(timeout_s=1.5))
+        pool = fresh_pool(3, harness.Setup(timeout_s=4))
         return set(pool.run(tampered, [word for step in steps for word in step], 1))
 
     assert run(steps) == {("", True)}

@@ -90,7 +90,7 @@ def test_random_sequences(pools: Pools, world: int) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
 def test_many_random_sequences(pools: Pools, world: int) -> None:
-    fuzz(pools, world, 600, fixed=False)
+    fuzz(pools, world, 150, fixed=False)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -140,10 +140,7 @@ def without_pause(rank: Rank, rounds: int, seed: int) -> str:
 
 @pytest.mark.parametrize(("world", "rounds"), [(2, 30_000), (4, 8000), (8, 600)])
 def test_no_pause_between_calls(pools: Pools, world: int, rounds: int) -> None:
-    start = time.monotonic()
     assert pools(world).run(without_pause, rounds, world) == [""] * world
-    # Spinning without yielding takes 44 ms a call with 8 ranks on 2 CPUs.
-    assert time.monotonic() - start < 40
 
 
 def run_of_broadcasts(rank: Rank, rounds: int) -> str:

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Attempt, Pool, Rank, Setup, attempt
+from harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 
-LIMIT_S = 4.0
-# Of a loaded machine; what is promised is 2 s.
-SOON_S = 3.5
+LIMIT_S = 4.0  # where it is waited for
 
 FreshPool = Callable[[int, Setup], Pool]
 
 
-def cluster(fresh_pool: FreshPool, nodes: str = "aabb") -> Pool:
-    return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=LIMIT_S))
+def cluster(fresh_pool: FreshPool, nodes: str = "aabb", timeout_s: float = TIMEOUT_S) -> Pool:
+    return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=timeout_s))
 
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
@@ -65,14 +63,14 @@ def assert_one_verdict(found: list[Attempt], kind: str, *words: str) -> None:
 def test_a_mismatch_between_nodes_is_seen(fresh_pool: FreshPool, usual: str, other: str) -> None:
     found = cluster(fresh_pool).run(call, [usual, usual, other, other])
     assert_one_verdict(found, "DesyncError", "ranks [0]", "ranks [2]")
-    assert max(one.seconds for one in found) < SOON_S
+    assert max(one.seconds for one in found) < LATE_S
 
 
 def test_a_mismatch_within_a_node_reaches_the_others(fresh_pool: FreshPool) -> None:
     names = ["all_reduce", "all_reduce", "all_reduce", "another op"]
     found = cluster(fresh_pool).run(call, names)
     assert_one_verdict(found, "DesyncError", "ranks [2]", "ranks [3]", "MAX")
-    assert max(one.seconds for one in found) < SOON_S
+    assert max(one.seconds for one in found) < LATE_S
 
 
 def split_sizes(rank: Rank) -> Attempt:
@@ -108,13 +106,13 @@ def calls_until_broken(rank: Rank, numel: int, first_wait_s: float = 0.0) -> lis
     ],
 )
 def test_a_killed_rank_is_named_everywhere(fresh_pool: FreshPool, victim: int, numel: int) -> None:
-    pool = cluster(fresh_pool)
+    pool = cluster(fresh_pool, timeout_s=LIMIT_S)
     pool.start(calls_until_broken, numel)
     time.sleep(0.5)
     os.kill(pool.pids[victim], signal.SIGKILL)
     killed = time.monotonic()
     found = [one.value for one in pool.collect() if one.rank != victim]
-    assert time.monotonic() - killed < LIMIT_S + SOON_S
+    assert time.monotonic() - killed < LIMIT_S + LATE_S
     assert_one_verdict([first for first, _ in found], "PeerLostError")
     assert {first.ranks for first, _ in found} == {(victim,)}
     assert all(again.text == first.text for first, again in found)
@@ -123,7 +121,7 @@ def test_a_killed_rank_is_named_everywhere(fresh_pool: FreshPool, victim: int, n
 @pytest.mark.slow
 @pytest.mark.parametrize("numel", [8, 4_000_000])
 def test_a_killed_node_is_named(fresh_pool: FreshPool, numel: int) -> None:
-    pool = cluster(fresh_pool, "abb")
+    pool = cluster(fresh_pool, "abb", LIMIT_S)
     pool.start(calls_until_broken, numel)
     time.sleep(0.5)
     for victim in (1, 2):
@@ -133,19 +131,19 @@ def test_a_killed_node_is_named(fresh_pool: FreshPool, numel: int) -> None:
     assert first.kind == "PeerLostError", first
     assert set(first.ranks) <= {1, 2}
     assert first.ranks
-    assert first.seconds < LIMIT_S + SOON_S
+    assert first.seconds < LIMIT_S + LATE_S
 
 
 @pytest.mark.slow
 def test_a_stopped_node_is_named_at_the_limit(fresh_pool: FreshPool) -> None:
-    pool = cluster(fresh_pool)
+    pool = cluster(fresh_pool, timeout_s=LIMIT_S)
     pool.start(calls_until_broken, 8)
     time.sleep(0.5)
     for victim in (2, 3):
         os.kill(pool.pids[victim], signal.SIGSTOP)
     stopped = time.monotonic()
     found = [one.value for one in pool.collect(ranks=[0, 1])]
-    assert time.monotonic() - stopped < LIMIT_S + 2 * SOON_S
+    assert time.monotonic() - stopped < LIMIT_S + LATE_S
     assert_one_verdict([first for first, _ in found], "CollectiveTimeout", "node 1", "ranks 2, 3")
     assert {first.ranks for first, _ in found} == {(2, 3)}
     for victim in (2, 3):
@@ -162,7 +160,7 @@ def one_stays_away(rank: Rank, absent: int) -> Attempt:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(fresh_pool: FreshPool) -> None:
-    found = cluster(fresh_pool).run(one_stays_away, 3)
+    found = cluster(fresh_pool, timeout_s=LIMIT_S).run(one_stays_away, 3)
     assert_one_verdict(found, "CollectiveTimeout", "[3]")
     assert {one.ranks for one in found} == {(3,)}
 
@@ -177,7 +175,7 @@ def aborted(rank: Rank) -> Attempt:
 def test_abort_reaches_all_nodes(fresh_pool: FreshPool) -> None:
     found = cluster(fresh_pool).run(aborted)
     assert_one_verdict(found, "AbortedError", "by rank 3 of 4", "the test says so")
-    assert max(one.seconds for one in found) < SOON_S
+    assert max(one.seconds for one in found) < LATE_S
 
 
 def goes_on_after_bad_arguments(rank: Rank) -> list[str]:

@@ -5,7 +5,6 @@ Every program here is a function of a rank that knows nothing of its backend; wh
 be what it returns on Gloo, or on one process alone.
 """
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backends import Program, on_backend, same
 
-from harness import Attempt, Rank, attempt
+from harness import LATE_S, Attempt, Rank, attempt
 
 
 def test_a_single_wrong_element_is_seen() -> None:
@@ -206,39 +205,44 @@ def test_a_mismatch_is_named(bare_pools: Any) -> None:
             assert one.kind == "DesyncError", one
             assert "float32" in one.text
             assert "int32" in one.text
-            assert one.seconds < 2
+            assert one.seconds < LATE_S
 
 
 def late(rank: Rank, way: str) -> list[Attempt]:
     """Rank 1 stays away from a group whose limit is short."""
-    limit = timedelta(seconds=0.4)
+    limit = timedelta(seconds=1)
     group = dist.new_group(timeout=limit if way == "group" else timedelta(seconds=60))
     if way == "set":
         group.set_timeout(limit)  # torch's _set_pg_timeout knows Gloo and NCCL only
     if rank.rank == 1:
-        time.sleep(1.5)
+        rank.wait_for(f"{way} failed")
     tensor = torch.ones(2)
     if way == "wait":
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        return [attempt(work.wait, limit)]
-    return [attempt(dist.all_reduce, tensor, group=group)]
+        found = attempt(work.wait, limit if rank.rank == 0 else timedelta(seconds=20))
+    else:
+        found = attempt(dist.all_reduce, tensor, group=group)
+    rank.tell(f"{way} failed")
+    return [found]
 
 
 @pytest.mark.parametrize("way", ["group", "set", "wait"])
 def test_limits(bare_pools: Any, way: str) -> None:
     [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", late, way)
     assert one.kind == "CollectiveTimeout", one
-    assert 0.3 < one.seconds < 1.2
+    assert 0.3 < one.seconds < LATE_S
     assert other.kind == ("" if way == "wait" else "CollectiveTimeout")
 
 
 def missing(rank: Rank) -> list[Attempt]:
-    limit = timedelta(seconds=0.4)
-    dist.monitored_barrier(timeout=limit)
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
     group = dist.new_group()
+    event = f"{dist.get_backend()} failed"
     if rank.rank == 1:
-        time.sleep(1)
-    return [attempt(dist.monitored_barrier, group, limit)]
+        rank.wait_for(event)
+    found = attempt(dist.monitored_barrier, group, timedelta(seconds=0.5))
+    rank.tell(event)
+    return [found]
 
 
 def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:

@@ -114,7 +114,7 @@ def test_nothing_is_noted_unless_asked_for(fresh_pool: Callable[..., Pool]) -> N
 
 def come_late(rank: Rank) -> Attempt | None:
     """Both make a call; rank 1 stays away from the next one."""
-    group = rank.comm.new_group(timeout_s=1)
+    group = rank.hasty_group(1)
     by_method(group, 5)
     if rank.rank == 0:
         caught = attempt(by_c_function, group, 7)

@@ -234,14 +234,15 @@ def after_an_error(rank: Rank, kind: str) -> dict[str, Any]:
     """Break the group, destroy it, look."""
     import fastcoll
 
-    comm = come_up(rank, "breaks", 0.7)
+    comm = come_up(rank, "breaks", 1.0 if kind == "CollectiveTimeout" else 20)
     use(comm)
     if kind == "PeerLostError" and rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "CollectiveTimeout" and rank.rank == 1:
-        time.sleep(1.2)
+        rank.wait_for("rank 0 failed")
     numel = 3 + (kind == "DesyncError" and rank.rank == 1)
     one = attempt(comm.all_reduce, torch.ones(numel))
+    rank.tell(f"rank {rank.rank} failed")
     assert one.kind == kind, one
     del comm
     fastcoll.destroy()

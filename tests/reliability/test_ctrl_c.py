@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Attempt, Pool, Rank, Setup, attempt
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
@@ -50,7 +50,7 @@ def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
     assert all(outcome.ok for outcome in outcomes), [outcome.describe() for outcome in outcomes]
     stopped, first, after = outcomes[0].value
     assert first.kind == "KeyboardInterrupt"
-    assert stopped - sent < 1
+    assert stopped - sent < LATE_S
     assert after.kind.endswith("Error")
     for outcome in outcomes[1:]:
         _, *attempts = outcome.value
@@ -58,8 +58,8 @@ def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
             assert one.kind in ("PeerLostError", "DesyncError", "FastcollError"), one
             assert "rank 0" in one.text
             assert "interrupt" in one.text.lower()
-    assert outcomes[1].value[0] - sent < 1.3
-    assert outcomes[2].value[1].seconds < 0.5
+    assert outcomes[1].value[0] - sent < LATE_S
+    assert outcomes[2].value[1].seconds < LATE_S
 
 
 def wait_for_work(rank: Rank) -> tuple[float, Attempt, float]:
@@ -85,7 +85,7 @@ def test_a_rank_that_waits_for_a_work(fresh_pool: Callable[..., Pool]) -> None:
     sent = interrupt(pool)
     first, second = pool.finish()
     assert first[1].kind == "KeyboardInterrupt"
-    assert first[0] - sent < 1
+    assert first[0] - sent < LATE_S
     assert second[1].kind == ""
     assert first[2] == second[2] == 4.0
 
@@ -97,7 +97,7 @@ def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
         return time.monotonic(), attempt(rank.wait_for, "late")
     rank.tell("waiting")
     store = dist.PrefixStore("init", rank.store)
-    one = attempt(fastcoll.init, store=store, rank=0, world_size=2, timeout_s=10)
+    one = attempt(fastcoll.init, store=store, rank=0, world_size=2, timeout_s=20)
     return time.monotonic(), one
 
 
@@ -110,7 +110,7 @@ def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
     pool.collect(ranks=(1,))
     stopped, one = outcome.value
     assert one.kind == "KeyboardInterrupt"
-    assert stopped - sent < 1.3
+    assert stopped - sent < LATE_S
 
 
 def handled(rank: Rank) -> tuple[int, list[float]]:

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Attempt, Outcome, Pool, Pools, Rank, Setup, attempt
-
-SOON_S = 2.0  # a second is promised; the rest is for a busy machine
+from harness import LATE_S, Attempt, Outcome, Pool, Pools, Rank, Setup, attempt
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
@@ -69,13 +67,13 @@ def assert_lost(outcomes: list[Outcome], dead: int, killed: float) -> None:
             continue
         assert outcome.ok, outcome.describe()
         knew, attempts = outcome.value
-        assert knew - killed < SOON_S
+        assert knew - killed < LATE_S
         for one in attempts:
             assert one.kind == "PeerLostError", one
             assert one.ranks == (dead,)
             assert f"rank {dead}" in one.text
             assert "destroy" in one.text
-        assert all(one.seconds < 0.5 for one in attempts[1:])
+        assert all(one.seconds < LATE_S for one in attempts[1:])
 
 
 @pytest.mark.parametrize("way", WAITS)
@@ -215,7 +213,7 @@ def test_death_before_init_ends_at_the_limit(fresh_pool: Callable[..., Pool]) ->
         _, [one] = outcome.value
         assert one.kind in ("CollectiveTimeout", "PeerLostError")
         assert one.ranks == (2,)
-        assert one.seconds <= 1.2 * 2.0 + 0.5
+        assert one.seconds <= 2.0 + LATE_S
 
 
 def be_killed_in_init(rank: Rank, after_s: float) -> Attempt:
@@ -242,7 +240,7 @@ def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: 
         one = outcome.value
         assert one.kind in ("CollectiveTimeout", "PeerLostError"), one
         assert one.ranks == (1,), one
-        assert one.seconds <= 1.2 * 1.0 + 0.5
+        assert one.seconds <= 1.0 + LATE_S
 
 
 def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
@@ -273,7 +271,7 @@ def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt
 
     if rank.rank == slow:
         rendezvous._call = call_late
-    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 5.0}
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 20.0}
     one = attempt(fastcoll.init, store=rank.store, **options)
     return one if one.kind else attempt(fastcoll.barrier)
 
@@ -300,7 +298,7 @@ def test_who_gives_up_in_init_says_why(
         if outcome.rank != 1:
             assert outcome.value.kind == "PeerLostError", outcome.value
             assert outcome.value.ranks == (1,), outcome.value
-            assert outcome.value.seconds < 3
+            assert outcome.value.seconds < LATE_S
 
 
 def survive(rank: Rank) -> Any:

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import DEADLINE_S, Attempt, Pool, Rank, attempt
-
-SOON_S = 3.0  # nothing of it takes a second; the rest is for a busy machine
+from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
 
 
 def use(group: Any) -> list[float]:
@@ -74,7 +72,7 @@ def test_after_a_death_in_the_middle_of_a_copy(
         assert outcome.ok, outcome.describe()
         kind, took_s, found, name = outcome.value
         assert kind == "PeerLostError"
-        assert took_s < SOON_S
+        assert took_s < LATE_S
         assert found == good(new_rank, world - 1)
         assert name == "world:1"
 
@@ -128,8 +126,9 @@ def push_until_error(rank: Rank, numel: int) -> Any:
     address = tensor.data_ptr()
     failed = ""
     while not failed:
-        failed = attempt(fastcoll.all_reduce, tensor, timeout_s=0.5).kind
+        failed = attempt(fastcoll.all_reduce, tensor, timeout_s=1.5).kind
     again = attempt(fastcoll.shrink, timeout_s=0.5)
+    rank.tell(f"rank {rank.rank} went on")
     after = attempt(fastcoll.all_reduce, tensor) if rank.rank == 1 else None
     tensor.fill_(3)
     early = torch.unique(tensor).tolist()
@@ -149,7 +148,8 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
     pool.start(push_until_error, 4_000_000)
     time.sleep(0.3)
     os.kill(pool.pids[1], signal.SIGSTOP)
-    time.sleep(2.0)
+    for survivor in (0, 2):
+        pool.wait_for(f"rank {survivor} went on")
     os.kill(pool.pids[1], signal.SIGCONT)
     rows = pool.finish()
     for rank, (failed, again, early, late, kept, summed, after) in enumerate(rows):
@@ -163,7 +163,7 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
             assert after.kind == "UsageError"
         else:
             assert again.kind == ""
-            assert 0.4 <= again.seconds < 0.5 + SOON_S
+            assert 0.4 <= again.seconds < 0.5 + LATE_S
             assert summed == [6.0]
 
 
@@ -332,8 +332,8 @@ def test_who_comes_too_late_is_left_out(fresh_pool: Callable[..., Pool]) -> None
     first, second, third = fresh_pool(3).run(come_late)
     for one, seconds, again in (first, second):
         assert one.kind == ""
-        assert 0.5 < seconds < 1.0 + SOON_S
+        assert 0.5 < seconds < 1.0 + LATE_S
         assert again == "UsageError"
     assert third[0].kind == "PeerLostError"
     assert third[0].ranks == (2,)
-    assert third[1] < SOON_S
+    assert third[1] < LATE_S
