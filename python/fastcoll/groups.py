@@ -248,6 +248,7 @@ def shrink(
     Raises:
         PeerLostError: The others went on without this rank, as it came too late.
         CollectiveTimeout: Over several nodes: the store does not answer, or a rank died meanwhile.
+        DriverError: This process may not open more files; the others go on without it.
         UsageError: The group was destroyed.
     """
     with _state.lock:

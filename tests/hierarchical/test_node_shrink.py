@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.survivors import Survivors, _Nodes
-from harness import Pool, Rank, Setup, attempt
+from harness import DEADLINE_S, Pool, Rank, Setup, attempt
 
 LIMIT_S = 4.0
 FreshPool = Callable[[int, Setup], Pool]
@@ -157,3 +157,41 @@ def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
     assert time.monotonic() - start >= 0.5
     assert [one.ranks for one in found] == [[0, 1, 3]] * 2
     assert found[0].islands(MAP) == Islands(((0, 1), (2,)), ("a", "c"))
+
+
+class Stopped(Board):
+    """Of a leader that is stopped when it is about to say who goes on."""
+
+    def __init__(self, store: Store, nonce: str) -> None:
+        super().__init__(store, nonce)
+        self.is_stopped, self.goes_on = threading.Event(), threading.Event()
+
+    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
+        self.is_stopped.set()
+        assert self.goes_on.wait(DEADLINE_S)
+        return super().say_first(key, text, limit_s)
+
+
+class Overwriting(Stopped):
+    """It does not look whether somebody has said so meanwhile."""
+
+    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
+        super().say_first(f"not {key}", text, limit_s)
+        self.say(key, text, limit_s)
+        return text
+
+
+@pytest.mark.parametrize(("kind", "is_one"), [(Stopped, True), (Overwriting, False)])
+def test_a_leader_that_comes_back_hears_the_answer(kind: type[Stopped], is_one: bool) -> None:
+    """It had found, by its clock, that no other node comes."""
+    store, found = HashStore(), list[Survivors]()
+    board = kind(store, "nonce")
+    late = _Nodes(board, MAP, [], limit_s=0)
+    thread = threading.Thread(target=lambda: found.append(late.decide(2, [3])))
+    thread.start()
+    assert board.is_stopped.wait(DEADLINE_S)
+    answer = _Nodes(Board(store, "nonce"), MAP, [], limit_s=0).decide(0, [0, 1])
+    board.goes_on.set()
+    thread.join()
+    assert answer.ranks == [0, 1, 3]
+    assert (found == [answer]) is is_one

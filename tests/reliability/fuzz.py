@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C, DesyncError, FastcollError, PeerLostError
+from fastcoll import _C, DesyncError, DriverError, FastcollError, PeerLostError
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.identity import Terms, introduce, meet
@@ -160,7 +160,7 @@ def fuzz_shrink(chance: random.Random) -> None:
         theirs.close()
         try:
             found = shrink(mesh, Words(chance), open_null, 0.05)
-        except (PeerLostError, DesyncError):
+        except (PeerLostError, DesyncError, DriverError):
             return
         assert 0 in found.ranks
         assert set(found.ranks) <= {0, 1}

@@ -7,7 +7,7 @@ It is given one more each time until it has enough, so that it fails at every po
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +118,33 @@ def test_who_is_refused_says_so_to_all(
     assert any(hint in one.text for one in rows[0][0]), "the others are told why"
     assert [held for _, held in rows] == [{}] * 3
     assert machine() <= before
+
+
+def shrink(group: Any) -> None:
+    group.shrink().close()
+
+
+def shrink_with_few(rank: Rank, most: int) -> tuple[list[Attempt], list[Any]]:
+    """As be_refused."""
+    use(rank.comm)
+    before = belongings()["descriptors"]
+    attempts = []
+    for left in range(most):
+        group = rank.comm.new_group(timeout_s=LIMIT_S)
+        with few_descriptors(left) if rank.rank == 1 else nullcontext():
+            attempts.append(attempt(shrink, group))
+        rank.comm.barrier()
+    return attempts, [before, belongings()["descriptors"]]
+
+
+def test_who_is_refused_while_others_shrink_is_left_out(fresh_pool: Callable[..., Pool]) -> None:
+    rows = fresh_pool(3).run(shrink_with_few, 10)
+    first, refused, third = (attempts for attempts, _ in rows)
+    assert refused[0].kind == "DriverError", refused
+    assert all(one.kind in ("", "DriverError") for one in refused), refused
+    assert any("ulimit -n" in one.text for one in refused), refused
+    assert refused[-1].kind == "", refused
+    for one in (*first, *third):
+        assert one.kind == "", one
+        assert one.seconds < SOON_S, one
+    assert all(before == after for _, (before, after) in rows)

@@ -36,7 +36,7 @@ class World:
         self.gone: set[int] = set()  # dead, or through and away
         self.dead: set[int] = set()
         self.lost: set[tuple[int, int]] = set()  # whose part never reaches whom
-        self.may_miss_it: set[int] = set()  # were stopped, or lost a part
+        self.may_miss_it: set[int] = set()  # were stopped, or one has not the other's part
         self.asleep_until_s = [0.0] * size
         self.stopped_until_s = [0.0] * size
         self.answers: dict[int, int] = {}  # also of ranks that died afterwards
@@ -110,11 +110,13 @@ class World:
             self.gone.add(rank)
             self.dead.add(rank)
             return
-        if event != "freeze":
-            self.may_miss_it.add(rank)
         if event == "lose":
-            self.lost.add((self.chance.randrange(self.size), rank))
+            other = self.chance.randrange(self.size)
+            self.lost.add((other, rank))
+            self.may_miss_it.update((rank, other))
             return
+        if event == "stop":
+            self.may_miss_it.add(rank)
         until_s = self.now_s + self.chance.choice([0.1, 0.5, 2, 6]) * LIMIT_S
         for one in left if event == "freeze" else [rank]:
             self.stopped_until_s[one] = max(self.stopped_until_s[one], until_s)
@@ -158,7 +160,7 @@ def test_one_answer_whoever_dies(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "seeds"), [(2, 1500), (3, 800), (5, 300)])
 def test_one_answer_whoever_stops(size: int, seeds: int) -> None:
-    """Ranks stop again and again, several at once; some die, and some get no more descriptors."""
+    """Ranks stop again and again, several at once; some die, and some parts get lost."""
     check_all(World, size, seeds, stop=5, die=1, lose=1)
 
 
@@ -211,7 +213,8 @@ class Hasty(Agreement):
     """Who has not taken all parts yet is out."""
 
     def proposal(self, held: list[int], gone: Collection[int], now_s: float) -> int:
-        self._held, self._gone, self._moved_s = held, set(gone), now_s - GRACE_S
+        super().proposal(held, gone, now_s)
+        self._moved_s = now_s - GRACE_S
         return super().proposal(held, gone, now_s)
 
 

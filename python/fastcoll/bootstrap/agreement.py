@@ -60,8 +60,7 @@ class Agreement:
         self._rank = rank
         self._world_size = world_size
         self._join_until_s = now_s + limit_s
-        self._held: list[int] = []
-        self._gone: set[int] = set()
+        self._seen: object = None
         self._moved_s = now_s  # when something was last seen to change
         self._looked_s = now_s
 
@@ -77,13 +76,13 @@ class Agreement:
         if now_s - self._looked_s > GRACE_S / 2:  # this rank was stopped: others shall not pay
             self._join_until_s = max(self._join_until_s, now_s + GRACE_S)
             self._moved_s = now_s
-        if held != self._held or not self._gone.issuperset(gone):
-            self._held, self._moved_s = held, now_s
-            self._gone.update(gone)
         self._looked_s = now_s
-        here = [rank for rank in range(self._world_size) if rank not in self._gone]
+        here = [rank for rank in range(self._world_size) if rank not in gone]
         joined = bits([rank for rank in here if held[rank] >> rank & 1])
-        if joined != bits(here) and now_s < self._join_until_s:
+        is_open = joined != bits(here) and now_s < self._join_until_s
+        if (seen := (held, here, is_open)) != self._seen:
+            self._seen, self._moved_s = seen, now_s
+        if is_open:
             return 0
         waited_s = now_s - self._moved_s
         if waited_s >= 2 * GRACE_S:  # those whose parts never came here might have gone on without

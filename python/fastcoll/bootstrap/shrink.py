@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.agreement import Agreement, Ballot, bits, ranks_in
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh, Packet
-from fastcoll.errors import DesyncError, PeerLostError
+from fastcoll.bootstrap.refusals import NO_DESCRIPTORS, as_driver_error
+from fastcoll.errors import DesyncError, DriverError, PeerLostError
 
 _LOOK_S = 0.02  # the others' words, and who is gone while a forked child keeps its socket open
 
@@ -35,6 +36,7 @@ class Survivors:
     region_fds: list[int]
 
 
+@as_driver_error("shrink()")
 def shrink(
     mesh: Mesh, ballot: Ballot, create_region: Callable[[], int], limit_s: float
 ) -> Survivors:
@@ -49,6 +51,7 @@ def shrink(
     Raises:
         PeerLostError: The others went on without this rank; `ranks` holds this rank.
         DesyncError: The answer names ranks that never joined: memory is damaged.
+        DriverError: This process may not open more files. The others go on without it.
     """
     room = _Room(mesh, ballot, create_region)
     try:
@@ -81,7 +84,10 @@ class _Room:
         self._regions = [-1] * mesh.world_size
         self._sockets = [-1] * mesh.world_size
         self._theirs = [-1] * mesh.world_size  # the ends that higher ranks get
+        self._pidfds = [-1] * mesh.world_size
         try:
+            for peer, fd in enumerate(mesh.pidfds):
+                self._pidfds[peer] = os.dup(fd) if fd >= 0 else -1
             self._regions[mesh.rank] = create_region()
             for peer in range(mesh.rank + 1, mesh.world_size):
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -116,16 +122,13 @@ class _Room:
         """Return the mesh of some ranks, this one among them; takes it out of the room."""
         old = self._mesh
         me = ranks.index(old.rank)
-        pidfds = [old.pidfds[rank] for rank in ranks]
-        pidfds = [os.dup(fd) if fd >= 0 else -1 for fd in pidfds]
-        sockets, regions = self._take(self._sockets, ranks), self._take(self._regions, ranks)
-        return Survivors(
-            Mesh(me, sockets, [old.pids[rank] for rank in ranks], pidfds), ranks, regions
-        )
+        pids = [old.pids[rank] for rank in ranks]
+        sockets, pidfds = self._take(self._sockets, ranks), self._take(self._pidfds, ranks)
+        return Survivors(Mesh(me, sockets, pids, pidfds), ranks, self._take(self._regions, ranks))
 
     def close(self) -> None:
         """Close what was not taken."""
-        for fds in (self._regions, self._sockets, self._theirs):
+        for fds in (self._regions, self._sockets, self._theirs, self._pidfds):
             for rank, fd in enumerate(fds):
                 if fd >= 0:
                     os.close(fd)
@@ -165,9 +168,11 @@ class _Room:
     def _take_part(self, peer: int, packet: Packet) -> None:
         """Keep what a rank that joins hands over; what else comes is dropped."""
         expected = 2 if peer < self._mesh.rank else 1
-        is_part = packet.message == SHRINK_TAG and len(packet.fds) == expected
-        if not is_part or self._regions[peer] >= 0:
+        joins = packet.message == SHRINK_TAG and self._regions[peer] < 0
+        if not joins or len(packet.fds) != expected:
             packet.close()
+            if joins and len(packet.fds) < expected:
+                raise DriverError(f"no place for a descriptor of rank {peer}: {NO_DESCRIPTORS}")
             return
         self._regions[peer] = packet.fds[0]
         if peer < self._mesh.rank:
