@@ -108,8 +108,11 @@ PyObject* wait_at_most(TransferWork& work, double limit_s) {
 }
 
 PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
-  if (!kwnames && (num_args == 0 || (num_args == 1 && args[0] == Py_None)))
-    return wait_at_most(work_of(self), 0);
+  // No limit is None, or nothing of whatever kind: torch gives a timedelta of no length.
+  const bool is_usual = !kwnames && num_args <= 1;
+  const int has_limit = is_usual && num_args == 1 ? PyObject_IsTrue(args[0]) : !is_usual;
+  if (has_limit < 0) return nullptr;
+  if (!has_limit) return wait_at_most(work_of(self), 0);
   static PyObject* const name = PyUnicode_InternFromString("_wait");
   PyObject* method = PyObject_GetAttr(self, name);
   PyObject* result =

@@ -286,7 +286,8 @@ def handles(rank: Rank) -> list[str]:
     sent = rank.comm.isend(torch.full((3,), 4.0), peer, 6)
     while not work.is_completed():  # moves it on, too
         time.sleep(0.001)
-    if not (work.wait() and work.wait(timeout=None) and work.wait(1) and sent.wait()):
+    none = (None, 0, 0.0, timedelta())
+    if not (all(work.wait(limit) for limit in none) and work.wait(timeout=1) and sent.wait()):
         wrong.append("wait is not true")
     if not work.is_success() or work.exception() is not None or work.source_rank() != peer:
         wrong.append("no success")
