@@ -146,7 +146,7 @@ void bind_group(py::module_& module) {
              }
              release_dropped();
            })
-      .def("has_open_transfers", &ProcessGroup::has_open_transfers)
+      .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
       .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
       .def(
           "add_program",

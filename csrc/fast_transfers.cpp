@@ -72,7 +72,7 @@ PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args) {
   {
     PythonHost host;
     if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
-    group.post(transfer);
+    group.post(transfer, host);
     group.wait(*transfer, host, 0);
   }
   return sends ? Py_NewRef(Py_None) : PyLong_FromLong(transfer->peer);

@@ -141,16 +141,16 @@ void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double ti
 }
 
 // Not under the group's lock: a transfer must get on while a call waits, and the other way round.
-void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer) {
+void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer, Host& host) {
   require_usable();
   limit(*transfer);
-  p2p_->post(transfer);
+  p2p_->post(transfer, host);
 }
 
-bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers) {
+bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host) {
   require_usable();
   for (const auto& transfer : transfers) limit(*transfer);
-  return p2p_->start(transfers);
+  return p2p_->start(transfers, host);
 }
 
 void ProcessGroup::limit(Transfer& transfer) const {

@@ -55,8 +55,8 @@ class ProcessGroup {
   void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);
 
   // Sends and receives: see PointToPoint. A timeout_s below 0 is the group's.
-  void post(const std::shared_ptr<Transfer>& transfer);
-  bool start(std::span<const std::shared_ptr<Transfer>> transfers);
+  void post(const std::shared_ptr<Transfer>& transfer, Host& host);
+  bool start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host);
   bool look(const Transfer& transfer) { return p2p_->look(transfer); }
   bool wait(Transfer& transfer, Host& host, double limit_s) {
     return p2p_->wait(transfer, host, limit_s);

@@ -70,7 +70,7 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   try {
     PythonHost host;
     if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
-    group->post(transfer);
+    group->post(transfer, host);
   } catch (const Failure& failure) {
     set_python_error(failure);
     Py_DECREF(object);
@@ -205,7 +205,7 @@ void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>
     if (std::any_of(transfers.begin(), transfers.end(),
                     [](const auto& one) { return one->num_bytes >= kGilFreeBytes; }))
       host.blocking();
-    must_drive = caller.group.start(transfers);
+    must_drive = caller.group.start(transfers, host);
   }
   for (size_t i = 0; i < works.size(); ++i) work_of(works[i]).transfer = transfers[i];
   if (must_drive) drive(caller);

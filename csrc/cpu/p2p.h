@@ -69,15 +69,15 @@ class PointToPoint {
   void allow_single_copy() { may_copy_ = true; }
 
   // Start a transfer that is waited for soon; it may be done at once.
-  void post(const std::shared_ptr<Transfer>& transfer) {
-    const std::lock_guard guard(mutex_);
+  void post(const std::shared_ptr<Transfer>& transfer, Host& host) {
+    const auto guard = lock(host);
     open({&transfer, 1});
   }
 
   // Start transfers that nobody may wait for, in their order. True: somebody has to drive, as they
   // are not all done.
-  bool start(std::span<const std::shared_ptr<Transfer>> transfers) {
-    const std::lock_guard guard(mutex_);
+  bool start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host) {
+    const auto guard = lock(host);
     if (!open(transfers)) return false;
     last_start_us_ = now_us();
     return !is_driven_;
@@ -145,6 +145,16 @@ class PointToPoint {
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
   static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: others get on in between
 
+  // Another thread may hold it through long copies; the program's others are to run meanwhile.
+  std::unique_lock<std::mutex> lock(Host& host) {
+    std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock()) [[unlikely]] {
+      host.blocking();
+      guard.lock();
+    }
+    return guard;
+  }
+
   void say_blocked(uint64_t what) {
     const std::lock_guard guard(mutex_);
     if (!closed_) P::store_relaxed(group_.pad(group_.rank()).blocked.value, what);
@@ -166,7 +176,7 @@ class PointToPoint {
     for (int round = awaited ? 0 : kSpins + P::kYields; !over(); ++round) {
       bool moved, is_under_way;
       {
-        const std::lock_guard guard(mutex_);
+        const auto guard = lock(host);
         moved = pass();
         is_under_way = is_under_way_;
       }

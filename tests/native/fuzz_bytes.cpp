@@ -224,7 +224,7 @@ void talk(Bytes& bytes) {
   message.tag_and_dtype = uint64_t(DType::uint8) << 32;
   damage(bytes, reinterpret_cast<std::byte*>(&message), offsetof(Message, payload));
   try {
-    for (const auto& transfer : transfers) engine.post(transfer);
+    for (const auto& transfer : transfers) engine.post(transfer, host);
     for (int round = 0; round < 4; ++round) {
       damage(bytes, reinterpret_cast<std::byte*>(&theirs), offsetof(PairChannel, bays));
       for (const auto& transfer : transfers)

@@ -121,7 +121,7 @@ void transfer(Group<P>& group, PointToPoint<P>& pairs) {
     one->data = data.data() + (sends ? 0 : kMessageBytes);
     one->num_bytes = kMessageBytes;
     one->timeout_s = kTimeoutS;
-    pairs.post(one);
+    pairs.post(one, host);
   }
   for (const auto& one : both) pairs.wait(*one, host, 0);
 }

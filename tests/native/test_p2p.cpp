@@ -123,7 +123,7 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
     for (Running& one : mine) {
       one.transfer->data = reinterpret_cast<std::byte*>(one.data.data());
       one.transfer->timeout_s = timeout_s;
-      engine.post(one.transfer);
+      engine.post(one.transfer, host);
     }
     for (Running& one : mine) {
       engine.wait(*one.transfer, host, 0);
