@@ -61,6 +61,7 @@ class ProcessGroup {
   bool wait(Transfer& transfer, Host& host, double limit_s) {
     return p2p_->wait(transfer, host, limit_s);
   }
+  bool withdraw(Transfer& transfer) { return p2p_->withdraw(transfer); }
   void drive(Host& host) { p2p_->drive(host); }
   bool has_open_transfers() { return p2p_->has_open(); }
 

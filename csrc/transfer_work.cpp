@@ -137,6 +137,17 @@ PyObject* is_completed(PyObject* self, PyObject*) {
   return PyBool_FromLong(is_done);
 }
 
+PyObject* withdraw(PyObject* self, PyObject*) {
+  const TransferWork& work = work_of(self);
+  bool is_withdrawn;
+  {
+    PythonHost host;
+    host.blocking();
+    is_withdrawn = work.caller.group.withdraw(*work.transfer);
+  }
+  return PyBool_FromLong(is_withdrawn);
+}
+
 PyObject* source_rank(PyObject* self, PyObject*) {
   return PyLong_FromLong(work_of(self).transfer->peer);
 }
@@ -159,6 +170,7 @@ PyMethodDef methods[] = {
      "source_rank()\n--\n\n"
      "Return the group rank that sent what was received here; for complete transfers."},
     {"_wait_for", wait_for, METH_O, nullptr},
+    {"_withdraw", withdraw, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -107,6 +107,15 @@ class PointToPoint {
     return true;
   }
 
+  // Take back a receive that no message was found for, which ends it. False: one was, or it failed.
+  bool withdraw(Transfer& transfer) {
+    const std::lock_guard guard(mutex_);
+    if (transfer.done || transfer.sends || transfer.state != Transfer::State::fresh) return false;
+    std::erase_if(open_, [&](const auto& one) { return one.get() == &transfer; });
+    finish(transfer);
+    return true;
+  }
+
   // Make progress for a program that does something else meanwhile, until nothing is open any more
   // and was not for a while: in a program that goes on starting transfers, no call wakes a thread.
   void drive(Host& host) {

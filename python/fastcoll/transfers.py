@@ -38,6 +38,10 @@ class TransferWork(_C.TransferWork):
             raise CollectiveTimeout(f"the transfer is not complete after {timeout:g} s; it goes on")
         return True
 
+    def withdraw(self) -> bool:
+        """End a receive that no message was found for; False if one was, or it failed."""
+        return self._withdraw()
+
     def is_success(self) -> bool:
         """Return whether the transfer is over and went well."""
         return self.is_completed() and self.exception() is None
@@ -132,12 +136,17 @@ def _post(group: _C.Group, transfer: Transfer, names: Sequence[int]) -> Transfer
 class TransferBetween(Work):
     """A send or a receive between nodes; it runs in the order of its queue."""
 
-    def __init__(self, run: Callable[[], None], transfer: Transfer) -> None:
-        super().__init__(run, [transfer.array.source])
+    def __init__(self, run: Callable[[], int], transfer: Transfer) -> None:
+        """Take what carries it out and returns the peer."""
+
+        def keep_peer() -> None:
+            self._peer = run()
+
+        super().__init__(keep_peer, [transfer.array.source])
         self._peer = transfer.peer
 
     def source_rank(self) -> int:
-        """Return the group rank that sent what was received here."""
+        """Return the group rank that sent what was received here; for complete transfers."""
         return self._peer
 
 

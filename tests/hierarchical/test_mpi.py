@@ -10,6 +10,7 @@ import pytest
 import torch
 from calls import MOVES, ROOTED, Call
 from mpi_pool import MpiPool, find_open_mpi
+from test_any_source import from_anybody
 from test_node_failures import assert_one_verdict, call
 from test_node_transfers import everybody_to_everybody
 from test_verbs import LARGE_SIZE, SIZES, check, moves, others, reductions, uneven
@@ -60,6 +61,7 @@ def test_every_verb_dtype_and_size(open_mpi: MakePool, nodes: str) -> None:
     pool.run(uneven)
     pool.run(others)
     pool.run(everybody_to_everybody)
+    pool.run(from_anybody)
 
 
 @pytest.fixture

@@ -79,6 +79,28 @@ class Board:
 
         return self._ask(look, limit_s)
 
+    def append(self, key: str, text: str, limit_s: float) -> None:
+        """Write something behind what others wrote there, if the store answers in time."""
+
+        def write() -> None:
+            number = self._store.add(key, 1)
+            self._store.set(f"{key}/{number}", text)
+
+        self._ask(write, limit_s)
+
+    def appended(self, key: str, known: int, limit_s: float) -> list[str]:
+        """Return what was appended after the first `known` texts, as far as the store answers."""
+
+        def look() -> list[str]:
+            texts: list[str] = []
+            for number in range(known + 1, self._store.add(key, 0) + 1):
+                if not self._store.check([f"{key}/{number}"]):
+                    break  # it is being written
+                texts.append(self._store.get(f"{key}/{number}").decode())
+            return texts
+
+        return self._ask(look, limit_s) or []
+
     def verdict(self) -> FastcollError | None:
         """Return the verdict as far as it is known; asks for news, but does not wait for them."""
         if self._verdict is None and not self._asking.is_set():

@@ -27,10 +27,11 @@ from fastcoll.errors import (
 from fastcoll.hierarchical.arguments import AnyCall, Arguments, carry_out, check_all
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import make_lane, maker_of
-from fastcoll.hierarchical.channels import Ends, NodeTransfers
+from fastcoll.hierarchical.channels import Ends
 from fastcoll.hierarchical.island import Island
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked
+from fastcoll.hierarchical.node_transfers import NodeTransfers
 from fastcoll.hierarchical.survivors import agree, come
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.parts import PartsOperands
@@ -59,12 +60,12 @@ _abandoned: list[object] = []
 class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
-    Has the verbs of a `Communicator`, but for recv from any rank; a send to another node is over
-    when it is received. Sums go over the ranks of a node, then over the nodes. Between nodes
-    `numerics` is "same_bits" by default, but for SUM and PRODUCT of half types, which the carrier
-    reduces: with m nodes the result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum,
-    with u = 2^-11 for float16 and 2^-8 for bfloat16. MPI has no half types: there these go as
-    bytes, and have the same bits too.
+    Has the verbs of a `Communicator`; a send to another node is over when it is received. Sums go
+    over the ranks of a node, then over the nodes. Between nodes `numerics` is "same_bits" by
+    default, but for SUM and PRODUCT of half types, which the carrier reduces: with m nodes the
+    result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16
+    and 2^-8 for bfloat16. MPI has no half types: there these go as bytes, and have the same bits
+    too.
     """
 
     _transfers: NodeTransfers
@@ -108,7 +109,7 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             for lane in islands.lanes_of(node, local_rank)
         ]
         self._lanes = Lanes(islands, rank, island, carriers, self._watch)
-        ends = Ends(seat, make, own, self._watch, settings.timeout_s)
+        ends = Ends(seat, make, own, self._board, self._watch, settings.timeout_s)
         self._transfers = NodeTransfers(ends, island)
 
     @property

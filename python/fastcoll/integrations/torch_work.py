@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastcoll.transfers import TransferWork
+from fastcoll.transfers import TransferBetween, TransferWork
 from fastcoll.work import Work
 
 
@@ -53,7 +53,7 @@ class TorchWork(dist.Work):
     def source_rank(self) -> int:
         """Return the group rank that sent what was received here."""
         [work] = self._works
-        return work.source_rank() if isinstance(work, TransferWork) else -1
+        return work.source_rank() if isinstance(work, TransferWork | TransferBetween) else -1
 
     _source_rank = source_rank
 

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives in a group over several nodes: which go where.
+
+Within a node they are the island's, between nodes a channel's, and a receive from any rank is both.
+Must not know how messages travel.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from fastcoll.errors import UnsupportedError
+from fastcoll.hierarchical.any_source import AnySource
+from fastcoll.hierarchical.channels import Channel, Ends, Turns
+from fastcoll.pairs import ANY, Transfer, TransferCall, check_transfer
+from fastcoll.transfers import AnyTransferWork, Transfers, TransferWork
+
+# Of the island's part of a receive from any rank, whose own limit ends it first.
+_NO_LIMIT_S = 1e9
+
+
+def _no_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
+    raise UnsupportedError(
+        "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or make a "
+        "group of each node's ranks with new_group()"
+    )
+
+
+class NodeTransfers(Transfers):
+    """The transfers of one group over several nodes."""
+
+    def __init__(self, ends: Ends, island: Any) -> None:
+        self._ends = ends
+        islands = ends.seat.islands
+        self._node, _ = islands.places[ends.seat.rank]
+        self._local = Transfers(island, _no_gpus, islands.nodes[self._node])
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._channels: dict[tuple[bool, int, int], Channel] = {}
+        self._any: dict[int, AnySource] = {}
+        self._turns: defaultdict[int, Turns] = defaultdict(Turns)
+
+    def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start transfers; they move on whether or not somebody waits for them."""
+        checked = [(call, self._checked(call)) for call in calls]
+        return [self._start(call, transfer) for call, transfer in checked]
+
+    def run(self, call: TransferCall) -> int:
+        """Start a transfer and wait until it is complete; return the peer."""
+        transfer = self._checked(call)
+        if transfer.peer != ANY:
+            node, local_rank = self._ends.seat.islands.places[transfer.peer]
+            if node == self._node:
+                self._local.run(replace(call, peer=local_rank))
+                return transfer.peer
+        work = self._start(call, transfer)
+        work.wait()
+        return work.source_rank()
+
+    def close(self) -> None:
+        """End what is not complete."""
+        with self._lock:
+            self._is_closed = True
+            for one in (*self._any.values(), *self._channels.values()):
+                one.is_closed = True
+        # Receives from any rank use channels, and may just be making one.
+        for source in self._any.values():
+            source.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _checked(self, call: TransferCall) -> Transfer:
+        transfer = check_transfer(call, len(self._ends.seat.islands.places))
+        if transfer.array.device >= 0:
+            _no_gpus([transfer], False)
+        return transfer
+
+    def _start(self, call: TransferCall, transfer: Transfer) -> AnyTransferWork:
+        if transfer.peer == ANY:
+
+            def post() -> TransferWork:
+                [work] = self._local.start([replace(call, timeout_s=_NO_LIMIT_S)])
+                return cast(TransferWork, work)
+
+            return self._any_source(transfer.tag).start(transfer, post)
+        node, local_rank = self._ends.seat.islands.places[transfer.peer]
+        if node == self._node:
+            [work] = self._local.start([replace(call, peer=local_rank)])
+            return work
+        return self._channel(transfer, transfer.peer).start(transfer)
+
+    def _any_source(self, tag: int) -> AnySource:
+        with self._lock:
+            if tag not in self._any:
+                self._any[tag] = AnySource(self._ends, tag, self._turns[tag], self._channel)
+            return self._any[tag]
+
+    def _channel(self, transfer: Transfer, peer: int) -> Channel:
+        """Return the channel of a transfer's kind and tag to or from a rank of another node."""
+        key = transfer.sends, peer, transfer.tag
+        with self._lock:
+            if key not in self._channels:
+                turns = self._turns[transfer.tag]
+                self._channels[key] = Channel(self._ends, transfer, peer, turns)
+                self._channels[key].is_closed = self._is_closed
+            return self._channels[key]
