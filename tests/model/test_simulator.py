@@ -96,7 +96,7 @@ def test_one_rank_in_place_of_all_gives_the_same_time(verb: str, algorithm: str)
     regular = 0
     for n in (1, 2, 3, 4, 6, 8, 12, 16):
         schedule = build(verb, algorithm, n, local_size=1, num_segments=2)
-        shifts = shifts_of(schedule)
+        shifts = shifts_of(schedule, 1)
         if shifts is None:
             continue
         fabric = OneSwitch(n, 2.0, 1 / 500, 1 / 3000)

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from damage import damaged
 from fastcoll.errors import UsageError
-from fastcoll.model.builders import build
+from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.formulas import Constants, hierarchical_all_reduce_us
-from fastcoll.model.regular import Shifts, shifts_of, simulate_regular
+from fastcoll.model.regular import Shifts, shifts_of, simulate_on_switch, simulate_regular
+from fastcoll.model.schedule import VERBS
 from fastcoll.model.simulator import simulate
 from fastcoll.topology import model
 from fastcoll.topology.cluster import Cluster
@@ -115,6 +117,37 @@ def test_one_rank_in_place_of_all_where_cards_are_shared(algorithm: str, machine
         exact = simulate(schedule, cluster, 1e7).time_us
         found = simulate_regular(schedule, cluster.under_one_leaf(), 1e7, shifts).time_us
         assert found == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("machine", "num_ranks"), [("hgx-h100", 8), ("gb200-nvl72", 9)])
+def test_one_rank_in_place_of_all_on_one_switch(machine: str, num_ranks: int) -> None:
+    cluster = Cluster(load_machine(machine))
+    switch = on_one_switch(cluster, num_ranks)
+    assert switch is not None
+    regular = 0
+    for verb in VERBS:
+        for algorithm in algorithms_of(verb):
+            schedule = build(verb, algorithm, num_ranks, num_segments=2)
+            if shifts_of(schedule) is None:
+                continue
+            for size in (1e3, 1e8):
+                exact = simulate(schedule, cluster, size).time_us
+                found = simulate_on_switch(schedule, switch, size).time_us
+                assert found == pytest.approx(exact, rel=1e-9), (verb, algorithm)
+            regular += 1
+    assert regular > 10
+
+
+def test_ranks_that_are_not_alike_are_on_no_switch() -> None:
+    for machine in ("dgx-1v", "l40s-pcie", "cpu-2s"):
+        cluster = Cluster(load_machine(machine))
+        assert on_one_switch(cluster, cluster.num_ranks) is None, machine
+    assert on_one_switch(h100s(2), 16) is None
+    whole = load_machine("hgx-h100")
+    slow = dict(whole.wires)
+    port = next(ends for ends in slow if ends[0] == whole.ranks[3])
+    slow[port] = dataclasses.replace(slow[port], gbps=slow[port].gbps / 2)
+    assert on_one_switch(Cluster(dataclasses.replace(whole, wires=slow)), 8) is None
 
 
 def test_a_hundred_thousand_ranks_in_seconds() -> None:

@@ -6,15 +6,16 @@ that is not listed but proven, on a schedule of a few ranks.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Literal
 
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.checker import check
+from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.limits import least_us
-from fastcoll.model.regular import shifts_of, simulate_regular
+from fastcoll.model.regular import shifts_of, simulate_on_switch, simulate_regular
 from fastcoll.model.schedule import REDUCTIONS, VERBS, Copy, Reduce, Schedule, moved
 from fastcoll.model.simulator import simulate
 from fastcoll.topology.cluster import Cluster
@@ -65,11 +66,17 @@ def adds_in_rank_order(verb: str, algorithm: str) -> bool:
 
 
 def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
-    """Return the simulated time: step by step, or by one rank in place of all if that is too long.
+    """Return the simulated time: by one rank in place of all if they are alike, or step by step.
+
+    Where ranks are alike on one switch that is the same; between nodes, where one rank stands for
+    all only with simplifications, it is done for what takes too long otherwise.
 
     Raises:
         UsageError: It is too long, and the ranks are not all alike.
     """
+    switch = on_one_switch(cluster, schedule.world_size)
+    if switch and shifts_of(schedule):
+        return simulate_on_switch(schedule, switch, size_bytes).time_us
     steps = islice(schedule.program(0, 0), _MAX_TRANSFERS)
     num_moves = sum(len(moved(step)) for step in steps if isinstance(step, Copy | Reduce))
     num_transfers = num_moves * schedule.world_size * schedule.num_channels
@@ -132,6 +139,7 @@ def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numer
     return ""
 
 
+@lru_cache(maxsize=1024)  # a report asks for the same several times
 def priced(
     verb: str, algorithm: str, cluster: Cluster, world_size: int, size_bytes: int
 ) -> Candidate:
@@ -147,5 +155,7 @@ def priced(
         except UsageError as error:
             if not times:
                 return Candidate(algorithm, None, str(error))
+        if times[-1] > min(times):
+            break  # the more segments, the more signals: it only gets worse
     time_us, num_segments = min(times)
     return Candidate(algorithm, time_us, num_segments=num_segments)

@@ -3,6 +3,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Protocol
 
 from fastcoll.topology.cluster import Route
@@ -59,16 +60,12 @@ class OneSwitch:
     alpha_us: float
     beta_us_per_byte: float
     gamma_us_per_byte: float = 0.0
+    copy_us_per_byte: float = 0.0  # local copies are free in the books
 
     @property
     def reduce_us_per_byte(self) -> float:
         """Gamma."""
         return self.gamma_us_per_byte
-
-    @property
-    def copy_us_per_byte(self) -> float:
-        """Local copies are free, as in the books."""
-        return 0.0
 
     def route(self, source: int, destination: int) -> Route:
         """Return the way up to the switch and down again."""
@@ -90,3 +87,33 @@ class OneSwitch:
     def is_owned_by(self, link: Link, node: int) -> bool:
         """Return whether it is the node's port."""
         return isinstance(link, tuple) and link[0] == node
+
+
+def on_one_switch(fabric: Fabric, num_ranks: int) -> OneSwitch | None:
+    """Return the first ranks of a fabric as ports of one switch, None if they are not all alike.
+
+    Each must have one link up and one down, none shared with another rank, of the same bandwidth
+    for all; any two are equally far apart.
+    """
+    if num_ranks < 2:
+        return None
+    first = fabric.route(0, 1)
+    ups: dict[int, Link] = {}
+    downs: dict[int, Link] = {}
+    for source, destination in permutations(range(num_ranks), 2):
+        links, latency_us = fabric.route(source, destination)
+        if len(links) != 2 or latency_us != first.latency_us:
+            return None
+        if (ups.setdefault(source, links[0]), downs.setdefault(destination, links[1])) != links:
+            return None
+    ports = {*ups.values(), *downs.values()}
+    speeds = {fabric.bytes_per_us(port) for port in ports}
+    if len(ports) < 2 * num_ranks or len(speeds) > 1:
+        return None
+    return OneSwitch(
+        num_ranks,
+        first.latency_us,
+        1 / speeds.pop(),
+        fabric.reduce_us_per_byte,
+        fabric.copy_us_per_byte,
+    )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.fabric import on_one_switch
+from fastcoll.model.regular import simulate_on_switch
 from fastcoll.model.schedule import EVERY, Copy, Program, Reduce, Schedule, Signal, Span, Step, Wait
 from fastcoll.model.simulator import simulate
 from fastcoll.topology.cluster import Cluster
@@ -94,11 +96,9 @@ def groups_us(verb: str, cluster: Cluster, groups: Groups, size_bytes: float) ->
     names: Sequence[str] = [name for name in algorithms_of(verb) if name in _ON_A_NODE]
     if 1 < local_size < world_size and world_size % local_size == 0:
         names = ["hierarchical"]
-    return min(
-        simulate(
-            side_by_side(build(verb, name, world_size, local_size=local_size), groups),
-            cluster,
-            size_bytes,
-        ).time_us
-        for name in names
-    )
+    built = [build(verb, name, world_size, local_size=local_size) for name in names]
+    switch = on_one_switch(cluster, sum(map(len, groups)))
+    if switch:  # where no group is in another one's way
+        return min(simulate_on_switch(one, switch, size_bytes).time_us for one in built)
+    together = [side_by_side(one, groups) for one in built]
+    return min(simulate(one, cluster, size_bytes).time_us for one in together)

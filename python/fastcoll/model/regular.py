@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fastcoll.errors import UsageError
-from fastcoll.model.fabric import Fabric, Link
+from fastcoll.model.fabric import Fabric, Link, OneSwitch
 from fastcoll.model.schedule import Schedule, Signal
-from fastcoll.model.simulator import Simulation, Stream, Timing
+from fastcoll.model.simulator import Simulation, Stream, Timing, simulate
 
 # How the ranks of a schedule are shifted: added, or xor-ed where there are 2^k of them.
 _ADDING = frozenset(
@@ -55,12 +55,12 @@ class Shifts:
         return node * self.local_size + -local % self.local_size
 
 
-def shifts_of(schedule: Schedule, local_size: int = 1) -> Shifts | None:
+def shifts_of(schedule: Schedule, local_size: int | None = None) -> Shifts | None:
     """Return how all ranks of a schedule do the same, or None if they don't.
 
     Args:
         schedule: From `builders`.
-        local_size: Ranks per node of a hierarchical schedule.
+        local_size: Ranks per node of a hierarchical schedule, which is not regular without.
     """
     name, n = schedule.algorithm, schedule.world_size
     if schedule.verb not in _ROOTLESS:
@@ -70,6 +70,8 @@ def shifts_of(schedule: Schedule, local_size: int = 1) -> Shifts | None:
         return Shifts(1, n)
     if name in _XORING and is_power:
         return Shifts(1, n, xor_nodes=True)
+    if local_size is None:
+        return None
     num_nodes = n // local_size
     if name == "hierarchical_ring" or (name, schedule.verb) == ("hierarchical", "all_to_all"):
         return Shifts(local_size, num_nodes)
@@ -87,6 +89,18 @@ def simulate_regular(
         UsageError: The nodes of the fabric are not those of the shifts.
     """
     return _Regular(schedule, fabric, size_bytes, shifts).run()
+
+
+def simulate_on_switch(schedule: Schedule, switch: OneSwitch, size_bytes: float) -> Timing:
+    """Return how long a schedule takes where ranks are alike: by one of them if it is regular.
+
+    Raises:
+        UsageError: The schedule waits for ever.
+    """
+    shifts = shifts_of(schedule)
+    if shifts is None:
+        return simulate(schedule, switch, size_bytes)
+    return simulate_regular(schedule, switch, size_bytes, shifts)
 
 
 class _Regular(Simulation):

@@ -29,9 +29,9 @@ class Route(NamedTuple):
 _LEAF = -1  # owner of a leaf's ports: no node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cluster:
-    """`num_nodes` machines; rank i runs on device i mod m of node i div m.
+    """`num_nodes` machines; rank i runs on device i mod m of node i div m. Equal to itself only.
 
     Raises:
         UsageError: Several nodes without a network, or without network cards.
@@ -40,7 +40,7 @@ class Cluster:
     machine: Machine
     num_nodes: int = 1
     network: Network | None = None
-    _known: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
