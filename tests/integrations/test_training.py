@@ -45,7 +45,8 @@ def train(
     optimizer, losses = optimizer or sgd(model.parameters()), []
     for inputs, targets in batches():
         share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-        loss = nn.functional.mse_loss(model(inputs[share]), targets[share])
+        # In one type, which torch 2.11 asks for where a model computes in another one.
+        loss = nn.functional.mse_loss(model(inputs[share]).to(targets.dtype), targets[share])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
