@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from test_cleanup import belongings, machine, use
 
+from fastcoll.bootstrap import identity
 from harness import Attempt, Pool, Rank, attempt
 
 SOON_S = 5.0  # far below the limits of the waits: a failure is told, not waited for
@@ -148,3 +149,11 @@ def test_who_is_refused_while_others_shrink_is_left_out(fresh_pool: Callable[...
         assert one.kind == "", one
         assert one.seconds < SOON_S, one
     assert all(before == after for _, (before, after) in rows)
+
+
+def test_a_process_without_descriptors_does_not_guess_its_machine() -> None:
+    known = identity.machine()
+    with few_descriptors(0), pytest.raises(OSError, match="Too many open files"):
+        identity.machine()
+    with few_descriptors(1):
+        assert identity.machine() == known

@@ -37,14 +37,14 @@ def layout() -> str:
 def _namespace(kind: str) -> str:
     try:
         return str(Path(f"/proc/self/ns/{kind}").readlink())
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return "unknown"
 
 
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return os.uname().nodename
 
 
@@ -99,7 +99,11 @@ class Terms:
 
 
 def machine() -> str:
-    """Return what tells the memory that this process can share from all other memory."""
+    """Return what tells the memory that this process can share from all other memory.
+
+    Raises:
+        OSError: It can't be read just now; a guess would make another node of this process.
+    """
     return f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}"
 
 
