@@ -16,5 +16,6 @@ case ${1:-} in
 esac
 
 install_checkout test
-# Two files at a time: most of a test is waiting. Whole files: they share ranks and builds.
-exec python -m pytest -q -n 2 --dist loadfile "${select[@]}" "$@"
+# Two files at a time: most of a test is waiting. Whole files: they share ranks and builds. In the
+# order of tests/conftest.py.
+exec python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,24 @@ os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 NOT_RUN = pytest.StashKey[int]()
+
+# What takes longest comes first: left for the end, one worker would run it while the other waits.
+LONGEST = (
+    "native/test_native.py",
+    "collectives/test_matrix.py",
+    "sim/test_nvcc.py",
+    "unit/test_install.py",
+    "sim/test_sim.py",
+    "collectives/test_sequences.py",
+    "native/test_fuzz_bytes.py",
+    "integrations/test_compiled_backend.py",
+    "integrations/test_torch_suite.py",
+    "integrations/test_ops.py",
+    "hierarchical/test_mpi.py",
+    "reliability/test_soak.py",
+    "reliability/test_death.py",
+    "reliability/test_cleanup.py",
+)
 
 
 def why_no_gpu() -> str:
@@ -35,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[NOT_RUN] = len(mine)
         config.hook.pytest_deselected(items=mine)
         items[:] = [item for item in items if item not in mine]
+    order = {str(Path(__file__).parent / name): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 
 def pytest_terminal_summary(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes of random calls and faults (soak.py): a few here, as many as you like by its command."""
 
-import time
-
 import pytest
 import soak
 
@@ -25,12 +23,10 @@ def test_each_fault(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_minute_of_everything() -> None:
-    end, seed = time.monotonic() + 40, int(time.time())
-    while time.monotonic() < end:
+def test_everything_at_random() -> None:
+    for seed in range(100, 115):
         result = soak.episode(seed)
         assert not result.problems, f"soak.py --seed {seed} --episodes 1: {result.problems}"
-        seed += 1
 
 
 def test_a_wrong_result_is_a_problem() -> None:
