@@ -302,6 +302,11 @@ struct GpuLocation {
   static constexpr uint64_t region_offset_bytes(uint32_t location) {
     return kGpuDataOffsetBytes + (uint64_t{location} - 1) * kPackBytes;
   }
+  // Whether num_bytes from there on lie in a region's data.
+  static constexpr bool fits(uint32_t location, uint64_t num_bytes, uint64_t data_bytes) {
+    return location == kStaged || (num_bytes <= data_bytes &&
+                                   (uint64_t{location} - 1) * kPackBytes <= data_bytes - num_bytes);
+  }
   static constexpr uint64_t both(uint32_t input, uint32_t output) {
     return uint64_t{output} << 32 | input;
   }

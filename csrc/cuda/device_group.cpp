@@ -45,7 +45,7 @@ DeviceGroup::~DeviceGroup() {
   cudaFreeHost(verdict_);
 }
 
-void DeviceGroup::order(cudaStream_t stream) {
+DeviceGroup::Last DeviceGroup::order(cudaStream_t stream) {
   cudaStreamCaptureStatus status;
   unsigned long long capture = 0;
   check_cuda(cudaStreamGetCaptureInfo(stream, &status, &capture),
@@ -55,14 +55,17 @@ void DeviceGroup::order(cudaStream_t stream) {
   if (status == cudaStreamCaptureStatusNone) capture = 0;
   // A captured call is ordered among its capture's; how a replay stands to eager calls is up to the
   // streams on which the program replays it.
-  Last& last = capture == 0 ? eager_ : captured_;
-  if (last.used && last.capture == capture && last.stream != stream) {
-    check_cuda(cudaEventRecord(last.event, last.stream), "recording an event");
+  const Last& last = capture == 0 ? eager_ : captured_;
+  unsigned long long stream_id = 0;
+  check_cuda(cudaStreamGetId(stream, &stream_id), "asking for the stream's number");
+  if (last.used && last.capture == capture && last.stream_id != stream_id)
     check_cuda(cudaStreamWaitEvent(stream, last.event, 0), "waiting for an event");
-  }
-  last.stream = stream;
-  last.capture = capture;
-  last.used = true;
+  return {stream_id, capture, true, last.event};
+}
+
+void DeviceGroup::remember(const Last& launched, cudaStream_t stream) {
+  (launched.capture == 0 ? eager_ : captured_) = launched;
+  check_cuda(cudaEventRecord(launched.event, stream), "recording an event");
 }
 
 uint32_t DeviceGroup::locate(const std::byte* ptr) const {
@@ -77,6 +80,7 @@ DeviceCall DeviceGroup::call(double limit_s) const {
   std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
   call.verdict = verdict_;
   call.limit_ns = uint64_t(limit_s * 1e9);
+  call.data_bytes = options_.data_bytes;
   call.rank = options_.rank;
   call.world_size = options_.world_size;
   return call;
@@ -94,8 +98,9 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   call.output = output;
   call.input_location = locate(input);
   call.output_location = locate(output);
-  order(stream);
+  const Last launched = order(stream);
   launch_collective(plan, call, stream);
+  remember(launched, stream);
 }
 
 void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channels,
@@ -104,8 +109,9 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
   const OnDevice on(options_.device);
   const DeviceCall call = this->call(limit_s);
   for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
-  order(stream);
+  const Last launched = order(stream);
   launch_transfers(transfers, call, batch_, most_channels, stream);
+  remember(launched, stream);
 }
 
 std::optional<DeviceVerdict> DeviceGroup::verdict() const {
@@ -119,11 +125,7 @@ bool DeviceGroup::busy() {
   const std::lock_guard guard(mutex_);
   if (closed_ || !eager_.used) return false;
   const OnDevice on(options_.device);
-  cudaStreamCaptureStatus status;
-  // What is captured must not be asked.
-  cudaError_t error = cudaStreamIsCapturing(eager_.stream, &status);
-  if (error == cudaSuccess && status != cudaStreamCaptureStatusNone) return true;
-  error = cudaStreamQuery(eager_.stream);
+  const cudaError_t error = cudaEventQuery(eager_.event);
   if (error == cudaSuccess) return false;
   cudaGetLastError();
   return error == cudaErrorNotReady;
@@ -131,12 +133,12 @@ bool DeviceGroup::busy() {
 
 void DeviceGroup::give_up(int peer) {
   const std::lock_guard guard(mutex_);
-  if (closed_) return;
+  std::byte* pad = options_.regions[size_t(options_.rank)];
+  if (closed_ || !pad) return;
   const OnDevice on(options_.device);
   // As if the lost rank had said so: kernels pass their own findings on to all, but its memory may
   // be gone.
   const uint64_t poison = Poison::encode(uint32_t(ErrorKind::peer_lost), peer, peer, 0, 0);
-  std::byte* pad = options_.regions[size_t(options_.rank)];
   check_cuda(cudaMemcpyAsync(pad + offsetof(GpuPad, poison), &poison, sizeof poison,
                              cudaMemcpyHostToDevice, beside_),
              "telling the kernels that a rank is lost");

@@ -18,7 +18,7 @@ struct DeviceGroupOptions {
   int device = 0;
   int rank = 0;
   int world_size = 1;
-  Regions regions{};
+  Regions regions{};        // all nullptr: no peer is reached, plans of nccl only
   uint64_t data_bytes = 0;  // of each region, behind scratch
 };
 
@@ -52,14 +52,16 @@ class DeviceGroup {
 
  private:
   // The last launch of one kind. At most one kernel of a group runs at a time: a launch on another
-  // stream waits for the last one's.
+  // stream waits for the last one's. The event lies behind it already, and streams go by their
+  // numbers, as the program may have destroyed the stream since.
   struct Last {
-    cudaStream_t stream = nullptr;
+    unsigned long long stream_id = 0;
     unsigned long long capture = 0;  // the capture's number; 0: none
     bool used = false;
     cudaEvent_t event = nullptr;
   };
-  void order(cudaStream_t stream);
+  Last order(cudaStream_t stream);  // what to remember, once there is a launch behind the others
+  void remember(const Last& launched, cudaStream_t stream);
   DeviceCall call(double limit_s) const;  // what all calls have
   uint32_t locate(const std::byte* ptr) const;
 

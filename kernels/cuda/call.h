@@ -18,9 +18,10 @@ enum class Phase : uint32_t {
   progress,       // its progress in this call
   exit,           // the end of its part, before a symmetric tensor is its owner's again
   count,          // it arrived, but the counts of an all_to_all differ
+  place,          // it arrived, but its tensor would lie outside of its region
 };
-inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit",
-                                              "count"};
+inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress",
+                                              "exit",          "count",   "place"};
 
 // One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
 // verdicts of the same group are not recorded.
@@ -47,6 +48,7 @@ struct DeviceCall {
   uint64_t numel;     // the plan's: of a chunk where a verb has one per rank, else of the message.
                       // Complex numbers count as two floats.
   uint64_t limit_ns;  // of every single wait
+  uint64_t data_bytes;                       // of every region, where symmetric tensors lie
   uint32_t input_location, output_location;  // GpuLocation: of the pointers above
   uint32_t tile_bytes;                       // see LaunchShape
   uint32_t plan_hash;                        // of everything that must be equal on all ranks,

@@ -34,6 +34,7 @@ struct Protocol {
   static constexpr bool kChecksPrevious = true;  // everybody is through with the call before last
   static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
   static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
+  static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
 };
 
 // What the threads of a block tell each other.
@@ -215,9 +216,9 @@ class Channel {
       fail(DeviceError::timeout, awaited, awaited.is_slot ? awaited.seen : 0);
   }
 
-  // The peer is in this call, but means another count of elements.
-  FASTCOLL_DEVICE void fail_count(int peer) {
-    fail(DeviceError::desync, {peer, Phase::count, slot_, slot_, slot_, true}, slot_);
+  // The peer is in this call, but what it said of itself can't be: its count, its place.
+  FASTCOLL_DEVICE void fail_said(int peer, Phase phase) {
+    fail(DeviceError::desync, {peer, phase, slot_, slot_, slot_, true}, slot_);
   }
 
   FASTCOLL_DEVICE bool failed() const { return failed_; }

@@ -111,15 +111,17 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
   const bool cuts_input = moves.cuts_input();
   const uint32_t readers = moves.readers();
   const uint32_t location = call.counted ? GpuLocation::kStaged : call.input_location;
-  Pipeline<P> pipeline(channel,
-                       {.sources = moves.sources(),
-                        .readers = readers,
-                        .meets = moves.sources(),
-                        .num_segments = moves.num_segments(),
-                        .num_steps = 2,
-                        .slot_tiles = slot_tiles(Algorithm::direct, call.verb, 1, call.world_size),
-                        .reads = 1},
-                       GpuLocation::both(location, location), call.counted ? call.counts : nullptr);
+  Pipeline<P> pipeline(
+      channel,
+      {.sources = moves.sources(),
+       .readers = readers,
+       .meets = moves.sources(),
+       .num_segments = moves.num_segments(),
+       .num_steps = 2,
+       .slot_tiles = slot_tiles(Algorithm::direct, call.verb, 1, call.world_size),
+       .reads = 1,
+       .input_bytes = call.numel * call.elem_bytes * uint64_t(cuts_input ? call.world_size : 1)},
+      GpuLocation::both(location, location), call.counted ? call.counts : nullptr);
   const auto stage = [&](uint32_t k) {
     if (!pipeline.staged() || readers == 0) return;
     for (int part = 0; part < (cuts_input ? call.world_size : 1); ++part) {
@@ -187,7 +189,8 @@ FASTCOLL_KERNEL send_recv(FASTCOLL_CALL call) {
                         .num_segments = tiles.num_segments(),
                         .num_steps = 2,
                         .slot_tiles = 1,
-                        .reads = 1},
+                        .reads = 1,
+                        .input_bytes = num_bytes},
                        GpuLocation::both(location, location));
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     const Span span = tiles.tile(k);

@@ -67,7 +67,8 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
        .num_segments = tiles.num_segments(),
        .num_steps = 2,
        .slot_tiles = slot_tiles(Algorithm::one_shot, call.verb, 1, call.world_size),
-       .reads = 1},
+       .reads = 1,
+       .input_bytes = num_bytes * uint64_t(scatters ? call.world_size : 1)},
       GpuLocation::both(location, location));
   const auto stage = [&](uint32_t k, Span span) {
     if (!pipeline.staged() || (!all && is_root)) return;

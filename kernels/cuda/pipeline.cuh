@@ -19,6 +19,9 @@ struct Flow {
   uint32_t slot_tiles;    // scratch that a segment takes, in tiles
   uint32_t reads;         // steps from filling a slot until its last reader is through: 1 or 2
   bool pushes = false;    // results go into the outputs of others, or are pulled by them
+  // Of a peer's symmetric tensors, which must lie in its region. No tensor is as large as kStaged.
+  static constexpr uint64_t kStaged = ~uint64_t{0};
+  uint64_t input_bytes = kStaged, output_bytes = kStaged;
 };
 
 template <class P>
@@ -85,6 +88,7 @@ class Pipeline {
     if (i == lag_) {
       channel_.wait_arrivals(flow_.meets, shared_.locations);
       if (counts_ != nullptr) compare_counts();
+      else check_places();
       if (channel_.sync_failed()) return false;
       if (counts_ == nullptr) relax();
       return true;
@@ -106,7 +110,21 @@ class Pipeline {
   FASTCOLL_DEVICE void compare_counts() {
     channel_.for_peers(flow_.sources, [&](int peer) {
       if (!channel_.failed() && shared_.locations[peer] != counts_[call_.world_size + peer])
-        channel_.fail_count(peer);
+        channel_.fail_said(peer, Phase::count);
+    });
+  }
+
+  // What a peer said is used as an address: its tensor must lie where its region is mapped.
+  FASTCOLL_DEVICE void check_places() {
+    if (!P::kChecksPlaces) return;
+    channel_.for_peers(flow_.meets, [&](int peer) {
+      const uint64_t place = shared_.locations[peer];
+      const uint64_t data_bytes = call_.data_bytes;
+      const bool fits =
+          GpuLocation::fits(GpuLocation::input(place), flow_.input_bytes, data_bytes) &&
+          (!flow_.pushes ||
+           GpuLocation::fits(GpuLocation::output(place), flow_.output_bytes, data_bytes));
+      if (!channel_.failed() && !fits) channel_.fail_said(peer, Phase::place);
     });
   }
 

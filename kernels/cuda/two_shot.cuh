@@ -28,7 +28,9 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
        .num_steps = 3,
        .slot_tiles = slot_tiles(Algorithm::two_shot, Verb::all_reduce, 1, call.world_size),
        .reads = 2,
-       .pushes = true},
+       .pushes = true,
+       .input_bytes = num_bytes,
+       .output_bytes = num_bytes},
       GpuLocation::both(call.input_location, call.output_location));
   const auto output_location = [&](int rank) {
     return GpuLocation::output(pipeline.location(rank));

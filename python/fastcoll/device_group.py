@@ -294,7 +294,8 @@ class DeviceGroup:
         self._next_look = now + _LOOK_S
         host = self._host
         gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
-        # Who did its part and left is no loss: this rank's kernels get to their end.
+        if not starting:  # who did its part and left is no loss: what runs here gets to its end
+            gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
         if not gone or not (starting or self._keeps_busy(_GRACE_S)):
             return
         self._core.give_up(gone[0])
@@ -347,6 +348,7 @@ class DeviceGroup:
             with contextlib.suppress(FastcollError):
                 self._check_host()  # or kernels would wait to their limit for who is gone
             self._core.close()
+            self._journal.finish()
         finally:
             residency.release(self.device, self._claim)
             pin = weakref.ref(self._pin) if self._pin is not None else None

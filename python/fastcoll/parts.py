@@ -122,7 +122,8 @@ class Side:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.resolve_conj().resolve_neg().flatten().contiguous()
-    return dense.view(torch.uint8)
+    # One element is contiguous with any stride, which a view of its bytes may not have.
+    return dense.as_strided(dense.shape, (1,)).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,3 +140,29 @@ def test_a_smaller_group_goes_on(fresh_pool: FreshPool) -> None:
         assert outcome.ok, outcome.describe()
         assert outcome.value == [3.0, 3.0]
     assert time.monotonic() - start < LIMIT_S
+
+
+def leave_early(rank: harness.Rank) -> float:
+    """Rank 1 gives and leaves, while rank 0's stream is not yet where it takes."""
+    me, comm = as_gpu_rank(rank), rank.comm
+    tensor = torch.full((100,), float(me.rank), device=me.device)
+    comm.broadcast(tensor, 0)
+    torch.cuda.synchronize()
+    comm.barrier()
+    if me.rank == 1:
+        comm.broadcast(tensor.fill_(5), 1)
+        comm.close()
+        return float(tensor.mean())
+    torch.cuda._sleep(4_000_000_000)  # cycles: two seconds
+    comm.broadcast(tensor, 1)
+    while not comm.peer_is_gone(1):
+        time.sleep(0.001)
+    while not torch.cuda.current_stream().query():
+        comm.check()
+        time.sleep(0.01)
+    comm.check()
+    return float(tensor.mean())
+
+
+def test_who_gave_and_left_is_not_lost(fresh_pool: FreshPool) -> None:
+    assert fresh_pool(2, harness.Setup(timeout_s=LIMIT_S)).run(leave_early) == [5.0, 5.0]

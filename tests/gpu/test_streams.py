@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls in several streams, asynchronous calls, strided and symmetric tensors."""
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +32,28 @@ def two_streams(me: GpuRank) -> None:
 
 def test_calls_in_two_streams_run_in_order(threads: Threads) -> None:
     threads(4).run(two_streams)
+
+
+def short_lived(me: GpuRank) -> None:
+    """Each call in a stream that the program destroys at once; the next one may get its address."""
+    cudart = torch.cuda.cudart()
+    tensor = torch.ones(300_000, device=me.device)
+    me.synchronize()
+    me.comm.barrier()
+    for _ in range(10):
+        handle = ctypes.c_void_p()
+        assert int(cudart.cudaStreamCreate(ctypes.addressof(handle))) == 0
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value or 0, me.device)):
+            me.comm.all_reduce(tensor)
+        assert int(cudart.cudaStreamDestroy(handle.value or 0)) == 0
+    me.comm.all_reduce(tensor)  # behind them, in the rank's own stream
+    me.synchronize()
+    me.comm.check()
+    assert bool((tensor == me.world_size**11).all())
+
+
+def test_streams_may_be_destroyed_behind_a_call(threads: Threads) -> None:
+    threads(2).run(short_lived)
 
 
 def asynchronous(me: GpuRank) -> None:

@@ -49,7 +49,9 @@ inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind,
       fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
     if (verdict.raiser != rank) continue;
     const bool differ = verdict.expected_stamp != verdict.seen_stamp;
-    if (!differ && Phase(verdict.phase) != Phase::count) fail(step, "the verdict shows no stamps");
+    const Phase phase = Phase(verdict.phase);
+    if (!differ && phase != Phase::count && phase != Phase::place)
+      fail(step, "the verdict shows no stamps");
   }
 }
 
@@ -89,6 +91,53 @@ inline void mismatch(const Step& step, const Step& other, Random& random) {
       enqueue(machine, call == 0 && rank == odd ? other : step, rank, false);
   if (!machine.run()) fail(step, "a difference that nobody saw: " + other.name());
   check_verdicts(machine, step, DeviceError::desync, -1);
+}
+
+// One rank says that its tensor lies where a part of it is outside of its region: everybody who
+// would use the place must see it, and nobody may look there.
+template <class P>
+void misplaced(const Choice& choice, bool is_output, Random& random) {
+  Step step = plain_step(choice, random);
+  const int liar = int(pick(random, kWorld));
+  const bool to_root = choice.verb == Verb::reduce || choice.verb == Verb::gather;
+  step.root = to_root ? (liar + 1) % kWorld : liar;
+  step = with_inputs(step, random);
+  Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
+  const std::function<void(DeviceCall&)> lie = [&](DeviceCall& call) {
+    (is_output ? call.output_location : call.input_location) =
+        GpuLocation::encode(kDataBytes - kPackBytes);
+  };
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const std::function<void(DeviceCall&)> none;
+    machine.enqueue(step, rank, kernel_of<P>(step), false, rank == liar ? lie : none);
+  }
+  if (!machine.run()) fail(step, "a wait without a limit");
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const DeviceVerdict& verdict = machine.verdict(rank);
+    // Who needs nothing of the others may be through before they see it.
+    if (verdict.kind == 0 && (rank == liar || (to_root && rank != step.root))) continue;
+    if (verdict.kind != uint32_t(DeviceError::desync) || verdict.rank != liar ||
+        (verdict.raiser == rank && Phase(verdict.phase) != Phase::place))
+      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+  }
+}
+
+template <class P>
+int run_misplaced(uint64_t num_seeds) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    for (const Choice& choice : kChoices) {
+      const bool pushes =
+          choice.algorithm == Algorithm::two_shot && choice.verb == Verb::all_reduce;
+      if (choice.ll || choice.verb == Verb::barrier || choice.algorithm == Algorithm::ring ||
+          choice.algorithm == Algorithm::chain || choice.algorithm == Algorithm::multimem)
+        continue;  // they say no place
+      misplaced<P>(choice, false, random);
+      if (pushes) misplaced<P>(choice, true, random);
+    }
+  }
+  std::printf("ok\n");
+  return 0;
 }
 
 inline int run_absent(uint64_t num_seeds) {

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 
 #include "cuda/kernels.cuh"
@@ -65,12 +66,15 @@ class Machine {
   }
 
   // One rank's part of a call. checks: its output must be right.
-  void enqueue(const Step& step, int rank, KernelFn kernel, bool checks = true) {
+  // lies: changes what the kernel is told.
+  void enqueue(const Step& step, int rank, KernelFn kernel, bool checks = true,
+               const std::function<void(DeviceCall&)>& lies = nullptr) {
     buffers_.push_back(std::make_unique<Buffers>());
     Buffers& buffers = *buffers_.back();
     place(step, rank, buffers);
     simulator_.enqueue(rank, {1, 1, [=, &buffers] { fill(step, rank, buffers); }});
-    const DeviceCall call = make_call(step, rank, buffers);
+    DeviceCall call = make_call(step, rank, buffers);
+    if (lies) lies(call);
     simulator_.enqueue(rank, {step.blocks, step.threads, [=] { kernel(call); }});
     simulator_.enqueue(rank, {1, 1, [=, this, &buffers] {
                                 if (checks) check(step, rank, buffers);
@@ -105,7 +109,8 @@ class Machine {
   const reference::Bytes& output(int rank) { return last_output_[rank]; }
 
  private:
-  static constexpr size_t kRegion = kGpuDataOffsetBytes + kDataBytes;
+  // Behind the data lies memory that a rank with a wrong place reads, and that is nobody's.
+  static constexpr size_t kRegion = kGpuDataOffsetBytes + 2 * kDataBytes;
 
   struct Buffers {
     reference::Bytes private_input, private_output;
@@ -209,6 +214,7 @@ class Machine {
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
     call.verdict = &verdicts_[size_t(rank)];
     call.limit_ns = limit_ns_;
+    call.data_bytes = kDataBytes;
     call.tile_bytes = step.tile_bytes;
     call.rank = rank;
     call.world_size = world_;

@@ -5,8 +5,8 @@
 //
 // Each seed is a workspace of 1 to 8 ranks, or of 16, and 20 calls on it that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
-// bug each and must not, under some schedule or under ThreadSanitizer. `absent` and `mismatch` are
-// in failures.h.
+// bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch` and
+// `misplaced` are in failures.h.
 #include <cstring>
 
 #include "draw.h"
@@ -71,8 +71,11 @@ int main(int argc, char** argv) {
   if (variant == "shapes") return check_shapes();
   if (variant == "absent") return run_absent(count);
   if (variant == "mismatch") return run_mismatch(count);
+  if (variant == "misplaced") return run_misplaced<Protocol>(count);
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
-  if (plant(variant)) return run_seeds<Planted>(schedule, first, count, only);
+  const bool planted = plant(variant);
+  if (variant == "unchecked_places") return run_misplaced<Planted>(count);
+  if (planted) return run_seeds<Planted>(schedule, first, count, only);
   std::fprintf(stderr, "unknown variant %s\n", variant.c_str());
   return 2;
 }

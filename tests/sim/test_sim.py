@@ -42,7 +42,12 @@ class Case:
 
 
 # In the quick suite.
-QUICK = [Case("correct", "uniform", 20), Case("shapes", "uniform", 1)]
+QUICK = [
+    Case("correct", "uniform", 20),
+    Case("shapes", "uniform", 1),
+    Case("misplaced", "uniform", 2),
+    Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
+]
 
 CASES = [
     Case("correct", "uniform", 60),

@@ -38,6 +38,7 @@ struct Planted : Protocol {
   }
   static inline uint32_t kParities = Protocol::kParities;
   static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
+  static inline bool kChecksPlaces = true;
 };
 
 // Plant the bug of this name; false if there is none.
@@ -55,6 +56,7 @@ inline bool plant(const std::string& name) {
       {"unchecked_previous", &Planted::kChecksPrevious},
       {"unacknowledged", &Planted::kAcknowledges},
       {"no_exit", &Planted::kExits},
+      {"unchecked_places", &Planted::kChecksPlaces},
   };
   const auto found = switches.find(name);
   if (found == switches.end()) return false;

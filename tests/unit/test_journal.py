@@ -37,3 +37,22 @@ def test_where_calls_are_made_is_shown_and_may_differ() -> None:
             "collective 2: rank 0 called broadcast() at train.py:7 in step, rank 1 called barrier()"
         )
         journal.close()
+
+
+def test_who_made_every_call_and_ended_did_its_part() -> None:
+    here, there = two_journals()
+    for journal in (here, there):
+        journal.write("barrier()")
+    here.write_message(True, 1, "float32, numel=3")
+    there.write_message(False, 0, "float32, numel=3")
+    assert not here.has_done_its_part(1), "its kernels may still run"
+    there.finish()
+    assert here.has_done_its_part(1)
+    here.write_message(True, 1, "float32, numel=4")
+    assert not here.has_done_its_part(1), "it does not take the second message"
+    there.write_message(False, 0, "float32, numel=4")
+    assert here.has_done_its_part(1)
+    here.write("barrier()")
+    assert not here.has_done_its_part(1), "it does not come to the second barrier"
+    for journal in (here, there):
+        journal.close()

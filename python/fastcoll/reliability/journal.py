@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 _ENTRY_BYTES = 256
 _CALLS, _MESSAGES = 64, 8  # kept: collectives; messages of each peer and direction
+_FINISHED = "its kernels are over"
 _HEAD = struct.Struct("<QH")  # number of the call, bytes of its text
 
 
@@ -27,7 +28,8 @@ class Journal:
 
     def __init__(self, rank: int, world_size: int, exchange: Callable[[int], list[int]]) -> None:
         """Make this rank's pages; `exchange` gives a descriptor and returns everybody's."""
-        num_bytes = (_CALLS + 2 * world_size * _MESSAGES) * _ENTRY_BYTES
+        self._last = _entries_of(False, world_size)[:1]  # behind those of all peers
+        num_bytes = self._last.stop * _ENTRY_BYTES
         fd = os.memfd_create("fastcoll-journal", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
         fds = exchange(fd)
@@ -46,6 +48,20 @@ class Journal:
     def write_message(self, sends: bool, peer: int, message: str, site: str = "") -> None:
         """Write down the next message to a peer, or the next that is expected from it."""
         self._write(_entries_of(sends, peer), message, site)
+
+    def finish(self) -> None:
+        """Write down that this rank's kernels came to their end, all of them."""
+        self._write(self._last, _FINISHED, "")
+
+    def has_done_its_part(self, peer: int) -> bool:
+        """Whether a peer made every call that this rank made with it, and its kernels are over."""
+        pairs = [(range(_CALLS), range(_CALLS))]
+        for sends in (False, True):
+            pairs.append((_entries_of(sends, self._rank), _entries_of(not sends, peer)))
+        made = all(
+            max(self._read(peer, its), default=0) >= self._numbers[mine] for its, mine in pairs
+        )
+        return made and bool(self._read(peer, self._last))
 
     def difference(self, one: int, other: int) -> str:
         """Return the first call in which two ranks differ, both sides; or nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 TIMEOUT, DESYNC, PEER_LOST = 3, 4, 5  # ErrorKind in csrc/check.h
 # Phase in kernels/cuda/call.h
-_COUNT = 4
+_COUNT, _PLACE = 4, 5
 _PHASES = (
     "did not come to the call before this one",
     "did not arrive",
@@ -50,6 +50,8 @@ def explain(
     if verdict.kind == DESYNC:
         if verdict.phase == _COUNT:
             what = f"rank {peer} sends another number of elements than rank {verdict.raiser} takes"
+        elif verdict.phase == _PLACE:
+            what = f"rank {peer} says that its tensor lies outside of its symmetric memory"
         else:
             what = f"rank {peer} called something else than rank {verdict.raiser}"
         if verdict.raiser == me:
