@@ -285,7 +285,7 @@ void bind_machine(py::module_& module) {
   module.def("verb_names",
              [] { return names<Verb>(kNumVerbs, [](Verb verb) { return verb_name(verb); }); });
   module.def("algorithm_names", [] {
-    return names<Algorithm>(kNumAlgorithms, [](Algorithm name) { return algorithm_name(name); });
+    return names<Algorithm>(kNumGpuAlgorithms, [](Algorithm name) { return algorithm_name(name); });
   });
 }
 

@@ -69,9 +69,10 @@ enum class Algorithm : std::uint8_t {
   schedule = 5,     // on CPUs only: what the model's schedules say
   single_copy = 6,  // on CPUs only
   multimem = 7,     // on GPUs only
+  nccl = 8,         // on GPUs only: NCCL carries, fastcoll adds where its own order is wanted
 };
 inline constexpr int kNumAlgorithms = 7;  // those that the host's tables know
-inline constexpr int kNumGpuAlgorithms = 8;
+inline constexpr int kNumGpuAlgorithms = 9;
 
 // What an operation may be applied to.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
@@ -103,7 +104,8 @@ inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all",
     "gather",     "scatter",        "reduce",     "send",      "recv"};
 inline constexpr const char* kAlgorithmNames[kNumGpuAlgorithms] = {
-    "one_shot", "two_shot", "ring", "chain", "direct", "schedule", "single_copy", "multimem"};
+    "one_shot", "two_shot",    "ring",     "chain", "direct",
+    "schedule", "single_copy", "multimem", "nccl"};
 
 }  // namespace detail
 

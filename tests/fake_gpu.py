@@ -3,28 +3,34 @@
 
 What a kernel would be given (addresses, counts, transfers that share a kernel) is carried out by
 the rank's CPU group instead. So a wrong address, count or order shows as a wrong result or as a
-rank that waits in vain.
+rank that waits in vain. Gloo stands for NCCL.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 
-from fastcoll import _C, api_p2p, device_group, device_work
+from fastcoll import _C, api_p2p, device_group, device_nccl, device_work
 from fastcoll.algorithms.shared import SEGMENT_BYTES
 from fastcoll.communicator import Communicator
 from fastcoll.device_group import DeviceGroup
+from fastcoll.device_nccl import Nccl
+from fastcoll.hierarchical.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
 from fastcoll.memory import array
 from fastcoll.memory.device import Terms
 from fastcoll.reliability.journal import Journal
 from fastcoll.reliability.residency import residency
-from fastcoll.types import ITEMSIZE, DType, Verb
+from fastcoll.types import ITEMSIZE, TORCH_DTYPES, Algorithm, DType, Op, Verb
 
 LIMIT_S = 20.0
 P2P = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
@@ -35,7 +41,8 @@ class Core:
     """What stands for `_cuda.Group`: one rank's kernels.
 
     Attributes:
-        log: The verb, inlining and counts of each launch; the number of transfers of each batch.
+        log: The verb, inlining and counts of each launch; the number of transfers of each batch;
+            "add" for each addition of what NCCL brought.
         words: What `verdict` says.
         running: Whether a kernel is said to run.
         lost: The ranks that kernels were told not to wait for.
@@ -51,9 +58,18 @@ class Core:
         self.closed = False
 
     def launch(
-        self, plan: Any, source: int, target: int, stream: int, limit_s: float, counts: list[int]
+        self,
+        plan: Any,
+        source: int,
+        target: int,
+        stream: int,
+        limit_s: float,
+        counts: Sequence[int] = (),
     ) -> None:
         assert plan.channels > 0
+        if plan.algorithm == Algorithm.nccl:
+            self.log.append("add")
+            return _add(plan, source, target, self.comm.world_size)
         assert not (plan.inline and counts), "no LL kernel takes counts"
         self.log.append((Verb(plan.verb).name, plan.inline, counts))
         fields = [plan.verb, plan.dtype, plan.op, plan.algorithm, plan.numel, plan.root]
@@ -61,8 +77,7 @@ class Core:
         itemsize = ITEMSIZE[DType(plan.dtype)]
         verb, world, me = Verb(plan.verb), self.comm.world_size, self.comm.rank
         if verb not in (Verb.all_gather, Verb.all_to_all, Verb.gather, Verb.scatter):
-            self.comm.run(cpu_plan, source, target, LIMIT_S)
-            return
+            return self.comm.run(cpu_plan, source, target, LIMIT_S)
         numels = counts or [plan.numel] * 2 * world
         cut_in = verb in (Verb.all_to_all, Verb.scatter)
         cut_out = verb in (Verb.all_to_all, Verb.all_gather, Verb.gather)
@@ -70,7 +85,7 @@ class Core:
         taken = _parts(target, numels[world:], itemsize, cut_out)
         gives = verb is not Verb.scatter or me == plan.root
         gets = verb is not Verb.gather or me == plan.root
-        self.comm.run_parts(cpu_plan, given if gives else [], taken if gets else [], LIMIT_S)
+        return self.comm.run_parts(cpu_plan, given if gives else [], taken if gets else [], LIMIT_S)
 
     def transfer(self, rows: list[Any], most: int, stream: int, limit_s: float) -> None:
         assert len({(row[0], row[4]) for row in rows}) == len(rows), "a pair twice in one kernel"
@@ -95,6 +110,59 @@ class Core:
     def close(self) -> None:
         assert self.lost or not self.running, "waits for a kernel that waits to its limit"
         self.closed = True
+
+
+def _add(plan: Any, source: int, target: int, world_size: int) -> None:
+    """Add the parts of all ranks, which lie whole packs apart, in rank order."""
+    dtype, op, numel = DType(plan.dtype), Op(plan.op), plan.numel
+    stride = -(-numel * ITEMSIZE[dtype] // 16) * 16
+    kind = TORCH_DTYPES[partial_dtype(dtype, op)]
+    rows = [torch.empty(numel, dtype=kind) for _ in range(world_size)]
+    for rank, row in enumerate(rows):
+        widen(row, tensor_at(source + rank * stride, dtype, numel), dtype)
+    total = torch.empty(numel, dtype=kind)
+    reduce_into(total, rows, partial_dtype(dtype, op), op)
+    finish(tensor_at(target, dtype, numel), total, dtype, op, world_size)
+
+
+class Gloo:
+    """What stands for NCCL's process group: Gloo's, whose sends and receives here go as one, too.
+
+    Attributes:
+        log: The names of what was called.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self._group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=LIMIT_S))
+        self._started: list[Any] = []
+        self.log: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.log.append(name)
+        return getattr(self._group, name)
+
+    def _start_coalescing(self) -> None:
+        self._started = []
+
+    def send(self, *args: Any) -> None:
+        self._started.append(self._group.send(*args))
+
+    def recv(self, *args: Any) -> None:
+        self._started.append(self._group.recv(*args))
+
+    def _end_coalescing(self) -> Any:
+        started = self._started
+        return SimpleNamespace(
+            wait=lambda: [work.wait() for work in started],
+            is_completed=lambda: all(work.is_completed() for work in started),
+        )
+
+
+def _bytes_at(ptr: int, num_bytes: int, device: int) -> torch.Tensor:
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = (ctypes.c_char * num_bytes).from_address(ptr)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _parts(ptr: int, numels: list[int], itemsize: int, cut: bool) -> list[tuple[int, int]]:
@@ -133,12 +201,20 @@ def _view_on_gpu(tensor: torch.Tensor, name: str, gpu: bool) -> array.ArrayView:
 
 
 @contextlib.contextmanager
-def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
+def fake_gpu(
+    comm: Communicator,
+    num_channels: int = 16,
+    *,
+    reaches_peers: bool = True,
+    no_nccl: str = "not asked for",
+) -> Iterator[Core]:
     """CPU tensors pass for tensors of a GPU in this rank's process, which must have one thread."""
     core = Core(comm)
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
-    side.terms = Terms(0, 0, num_channels, comm.world_size, ())
+    side.terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers)
+    side._nccl = Nccl(comm, 0, core)
+    side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
     side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
     side._claim, side._pin = 0, None
@@ -153,12 +229,24 @@ def fake_gpu(comm: Communicator, num_channels: int = 16) -> Iterator[Core]:
     device_group.torch = device_work.torch = torch_like  # type: ignore[assignment]
     comm._gpus.group = side
     array._view_tensor = _view_on_gpu
+    patches = contextlib.ExitStack()
+    for place, value in {
+        "bytes_at": _bytes_at,
+        "make": Gloo,
+        "is_current_stream_capturing": lambda: False,
+    }.items():
+        patches.enter_context(mock.patch.object(device_nccl, place, value))
+    empty = mock.patch.object(Nccl, "_empty", lambda _, size: torch.empty(size, dtype=torch.uint8))
+    patches.enter_context(empty)
     fast = {name: getattr(_C, name) for name in P2P}
     for name in P2P:  # C++ sees where the tensors really are
         setattr(_C, name, getattr(api_p2p, f"_{name}"))
     try:
+        if not reaches_peers:
+            side._nccl.come(LIMIT_S)
         yield core
     finally:
+        patches.close()
         for name, function in fast.items():
             setattr(_C, name, function)
         array._view_tensor = _real_view

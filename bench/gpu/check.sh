@@ -129,6 +129,7 @@ tests() {
   gpu_tests graphs 50 30 -- tests/gpu/test_graphs.py
   gpu_tests streams 50 30 -- tests/gpu/test_streams.py
   gpu_tests failures 80 30 -- tests/gpu/test_failures.py
+  gpu_tests nccl 120 80 "${lazily[@]}" -- tests/gpu/test_nccl.py
   gpu_tests processes 140 80 "${lazily[@]}" -- tests/gpu/test_processes.py
 }
 extras() {

@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +20,7 @@ import torch
 from fastcoll import _C, _cuda, env
 from fastcoll.calls import Operands
 from fastcoll.device_batches import kernels, pair_channels
+from fastcoll.device_nccl import Nccl
 from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
@@ -38,8 +40,9 @@ from fastcoll.parts import PartsOperands
 from fastcoll.reliability.journal import Journal
 from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.reliability.residency import residency
-from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, Verdict, explain
+from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain, nccl_is_late
 from fastcoll.topology import gpu
+from fastcoll.types import Algorithm
 from fastcoll.work import Work
 
 # A plan, its arguments, and the limit of its waits in seconds.
@@ -147,15 +150,21 @@ class DeviceGroup:
                     "make groups one after another, or close one first"
                 )
             self._regions, self._core, self.reasons = map_regions(hellos, self.terms, link)
+            self._nccl = Nccl(host, device, self._core)
+            if self._regions is None:
+                self.terms = replace(self.terms, reaches_peers=False)
+                self._nccl.come(env.TIMEOUT_S.get())
         except BaseException:
             if claimed:
                 residency.release(device, self._claim)
             raise
-        self.route = self._regions.route
+        self.route = "nccl"
         self._pin: Pin | None = Pin()
-        data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
-        arena = (data_ptr, self.terms.data_bytes)
-        self._heap = SymmetricHeap(_HeapHost(host), host.rank, host.world_size, arena)
+        if self._regions is not None:
+            self.route = self._regions.route
+            data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
+            arena = (data_ptr, self.terms.data_bytes)
+            self._heap = SymmetricHeap(_HeapHost(host), host.rank, host.world_size, arena)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -193,9 +202,12 @@ class DeviceGroup:
     ) -> None:
         self._journal.write(repr(plan), self._site())
         flat = operands.flat()
-        counts = list(flat.counts)
-        self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
         self._last_call = plan
+        if plan.algorithm == Algorithm.nccl:
+            self._nccl.run(plan, flat, stream, limit_s)
+        else:
+            counts = list(flat.counts)
+            self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
         flat.finish()
 
     def _site(self) -> str:
@@ -251,7 +263,11 @@ class DeviceGroup:
             dense.append(array)
             rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
         own_limits = [one.limit_s for one in transfers if one.limit_s != GROUP_LIMIT]
-        self._core.transfer(rows, most, stream, max(own_limits, default=limit_s))
+        limit_s = max(own_limits, default=limit_s)
+        if self.terms.reaches_peers:
+            self._core.transfer(rows, most, stream, limit_s)
+        else:
+            self._nccl.transfer(rows, limit_s)
         self._last_call = ", ".join(map(_describe, transfers))
         for one, array in zip(transfers, dense, strict=True):
             if not one.sends and array is not one.array:
@@ -267,6 +283,9 @@ class DeviceGroup:
             self._fail(Verdict(*words))
         self._check_host()
         self._look_for_lost(peers, starting=starting)
+        if self._nccl.is_late():
+            self._nccl.stop()
+            self._host.fail(TIMEOUT, nccl_is_late(self._host.name, str(self._last_call)), ())
 
     def _check_host(self) -> None:
         """Raise what broke the group on its CPUs, if anything has; then no kernel waits on."""
@@ -283,6 +302,7 @@ class DeviceGroup:
             return
         self._stopped = True
         others = [rank for rank in culprits if rank != me]
+        self._nccl.stop()
         with contextlib.suppress(FastcollError):  # the device may be what broke it
             self._core.give_up(others[0] if others else (me + 1) % world_size)
 
@@ -298,12 +318,13 @@ class DeviceGroup:
             gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
         if not gone or not (starting or self._keeps_busy(_GRACE_S)):
             return
+        self._nccl.stop()
         self._core.give_up(gone[0])
         self._fail(Verdict(PEER_LOST, gone[0], gone[0], 0, 0, 0, 0, 0))
 
     def _keeps_busy(self, limit_s: float) -> bool:
         end = time.monotonic() + limit_s
-        while self._core.busy():
+        while self._core.busy() or self._nccl.busy():
             if time.monotonic() > end:
                 return True
             time.sleep(_LOOK_S / 10)
@@ -325,6 +346,8 @@ class DeviceGroup:
             UsageError: The region has no room for it.
             DesyncError: The ranks asked for different numbers of bytes.
         """
+        if not self.terms.reaches_peers:  # NCCL takes any memory
+            return torch.empty(tuple(shape), dtype=dtype, device=f"cuda:{self.device}")
         block = self._heap.allocate(prod(shape) * dtype.itemsize)
         return tensor_on(block, shape, dtype, self._pin, self._heap.release, self.device)
 
@@ -333,6 +356,8 @@ class DeviceGroup:
         terms = self.terms
         text = f"{self.route}, {terms.num_channels} channels, {terms.ranks_per_gpu} ranks per GPU"
         refused = [f"not {route}: {reason}" for route, reason in self.reasons.items()]
+        if terms.reaches_peers:
+            refused.append(f"not nccl: {terms.no_nccl}" if terms.no_nccl else "nccl beside it")
         return "; ".join([text, *refused])
 
     def close(self) -> None:
@@ -347,6 +372,7 @@ class DeviceGroup:
         try:
             with contextlib.suppress(FastcollError):
                 self._check_host()  # or kernels would wait to their limit for who is gone
+            self._nccl.close()
             self._core.close()
             self._journal.finish()
         finally:
@@ -354,7 +380,8 @@ class DeviceGroup:
             pin = weakref.ref(self._pin) if self._pin is not None else None
             self._journal.close()
             self._pin = None  # from here on only symmetric tensors keep this rank's region
-            self._regions.leave(pin)
+            if self._regions is not None:
+                self._regions.leave(pin)
 
 
 class _HeapHost:

@@ -241,6 +241,11 @@ def prepare_shared_gpus() -> None:
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
 
 
+def nccl_shares_gpus() -> bool:
+    """Return whether NCCL was told that several ranks may be on one GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
 def mps_folder() -> str:
     """Return where the pipes of NVIDIA's MPS are, if its daemon runs."""
     return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"

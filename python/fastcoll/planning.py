@@ -76,6 +76,8 @@ class Planner:
             cpu_vendor=self._cpu_vendor,
             num_channels=0 if terms is None else terms.num_channels,
             ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
+            reaches_peers=terms is None or terms.reaches_peers,
+            no_nccl="" if terms is None else terms.no_nccl,
         )
         plan = self._plans.get(request)
         if plan is None:

@@ -76,6 +76,8 @@ class Algorithm(IntEnum):
     direct = 4
     schedule = 5
     single_copy = 6
+    multimem = 7
+    nccl = 8
 
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}
@@ -137,6 +139,8 @@ class Request:
         num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
             to its GPUs; 0 where the tensors are on CPUs.
         ranks_per_gpu: The most ranks that share one GPU.
+        reaches_peers: Whether kernels reach the memory of the peers' GPUs.
+        no_nccl: Why NCCL can't carry between the GPUs; empty: it can.
         single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
             agreed when the group was made.
         cpu_vendor: Who makes the node's CPUs, as `fastcoll.topology.cpu` reads it.
@@ -154,6 +158,8 @@ class Request:
     splits: int = 0
     num_channels: int = 0
     ranks_per_gpu: int = 0
+    reaches_peers: bool = True
+    no_nccl: str = ""
     single_copy: SingleCopy = "never"
     cpu_vendor: str = ""
 

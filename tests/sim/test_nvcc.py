@@ -24,7 +24,7 @@ FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
 MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
-REDUCING_KERNELS = 5  # one_shot, one_shot_ll, two_shot, ring, chain
+REDUCING_KERNELS = 6  # one_shot, one_shot_ll, two_shot, ring, chain, fold
 MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 
 REDUCING = "template KernelFn reducing_kernel<Protocol, DType::{}>(Algorithm, Verb, bool);"

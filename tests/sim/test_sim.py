@@ -47,6 +47,8 @@ QUICK = [
     Case("shapes", "uniform", 1),
     Case("misplaced", "uniform", 2),
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
+    Case("folds", "uniform", 200),
+    Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
 ]
 
 CASES = [

@@ -293,6 +293,8 @@ def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
     kind, text, ranks = explain(verdict(kind=DESYNC), 0, WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (DESYNC, (2,))
     assert "rank 2 called something else than rank 0 (stamps 0xb and 0xa)" in text
+    _, text, _ = explain(verdict(kind=DESYNC, phase=5), 0, WHERE, "", peer_is_gone=False)
+    assert "rank 2 says that its tensor lies outside of its symmetric memory" in text
     kind, text, ranks = explain(verdict(), 0, WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (PEER_LOST, (2,))
     assert "lost rank 2" in text

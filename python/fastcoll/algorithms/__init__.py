@@ -5,8 +5,8 @@ Every module has `name`, `admits(request)` (None, or the reason why not), `estim
 and `plan(request)`; they are pure functions of the request. This file lists them.
 """
 
-from fastcoll.algorithms import chain, direct, one_shot, ring, single_copy, two_shot
+from fastcoll.algorithms import chain, direct, nccl, one_shot, ring, single_copy, two_shot
 
-ALL = (one_shot, two_shot, ring, chain, direct, single_copy)
+ALL = (one_shot, two_shot, ring, chain, direct, single_copy, nccl)
 
-__all__ = ["ALL", "chain", "direct", "one_shot", "ring", "single_copy", "two_shot"]
+__all__ = ["ALL", "chain", "direct", "nccl", "one_shot", "ring", "single_copy", "two_shot"]

@@ -95,7 +95,11 @@ def _segment_bytes(request: Request) -> int:
 
 def no_kernel(request: Request, algorithm: Algorithm) -> str | None:
     """Return why an algorithm can't run on GPUs if it has to, else None."""
-    if not request.on_gpu or gpu.has_kernel(algorithm, request.verb, request.dtype):
+    if not request.on_gpu:
+        return None
+    if not request.reaches_peers:
+        return "the GPUs do not reach each other's memory"
+    if gpu.has_kernel(algorithm, request.verb, request.dtype):
         return None
     return f"{algorithm.name} has no GPU kernel for {request.verb.name} of {request.dtype.name}"
 

@@ -214,6 +214,10 @@ def _gpu() -> Findings:
     else:
         text = f"not used: torch is built for {built_for} but finds no device"
     yield Finding("GPU", "torch", text, "ok" if torch.cuda.is_available() else "note")
+    from fastcoll.topology.gpu import nccl_name
+
+    nccl = f"NCCL {nccl_name()}" if nccl_name() else "torch has none"
+    yield Finding("GPU", "beside our kernels", nccl, "ok" if nccl_name() else "note")
     yield from _gpu_part()
 
 

@@ -5,13 +5,14 @@ Decides what is shown; the comparison is fastcoll.model's, the choice here fastc
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
 from fastcoll import algorithms, env, tuning
+from fastcoll.cli.bench import Device
 from fastcoll.cli.console import make_console
 from fastcoll.cli.probes import try_peer
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
@@ -26,8 +27,9 @@ from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.libraries import Offer, offers
 from fastcoll.model.schedule import REDUCTIONS, VERBS
 from fastcoll.selection import select
+from fastcoll.topology import gpu
 from fastcoll.topology.cluster import Cluster
-from fastcoll.types import Numerics, SingleCopy
+from fastcoll.types import Numerics, Request, SingleCopy
 
 
 def explain(
@@ -42,6 +44,7 @@ def explain(
     ] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
     numerics: Annotated[str, typer.Option(help="same_bits or fast.")] = "same_bits",
+    device: Annotated[Device, typer.Option(help="Where the tensors are, here.")] = Device.cpu,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare all algorithms of a collective: admitted or why not, time, choice.
@@ -49,7 +52,7 @@ def explain(
     On a topology, times are simulated from its constants; nothing is measured, and no setup cost of
     a call is counted but where NCCL, Gloo and MPI are held beside. Without one: what a group of
     this machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by
-    the model.
+    the model; of GPUs, if each reaches the others whose memory the driver says it reaches.
     """
     size_bytes = size_option(size, "SIZE")
     if numerics not in ("same_bits", "fast"):
@@ -57,7 +60,9 @@ def explain(
     kind = cast(Numerics, numerics)
     if topology is None:
         with refusals():
-            _explain_here(verb, size_bytes, ranks or max(2, len(available_cpus())), kind, as_json)
+            on_gpus = device is Device.cuda
+            least = max(2, len(gpu.gpus() if on_gpus else available_cpus()))
+            _explain_here(verb, size_bytes, ranks or least, kind, as_json=as_json, on_gpus=on_gpus)
         return
     with refusals():
         cluster = cluster_for(topology, network, ranks)
@@ -70,8 +75,27 @@ def explain(
     _print(found, others, cluster)
 
 
+def _on_gpus(request: Request) -> Request:
+    """Return what ranks on this machine's GPUs would ask for."""
+    gpu.require()
+    ranks_per_gpu = -(-request.world_size // len(gpu.gpus()))
+    return replace(
+        request,
+        num_channels=env.GPU_CHANNELS.get() or gpu.USUAL_CHANNELS,
+        ranks_per_gpu=ranks_per_gpu,
+        reaches_peers=not gpu.pairs_without_access(),
+        no_nccl=gpu.nccl_problem([gpu.nccl_name()], ranks_per_gpu),
+    )
+
+
 def _explain_here(
-    verb: str, size_bytes: int, world_size: int, numerics: Numerics, as_json: bool
+    verb: str,
+    size_bytes: int,
+    world_size: int,
+    numerics: Numerics,
+    *,
+    as_json: bool,
+    on_gpus: bool,
 ) -> None:
     if verb not in VERBS:
         raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
@@ -79,13 +103,16 @@ def _explain_here(
     cell = make_cell(verb, "float32", "sum", size_bytes, world_size)
     asked = cast(SingleCopy, env.SINGLE_COPY.get())
     request = request_of(cell, numerics, single_copy=asked if try_peer().reads_us else "never")
+    if on_gpus:
+        request = _on_gpus(request)
     choice = select(request, algorithms.ALL, tuned.table)
     if as_json:
         entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}
         typer.echo(json.dumps({**entry, "tuning": tuned.reason}, indent=1))
         return
     console = make_console()
-    where = f"{world_size} ranks on {request.num_cpus} CPUs"
+    cpus, gpus = f"{request.num_cpus} CPUs", f"GPUs, {request.ranks_per_gpu} on each"
+    where = f"{world_size} ranks on {gpus if on_gpus else cpus}"
     table = Table(title=f"{verb} of {format_size(size_bytes)}: {where}", title_justify="left")
     table.add_column("algorithm")
     table.add_column("time, or why not")

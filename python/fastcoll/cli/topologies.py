@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import typer
 
 from fastcoll.cli.console import complain
-from fastcoll.errors import UsageError
+from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.measure.sizes import parse_size
 from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.described import describe
@@ -68,6 +68,6 @@ def refusals() -> Iterator[None]:
     """Turn a refused request into a message and exit code 2."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, UnsupportedError) as error:
         complain(str(error).replace("[", "\\["))
         raise typer.Exit(2) from None

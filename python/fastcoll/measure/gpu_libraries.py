@@ -17,10 +17,9 @@ from fastcoll import env
 from fastcoll.measure.libraries import Fastcoll, Gloo
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
+from fastcoll.topology.gpu import SHARING_NCCL, nccl_version
 
 CALLS_IN_GRAPH = 20  # their launch is one, and costs as much as one call
-# Since this version, where NCCL_MULTI_RANK_GPU_ENABLE=1; before, it refuses.
-SHARING_NCCL = (2, 30)
 
 
 def problem_of(world_size: int, num_gpus: int, mps: bool) -> str:
@@ -129,14 +128,6 @@ class FastcollOnGpu(OnGpu, Fastcoll):
 
     def one_way_flag(self, iterations: int) -> float:
         raise NotImplementedError("the flag between CPUs says nothing of GPUs")
-
-
-def nccl_version() -> tuple[int, ...]:
-    """Return the version of the NCCL that torch has; (0,) if it has none."""
-    if not dist.is_nccl_available():
-        return (0,)
-    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return found
 
 
 class FastcollInGraph(InGraph, FastcollOnGpu):

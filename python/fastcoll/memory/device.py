@@ -19,14 +19,13 @@ from typing import Any, Protocol
 
 from fastcoll import _cuda
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.topology.gpu import USUAL_CHANNELS, nccl_name, nccl_problem
 
 Facts = dict[str, Any]
 
 # What maps memory from its descriptor keeps it, so ranks may leave in any order: tried first.
 VMM, IPC = "vmm", "ipc"
 ROUTES = (VMM, IPC)
-
-_CHANNELS = 32  # not measured: NCCL's own limit on NVLink machines
 
 _process = secrets.token_hex(8)  # tells processes apart, in any namespace
 
@@ -40,6 +39,7 @@ class DeviceHello:
         free_blocks: Thread blocks that may still be resident on its device.
         heap_bytes: What it would give to symmetric tensors.
         most_channels: The most channels it wants; 0 leaves it to the group.
+        nccl: `nccl_name()` there.
     """
 
     problem: str
@@ -52,6 +52,7 @@ class DeviceHello:
     free_blocks: int
     heap_bytes: int
     most_channels: int
+    nccl: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Terms:
         num_channels: Thread blocks of each rank's kernels.
         ranks_per_gpu: The most ranks that share one device.
         routes: In which order to try.
+        no_nccl: Why NCCL can't carry between the ranks; empty: it can.
+        reaches_peers: Whether a route was found; else NCCL carries all.
     """
 
     num_bytes: int
@@ -69,6 +72,8 @@ class Terms:
     num_channels: int
     ranks_per_gpu: int
     routes: tuple[str, ...]
+    no_nccl: str = ""
+    reaches_peers: bool = True
 
 
 def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
@@ -91,7 +96,7 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     for hello in hellos:
         on_device.setdefault(hello.uuid, []).append(hello)
     wishes = [hello.most_channels for hello in hellos if hello.most_channels]
-    channels = min([_cuda.K_MAX_CHANNELS, *wishes]) if wishes else _CHANNELS
+    channels = min([_cuda.K_MAX_CHANNELS, *wishes]) if wishes else USUAL_CHANNELS
     for uuid, there in on_device.items():
         free = min(hello.free_blocks for hello in there)
         if free < len(there):
@@ -110,6 +115,7 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
         num_channels=channels,
         ranks_per_gpu=max(map(len, on_device.values())),
         routes=ROUTES if all(hello.has_vmm for hello in hellos) else (IPC,),
+        no_nccl=nccl_problem([hello.nccl for hello in hellos], max(map(len, on_device.values()))),
     )
 
 
@@ -134,6 +140,7 @@ def introduce(
         free_blocks=free_blocks,
         heap_bytes=heap_bytes,
         most_channels=most_channels,
+        nccl=nccl_name(),
     )
     return asdict(hello)
 
@@ -329,14 +336,15 @@ def reap() -> None:
 
 def map_regions(
     hellos: Sequence[DeviceHello], terms: Terms, link: Link
-) -> tuple[Regions, _cuda.Group, dict[str, str]]:
+) -> tuple[Regions | None, _cuda.Group, dict[str, str]]:
     """Map everybody's region by the first route that works on every pair. Collective.
 
     Returns:
-        The regions, the C++ group on them, and why each earlier route was not taken.
+        The regions, the C++ group on them, and why each earlier route was not taken. Without
+        regions if no route works and NCCL can carry.
 
     Raises:
-        UnsupportedError: No route works; the text says why for each.
+        UnsupportedError: No route works, nor does NCCL; the text says why for each.
     """
     reasons: dict[str, str] = {}
     for route in terms.routes:
@@ -352,6 +360,10 @@ def map_regions(
         regions.unmap()
         link.gather({})  # nobody has a peer's region mapped any more
         regions.free()
+    if not terms.no_nccl:
+        own = hellos[link.rank].device
+        return None, _cuda.Group(own, link.rank, [0] * len(hellos), 0), reasons
+    reasons["nccl"] = terms.no_nccl
     tried = "; ".join(f"{route}: {reason}" for route, reason in reasons.items())
     raise UnsupportedError(f"the GPUs of this group do not reach each other's memory: {tried}")
 

@@ -15,6 +15,13 @@ import torch
 from fastcoll.memory.heap import Block
 
 
+def bytes_at(ptr: int, num_bytes: int, device: int) -> torch.Tensor:
+    """Return memory of a GPU as bytes; they do not keep it alive."""
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
+    return torch.as_tensor(_DeviceMemory(ptr, num_bytes, None), device=f"cuda:{device}")
+
+
 def tensor_on(
     block: Block,
     shape: Sequence[int],
@@ -32,7 +39,7 @@ def tensor_on(
         memory = (ctypes.c_char * max(1, block.num_bytes)).from_address(block.ptr)
         memory.owner = owner
     else:
-        memory = _DeviceMemory(block, owner)
+        memory = _DeviceMemory(block.ptr, block.num_bytes, owner)
     finalizer = weakref.finalize(memory, release, block.block_id)
     finalizer.atexit = False  # at exit the memory goes with the process
     place = "cpu" if device < 0 else f"cuda:{device}"
@@ -52,12 +59,12 @@ def tensor_on(
 class _DeviceMemory:
     """Bytes on a GPU, as torch takes them over: it keeps this object while a tensor lives."""
 
-    def __init__(self, block: Block, owner: object) -> None:
+    def __init__(self, ptr: int, num_bytes: int, owner: object) -> None:
         self.owner = owner
         self.__cuda_array_interface__ = {
             "version": 3,
-            "shape": (block.num_bytes,),
+            "shape": (num_bytes,),
             "typestr": "|u1",
-            "data": (block.ptr, False),
+            "data": (ptr, False),
             "strides": None,
         }

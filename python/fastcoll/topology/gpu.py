@@ -5,10 +5,17 @@ Reads the driver through the extension `_cuda`, which is there only in builds wi
 nothing of ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastcoll import _C  # noqa: F401  (defines the plans that _cuda takes)
+import torch
+import torch.distributed as dist
+
+from fastcoll import _C, env  # noqa: F401  (_C defines the plans that _cuda takes)
 from fastcoll.errors import UnsupportedError
+
+USUAL_CHANNELS = 32  # of a group; not measured: NCCL's own limit on NVLink machines
+NCCL_SHARES = ", several ranks on one GPU"
 
 try:
     from fastcoll import _cuda
@@ -97,6 +104,40 @@ def has_kernel(algorithm: int, verb: int, dtype: int, *, ll: bool = False) -> bo
 def max_ll_bytes(num_channels: int) -> int:
     """Return the most that such packs can carry from one rank to another."""
     return _cuda.max_ll_bytes(num_channels)
+
+
+# Since this version, where NCCL_MULTI_RANK_GPU_ENABLE=1; before, it refuses.
+SHARING_NCCL = (2, 30)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that torch has; empty if it has none."""
+    if not dist.is_nccl_available():
+        return ()
+    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return found
+
+
+def nccl_name() -> str:
+    """Return NCCL's version as text, with what this process lets it do; empty if torch has none."""
+    version = nccl_version()
+    sharing = version >= SHARING_NCCL and env.nccl_shares_gpus()
+    return ".".join(map(str, version)) + (NCCL_SHARES if version and sharing else "")
+
+
+def nccl_problem(names: Sequence[str], ranks_per_gpu: int) -> str:
+    """Return why NCCL can't carry between ranks with these `nccl_name()`s; empty: it can."""
+    if "" in names:
+        return f"torch has no NCCL on rank {names.index('')}"
+    if len(set(names)) > 1:
+        sides = ", ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
+        return f"the ranks have different versions of it: {sides}"
+    if ranks_per_gpu > 1 and not names[0].endswith(NCCL_SHARES):
+        return (
+            f"{ranks_per_gpu} ranks share a GPU, which NCCL allows since 2.30 and with "
+            f"NCCL_MULTI_RANK_GPU_ENABLE=1; here is {names[0]}"
+        )
+    return ""
 
 
 def driver_version() -> str:

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// nccl: what is left to do where NCCL moves the bytes and the order of ranks counts: the parts of
+// all ranks lie in this rank's memory, and it adds them. No peer, no channel, no wait: nothing of
+// the protocol. Part r starts a whole number of packs behind part r - 1.
+#pragma once
+
+#include "cuda/reduce_tile.cuh"
+
+namespace fastcoll {
+
+// numel: of one part.
+template <DType kDType>
+FASTCOLL_KERNEL fold(FASTCOLL_CALL call) {
+  const uint64_t num_bytes = call.numel * dtype_size(kDType);
+  const uint64_t part_bytes = (num_bytes + kPackBytes - 1) / kPackBytes * kPackBytes;
+  const uint64_t row = uint64_t{num_blocks()} * call.tile_bytes;
+  const bool aligned = is_aligned(call.input, kPackBytes);
+  for (uint64_t start = uint64_t{block_idx()} * call.tile_bytes; start < num_bytes; start += row) {
+    const uint64_t left = num_bytes - start;
+    const auto source = [&](int rank) { return call.input + uint64_t(rank) * part_bytes + start; };
+    std::byte* output = call.output + start;
+    reduce_tile<kDType>(
+        call, left < call.tile_bytes ? left : call.tile_bytes, aligned, source,
+        [&](uint64_t at, const Pack& pack, uint64_t rest) { store_any(output + at, pack, rest); });
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nccl: NCCL carries what kernels can't, or what it was measured to carry faster.
+
+It adds by itself where the order of the ranks may be its own. Else it moves the bytes, and every
+rank adds its part in rank order: the same bits as by every other algorithm.
+"""
+
+from fastcoll.algorithms import moving, one_shot, shared, two_shot
+from fastcoll.costs import Costs
+from fastcoll.plan import Plan
+from fastcoll.topology import gpu
+from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Request, Verb
+
+name = "nccl"
+
+# Not measured: a call of NCCL's on NVLink (published: 8 to 17 us), after the ranks have met on
+# their CPUs. What it moves is staged as by our kernels, so that only a table can prefer it to them.
+_CALL_US = 20.0
+
+_INTEGERS = frozenset((DType.int8, DType.uint8, DType.int32, DType.int64))
+_FLOATS = frozenset((DType.float16, DType.bfloat16, DType.float32, DType.float64))
+
+
+def adds_itself(dtype: DType, op: Op, *, any_order: bool) -> bool:
+    """Return whether NCCL may reduce, and not only move what is reduced.
+
+    Its least and greatest of floats are not ours where NaN or -0 is among them.
+    """
+    if dtype in _INTEGERS:
+        return op in (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX)
+    return dtype in _FLOATS and any_order and op in (Op.SUM, Op.AVG, Op.PRODUCT)
+
+
+def admits(request: Request) -> str | None:
+    """Return None if NCCL can carry the request, else the reason."""
+    if not request.on_gpu:
+        return "nccl is for GPUs"
+    if request.no_nccl:
+        return f"NCCL can't be used here: {request.no_nccl}"
+    if request.verb in REDUCTIONS and not gpu.has_kernel(
+        Algorithm.nccl, Verb.reduce_scatter, request.dtype
+    ):
+        return f"no GPU kernel adds parts of {request.dtype.name}"
+    return None
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    if request.verb is Verb.reduce:
+        return _CALL_US + one_shot.estimate_us(request, calibrated)
+    if request.verb in REDUCTIONS:
+        return _CALL_US + two_shot.estimate_us(request, calibrated)
+    return _CALL_US + moving.staged_us(request, calibrated)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.nccl)
