@@ -65,9 +65,20 @@ PyObject*& place_of(PyObject* tensor) {
   return plain_tensors[(address >> 4 ^ address >> 15) % std::size(plain_tensors)];
 }
 
+bool leads_to(PyObject* reference, PyObject* tensor) {
+#if PY_VERSION_HEX >= 0x030d0000
+  PyObject* target = nullptr;
+  PyWeakref_GetRef(reference, &target);
+  Py_XDECREF(target);  // the caller holds the tensor
+  return target == tensor;
+#else
+  return PyWeakref_GET_OBJECT(reference) == tensor;
+#endif
+}
+
 bool is_plain(PyObject* tensor) {
   PyObject*& place = place_of(tensor);
-  if (place && PyWeakref_GET_OBJECT(place) == tensor) return true;
+  if (place && leads_to(place, tensor)) return true;
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
   PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
   PyObject* reference = answer == Py_False ? PyWeakref_NewRef(tensor, nullptr) : nullptr;

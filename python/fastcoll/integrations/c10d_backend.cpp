@@ -39,14 +39,14 @@ constexpr Verb kAllGatherCoalesced{"fastcoll:all_gather", "allgather_coalesced",
                                    OpType::ALLGATHER_COALESCED};
 constexpr Verb kAllGatherSingle{"fastcoll:_all_gather_base", "all_gather_single",
                                 OpType::_ALLGATHER_BASE};
+// COALESCED, here and below: torch 2.11 has no types of their own for these.
 constexpr Verb kAllGatherSingleCoalesced{"fastcoll:all_gather_into_tensor_coalesced",
                                          "all_gather_single_coalesced", OpType::COALESCED};
 constexpr Verb kReduceScatter{"fastcoll:reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER};
 constexpr Verb kReduceScatterSingle{"fastcoll:_reduce_scatter_base", "reduce_scatter_single",
                                     OpType::_REDUCE_SCATTER_BASE};
 constexpr Verb kReduceScatterSingleCoalesced{"fastcoll:reduce_scatter_tensor_coalesced",
-                                             "reduce_scatter_single_coalesced",
-                                             OpType::REDUCE_SCATTER_TENSOR_COALESCED};
+                                             "reduce_scatter_single_coalesced", OpType::COALESCED};
 constexpr Verb kGather{"fastcoll:gather", "gather", OpType::GATHER};
 constexpr Verb kScatter{"fastcoll:scatter", "scatter", OpType::SCATTER};
 constexpr Verb kAllToAll{"fastcoll:all_to_all", "alltoall", OpType::ALLTOALL};
