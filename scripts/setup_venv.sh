@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by test.sh and demo.sh: enters the virtual environment, made at first use, and installs
-# the checkout into it with the tested versions. FASTCOLL_VENV names another place than .venv.
+# the checkout into it with the tested versions. FASTCOLL_VENV names another place than .venv, PYTHON
+# another Python, FASTCOLL_TORCH another release of torch, which then brings what it needs itself.
 
 install_checkout() { # extras
   local venv=${FASTCOLL_VENV:-$PWD/.venv} python=${PYTHON:-python3}
@@ -18,6 +19,12 @@ install_checkout() { # extras
   [ ! -d build ] || find build -name '*.py' -delete
   # Nothing could run the GPU side: do not make the newcomer wait two minutes for it.
   compgen -G '/dev/nvidia[0-9]*' >/dev/null || export FASTCOLL_CUDA=${FASTCOLL_CUDA:-0}
+  local constraints=constraints.txt
+  if [ -n "${FASTCOLL_TORCH:-}" ]; then
+    constraints=$venv/constraints.txt
+    sed "s/^torch==.*/torch==$FASTCOLL_TORCH/; /^\(triton\|setuptools\|networkx\|sympy\)==/d" \
+      constraints.txt >"$constraints"
+  fi
   echo "Installing fastcoll[$1] into $venv"
-  python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[$1]"
+  python -m pip install --quiet --disable-pip-version-check -c "$constraints" ".[$1]"
 }
