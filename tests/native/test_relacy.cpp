@@ -319,7 +319,7 @@ void run_p2p(int rank) {
     uint64_t* data = sends ? sent[rank] : received.get();
     transfer->data = reinterpret_cast<std::byte*>(data);
     for (size_t i = 0; i < sizes[m]; ++i) data[i] = sends ? m * 1000 + i : 0;
-    engine->post(transfer);
+    engine->post(transfer, host);
     engine->wait(*transfer, host, 0);
     for (size_t i = 0; i < sizes[m]; ++i) {
       if (sends) data[i] = 0;  // its owner's again
