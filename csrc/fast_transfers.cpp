@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "call_site.h"
 #include "fast_arguments.h"
 #include "fast_calls.h"
 #include "python_host.h"
@@ -34,6 +35,8 @@ std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObjec
   transfer->data = view->ptr;
   transfer->num_bytes = view->num_bytes();
   transfer->timeout_s = -1;
+  if (group.traces()) [[unlikely]]
+    transfer->site = find_call_site();
   return transfer;
 }
 

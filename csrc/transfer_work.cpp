@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "call_site.h"
 #include "fast_prepare.h"
 #include "python_errors.h"
 #include "python_host.h"
@@ -67,6 +68,8 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   transfer->data = reinterpret_cast<std::byte*>(uintptr_t(ptr));
   transfer->num_bytes = numel * dtype_size(transfer->dtype);
   transfer->timeout_s = timeout_s;
+  if (group->traces()) [[unlikely]]
+    transfer->site = find_call_site();
   try {
     PythonHost host;
     if (transfer->num_bytes >= kGilFreeBytes) host.blocking();

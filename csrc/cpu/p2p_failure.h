@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/p2p.h"
+#include "cpu/status.h"
 
 namespace fastcoll {
 
@@ -40,6 +41,7 @@ std::string PointToPoint<P>::name(const Transfer& transfer) const {
           ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
           (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
           ", tag=" + std::to_string(transfer.tag) + ")";
+  if (!transfer.site.empty()) text += at_site(transfer.site) + ",";
   return text + " in group \"" + group_.options().name + "\" (rank " +
          std::to_string(group_.rank()) + " of " + std::to_string(group_.world_size()) + ")";
 }

@@ -135,6 +135,46 @@ def test_a_timeout_says_where_this_rank_and_the_missing_one_were(
     assert site_of(by_method, "group.all_reduce(") in there
 
 
+def receive(group: Any) -> None:
+    import fastcoll
+
+    fastcoll.recv(torch.ones(5), 1, group=group)
+
+
+def send_some_time(group: Any) -> None:
+    work = group.isend(torch.ones(1 << 20), 1)
+    wait_elsewhere(work)
+
+
+def receive_numpy(group: Any) -> None:
+    group.recv(np.ones(5, np.float32), 1)
+
+
+TRANSFERS = {
+    receive: "fastcoll.recv(",
+    send_some_time: "group.isend(",
+    receive_numpy: "group.recv(",
+}
+
+
+def transfer_alone(rank: Rank) -> list[Attempt]:
+    """Rank 1 neither sends nor receives."""
+    attempts = []
+    for way in TRANSFERS:
+        group = rank.hasty_group(0.2)
+        if rank.rank == 0:
+            attempts.append(attempt(way, group))
+        rank.comm.barrier()
+    return attempts
+
+
+def test_a_transfer_says_where_it_was_started(fresh_pool: Callable[..., Pool]) -> None:
+    rows, _ = fresh_pool(2, TRACE).run(transfer_alone)
+    for (way, text), caught in zip(TRANSFERS.items(), rows, strict=True):
+        assert caught.kind == "CollectiveTimeout", caught
+        assert site_of(way, text) in caught.text, caught.text
+
+
 def through_torch(rank: Rank) -> Attempt:
     import torch.distributed as dist
 
