@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is refused descriptors or memory while a group, or symmetric memory, is made.
+"""Ranks that are refused descriptors or memory while a group, or symmetric memory, is made.
 
-It is given one more each time until it has enough, so that it fails at every point on the way.
+One is given one more each time until it has enough, so that it fails at every point on the way.
+Room in /dev/shm nobody needs.
 """
 
+import ctypes
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from test_cleanup import belongings, machine, use
+from test_cleanup import BARE, belongings, come_up, machine, use
 
 from fastcoll.bootstrap import identity
 from harness import Attempt, Pool, Rank, attempt
@@ -157,3 +159,32 @@ def test_a_process_without_descriptors_does_not_guess_its_machine() -> None:
         identity.machine()
     with few_descriptors(1):
         assert identity.machine() == known
+
+
+CLONE_NEWNS = 0x00020000
+MS_PRIVATE_BELOW = 1 << 18 | 1 << 14
+
+
+def fill_small_shm(rank: Rank) -> str:
+    """Use a group where /dev/shm is as small as containers have it, and full; "" if not allowed."""
+    libc = ctypes.CDLL(None)
+    if (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(None, b"/", None, MS_PRIVATE_BELOW, None)
+        or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=64k")
+    ):
+        return ""
+    with pytest.raises(OSError, match="No space left"):
+        Path("/dev/shm/filler").write_bytes(bytes(128 << 10))
+    comm = come_up(rank, "small /dev/shm")
+    use(comm)
+    comm.empty((1 << 20,))
+    comm.shrink().close()
+    return type(comm).__name__
+
+
+def test_a_full_dev_shm_does_not_matter(fresh_pool: Callable[..., Pool]) -> None:
+    found = fresh_pool(2, BARE).run(fill_small_shm)
+    if found == ["", ""]:
+        pytest.skip("this process may not make namespaces")
+    assert found == ["Communicator"] * 2
