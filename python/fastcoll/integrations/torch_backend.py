@@ -45,7 +45,8 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
         _admit_to_monitored_barrier()
-        _name_in_logs_of_ddp()
+        _records_itself()
+    _name_in_logs_of_ddp()
 
 
 def _admit_to_monitored_barrier() -> None:
@@ -79,3 +80,13 @@ def _name_in_logs_of_ddp() -> None:
         return data
 
     DistributedDataParallel._get_ddp_logging_data = with_name  # type: ignore[method-assign]
+
+
+def _records_itself() -> None:
+    """Keep torch's flight recorder off: fastcoll has its own, and a group of it can't take torch's.
+
+    From torch 2.15 on it is attached to every group whose backend is not listed here.
+    """
+    listed: set[str] | None = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if listed is not None:
+        listed.add(NAME)
