@@ -28,6 +28,7 @@ Staging staging(const Call<P>& call) {
     case Algorithm::schedule:
       return executor_staging(call);
     case Algorithm::multimem:
+    case Algorithm::nccl:
       break;
   }
   throw Failure(ErrorKind::usage, "a plan that is not for CPUs");
@@ -66,6 +67,7 @@ void run_together(Call<P>& call) {
     case Algorithm::schedule:
       return execute(call);
     case Algorithm::multimem:
+    case Algorithm::nccl:
       break;
   }
 }
