@@ -130,11 +130,13 @@ def kernels(
     nvcc: None, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, int], Compiled]:
     """Every type for every architecture."""
+    root = tmp_path_factory.mktemp("nvcc")  # here: the factory is not for several threads
 
     def compile_one(key: tuple[str, int]) -> Compiled:
         dtype, arch = key
-        text = REDUCING.format(dtype) if dtype else MOVING
-        return compile_text(tmp_path_factory.mktemp(f"nvcc-{dtype}-{arch}"), text, arch)
+        folder = root / f"{dtype}-{arch}"
+        folder.mkdir()
+        return compile_text(folder, REDUCING.format(dtype) if dtype else MOVING, arch)
 
     keys = [(dtype, arch) for arch in ARCHS for dtype in DTYPES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
