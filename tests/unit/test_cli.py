@@ -136,6 +136,18 @@ def test_every_verb_is_measured(verb: str, tmp_path: Path) -> None:
     assert wrong == [None if verb == "barrier" else 0] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sendrecv"])
+def test_every_verb_has_a_compiled_loop(verb: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    options = ["--level", "c", "--sizes", "8,64K", "--rounds", "1", "--window-us", "200"]
+    result = runner.invoke(app, ["bench", verb, *options, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    cells = [row["cells"][0] for row in json.loads(path.read_text())["rows"]]
+    assert [cell["status"] for cell in cells] == ["measured"] * len(cells), cells
+    assert all(cell["num_wrong"] == (None if verb == "barrier" else 0) for cell in cells)
+
+
 def test_a_small_demo_trains_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
