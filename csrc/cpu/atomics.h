@@ -62,6 +62,11 @@ struct StdAtomics {
   static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep
   static constexpr int kSpinsPerYield = 50;
+  // Whether fetching a line that is written takes so long that writing past the caches is better
+  // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy.
+  static constexpr bool is_slow(uint64_t fetching, uint64_t streaming) {
+    return fetching >= streaming + 20;
+  }
 
   // Every call says what it is, and is stamped; false only to measure what that costs
   // (bench/checks_cost.cpp).

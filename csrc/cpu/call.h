@@ -99,7 +99,7 @@ struct Call {
   }
   void read_input(std::byte* to, int part, Span span) const {
     each_stretch(part, span, [&](const std::byte* in, std::byte*, size_t numel) {
-      std::memcpy(to, in, numel * elem_bytes());
+      group.staging_copy()(to, in, numel * elem_bytes());
       to += numel * elem_bytes();
     });
   }

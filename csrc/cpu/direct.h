@@ -204,8 +204,8 @@ class Direct {
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
       const Part part = part_for(peer);
-      copy_bytes(slot + place_in_slot(rank_, peer), part.ptr + k * cut_.chunk_bytes,
-                 chunk(part, k));
+      group_.staging_copy()(slot + place_in_slot(rank_, peer), part.ptr + k * cut_.chunk_bytes,
+                            chunk(part, k));
     }
   }
 
@@ -279,7 +279,7 @@ class Direct {
   // Bytes of the part that I give to all, and of what a peer gives me: a list is not in one place.
   void give(std::byte* to, size_t start_bytes, size_t num_bytes) const {
     if (call_.list) return call_.read_input(to, rank_, elements(start_bytes, num_bytes));
-    copy_bytes(to, part_for(rank_).ptr + start_bytes, num_bytes);
+    group_.staging_copy()(to, part_for(rank_).ptr + start_bytes, num_bytes);
   }
   void put(int peer, size_t start_bytes, const std::byte* from, size_t num_bytes) const {
     if (call_.list) return call_.write_output(peer, elements(start_bytes, num_bytes), from);

@@ -18,6 +18,7 @@
 #include "cpu/atomics.h"
 #include "cpu/copy.h"
 #include "cpu/process_memory.h"
+#include "cpu/staging_copy.h"
 #include "cpu/wait.h"
 #include "layout.h"
 #include "plan.h"
@@ -125,6 +126,8 @@ class Group {
   std::byte* slot(int peer, uint64_t segment_idx) {
     return slot_ptr(peer, first_segment_ + segment_idx);
   }
+  // Fills a claimed slot.
+  StagingCopy<P>& staging_copy() { return staging_copy_; }
   // I need nothing more of segments below `count` of this call, in anybody's memory.
   void consume(uint64_t count) { signal(me_->done, first_segment_ + count); }
   // Wait until every rank has consumed segments below `count` of this call.
@@ -279,6 +282,7 @@ class Group {
   Host* host_ = nullptr;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;
+  StagingCopy<P> staging_copy_;
   Readable readable_;
   enum class Page { blank, being_written, written };
   std::atomic<Page> page_{Page::blank};  // of my verdict

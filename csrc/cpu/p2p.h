@@ -327,8 +327,8 @@ class PointToPoint {
     for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
          ++sent) {
       const size_t num_bytes = next_chunk(transfer);
-      std::memcpy(channel.chunks[sent % PairChannel::kChunks], transfer.data + transfer.moved_bytes,
-                  num_bytes);
+      staging_copy_(channel.chunks[sent % PairChannel::kChunks],
+                    transfer.data + transfer.moved_bytes, num_bytes);
       transfer.moved_bytes += num_bytes;
       P::arrive(channel.sent.value, sent + 1);
       moved = true;
@@ -357,7 +357,7 @@ class PointToPoint {
       message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
       transfer.place = i;
       if (std::byte* bytes = room(channel, transfer))
-        copy_bytes(bytes, transfer.data, transfer.num_bytes);
+        staging_copy_(bytes, transfer.data, transfer.num_bytes);
       transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
                            readable_.covers(transfer.data, transfer.num_bytes);
       message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
@@ -493,6 +493,7 @@ class PointToPoint {
 
   Group<P>& group_;
   std::mutex mutex_;
+  StagingCopy<P> staging_copy_;
   std::vector<std::shared_ptr<Transfer>> open_;  // in the order they were started
   bool is_under_way_ = false;                    // a part of one of them has come or gone
   bool is_driven_ = false;                       // drive() runs, and will see what is started

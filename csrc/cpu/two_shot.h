@@ -96,8 +96,31 @@ class TwoShot {
       if (!outputs_[peer]) pulled = true;
       else dsts[num_dsts++] = outputs_[peer] + span.start * elem_;
     }
-    if (pulled) dsts[num_dsts++] = in_slot(group_.slot(rank_, k), rank_);
+    std::byte* mine = in_slot(group_.slot(rank_, k), rank_);
+    const bool streams = pulled && group_.staging_copy().streams();
+    if (streams && !call_.gets(rank_)) return reduce_in_pieces(span, mine, srcs);
+    if (pulled && !streams) dsts[num_dsts++] = mine;
     call_.reduce(span, dsts, num_dsts, srcs);
+    if (!streams) return;
+    call_.each_stretch(rank_, span, [&](const std::byte*, const std::byte* result, size_t numel) {
+      group_.staging_copy()(mine, result, numel * elem_);
+      mine += numel * elem_;
+    });
+  }
+
+  // For my slot alone: in a place that the caches hold meanwhile.
+  void reduce_in_pieces(Span span, std::byte* mine, const void** srcs) {
+    alignas(kLineBytes) std::byte piece[size_t{8} << 10];
+    const size_t most = sizeof piece / elem_;
+    for (size_t at = 0; at < span.numel; at += most) {
+      const Span part{span.start + at, std::min(most, span.numel - at)};
+      const void* from[kMaxWorld];
+      for (int peer = 0; peer < world_; ++peer)  // mine is null: see Call::reduce
+        from[peer] = srcs[peer] ? static_cast<const std::byte*>(srcs[peer]) + at * elem_ : nullptr;
+      void* to = piece;
+      call_.reduce(part, &to, 1, from);
+      group_.staging_copy()(mine + at * elem_, piece, part.numel * elem_);
+    }
   }
 
   // 3. The others' reduced chunks of segment k to my output, if they did not put them there.

@@ -68,6 +68,7 @@ struct RelacyAtomics : StdAtomics {
     machine::store(&word, value, Order::relaxed);
   }
   static void arrive(uint64_t& word, uint64_t value) { store_release(word, value); }
+  static constexpr bool is_slow(uint64_t, uint64_t) { return false; }  // time is no order of events
   static uint64_t settle(uint64_t& word, uint64_t value) {
     const bool acquires = acquire_of(word) == Order::acquire;
     const bool releases = release_of(word) == Order::release;

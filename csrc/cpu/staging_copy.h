@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank fills its staging memory. Its peers' caches still hold the lines that it writes again,
+// and every one of them is fetched from there first. Where the cores are far from each other (on
+// two sockets or dies; a hypervisor may move them apart for minutes) that is what a call waits for.
+// Stores past the caches don't fetch, but then the readers have to go to memory, which is slower
+// where the cores are near. So some copies are timed, of both kinds, and while fetching costs much
+// nearly all go past the caches.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/copy.h"
+#include "layout.h"
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace fastcoll {
+
+template <class P>
+class StagingCopy {
+ public:
+  void operator()(void* dst, const void* src, size_t num_bytes) {
+    if (num_bytes < kLeastBytes) return copy_bytes(dst, src, num_bytes);
+    if (streams()) {
+      streamed_bytes_left_ -= std::min(num_bytes, streamed_bytes_left_);
+      copy_past_caches(dst, src, num_bytes);
+    } else if (num_untimed_left_ > 0) {
+      --num_untimed_left_;
+      copy_bytes(dst, src, num_bytes);
+    } else {
+      copy_timed(dst, src, num_bytes);
+    }
+  }
+  // Whether the next copy goes past the caches.
+  bool streams() const { return streamed_bytes_left_ > 0; }
+
+ private:
+  static constexpr size_t kLeastBytes = 1024;  // less gains nothing
+  static constexpr int kTimedOneIn = 16;
+  static constexpr int kConvincing = 2;  // pairs in a row: a copy may have been interrupted
+  static constexpr size_t kStreamed =
+      100;  // times their bytes, until ordinary ones are tried again
+
+  // Ordinary and past the caches by turns, the second only if the first was slow.
+  void copy_timed(void* dst, const void* src, size_t num_bytes) {
+    timed_bytes_ += num_bytes;
+    const uint64_t start = ticks();
+    if (fetching_ticks_ == 0) {
+      copy_bytes(dst, src, num_bytes);
+      fetching_ticks_ = 1 + ticks_per_line(start, num_bytes);
+      if (!P::is_slow(fetching_ticks_, 0)) judge(0);
+    } else {
+      copy_past_caches(dst, src, num_bytes);
+      judge(ticks_per_line(start, num_bytes));
+    }
+  }
+  void judge(uint64_t streaming_ticks) {
+    num_slow_ = P::is_slow(fetching_ticks_, streaming_ticks) ? num_slow_ + 1 : 0;
+    fetching_ticks_ = 0;
+    if (num_slow_ == kConvincing) streamed_bytes_left_ = timed_bytes_ * kStreamed;
+    else if (num_slow_ > 0) return;
+    else num_untimed_left_ = kTimedOneIn - 1;
+    num_slow_ = 0;
+    timed_bytes_ = 0;
+  }
+
+#if defined(__x86_64__)
+  static uint64_t ticks() { return __rdtsc(); }
+  static uint64_t ticks_per_line(uint64_t start, size_t num_bytes) {
+    _mm_mfence();  // or up to 4 KiB would still be on their way
+    return (ticks() - start) / (num_bytes / kLineBytes);
+  }
+#else
+  // Never slow: there are no stores past the caches (copy.h).
+  static uint64_t ticks() { return 0; }
+  static uint64_t ticks_per_line(uint64_t, size_t) { return 0; }
+#endif
+
+  int num_untimed_left_ = 0;
+  int num_slow_ = 0;
+  uint64_t fetching_ticks_ = 0;  // of the last timed ordinary copy, a line's; 0: none
+  size_t timed_bytes_ = 0;
+  size_t streamed_bytes_left_ = 0;
+};
+
+}  // namespace fastcoll
