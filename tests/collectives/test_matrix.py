@@ -132,9 +132,10 @@ def test_large_calls(pools: Pools, world: int) -> None:
 def boundaries() -> list[int]:
     """Bytes at which the library changes its way: in the flag line, segments, slots, all slots."""
     from fastcoll import _C
+    from fastcoll.algorithms.shared import INLINE_BYTES
 
     slots = _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
-    return [_C.K_INLINE_MAX_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
+    return [INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcoll import _C, algorithms
+from fastcoll.algorithms.shared import INLINE_BYTES
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.selection import select
 from fastcoll.types import (
@@ -66,7 +67,7 @@ def test_every_request_has_one_plan_and_it_is_sound(request: Request) -> None:
         assert request.single_copy != "never"
         assert not again.inline
     if again.inline:
-        assert request.staged_bytes <= _C.K_INLINE_MAX_BYTES
+        assert request.staged_bytes <= INLINE_BYTES
     if request.numerics == "same_bits" and request.verb in REDUCTIONS:
         ring = again.algorithm == Algorithm.ring
         assert not (ring and order_matters(request.dtype, request.op))
