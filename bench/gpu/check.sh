@@ -143,6 +143,12 @@ extras() {
   else
     note compute-sanitizer skip 0
   fi
+  if has_module jsonschema; then
+    step tune 100 "$python" -m fastcoll tune --device cuda --out "$work/tuning.json" \
+      --sizes 4K,256K,16M --minutes 1.2
+  else
+    note tune skip 0
+  fi
   if start_mps; then
     gpu_tests processes-mps 100 60 "${under_mps[@]}" "${lazily[@]}" -- tests/gpu/test_processes.py
   else  # only with --mps, where the machine has the daemon

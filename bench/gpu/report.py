@@ -2,8 +2,8 @@
 """Puts what check.sh found into one JSON, one table and one picture, and prints a page of it.
 
 `python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json,
-kernels.json and fused.json as far as the steps came, whole or cut off. Without OUT the results go
-to bench/results/<gpu>; COMMIT is what was tested where there is no git.
+kernels.json, fused.json, versus.json and tuning.json as far as the steps came, whole or cut off.
+Without OUT the results go to bench/results/<gpu>; COMMIT is what was tested where there is no git.
 """
 
 import json
@@ -118,6 +118,10 @@ def table(document: dict[str, Any]) -> Iterator[str]:
                 f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
                 f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
             )
+    for r in (document["tuning"] or {"rows": []})["rows"]:
+        ranks = f"{r['world_size']} {r['ranks_are']}, {r['ranks_per_gpu']} on a GPU"
+        case = f"{r['algorithm']} {r['size_bytes']} bytes, {ranks}"
+        yield f"tune {r['verb']:19} {case:52} {r['time_us']:10.2f} us"
     for part in (document["kernels"], document["fused"]):
         for r in (part or {"rows": []})["rows"]:
             yield f"{r['what']:24} {r['case']:36} {r['value']:10.2f} {r['unit']}"
@@ -207,6 +211,7 @@ def main(work: Path, out: Path | None, told: str = "") -> None:
         "kernels": _read(work / "kernels.json"),
         "fused": _read(work / "fused.json"),
         "versus": _read(work / "versus.json"),
+        "tuning": (_read(work / "tuning.json") or {}).get("gpu"),
     }
     for one in document["gpus"]:
         del one["uuid"]  # tells one machine from another: nobody's business

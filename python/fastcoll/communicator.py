@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
 
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
+
+if TYPE_CHECKING:
+    from fastcoll.device_group import DeviceGroup
 
 
 def connect(
@@ -258,6 +261,11 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     def gpu_report(self) -> str:
         """Return how the ranks reach each other's GPUs, or that no call was made there yet."""
         return self._gpus.report()
+
+    @property
+    def device_group(self) -> "DeviceGroup | None":
+        """The group's side on its GPUs; None before its first call there."""
+        return self._gpus.group
 
     # ---- symmetric tensors -----------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class _Link:
         return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
 
 
-def _hello(device: int) -> tuple[Facts, int]:
+def _hello(device: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
     """Return this rank's introduction, and how many blocks its device holds."""
     try:
         gpu.require()
@@ -101,6 +101,7 @@ def _hello(device: int) -> tuple[Facts, int]:
             heap_bytes=env.GPU_HEAP_MIB.get() << 20,
             most_channels=env.GPU_CHANNELS.get(),
         )
+        hello["no_table"] = no_table()
     except FastcollError as error:
         return apologise(str(error)), 0
     return hello, capacity
@@ -116,7 +117,8 @@ class DeviceGroup:
         reasons: Why earlier routes were not taken.
     """
 
-    def __init__(self, host: DeviceHost, device: int) -> None:
+    def __init__(self, host: DeviceHost, device: int, no_table: Callable[[], str]) -> None:
+        """Come to `device`; `no_table` says why the tuning table can't be used for it."""
         if host.world_size > _cuda.K_MAX_WORLD:
             raise UnsupportedError(
                 f"a group on GPUs has at most {_cuda.K_MAX_WORLD} ranks, not {host.world_size}"
@@ -134,7 +136,7 @@ class DeviceGroup:
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = _Link(host)
-        mine, capacity = _hello(device)
+        mine, capacity = _hello(device, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = settle(hellos, _cuda.data_offset_bytes())
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
@@ -355,10 +357,11 @@ class DeviceGroup:
         """Return in one line how the ranks reach each other, for `fastcoll doctor`."""
         terms = self.terms
         text = f"{self.route}, {terms.num_channels} channels, {terms.ranks_per_gpu} ranks per GPU"
+        chosen = f"no table: {terms.no_table}" if terms.no_table else "chosen by the table"
         refused = [f"not {route}: {reason}" for route, reason in self.reasons.items()]
         if terms.reaches_peers:
             refused.append(f"not nccl: {terms.no_nccl}" if terms.no_nccl else "nccl beside it")
-        return "; ".join([text, *refused])
+        return "; ".join([text, chosen, *refused])
 
     def close(self) -> None:
         """Wait until this rank's kernels are over, then give its memory back.

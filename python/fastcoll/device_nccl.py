@@ -22,12 +22,21 @@ from torch.cuda import is_current_stream_capturing
 from torch.distributed import FileStore, Store
 
 from fastcoll import _C
-from fastcoll.algorithms.nccl import adds_itself
 from fastcoll.calls import Flat
 from fastcoll.errors import UsageError
 from fastcoll.memory.symmetric import bytes_at
 from fastcoll.reliability.verdicts import DESYNC
-from fastcoll.types import ITEMSIZE, REDUCTIONS, TORCH_DTYPES, Algorithm, DType, Op, ReduceOp, Verb
+from fastcoll.types import (
+    ITEMSIZE,
+    REDUCTIONS,
+    TORCH_DTYPES,
+    Algorithm,
+    DType,
+    Op,
+    ReduceOp,
+    Verb,
+    nccl_adds,
+)
 
 _NO_LIMIT = timedelta(days=1)  # waits end here: NCCL's own watchdog would end the process
 _PACK_BYTES = 16  # parts to be added start on one: kernels/cuda/nccl.cuh
@@ -111,7 +120,7 @@ class Nccl:
             self.come(limit_s)
         if plan.verb in REDUCTIONS:
             any_order = plan.fast_numerics
-            adds = adds_itself(DType(plan.dtype), Op(plan.op), any_order=any_order)
+            adds = nccl_adds(DType(plan.dtype), Op(plan.op), any_order=any_order)
             (self._reduce if adds else self._move_and_add)(plan, flat, stream, limit_s)
         else:
             self._move(plan, flat, limit_s)

@@ -47,7 +47,8 @@ class GpuSide:
             # Only now: without GPUs there may be no such extension.
             from fastcoll.device_group import DeviceGroup
 
-            self.group = DeviceGroup(self._host, device)
+            no_table = self._planner.tuning.problem_on_gpus
+            self.group = DeviceGroup(self._host, device, no_table)
         if self.group.device != device:
             raise UsageError(
                 f'group "{self._host.name}" works on cuda:{self.group.device} here, not on '

@@ -81,7 +81,7 @@ class Planner:
         )
         plan = self._plans.get(request)
         if plan is None:
-            chosen = self.choose(request)
+            chosen = self.choose(request, terms)
             if self._log_plans:
                 sys.stderr.write(f'fastcoll: "{self._group.name}" {chosen.describe()}\n')
             if len(self._plans) >= _MOST_PLANS:
@@ -92,15 +92,18 @@ class Planner:
             self._group.cache_plan(plan)
         return plan
 
-    def choose(self, request: Request) -> Plan:
+    def choose(self, request: Request, terms: "Terms | None" = None) -> Plan:
         """Return the plan of a request; a pure function of it and of what the ranks agreed on.
+
+        `terms` are a GPU call's.
 
         Raises:
             UsageError: The algorithm that it asks for is unknown.
             UnsupportedError: That algorithm does not admit it.
         """
         if not is_scheduled(request):
-            return select(request, algorithms.ALL, self.tuning.table).plan
+            table = None if terms is not None and terms.no_table else self.tuning.table
+            return select(request, algorithms.ALL, table).plan
         plan, schedule = plan_of(request)
         words = schedule.programs[self._group.rank]
         self._group.add_program(plan.splits, schedule.blocks, words)

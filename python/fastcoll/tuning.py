@@ -13,6 +13,8 @@ from fastcoll import _C, env
 from fastcoll.bootstrap.identity import layout, library_version
 from fastcoll.errors import UsageError
 from fastcoll.selection import TuningTable, read_table
+from fastcoll.selection.table import difference
+from fastcoll.topology import gpu
 from fastcoll.topology.cpu import fingerprint
 
 
@@ -34,6 +36,15 @@ class Tuning:
         """What the ranks compare; empty without a table."""
         return self.table.digest if self.table else ""
 
+    def problem_on_gpus(self) -> str:
+        """Return why calls on this process's GPUs are not chosen by the table; empty: they are."""
+        if self.table is None:
+            return self.reason
+        if self.table.gpus is None:
+            return "it has no rows of GPUs: `fastcoll tune --device cuda` adds them"
+        other = difference(self.table.gpus, gpu.fingerprint())
+        return f"its GPUs are foreign, or stale: {other}" if other else ""
+
 
 def identity() -> dict[str, dict[str, object]]:
     """Return what a table must have in common with this process."""
@@ -51,8 +62,14 @@ def find() -> Tuning:
     except UsageError as error:
         return Tuning(None, str(error), is_refusal=True)
     return Tuning(
-        table, f"table {table.digest} of {table.date}, {table.num_rows} measurements, from {path}"
+        table,
+        f"table {table.digest} of {table.date}, {table.num_rows} measurements{_of_gpus(table)}, "
+        f"from {path}",
     )
+
+
+def _of_gpus(table: TuningTable) -> str:
+    return f" and {table.num_gpu_rows} of GPUs" if table.num_gpu_rows else ""
 
 
 def agree(mine: Tuning, digests: Sequence[str]) -> Tuning:

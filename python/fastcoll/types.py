@@ -107,6 +107,20 @@ def order_matters(dtype: DType, op: Op) -> bool:
     return dtype in FLOAT_DTYPES or dtype in COMPLEX_DTYPES
 
 
+_NCCLS_INTEGERS = frozenset((DType.int8, DType.uint8, DType.int32, DType.int64))
+_NCCLS_FLOATS = frozenset((DType.float16, DType.bfloat16, DType.float32, DType.float64))
+
+
+def nccl_adds(dtype: DType, op: Op, *, any_order: bool) -> bool:
+    """Return whether NCCL may reduce, and not only move what is reduced.
+
+    Its least and greatest of floats are not ours where NaN or -0 is among them.
+    """
+    if dtype in _NCCLS_INTEGERS:
+        return op in (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX)
+    return dtype in _NCCLS_FLOATS and any_order and op in (Op.SUM, Op.AVG, Op.PRODUCT)
+
+
 # Request.splits, csrc/plan.h
 COUNTED = 1
 _LIST_HASH_BITS = 40
@@ -193,6 +207,7 @@ __all__ = [
     "Request",
     "SingleCopy",
     "Verb",
+    "nccl_adds",
     "num_tensors",
     "order_matters",
     "supported_ops",

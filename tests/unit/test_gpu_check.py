@@ -446,7 +446,7 @@ class Graph:
 
 
 @contextlib.contextmanager
-def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+def capture(graph: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
     assert capture_error_mode == "thread_local"
     Graph.capturing = graph
     yield

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 
 import oracle
 from fastcoll import algorithms
-from fastcoll.algorithms import nccl
 from fastcoll.cli import app
 from fastcoll.errors import UnsupportedError
 from fastcoll.selection import select
 from fastcoll.topology import gpu
-from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from fastcoll.types import Algorithm, DType, Op, Request, Verb, nccl_adds
 from harness import Attempt, Pools, Rank, attempt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "collectives"))
@@ -84,11 +83,11 @@ def test_nccl_can_be_asked_for_and_says_why_not() -> None:
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
 def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: DType) -> None:
     for op in Op:
-        if not nccl.adds_itself(dtype, op, any_order=False):
+        if not nccl_adds(dtype, op, any_order=False):
             continue
         assert not oracle.order_matters(dtype.name, op.name)
         assert dtype not in (DType.bool, DType.float32), "it adds bools up, and drops a NaN"
-    assert nccl.adds_itself(DType.bfloat16, Op.SUM, any_order=True)
+    assert nccl_adds(DType.bfloat16, Op.SUM, any_order=True)
 
 
 def settled(*names: str, gpus: str = "ab") -> str:

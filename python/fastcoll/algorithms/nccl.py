@@ -9,26 +9,13 @@ from fastcoll.algorithms import moving, one_shot, shared, two_shot
 from fastcoll.costs import Costs
 from fastcoll.plan import Plan
 from fastcoll.topology import gpu
-from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Request, Verb
+from fastcoll.types import REDUCTIONS, Algorithm, Request, Verb
 
 name = "nccl"
 
 # Not measured: a call of NCCL's on NVLink (published: 8 to 17 us), after the ranks have met on
 # their CPUs. What it moves is staged as by our kernels, so that only a table can prefer it to them.
 _CALL_US = 20.0
-
-_INTEGERS = frozenset((DType.int8, DType.uint8, DType.int32, DType.int64))
-_FLOATS = frozenset((DType.float16, DType.bfloat16, DType.float32, DType.float64))
-
-
-def adds_itself(dtype: DType, op: Op, *, any_order: bool) -> bool:
-    """Return whether NCCL may reduce, and not only move what is reduced.
-
-    Its least and greatest of floats are not ours where NaN or -0 is among them.
-    """
-    if dtype in _INTEGERS:
-        return op in (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX)
-    return dtype in _FLOATS and any_order and op in (Op.SUM, Op.AVG, Op.PRODUCT)
 
 
 def admits(request: Request) -> str | None:

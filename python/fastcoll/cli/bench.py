@@ -147,14 +147,14 @@ def bench(
         if launch is None:
             _measure(settings, Path(folder), list(range(ranks)), (json_path, plot))
             return
-        shared = _agree_on_folder(folder)
+        shared = agree_on_folder(folder)
         if launch.rank == 0:
             _measure(settings, shared, [0], (json_path, plot))
         else:
             _help_out(settings, shared, launch.rank)
 
 
-def _agree_on_folder(folder: str) -> Path:
+def agree_on_folder(folder: str) -> Path:
     """Return rank 0's folder on every process of torchrun; all must be on one machine."""
     dist.init_process_group("gloo")
     told: list[Any] = [folder]
@@ -163,7 +163,7 @@ def _agree_on_folder(folder: str) -> Path:
     dist.all_gather_object(found, Path(told[0]).is_dir())
     dist.destroy_process_group()
     if not all(found):
-        complain("fastcoll bench measures one machine; torchrun's processes are on several")
+        complain("one machine is measured; torchrun's processes are on several")
         raise typer.Exit(2)
     return Path(told[0])
 

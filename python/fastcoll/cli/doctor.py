@@ -222,6 +222,7 @@ def _gpu() -> Findings:
 
 
 def _gpu_part() -> Findings:
+    from fastcoll import tuning
     from fastcoll.cli.probes import try_gpu_ranks
     from fastcoll.topology import gpu
 
@@ -239,6 +240,9 @@ def _gpu_part() -> Findings:
         text = f"not between {apart}" if apart else "between all"
         yield Finding("GPU", "peer access", text, "note" if apart else "ok")
     yield Finding("GPU", "between processes", try_gpu_ranks(len(gpus)))
+    no_table = tuning.find().problem_on_gpus()
+    text = f"not used here: {no_table}" if no_table else "chooses for GPUs, too"
+    yield Finding("GPU", "tuning table", text, "note" if no_table else "ok")
 
 
 def _mpi() -> Findings:

@@ -29,6 +29,7 @@ from fastcoll.model.schedule import REDUCTIONS, VERBS
 from fastcoll.selection import select
 from fastcoll.topology import gpu
 from fastcoll.topology.cluster import Cluster
+from fastcoll.tuning import Tuning
 from fastcoll.types import Numerics, Request, SingleCopy
 
 
@@ -105,6 +106,8 @@ def _explain_here(
     request = request_of(cell, numerics, single_copy=asked if try_peer().reads_us else "never")
     if on_gpus:
         request = _on_gpus(request)
+        if tuned.table and (problem := tuned.problem_on_gpus()):
+            tuned = Tuning(None, f"the model, not {tuned.reason}: {problem}")
     choice = select(request, algorithms.ALL, tuned.table)
     if as_json:
         entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}

@@ -20,7 +20,7 @@ from fastcoll.cli.regret import regret_table, score, without_choice
 from fastcoll.cli.schedule import schedule_table, verdict
 from fastcoll.cli.topo import MAX_MATRIX, bandwidth_matrix, machine_tree, network_tree, rings_of
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
-from fastcoll.cli.tune import fastest_table, fit_of
+from fastcoll.cli.tune import fastest_table, fit_of, gpus_of
 from fastcoll.measure.sizes import format_size
 from fastcoll.model.builders import build
 from fastcoll.model.charts import cost_curves, plan_bars, published_times
@@ -173,6 +173,10 @@ def measured_section(documents: list[Json]) -> Section:
         if document.get("kind") == "regret":
             section.parts += [machine + score(document), regret_table(document)]
             section.parts += without_choice(document)
-        else:
+            continue
+        if document["rows"]:
             section.parts += [machine + fit_of(document), fastest_table(document)]
+        if "gpu" in document:
+            part = document["gpu"]
+            section.parts += [f"Measured on {gpus_of(part)}, {part['date']}", fastest_table(part)]
     return section

@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll tune`: measure which algorithm is best when on this machine.
+"""`fastcoll tune`: measure which algorithm is best when on this machine, on its CPUs or its GPUs.
 
 Decides options and what is shown. What is measured is fastcoll.measure's matter.
 """
 
+import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Table
 
 from fastcoll import env
 from fastcoll.algorithms import shared
+from fastcoll.cli.bench import Device, agree_on_folder
 from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_size, parse_sizes
-from fastcoll.measure.tune import TuneSettings, run_tune
+from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune
 from fastcoll.measure.variants import VERBS
+from fastcoll.topology import gpu
 
 _SIZES = "64,512,2K,4K,8K,16K,64K,128K,256K,512K,1M,4M,16M"
+_GPU_SIZES = "256,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 Json = dict[str, Any]
 
 
@@ -39,26 +47,61 @@ def tune(
     ranks: Annotated[
         str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
     ] = "",
-    sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = _SIZES,
+    sizes: Annotated[
+        str, typer.Option(help=f"BEGIN:END:FACTOR or A,B,C; default: {_SIZES}; GPUs: {_GPU_SIZES}.")
+    ] = "",
     verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
         VERBS
     ),
     minutes: Annotated[
         float, typer.Option(min=0.05, help="Stop after this long; run again to go on.")
     ] = 4.5,
+    device: Annotated[
+        Device, typer.Option(help="cuda adds rows of GPUs, or measures them anew.")
+    ] = Device.cpu,
 ) -> None:
     """Measure every verb, algorithm and segment size, fit the cost model, and write both down.
 
     Every variant's result is checked before it is timed, and the variants take turns. Groups choose
     by the table once FASTCOLL_TUNING names it on all their ranks. Nothing else should run then.
+
+    On GPUs, NCCL is one of the algorithms. A rank is a process on a GPU of its own; where ranks
+    outnumber the GPUs they are threads that share them, and so say their rows, which hold for such
+    groups alone. Under torchrun its processes are the ranks.
     """
+    if device is Device.cuda:
+        _tune_gpus(out, ranks, sizes or _GPU_SIZES, verbs_option(verbs), 60 * minutes)
+        return
     settings = TuneSettings(
-        worlds_option(ranks), sizes_option(sizes), verbs_option(verbs), 60 * minutes
+        worlds_option(ranks), sizes_option(sizes or _SIZES), verbs_option(verbs), 60 * minutes
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="fc") as folder,
-        quiet_progress("starting", len(settings.cells())) as progress,
-    ):
+    with tempfile.TemporaryDirectory(prefix="fc") as folder:
+        _print(_measure(settings, out, partial(run_tune, folder=Path(folder))), out)
+
+
+def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_s: float) -> None:
+    launch, num_gpus = env.launch(), torch.cuda.device_count()
+    worlds = (launch.world_size,) if launch else gpu_worlds_option(ranks, num_gpus)
+    settings = TuneSettings(worlds, sizes_option(sizes), verbs, limit_s)
+    with tempfile.TemporaryDirectory(prefix="fc") as folder:
+        place = OnGpus(num_gpus, Path(folder), launch.rank if launch else None)
+        if any(place.are_threads(world) for world in worlds):
+            env.prepare_gpu_threads()  # before the next line, which starts CUDA
+        if problem := gpu.problem() or ("" if num_gpus else "torch sees no CUDA device"):
+            complain(f"GPUs can't be measured: {problem}")
+            raise typer.Exit(1)
+        if launch:
+            place.folder = agree_on_folder(folder)
+        if launch is None or launch.rank == 0:
+            document = _measure(settings, out, partial(run_gpu_tune, place=place))
+            _print_gpus(document["gpu"], out)
+            return
+        for command in place.pool(launch.world_size).commands:  # this rank, until told to end
+            subprocess.run(command, check=False)
+
+
+def _measure(settings: TuneSettings, out: Path, run: Callable[..., Json]) -> Json:
+    with quiet_progress("starting", len(settings.cells())) as progress:
         points: set[Cell] = set()
 
         def on_point(cell: Cell, variant: str) -> None:
@@ -69,21 +112,34 @@ def tune(
             progress.refresh()
 
         try:
-            document = run_tune(settings, out, Path(folder), on_point, shared.CPU)
+            return run(settings, out, on_point=on_point, fallback=shared.CPU)
         except NotMeasured as error:
             complain(f"nothing more is measured: {error}")
             raise typer.Exit(1) from None
-    _print(document, out)
 
 
 def worlds_option(text: str) -> tuple[int, ...]:
     """Return the group sizes of an option; what fits this machine if it is empty."""
+    return _worlds(text, default_worlds(), 64)
+
+
+def gpu_worlds_option(text: str, num_gpus: int) -> tuple[int, ...]:
+    """Return the group sizes of an option; by default those with a GPU for each rank.
+
+    Where there is one GPU, a few that share it.
+    """
+    most = min(16, num_gpus)
+    usual = [world for world in (2, 4, 8, most) if world <= max(2, most)] if most > 1 else [2, 4]
+    return _worlds(text, usual, 16)
+
+
+def _worlds(text: str, usual: list[int], most: int) -> tuple[int, ...]:
     try:
-        worlds = [int(word) for word in text.split(",")] if text else default_worlds()
+        worlds = [int(word) for word in text.split(",")] if text else usual
     except ValueError:
         worlds = []
-    if not worlds or not all(2 <= world <= 64 for world in worlds):
-        raise typer.BadParameter("write numbers from 2 to 64", param_hint="--ranks")
+    if not worlds or not all(2 <= world <= most for world in worlds):
+        raise typer.BadParameter(f"write numbers from 2 to {most}", param_hint="--ranks")
     return tuple(dict.fromkeys(worlds))
 
 
@@ -106,19 +162,32 @@ def verbs_option(text: str) -> tuple[str, ...]:
 
 
 def _print(document: Json, path: Path) -> None:
+    _print_part(document, path, [fit_of(document)])
+
+
+def _print_gpus(part: Json, path: Path) -> None:
+    left_out = [f"{name}: not measured: {reason}" for name, reason in part["left_out"].items()]
+    _print_part(part, path, [gpus_of(part), *left_out])
+
+
+def gpus_of(part: Json) -> str:
+    """Return what the part of GPUs of a tuning table was measured on."""
+    machine = part["machine"]
+    return f"{machine['num_gpus']} x {', '.join(machine['names'])}, driver {machine['driver']}"
+
+
+def _print_part(part: Json, path: Path, remarks: list[str]) -> None:
     console = make_console()
-    console.print(fastest_table(document))
-    console.print(fit_of(document), highlight=False)
-    if not document["is_complete"]:
-        console.print("not complete: run the command again to go on", highlight=False)
-    console.print(
-        f"table: {path}; groups use it with {env.TUNING.name}={path.name} on every rank",
-        highlight=False,
-    )
+    console.print(fastest_table(part))
+    if not part["is_complete"]:
+        remarks.append("not complete: run the command again to go on")
+    remarks.append(f"table: {path}; groups use it with {env.TUNING.name}={path.name} on every rank")
+    for remark in remarks:
+        console.print(remark, highlight=False)
 
 
 def fastest_table(document: Json) -> Table:
-    """Return which variant a tuning table has as the fastest, from which size to which."""
+    """Return which variant a tuning table, or its part of GPUs, has as the fastest, by size."""
     table = Table(title="fastest, by size of what a rank publishes", title_justify="left")
     for name in ("verb", "ranks", "from", "to", "algorithm", "us"):
         table.add_column(name, justify="left" if name in ("verb", "algorithm") else "right")
@@ -144,22 +213,30 @@ def _gbps(us_per_byte: float) -> str:
 
 def _winners(rows: list[Json]) -> list[list[str]]:
     """Return one line per run of sizes that one variant wins."""
-    best: dict[tuple[str, int, int], Json] = {}
+    best: dict[tuple[str, str, int], Json] = {}
     for row in rows:
-        key = (row["verb"], row["world_size"], row["size_bytes"])
+        key = (row["verb"], _ranks_of(row), row["size_bytes"])
         if key not in best or row["time_us"] < best[key]["time_us"]:
             best[key] = row
-    several = Counter((row["verb"], row["world_size"], row["size_bytes"]) for row in rows)
+    several = Counter((row["verb"], _ranks_of(row), row["size_bytes"]) for row in rows)
     runs: list[list[Any]] = []
     for key, row in best.items():
-        shows_segment = several[key] > 1 and row["size_bytes"] > row["segment_bytes"]
-        segment = f", segments of {format_size(row['segment_bytes'])}" if shows_segment else ""
-        name = f"{row['algorithm']}{segment}"
+        name = row["algorithm"]
+        segment_bytes: int = row["segment_bytes"] if "segment_bytes" in row else row["size_bytes"]
+        if several[key] > 1 and row["size_bytes"] > segment_bytes:
+            name += f", segments of {format_size(segment_bytes)}"
         if runs and runs[-1][:2] == [key[0], key[1]] and runs[-1][4] == name:
             runs[-1][3], runs[-1][6] = key[2], row["time_us"]
         else:
             runs.append([key[0], key[1], key[2], key[2], name, row["time_us"], row["time_us"]])
     return [
-        [verb, str(world), format_size(low), format_size(high), name, f"{first:.4g} to {last:.4g}"]
-        for verb, world, low, high, name, first, last in runs
+        [verb, ranks, format_size(low), format_size(high), name, f"{first:.4g} to {last:.4g}"]
+        for verb, ranks, low, high, name, first, last in runs
     ]
+
+
+def _ranks_of(row: Json) -> str:
+    """Return how many ranks a row is of; and how they share GPUs, if they do."""
+    shares = row.get("ranks_per_gpu", 1)
+    text = f", {shares} on a GPU ({row['ranks_are']})" if shares > 1 else ""
+    return f"{row['world_size']}{text}"

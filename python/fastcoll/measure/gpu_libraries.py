@@ -81,12 +81,15 @@ class OnGpu(Library):
 class InGraph(OnGpu):
     """The same calls as nodes of a captured graph, which is replayed."""
 
+    captures = True
     _graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their calls; None: eager
 
     def prepare(self, cell: Cell) -> int | None:
         # Once eagerly, as what a library makes at its first call can't be captured.
         self._graphs = None
-        super().prepare(cell)
+        num_wrong = super().prepare(cell)
+        if not self.captures:
+            return num_wrong
         self._graphs = {}
         return super().prepare(cell)
 
@@ -100,10 +103,7 @@ class InGraph(OnGpu):
             return super().calls(iterations)
         graph = self._graphs.get(num_calls)
         if graph is None:
-            graph = self._graphs[num_calls] = torch.cuda.CUDAGraph()
-            # Other threads, such as NCCL's, may do as they like meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                run()
+            graph = self._graphs[num_calls] = self.capture(run)
         num_replays = -(-iterations // num_calls)
 
         def replay() -> None:
@@ -111,6 +111,16 @@ class InGraph(OnGpu):
                 graph.replay()
 
         return replay, num_replays * num_calls
+
+    def capture(
+        self, run: Callable[[], None], stream: torch.cuda.Stream | None = None
+    ) -> torch.cuda.CUDAGraph:
+        """Return the graph of what `run` starts, captured in `stream` or one of torch's."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as NCCL's, may do as they like meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            run()
+        return graph
 
 
 class FastcollOnGpu(OnGpu, Fastcoll):

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 import fastcoll
 from fastcoll import _C
-from fastcoll.calls import Call, check
+from fastcoll.calls import Call, Operands, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.parts import PartsCall, check_parts
+from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.types import REDUCTIONS, DType, Op, Request, Verb
 
 _REDUCTIONS = {verb.name for verb in REDUCTIONS}
@@ -54,6 +54,34 @@ class Fastcoll(Library):
             fn = partial(fn, algorithm=self.config.algorithm)
         return fn, args
 
+    def checked(
+        self, cell: Cell, output: torch.Tensor, source: torch.Tensor
+    ) -> tuple[Call, Operands] | tuple[PartsCall, PartsOperands]:
+        """Return the call of `cell` with its operands, as groups plan and carry it out."""
+        verb = Verb[cell.verb]
+        if verb in (Verb.gather, Verb.scatter, Verb.all_to_all):
+            parts = self._parts_call(cell, output, source)
+            return parts, check_parts(parts, self.rank, self.world_size)
+        call = Call(
+            verb=verb,
+            input=source,
+            output=output,
+            op=_torch_op(cell.op),
+            root=cell.root,
+            algorithm=self.config.algorithm,
+        )
+        return call, check(call, self.rank, self.world_size)
+
+    def _parts_call(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> PartsCall:
+        verb, is_root = Verb[cell.verb], self.rank == cell.root
+        if verb is Verb.gather:
+            parts = list(output.chunk(self.world_size)) if is_root else None
+            return PartsCall(verb=verb, input=source, output=parts, root=cell.root)
+        if verb is Verb.scatter:
+            parts = list(source.chunk(self.world_size)) if is_root else None
+            return PartsCall(verb=verb, input=parts, output=output, root=cell.root)
+        return PartsCall(verb=verb, input=source, output=output)
+
     def one_way_flag(self, iterations: int) -> float:
         return _C.time_one_way_flag(self.comm, iterations)
 
@@ -67,31 +95,8 @@ class FastcollCore(Fastcoll):
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         if cell.verb == "sendrecv":
             raise NotImplementedError("there is no compiled loop of send and recv")
-        verb = Verb[cell.verb]
-        if verb in (Verb.gather, Verb.scatter, Verb.all_to_all):
-            parts = self._parts_call(cell, output, source)
-            plan = self.comm.planner.plan(parts, check_parts(parts, self.rank, self.world_size))
-        else:
-            call = Call(
-                verb=verb,
-                input=source,
-                output=output,
-                op=_torch_op(cell.op),
-                root=cell.root,
-                algorithm=self.config.algorithm,
-            )
-            plan = self.comm.planner.plan(call, check(call, self.rank, self.world_size))
+        plan = self.comm.planner.plan(*self.checked(cell, output, source))
         return _C.time_loop, (self.comm, plan, source.data_ptr(), output.data_ptr())
-
-    def _parts_call(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> PartsCall:
-        verb, is_root = Verb[cell.verb], self.rank == cell.root
-        if verb is Verb.gather:
-            parts = list(output.chunk(self.world_size)) if is_root else None
-            return PartsCall(verb=verb, input=source, output=parts, root=cell.root)
-        if verb is Verb.scatter:
-            parts = list(source.chunk(self.world_size)) if is_root else None
-            return PartsCall(verb=verb, input=parts, output=output, root=cell.root)
-        return PartsCall(verb=verb, input=source, output=output)
 
     def loop(self, iterations: int) -> float:
         time_loop, args = self._call

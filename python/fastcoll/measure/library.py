@@ -101,6 +101,10 @@ class Library(ABC):
         fn, args = self._call
         return time_calls(fn, args, iterations)
 
+    def terms(self) -> dict[str, Any]:
+        """Return what the ranks agreed on, as far as it decides which calls they can make."""
+        raise NotImplementedError(f"{self.config.library} has no terms")
+
     def choose(self, algorithm: str, segment_bytes: int) -> None:
         """Take this algorithm, in segments of this size, from now on."""
         raise NotImplementedError(f"{self.config.library} does not let one choose")

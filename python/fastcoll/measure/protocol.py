@@ -8,6 +8,7 @@ whose turn it is. Knows nothing of libraries.
     prepare VERB DTYPE OP NUMEL ROOT    allocate, check one call -> {"num_wrong": N}
     time ITERATIONS WINDOWS             -> {"seconds": [...], "idle_cpu_s": S}
     choose ALGORITHM SEGMENT_BYTES      how to carry out what is, or will be, prepared
+    terms                               what the ranks agreed on -> {"num_channels": N, ...}
     flag ITERATIONS                     one-way flag of fastcoll's pads -> {"seconds": S}
     release                             free what prepare allocated
     quit

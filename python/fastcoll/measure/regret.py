@@ -110,7 +110,7 @@ def _times(outcomes: Sequence[Outcome], variants: Sequence[Variant]) -> dict[str
     """Return what was measured, without what the ranks of this machine may not do."""
     times = {}
     for outcome, variant in zip(outcomes, variants, strict=True):
-        if variant.may_be_refused and (outcome.reason or "").startswith("UnsupportedError"):
+        if variant.is_excused(outcome.reason or ""):
             continue
         if outcome.summary is None:
             raise NotMeasured(f"{variant.name}: {outcome.reason}")

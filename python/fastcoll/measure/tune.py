@@ -7,24 +7,27 @@ of the table is selection.table's matter.
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from fastcoll import tuning
 from fastcoll.costs import Costs
 from fastcoll.errors import UsageError
 from fastcoll.measure.fit import Fit, Point, fit
 from fastcoll.measure.machine import now
+from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.results import command_line
-from fastcoll.measure.rounds import measure_cell
+from fastcoll.measure.rounds import Contender, measure_cell
 from fastcoll.measure.timer import Budget, median_interval
 from fastcoll.measure.variants import VERBS, request_of, running_ranks, variants_of
 from fastcoll.selection.table import SCHEMA_NAME, validate
+from fastcoll.topology import gpu
 
 _DTYPE = "float32"
 _BUDGET = Budget(window_us=1500, min_windows=2, max_windows=7, num_rounds=3)
@@ -51,41 +54,121 @@ class TuneSettings:
         ]
 
 
-def _point_of(cell: Cell) -> Json:
-    request = request_of(cell, "fast")
-    return {
-        "verb": cell.verb,
-        "world_size": cell.world_size,
-        "num_cpus": request.num_cpus,
-        "size_bytes": request.staged_bytes,
-    }
+class Variant(Contender, Protocol):
+    """One way to carry out a call."""
+
+    @property
+    def row(self) -> Json:
+        """What a table's row says of it."""
+
+    def is_excused(self, reason: str) -> bool:
+        """Whether the rest is measured without it if it fails for this reason."""
 
 
-def measured_rows(pool: Pool, cell: Cell, on_turn: Callable[[str], None]) -> list[Json]:
+class Place(Protocol):
+    """Where ranks are measured: on CPUs, or on GPUs."""
+
+    def point(self, cell: Cell, /) -> Json:
+        """Return what tells a cell's rows from those of others, before any rank runs."""
+
+    def running(self, world_size: int, /) -> AbstractContextManager[Contender]:
+        """Start ranks that take any variant."""
+
+    def variants(self, ranks: Any, cell: Cell, /) -> Sequence[Variant]:
+        """Return all ways to carry out a cell's call."""
+
+    def leave_out(self, variant: Any, reason: str, /) -> None:
+        """Note that an excused variant could not be measured."""
+
+
+@dataclass(frozen=True)
+class OnCpus:
+    """Ranks on this machine's CPUs; `folder` is an empty one for sockets, of a short path."""
+
+    folder: Path
+
+    def point(self, cell: Cell) -> Json:
+        request = request_of(cell, "fast")
+        return {
+            "verb": cell.verb,
+            "world_size": cell.world_size,
+            "num_cpus": request.num_cpus,
+            "size_bytes": request.staged_bytes,
+        }
+
+    def running(self, world_size: int) -> AbstractContextManager[Pool]:
+        return running_ranks(world_size, self.folder)
+
+    def variants(self, ranks: Pool, cell: Cell) -> Sequence[Variant]:
+        return variants_of(ranks, cell)
+
+    def leave_out(self, variant: Variant, reason: str) -> None:
+        """Nothing to note: that ranks may not read each other's memory is no matter of a size."""
+
+
+def measured_rows(
+    place: Place, ranks: Contender, cell: Cell, on_turn: Callable[[str], None]
+) -> list[Json]:
     """Return the table's rows of one point: every variant, checked, then timed in turns.
 
     Raises:
         NotMeasured: A variant failed or computed something wrong: there is nothing to choose from.
     """
-    variants = variants_of(pool, cell)
+    variants = place.variants(ranks, cell)
     rows = []
     for variant, outcome in zip(
         variants, measure_cell(variants, cell, _BUDGET, on_turn), strict=True
     ):
-        if variant.may_be_refused and (outcome.reason or "").startswith("UnsupportedError"):
-            continue
         if outcome.summary is None:
-            raise NotMeasured(
-                f"{cell.verb} of {cell.size_bytes} bytes by {variant.name}: {outcome.reason}"
-            )
+            reason = outcome.reason or "nothing was timed"
+            if variant.is_excused(reason):
+                place.leave_out(variant, reason)
+                continue
+            raise NotMeasured(f"{cell.verb} of {cell.size_bytes} bytes by {variant.name}: {reason}")
         low_us, high_us = median_interval([max(window) for window in outcome.windows_us])
         times = {"time_us": outcome.summary.time_us, "low_us": low_us, "high_us": high_us}
         rows.append(
-            _point_of(cell)
-            | {"algorithm": variant.algorithm, "segment_bytes": variant.segment_bytes}
+            place.point(cell)
+            | variant.row
             | {name: float(f"{value:.4g}") for name, value in times.items()}
         )
     return rows
+
+
+def measure_missing(
+    settings: TuneSettings,
+    place: Place,
+    rows: list[Json],
+    on_point: Callable[[Cell, str], None],
+    save: Callable[[bool], None],
+) -> None:
+    """Add to `rows` what is missing of the points, as far as the time goes.
+
+    Args:
+        on_point: Called with a point and a variant before each turn.
+        save: Called after every point and at the end: is all of it there?
+
+    Raises:
+        NotMeasured: A variant failed, or computed something wrong.
+    """
+    deadline = monotonic() + settings.limit_s
+    todo = [cell for cell in settings.cells() if not _has_rows(place.point(cell), rows)]
+    for world in settings.worlds:
+        mine = [cell for cell in todo if cell.world_size == world]
+        if not mine or monotonic() > deadline:
+            continue
+        with place.running(world) as ranks:
+            for cell in mine:
+                if monotonic() > deadline:
+                    break
+                rows += measured_rows(place, ranks, cell, partial(on_point, cell))
+                todo.remove(cell)
+                save(False)
+    save(not todo)
+
+
+def _has_rows(point: Json, rows: Sequence[Json]) -> bool:
+    return any(point.items() <= row.items() for row in rows)
 
 
 def fit_rows(rows: Sequence[Json]) -> Fit | None:
@@ -125,25 +208,34 @@ def write_table(document: Json, path: Path) -> None:
         UsageError: It does not fit the schema; nothing is written.
     """
     validate(json.loads(json.dumps(document)))
-    head = {key: value for key, value in document.items() if key != "rows"}
-    lines = [f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
-    rows = ",\n  ".join(json.dumps(row) for row in document["rows"])
-    text = "{\n" + "".join(lines) + ' "rows": [\n  ' + rows + "\n ]\n}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
+    beside.write_text(_text_of(document) + "\n")
     beside.replace(path)
 
 
-def _rows_of_before(path: Path) -> list[Json]:
-    """Return what an interrupted run left of this machine, nothing if it left nothing."""
+def _text_of(document: Json, margin: str = "") -> str:
+    """Return JSON with a line for every row."""
+    lines = []
+    for key, value in document.items():
+        if key == "rows":
+            rows = ",".join(f"\n{margin}  {json.dumps(row)}" for row in value)
+            text = f"[{rows}\n{margin} ]"
+        else:
+            text = _text_of(value, margin + " ") if key == "gpu" else json.dumps(value)
+        lines.append(f"\n{margin} {json.dumps(key)}: {text}")
+    return "{" + ",".join(lines) + f"\n{margin}}}"
+
+
+def _document_of_before(path: Path) -> Json | None:
+    """Return the table that lies at `path` if it is this machine's, else None."""
     try:
         document: Json = json.loads(path.read_text())
         validate(document)
     except (OSError, ValueError, UsageError):
-        return []
+        return None
     same = all(document[part] == mine for part, mine in tuning.identity().items())
-    return document["rows"] if same and not document["is_complete"] else []
+    return document if same else None
 
 
 def run_tune(
@@ -153,10 +245,11 @@ def run_tune(
     on_point: Callable[[Cell, str], None],
     fallback: Costs,
 ) -> Json:
-    """Measure, write the table after every point, and return it.
+    """Measure CPUs, write the table after every point, and return it.
 
     Args:
-        path: Where the table goes. One that lies there and is not complete is gone on with.
+        path: Where the table goes. One that lies there and is not complete is gone on with; its
+            rows of GPUs are kept.
         folder: An empty folder for sockets; its path must be short.
         on_point: Called with a point and a variant before each turn.
         fallback: The constants if too little was measured to fit them.
@@ -164,21 +257,56 @@ def run_tune(
     Raises:
         NotMeasured: A variant failed, or computed something wrong.
     """
-    deadline = monotonic() + settings.limit_s
-    rows = _rows_of_before(path)
-    known = {tuple(row[name] for name in _point_of(settings.cells()[0])) for row in rows}
-    todo = [cell for cell in settings.cells() if tuple(_point_of(cell).values()) not in known]
-    for world in settings.worlds:
-        mine = [cell for cell in todo if cell.world_size == world]
-        if not mine or monotonic() > deadline:
-            continue
-        with running_ranks(world, folder) as pool:
-            for cell in mine:
-                if monotonic() > deadline:
-                    break
-                rows += measured_rows(pool, cell, partial(on_point, cell))
-                todo.remove(cell)
-                write_table(make_document(rows, is_complete=False, fallback=fallback), path)
-    document = make_document(rows, is_complete=not todo, fallback=fallback)
-    write_table(document, path)
+    before = _document_of_before(path) or {"is_complete": True}
+    rows: list[Json] = [] if before["is_complete"] else before["rows"]
+    document: Json = {}
+
+    def save(is_complete: bool) -> None:
+        document.update(make_document(rows, is_complete=is_complete, fallback=fallback))
+        document.update({key: before[key] for key in ("gpu",) if key in before})
+        write_table(document, path)
+
+    measure_missing(settings, OnCpus(folder), rows, on_point, save)
+    return document
+
+
+def run_gpu_tune(
+    settings: TuneSettings,
+    path: Path,
+    place: OnGpus,
+    on_point: Callable[[Cell, str], None],
+    fallback: Costs,
+) -> Json:
+    """Measure GPUs, write the table after every point, and return it.
+
+    Args:
+        path: Where the table goes. Of one that lies there the rows of CPUs are kept, those of other
+            points on the same GPUs, and, if an earlier run was interrupted, all that it measured.
+        place: Where ranks run.
+        on_point: Called with a point and a variant before each turn.
+        fallback: The constants of a table that has no rows of CPUs.
+
+    Raises:
+        NotMeasured: A variant failed, or computed something wrong.
+    """
+    document = _document_of_before(path) or make_document([], is_complete=False, fallback=fallback)
+    machine = json.loads(json.dumps(gpu.fingerprint()))
+    before = document.get("gpu", {"machine": None})
+    rows: list[Json] = before["rows"] if before["machine"] == machine else []
+    if before.get("is_complete"):
+        anew = [place.point(cell) for cell in settings.cells()]
+        rows = [row for row in rows if not any(_has_rows(point, [row]) for point in anew)]
+
+    def save(is_complete: bool) -> None:
+        document["gpu"] = {
+            "command": command_line(),
+            "date": now(),
+            "is_complete": is_complete,
+            "machine": machine,
+            "left_out": place.left_out,
+            "rows": rows,
+        }
+        write_table(document, path)
+
+    measure_missing(settings, place, rows, on_point, save)
     return document

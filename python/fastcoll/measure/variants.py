@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastcoll import algorithms
 from fastcoll.measure.library import WorkerConfig
@@ -50,9 +51,13 @@ class Variant:
         return f"{self.algorithm}/{self.segment_bytes >> 10}K"
 
     @property
-    def may_be_refused(self) -> bool:
-        """Whether only the ranks know if they can do it: read each other's memory."""
-        return self.algorithm == "single_copy"
+    def row(self) -> dict[str, Any]:
+        """What a table's row says of it."""
+        return {"algorithm": self.algorithm, "segment_bytes": self.segment_bytes}
+
+    def is_excused(self, reason: str) -> bool:
+        """Whether the rest is measured without it: only ranks know if they read each other."""
+        return self.algorithm == "single_copy" and reason.startswith("UnsupportedError")
 
     @property
     def is_running(self) -> bool:

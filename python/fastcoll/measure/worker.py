@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fastcoll.measure.gpu_libraries import GPU_LIBRARIES
+from fastcoll.measure.gpu_variants import GPU_VARIANTS
 from fastcoll.measure.libraries import LIBRARIES
 from fastcoll.measure.library import Library, WorkerConfig
 from fastcoll.measure.protocol import Line, Reply, connect, parse_prepare
@@ -48,6 +49,8 @@ class Worker:
         if word == "choose":
             library.choose(words[0], int(words[1]))
             return {}
+        if word == "terms":
+            return library.terms()
         if word == "flag":
             library.barrier()
             return {"seconds": library.one_way_flag(int(words[0]))}
@@ -83,7 +86,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     line = connect(config.socket_path, config.rank)
     try:
-        library = (LIBRARIES | GPU_LIBRARIES)[config.library](config)
+        library = (LIBRARIES | GPU_LIBRARIES | GPU_VARIANTS)[config.library](config)
     except Exception as error:
         line.send_reply({"error": _refusal(error)})
         raise SystemExit(1) from error

@@ -40,6 +40,7 @@ class DeviceHello:
         heap_bytes: What it would give to symmetric tensors.
         most_channels: The most channels it wants; 0 leaves it to the group.
         nccl: `nccl_name()` there.
+        no_table: Why the tuning table can't be used for its GPU; empty if it can.
     """
 
     problem: str
@@ -53,6 +54,7 @@ class DeviceHello:
     heap_bytes: int
     most_channels: int
     nccl: str = ""
+    no_table: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Terms:
         routes: In which order to try.
         no_nccl: Why NCCL can't carry between the ranks; empty: it can.
         reaches_peers: Whether a route was found; else NCCL carries all.
+        no_table: Why the group's tuning table says nothing of its GPUs; empty: it is used.
     """
 
     num_bytes: int
@@ -74,6 +77,7 @@ class Terms:
     routes: tuple[str, ...]
     no_nccl: str = ""
     reaches_peers: bool = True
+    no_table: str = ""
 
 
 def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
@@ -116,6 +120,9 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
         ranks_per_gpu=max(map(len, on_device.values())),
         routes=ROUTES if all(hello.has_vmm for hello in hellos) else (IPC,),
         no_nccl=nccl_problem([hello.nccl for hello in hellos], max(map(len, on_device.values()))),
+        no_table=next(
+            (f"rank {rank}: {h.no_table}" for rank, h in enumerate(hellos) if h.no_table), ""
+        ),
     )
 
 

@@ -19,15 +19,18 @@ from typing import Any
 from fastcoll.costs import Costs
 from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
-from fastcoll.types import Request
+from fastcoll.types import REDUCTIONS, Request, nccl_adds
 
 SCHEMA_NAME = "fastcoll-tuning-1"
 _SCHEMA_PATH = Path(__file__).with_name("tuning.schema.json")
 _MOST_BYTES = 64 << 20  # of a file: nobody measures that much
 Json = dict[str, Any]
 
-# (verb, ranks, CPUs between them, algorithm) -> segment -> [(bytes, us)], bytes ascending.
-_Key = tuple[str, int, int, str]
+# How a row calls reductions whose parts NCCL moves and a kernel of ours adds.
+NCCL_MOVES = "nccl_moves"
+# (verb, ranks, algorithm, CPUs between them) or, on GPUs, (verb, ranks, algorithm, ranks per GPU,
+# channels) -> segment -> [(bytes, us)], bytes ascending.
+_Key = tuple[str | int, ...]
 _Curves = dict[int, list[tuple[int, float]]]
 
 
@@ -45,37 +48,63 @@ class TuningTable:
     Attributes:
         digest: Equal on two ranks exactly if they choose alike by their tables.
         costs: The cost model's constants, fitted to the measurements.
+        gpus: The GPUs that its rows of GPUs were measured on; None if it has no such rows.
+        num_gpu_rows: How many it has.
     """
 
     def __init__(self, document: Json) -> None:
         content = {key: document[key] for key in ("costs", "rows")}
+        on_gpus: Json = document.get("gpu", {"machine": None, "rows": []})
+        if on_gpus["rows"]:
+            content["gpu"] = {key: on_gpus[key] for key in ("machine", "rows")}
         text = json.dumps(content, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.date: str = document["date"]
         self.num_rows = len(document["rows"])
         self.costs = Costs(**document["costs"])
+        self.gpus: Json | None = on_gpus["machine"] if on_gpus["rows"] else None
+        self.num_gpu_rows = len(on_gpus["rows"])
         self._curves: dict[_Key, _Curves] = {}
-        for row in sorted(document["rows"], key=lambda row: int(row["size_bytes"])):
-            key = (row["verb"], int(row["world_size"]), int(row["num_cpus"]), row["algorithm"])
-            points = self._curves.setdefault(key, {}).setdefault(int(row["segment_bytes"]), [])
+        for row in sorted(
+            [*document["rows"], *on_gpus["rows"]], key=lambda row: int(row["size_bytes"])
+        ):
+            names = ("num_cpus",) if "num_cpus" in row else ("ranks_per_gpu", "num_channels")
+            where = (int(row[name]) for name in names)
+            key = (row["verb"], int(row["world_size"]), row["algorithm"], *where)
+            # Kernels cut messages by themselves.
+            segment_bytes = int(row.get("segment_bytes", 0))
+            points = self._curves.setdefault(key, {}).setdefault(segment_bytes, [])
             points.append((int(row["size_bytes"]), float(row["time_us"])))
 
     def measured(self, request: Request, algorithm: str) -> Measured | None:
         """Return what a request takes by an algorithm, between the sizes that were measured.
 
-        Whatever the dtype: bytes decide. None outside those sizes, for other worlds, on GPUs and
-        for parts of uneven size.
+        Whatever the dtype: bytes decide. None outside those sizes, for other worlds, where as many
+        ranks share other numbers of CPUs, GPUs or channels, and for parts of uneven size.
         """
-        if request.on_gpu or request.splits:
+        if request.splits:
             return None
         world = request.world_size
-        key = (request.verb.name, world, min(world, request.num_cpus), algorithm)
+        if request.on_gpu:
+            where: _Key = (request.ranks_per_gpu, request.num_channels)
+            algorithm = _name_on_gpus(request, algorithm)
+        else:
+            where = (min(world, request.num_cpus),)
+        key = (request.verb.name, world, algorithm, *where)
         found = [
             Measured(time_us, segment_bytes)
             for segment_bytes, points in self._curves.get(key, {}).items()
             if (time_us := _between(points, request.staged_bytes)) is not None
         ]
         return min(found, key=lambda one: (one.time_us, one.segment_bytes), default=None)
+
+
+def _name_on_gpus(request: Request, algorithm: str) -> str:
+    """Return how rows call what an algorithm does for a request: NCCL adds, or only moves."""
+    any_order = request.numerics == "fast"
+    if algorithm != "nccl" or request.verb not in REDUCTIONS:
+        return algorithm
+    return algorithm if nccl_adds(request.dtype, request.op, any_order=any_order) else NCCL_MOVES
 
 
 def _between(points: list[tuple[int, float]], size_bytes: int) -> float | None:
@@ -137,16 +166,25 @@ def read_table(path: Path, identity: Mapping[str, object]) -> TuningTable:
 
 def _held_against(document: Json, identity: Mapping[str, object]) -> Json:
     for part, kind in (("build", "stale: made by"), ("machine", "foreign: made on")):
-        mine = json.loads(json.dumps(identity[part]))
-        for name, value in mine.items():
-            if (other := document[part].get(name)) != value:
-                raise UsageError(
-                    f"{kind} another {part}: {name} is {other!r} there, {value!r} here"
-                )
-    seen: set[tuple[object, ...]] = set()
-    for idx, row in enumerate(document["rows"]):
-        key = tuple(value for name, value in row.items() if not name.endswith("_us"))
-        if key in seen:
-            raise UsageError(f".rows[{idx}]: measured twice")
-        seen.add(key)
+        if other := difference(document[part], identity[part]):
+            raise UsageError(f"{kind} another {part}: {other}")
+    _no_row_twice(document["rows"], ".rows")
+    _no_row_twice(document.get("gpu", {"rows": []})["rows"], ".gpu.rows")
     return document
+
+
+def difference(there: Mapping[str, object], here: object) -> str:
+    """Return what a table says of where it was made that is not so here; empty: nothing."""
+    for name, value in json.loads(json.dumps(here)).items():
+        if (other := there.get(name)) != value:
+            return f"{name} is {other!r} there, {value!r} here"
+    return ""
+
+
+def _no_row_twice(rows: list[Json], where: str) -> None:
+    seen: set[tuple[object, ...]] = set()
+    for idx, row in enumerate(rows):
+        key = tuple(row[name] for name in sorted(row) if not name.endswith("_us"))
+        if key in seen:
+            raise UsageError(f"{where}[{idx}]: measured twice")
+        seen.add(key)

@@ -5,8 +5,10 @@ Reads the driver through the extension `_cuda`, which is there only in builds wi
 nothing of ranks.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -143,3 +145,24 @@ def nccl_problem(names: Sequence[str], ranks_per_gpu: int) -> str:
 def driver_version() -> str:
     """Return the newest CUDA that the driver runs, or "none"."""
     return "none" if _import_error else _cuda.driver_version()
+
+
+def fingerprint(driver_folder: Path = Path("/proc/driver/nvidia")) -> dict[str, object]:
+    """Return what must be equal for measurements of GPUs to hold here.
+
+    Where the kernel module tells, its own version is the driver's, and all of the machine's GPUs
+    count: a process may see one of them.
+    """
+    seen = gpus()
+    try:
+        text = (driver_folder / "version").read_text()
+    except OSError:
+        text = ""
+    module = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.M)
+    return {
+        "names": sorted({one.name for one in seen}),
+        "num_gpus": max(len(list(driver_folder.glob("gpus/*"))), len(seen)),
+        "driver": module[1] if module else f"CUDA {driver_version()}",
+        "nccl": ".".join(map(str, nccl_version())),
+        "layout": "none" if _import_error else _cuda.layout(),
+    }

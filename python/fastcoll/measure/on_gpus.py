@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where `fastcoll tune --device cuda` measures: ranks on GPUs, and what there is to compare there.
+
+Decides whether ranks are processes or threads, and which algorithms run. Knows nothing of tables.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcoll import algorithms
+from fastcoll.measure.gpu_libraries import mps_runs
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_variants import ThreadVariants, request_on_gpus
+from fastcoll.measure.library import Library, WorkerConfig
+from fastcoll.measure.pattern import Cell
+from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, own_commands
+from fastcoll.measure.protocol import Reply
+from fastcoll.measure.rounds import Contender
+from fastcoll.measure.worker import Worker
+from fastcoll.selection.table import NCCL_MOVES
+from fastcoll.types import REDUCTIONS
+
+Json = dict[str, Any]
+
+
+class ThreadRanks:
+    """Rank threads that take commands; a `rounds.Contender`."""
+
+    name = "fastcoll"
+
+    def __init__(
+        self, devices: Sequence[str], make: Callable[[GpuRank], Library] = ThreadVariants
+    ) -> None:
+        """Start a rank for each of `devices`.
+
+        Raises:
+            NotMeasured: They did not come up.
+        """
+        try:
+            self._ranks = GpuRanks(devices)
+            try:
+                self._workers = [Worker(library) for library in self._ranks.run(make)]
+            except BaseException:
+                self._ranks.close()
+                raise
+        except RuntimeError as error:
+            raise NotMeasured(str(error).strip().splitlines()[-1]) from error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks answer."""
+        return not self._ranks.failed
+
+    def command(self, text: str) -> list[Reply]:
+        """Send one command to every rank; see `Pool.command`."""
+        replies: list[Reply] = self._ranks.run(lambda me: self._workers[me.rank].run(text))
+        for reply in replies:
+            if "error" in reply:
+                raise NotMeasured(reply["error"])
+        return replies
+
+    def close(self) -> None:
+        """Close the group and end the threads."""
+        self._ranks.close()
+
+
+@dataclass(frozen=True)
+class GpuVariant:
+    """One algorithm, as tables call it, on the ranks of `ranks`; a `rounds.Contender`."""
+
+    ranks: Contender
+    name: str
+    num_channels: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks answer."""
+        return self.ranks.is_running
+
+    @property
+    def row(self) -> Json:
+        """What a table's row says of it."""
+        are = "threads" if isinstance(self.ranks, ThreadRanks) else "processes"
+        return {"ranks_are": are, "num_channels": self.num_channels, "algorithm": self.name}
+
+    def is_excused(self, reason: str) -> bool:
+        """Whether the rest is measured without it: NCCL may not run here, for its own reasons."""
+        return self.name.startswith("nccl") and not reason.startswith("wrong result")
+
+    def command(self, text: str) -> list[Reply]:
+        """Send one command to every rank, as something to do with this algorithm."""
+        if text != "release":
+            self.ranks.command(f"choose {self.name} 0")
+        return self.ranks.command(text)
+
+
+class OnGpus:
+    """Where `fastcoll tune --device cuda` measures.
+
+    Attributes:
+        folder: An empty folder for sockets; its path must be short.
+        left_out: Algorithms that could not be measured, with the first reason.
+    """
+
+    def __init__(self, num_gpus: int, folder: Path, own_rank: int | None) -> None:
+        """Measure with ranks of this process's making.
+
+        Args:
+            num_gpus: How many this process sees.
+            folder: See above.
+            own_rank: The one rank to start, where torchrun's processes start the others.
+        """
+        self.left_out: dict[str, str] = {}
+        self._num_gpus = num_gpus
+        self.folder = folder
+        self._own_rank = own_rank
+
+    def point(self, cell: Cell) -> Json:
+        """Return what tells a cell from others, before any rank runs."""
+        return {
+            "verb": cell.verb,
+            "world_size": cell.world_size,
+            "ranks_per_gpu": -(-cell.world_size // self._num_gpus),
+            "size_bytes": request_on_gpus(cell, {}).staged_bytes,
+        }
+
+    def are_threads(self, world_size: int) -> bool:
+        """Whether ranks are threads: processes that share a GPU take turns, except under MPS."""
+        return world_size > self._num_gpus and self._own_rank is None and not mps_runs()
+
+    @contextmanager
+    def running(self, world_size: int) -> Iterator[Contender]:
+        """Start ranks that take any variant: a process on each GPU, else threads that share some.
+
+        Raises:
+            NotMeasured: A rank did not come up.
+        """
+        if self.are_threads(world_size):
+            devices = [f"cuda:{rank % self._num_gpus}" for rank in range(world_size)]
+            ranks: ThreadRanks | Pool = ThreadRanks(devices)
+        else:
+            ranks = self.pool(world_size)
+            ranks.start()
+        try:
+            yield ranks
+        finally:
+            ranks.close()
+
+    def pool(self, world_size: int) -> Pool:
+        """Return ranks that are processes, not started."""
+        cpus = available_cpus()
+        config = WorkerConfig(
+            library="fastcoll_gpu_variants",
+            world_size=world_size,
+            socket_path=str(self.folder / f"{world_size}.sock"),
+            store_path=str(self.folder / f"{world_size}.store"),
+            cpus=cpus[:world_size] if world_size <= len(cpus) else None,
+        )
+        own = range(world_size) if self._own_rank is None else [self._own_rank]
+        commands = own_commands(config, list(own))
+        return Pool("fastcoll", world_size, config.socket_path, commands)
+
+    def variants(self, ranks: Contender, cell: Cell) -> list[GpuVariant]:
+        """Return every algorithm that runs a cell, NCCL's two ways to reduce among them."""
+        terms = ranks.command("terms")[0]
+        terms.pop("idle_cpu_s")
+        request = request_on_gpus(cell, terms)
+        names = [one.name for one in algorithms.ALL if one.admits(request) is None]
+        if terms["no_nccl"]:
+            self.left_out.setdefault("nccl", terms["no_nccl"])
+        if "nccl" in names and request.verb in REDUCTIONS:
+            names.append(NCCL_MOVES)
+        return [GpuVariant(ranks, name, request.num_channels) for name in names]
+
+    def leave_out(self, variant: GpuVariant, reason: str) -> None:
+        """Note that a variant could not be measured."""
+        self.left_out.setdefault(variant.name, reason)

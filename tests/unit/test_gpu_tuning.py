@@ -1,0 +1,589 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll tune --device cuda` and the rows it writes, as far as no GPU is needed.
+
+Ranks are measured by a fake function, on CPU threads, or on the GPU made of the CPU
+(tests/fake_gpu.py). What a GPU takes is for the machine that has one.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from damage import damaged
+from fastcoll import _C, algorithms, env, tuning
+from fastcoll.algorithms.shared import CPU
+from fastcoll.cli import app
+from fastcoll.cli.tune import gpu_worlds_option
+from fastcoll.errors import UsageError
+from fastcoll.measure import tune
+from fastcoll.measure.gpu_ranks import GpuRank
+from fastcoll.measure.gpu_variants import ThreadVariants
+from fastcoll.measure.library import Bound
+from fastcoll.measure.on_gpus import OnGpus, ThreadRanks
+from fastcoll.measure.pattern import Cell
+from fastcoll.measure.pool import NotMeasured
+from fastcoll.measure.rounds import Contender, Outcome
+from fastcoll.measure.tune import TuneSettings, make_document, run_gpu_tune, run_tune, write_table
+from fastcoll.measure.worker import Worker
+from fastcoll.selection import TuningTable, read_table, select
+from fastcoll.selection.table import validate
+from fastcoll.topology import gpu
+from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from harness import Pools, Rank
+
+needs_extension = pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+Json = dict[str, Any]
+MACHINE = {
+    "names": ["Some GPU"],
+    "num_gpus": 2,
+    "driver": "580.1",
+    "nccl": "2.27.5",
+    "layout": "1",
+}
+
+
+def row(algorithm: str, size_bytes: int, time_us: float, **fields: Any) -> Json:
+    return {
+        "verb": "all_reduce",
+        "world_size": 2,
+        "ranks_per_gpu": 1,
+        "ranks_are": "processes",
+        "num_channels": 32,
+        "size_bytes": size_bytes,
+        "algorithm": algorithm,
+        "time_us": time_us,
+        "low_us": time_us,
+        "high_us": time_us,
+    } | fields
+
+
+# In rank order chain wins, which would never be the model's choice; in any order NCCL does.
+TIMES = {"one_shot": 40.0, "two_shot": 30.0, "ring": 15.0, "chain": 20.0, "nccl_moves": 25.0}
+ROWS = [row(name, size, us) for name, us in TIMES.items() for size in (4096, 1 << 20)]
+ROWS += [row("nccl", size, 10.0) for size in (4096, 1 << 20)]
+
+
+def part(rows: list[Json], **fields: Any) -> Json:
+    return {
+        "command": "fastcoll tune --device cuda",
+        "date": "2026-01-01T00:00:00+00:00",
+        "is_complete": True,
+        "machine": MACHINE,
+        "left_out": {},
+        "rows": rows,
+    } | fields
+
+
+def document(rows: list[Json] = ROWS) -> Json:
+    return make_document([], is_complete=False, fallback=CPU) | {"gpu": part(rows)}
+
+
+def request(**fields: Any) -> Request:
+    plain = Request(
+        Verb.all_reduce, DType.float32, Op.SUM, 1 << 14, 0, 2, "auto", "same_bits", 2, 0, 32, 1
+    )
+    return replace(plain, **fields)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@needs_extension
+def test_rows_of_gpus_decide_within_what_the_numerics_allow() -> None:
+    table = TuningTable(document())
+
+    def chosen(**fields: Any) -> Algorithm:
+        return select(request(**fields), algorithms.ALL, table).plan.algorithm
+
+    assert chosen() is Algorithm.chain
+    assert chosen(numerics="fast") is Algorithm.nccl
+    assert chosen(dtype=DType.int32) is Algorithm.nccl, "the order of integers does not matter"
+    assert chosen(numerics="fast", no_nccl="none here") is Algorithm.ring
+    plan = select(request(), algorithms.ALL, table).plan
+    assert (plan.segment_bytes, plan.channels) == (0, 32)
+    _C.Plan(*plan.args())
+    reasons = select(request(), algorithms.ALL, table).reasons
+    assert reasons["nccl"] == "25.00 us (measured)", "it moves, and a kernel of ours adds"
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_channels": 16},
+        {"ranks_per_gpu": 2},
+        {"world_size": 3},
+        {"numel": 1 << 20},
+        {"splits": 1},
+        {"verb": Verb.reduce_scatter},
+    ],
+    ids=str,
+)
+def test_rows_of_gpus_hold_for_such_groups_alone(other: Json) -> None:
+    table = TuningTable(document())
+    asked = request(**other)
+    assert select(asked, algorithms.ALL, table) == select(asked, algorithms.ALL)
+
+
+def test_rows_of_gpus_say_nothing_of_cpus() -> None:
+    table = TuningTable(document())
+    on_cpus = request(num_channels=0, ranks_per_gpu=0)
+    assert all(table.measured(on_cpus, name) is None for name in TIMES)
+    assert TuningTable(document([])).gpus is None
+    assert table.digest != TuningTable(document(ROWS[1:])).digest
+    assert TuningTable(document([])).digest == TuningTable(make_document_of_cpus()).digest
+
+
+def make_document_of_cpus() -> Json:
+    return make_document([], is_complete=True, fallback=CPU)
+
+
+def identity_of(document: Json) -> Json:
+    return {name: document[name] for name in ("build", "machine")}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("rows", 1), ROWS[0], r"\.gpu\.rows\[1\]: measured twice"),
+        (("rows", 0, "algorithm"), "single_copy", r"\.gpu\.rows\[0\]\.algorithm"),
+        (("rows", 0, "num_channels"), 65, r"\.gpu\.rows\[0\]\.num_channels"),
+        (("rows", 0, "ranks_are"), "fibers", r"\.gpu\.rows\[0\]\.ranks_are"),
+        (("machine", "names"), [], r"\.gpu\.machine\.names"),
+        (("is_complete",), "yes", r"\.gpu\.is_complete"),
+    ],
+)
+def test_bad_rows_of_gpus_are_refused_with_the_reason(
+    path: tuple[Any, ...], value: Any, text: str, tmp_path: Path
+) -> None:
+    changed = copy.deepcopy(document())
+    place = changed["gpu"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=text):
+        read_table(file, identity_of(changed))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_damaged_table_is_read_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "damaged-gpu.json"
+    file.write_text(json.dumps(damaged(data, document())))
+    try:
+        table = read_table(file, identity_of(document()))
+    except UsageError:
+        return
+    _C.Plan(*select(request(num_channels=0), algorithms.ALL, table).plan.args())
+    table.measured(request(), "nccl")
+
+
+# ---- whose it is ---------------------------------------------------------------------------------
+
+
+def test_a_table_of_other_gpus_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = tuning.Tuning(TuningTable(document()), "mine")
+    monkeypatch.setattr(gpu, "fingerprint", lambda: MACHINE)
+    assert tuned.problem_on_gpus() == ""
+    for name, value in {"driver": "590.2", "num_gpus": 8, "names": ["Other"], "nccl": "9"}.items():
+        monkeypatch.setattr(gpu, "fingerprint", lambda odd={name: value}: MACHINE | odd)
+        assert f"{name} is {MACHINE[name]!r} there, {value!r} here" in tuned.problem_on_gpus()
+    monkeypatch.setattr(gpu, "fingerprint", lambda: pytest.fail("not asked where it is no use"))
+    cpus = tuning.Tuning(TuningTable(make_document_of_cpus()), "mine")
+    assert "no rows of GPUs" in cpus.problem_on_gpus()
+    assert tuning.Tuning(None, "no table").problem_on_gpus() == "no table"
+
+
+def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
+    monkeypatch.setattr(gpu, "gpus", lambda: [one])
+    assert gpu.fingerprint(tmp_path)["num_gpus"] == 1
+    assert gpu.fingerprint(tmp_path)["driver"] == f"CUDA {gpu.driver_version()}"
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (x)\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    for pci in ("0000:19:00.0", "0000:3b:00.0"):
+        (tmp_path / "gpus" / pci).mkdir(parents=True)
+    found = gpu.fingerprint(tmp_path)
+    assert (found["driver"], found["num_gpus"], found["names"]) == ("570.86.15", 2, ["Some GPU"])
+    validate(document() | {"gpu": part(ROWS, machine=found)})
+
+
+@needs_extension
+def test_all_ranks_use_it_or_none() -> None:
+    from fastcoll.memory.device import DeviceHello, settle
+
+    hellos = [
+        DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)
+        for uuid, problem in (("a", ""), ("b", "another driver"))
+    ]
+    assert settle(hellos, 4096).no_table == "rank 1: another driver"
+    assert settle(hellos[:1] * 2, 4096).no_table == ""
+
+
+# ---- the tuner -----------------------------------------------------------------------------------
+
+SETTINGS = TuneSettings((2,), (4096, 1 << 20), ("all_reduce", "broadcast"))
+
+
+class Ranks:
+    """Ranks that know their terms and measure nothing."""
+
+    name, is_running = "ranks", True
+
+    def command(self, text: str) -> list[Json]:
+        assert text == "terms"
+        terms = {"num_channels": 32, "ranks_per_gpu": 1, "reaches_peers": True, "no_nccl": ""}
+        return [terms | {"idle_cpu_s": 0.0}] * 2
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of what was measured, by a fake function; TIMES say how long it takes."""
+    names: list[str] = []
+
+    def cell_by_all(variants: list[Any], cell: Cell, *_: object) -> list[Outcome]:
+        outcomes = []
+        for variant in variants:
+            names.append(f"{cell.verb}/{variant.name}")
+            us = TIMES.get(variant.name, 10.0)
+            outcomes.append(Outcome(variant.name, windows_us=[[us, us]] * 3))
+        return outcomes
+
+    monkeypatch.setattr(tune, "measure_cell", cell_by_all)
+    monkeypatch.setattr(OnGpus, "running", lambda *_: nullcontext(Ranks()))
+    monkeypatch.setattr(gpu, "fingerprint", lambda: MACHINE)
+    yield names
+
+
+def tuned(path: Path, settings: TuneSettings = SETTINGS) -> Json:
+    place = OnGpus(2, path.parent, None)
+    return run_gpu_tune(settings, path, place, lambda *_: None, CPU)
+
+
+@needs_extension
+def test_the_tuner_writes_a_table_that_groups_choose_by(
+    measured: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "table.json"
+    written = tuned(path)
+    assert written == json.loads(path.read_text())
+    table = read_table(path, tuning.identity())
+    assert table.gpus == MACHINE
+    of_reduction = {row["algorithm"] for row in written["gpu"]["rows"] if "all_r" in row["verb"]}
+    assert of_reduction == {*TIMES, "nccl"}
+    moves = {row["algorithm"] for row in written["gpu"]["rows"] if row["verb"] == "broadcast"}
+    assert moves == {"direct", "nccl"}
+    assert select(request(), algorithms.ALL, table).plan.algorithm is Algorithm.chain
+    assert written["gpu"]["is_complete"]
+    assert not written["is_complete"], "no CPU was measured"
+
+
+@needs_extension
+def test_an_interrupted_run_is_gone_on_with(measured: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    whole = tuned(path)
+    num_measured = len(measured)
+    kept = [row for row in whole["gpu"]["rows"] if row["verb"] == "all_reduce"]
+    write_table(whole | {"gpu": part(kept, is_complete=False)}, path)
+    measured.clear()
+    again = tuned(path)
+    assert {name.split("/")[0] for name in measured} == {"broadcast"}
+    assert again["gpu"]["rows"] == whole["gpu"]["rows"]
+    assert again["gpu"]["is_complete"]
+    # A table that is whole is measured anew, but for points that are not asked for.
+    measured.clear()
+    only = replace(SETTINGS, verbs=("all_reduce",))
+    assert len(tuned(path, only)["gpu"]["rows"]) == len(whole["gpu"]["rows"])
+    assert {name.split("/")[0] for name in measured} == {"all_reduce"}
+    # Nothing is left of other GPUs.
+    write_table(whole | {"gpu": part(ROWS, machine=MACHINE | {"driver": "1.2"})}, path)
+    measured.clear()
+    tuned(path)
+    assert len(measured) == num_measured
+    # No time: nothing is measured, and the table says so.
+    path.unlink()
+    late = tuned(path, replace(SETTINGS, limit_s=-1.0))
+    assert not late["gpu"]["is_complete"]
+    assert late["gpu"]["rows"] == []
+
+
+@needs_extension
+def test_rows_of_cpus_and_of_gpus_stay_side_by_side(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.json"
+    monkeypatch.setattr(tune, "running_ranks", lambda *_: nullcontext(None))
+    with_cpus = run_tune(SETTINGS, path, tmp_path, lambda *_: None, CPU)
+    with_both = tuned(path)
+    assert with_both["rows"] == with_cpus["rows"]
+    assert with_both["is_complete"]
+    again = run_tune(SETTINGS, path, tmp_path, lambda *_: None, CPU)
+    assert again["gpu"] == with_both["gpu"]
+
+
+@needs_extension
+def test_nccl_that_fails_is_left_out_and_said(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(reason: str) -> Any:
+        def cell_by_all(variants: list[Any], *_: object) -> list[Outcome]:
+            return [
+                Outcome(one.name, reason=reason)
+                if one.name == "nccl"
+                else Outcome(one.name, windows_us=[[1.0, 1.0]])
+                for one in variants
+            ]
+
+        return cell_by_all
+
+    monkeypatch.setattr(tune, "measure_cell", failing("DistBackendError: no network"))
+    found = tuned(tmp_path / "table.json")["gpu"]
+    assert found["left_out"] == {"nccl": "DistBackendError: no network"}
+    assert "nccl" not in {row["algorithm"] for row in found["rows"]}
+    # But a wrong result is never excused.
+    monkeypatch.setattr(tune, "measure_cell", failing("wrong result: 7 elements"))
+    with pytest.raises(NotMeasured, match=r"all_reduce of 4096 bytes by nccl: wrong result"):
+        tuned(tmp_path / "other.json")
+
+
+def test_which_worlds_are_measured() -> None:
+    assert gpu_worlds_option("", 1) == (2, 4)
+    assert gpu_worlds_option("", 2) == (2,)
+    assert gpu_worlds_option("", 6) == (2, 4, 6)
+    assert gpu_worlds_option("", 8) == (2, 4, 8)
+    assert gpu_worlds_option("2,3", 8) == (2, 3)
+    alone, torchrun = OnGpus(2, Path(), None), OnGpus(2, Path(), 0)
+    assert [alone.are_threads(world) for world in (2, 3)] == [False, True]
+    assert not torchrun.are_threads(3), "its processes are the ranks; the worker says why not"
+    cell = tune.make_cell("all_gather", "float32", "sum", 4096, 3)
+    assert alone.point(cell)["ranks_per_gpu"] == 2
+
+
+# ---- ranks that are threads ----------------------------------------------------------------------
+
+
+class OnCpuThreads(ThreadVariants):
+    """The library of a rank thread, on CPU tensors: graphs are loops, and clocks the CPU's."""
+
+    odd_rank = -1
+
+    def terms(self) -> Json:
+        return {"num_channels": 32, "ranks_per_gpu": 2, "reaches_peers": True, "no_nccl": "none"}
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        call, operands = self.checked(cell, output, source)
+        asked = replace(call, algorithm=self._name, numerics="fast")
+        plan = self.comm.planner.plan(asked, operands)
+
+        def run() -> None:
+            operands.carry_out(self.comm, plan, 20.0)
+            if self.rank == self.odd_rank:
+                output[0] += 1
+
+        return run, ()
+
+    def capture(self, run: Any, stream: Any = None) -> Any:
+        self.barrier()
+        return SimpleNamespace(replay=run)
+
+    def loop(self, iterations: int) -> float:
+        run, num_calls = self.calls(iterations)
+        begin = perf_counter()
+        run()
+        return (perf_counter() - begin) * iterations / num_calls
+
+
+class WrongOnCpuThreads(OnCpuThreads):
+    odd_rank = 1
+
+
+def on_threads(make: type[OnCpuThreads]) -> Any:
+    @contextmanager
+    def running(place: OnGpus, world_size: int) -> Iterator[Contender]:
+        ranks = ThreadRanks(["cpu"] * world_size, make)
+        try:
+            yield ranks
+        finally:
+            ranks.close()
+
+    return running
+
+
+@needs_extension
+def test_threads_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "fingerprint", lambda: MACHINE)
+    monkeypatch.setattr(OnGpus, "running", on_threads(OnCpuThreads))
+    monkeypatch.setattr(tune, "_BUDGET", tune.Budget(200, 1, 2, 2))
+    few = TuneSettings((2,), (4096,), ("all_reduce",))
+    path = tmp_path / "table.json"
+    found = run_gpu_tune(few, path, OnGpus(1, tmp_path, None), lambda *_: None, CPU)["gpu"]
+    assert {row["algorithm"] for row in found["rows"]} == {"one_shot", "two_shot", "ring", "chain"}
+    for each in found["rows"]:
+        assert (each["ranks_are"], each["ranks_per_gpu"], each["num_channels"]) == (
+            "threads",
+            2,
+            32,
+        )
+        assert each["time_us"] > 0
+    assert found["left_out"] == {"nccl": "none"}
+    # Negative control: rank 1 gets something wrong.
+    monkeypatch.setattr(OnGpus, "running", on_threads(WrongOnCpuThreads))
+    with pytest.raises(NotMeasured, match="wrong result: 1 elements"):
+        run_gpu_tune(few, tmp_path / "b", OnGpus(1, tmp_path, None), lambda *_: None, CPU)
+
+
+def test_threads_that_do_not_come_up_say_why() -> None:
+    with pytest.raises(NotMeasured, match="UsageError: rank 1 can't"):
+        ThreadRanks(["cpu"] * 2, refuse)
+
+
+def refuse(me: GpuRank) -> ThreadVariants:
+    if me.rank == 1:
+        raise UsageError("rank 1 can't")
+    return ThreadVariants(me)
+
+
+# ---- on the GPU made of the CPU ------------------------------------------------------------------
+
+
+class OnFakeGpu(ThreadVariants):
+    """A rank's library as it is, but for graphs and clocks."""
+
+    capture = OnCpuThreads.capture
+    loop = OnCpuThreads.loop
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
+    own = Pools()
+    yield own
+    own.close()
+
+
+def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
+    """Carry out what the tuner commands, on every verb by every algorithm."""
+    from fake_gpu import fake_gpu
+
+    comm = rank.comm.new_group()
+    replies, called = [], []
+    with fake_gpu(comm, no_nccl="") as core:
+        me: Any = SimpleNamespace(
+            rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu", stream=None
+        )
+        worker = Worker(OnFakeGpu(me))
+        terms = worker.run("terms")
+        assert terms["num_channels"] == 16
+        for verb in tune.VERBS:
+            reduces = verb in ("all_reduce", "reduce", "reduce_scatter")
+            names = ["one_shot", "nccl", "nccl_moves"] if reduces else ["direct", "nccl"]
+            lines = [f"choose {name} 0\nprepare {verb} float32 sum 700 0" for name in names]
+            lines += [f"choose {name} 0\ntime 25 2" for name in names]
+            for line in "\n".join([*lines, "release"]).splitlines():
+                replies.append({"command": f"{verb}: {line}", **worker.run(line)})
+            called += core.log
+            core.log.clear()
+        group = comm.device_group
+        assert group is not None
+        log = list(group._nccl._group.log)
+    comm.close()
+    return replies, called, log
+
+
+@needs_extension
+def test_what_the_tuner_commands_is_what_runs(pools: Pools) -> None:
+    for replies, launched, by_nccl in pools(2).run(commanded):
+        assert not [reply for reply in replies if "error" in reply]
+        wrong = [reply["num_wrong"] for reply in replies if "num_wrong" in reply]
+        assert len(wrong) == 3 * 3 + 5 * 2
+        assert not any(wrong)
+        assert all(min(reply["seconds"]) > 0 for reply in replies if "seconds" in reply)
+        assert {"allreduce", "alltoall_base"} <= set(by_nccl), "it added, and it moved"
+        assert "add" in launched, "what NCCL moved, a kernel added"
+        assert {one[0] for one in launched if one != "add"} == set(tune.VERBS)
+
+
+def chosen_by_table(rank: Rank) -> list[str]:
+    """Return by what a call on the group's GPUs is carried out: by the table, then by the model."""
+    from fake_gpu import fake_gpu
+
+    found = []
+    for no_table in ("", "rank 0: another driver"):
+        comm = rank.comm.new_group()
+        rows = [row("chain", size, 1.0, num_channels=16, ranks_per_gpu=2) for size in (4, 1 << 20)]
+        comm.planner.tuning = tuning.Tuning(TuningTable(document(rows)), "mine")
+        with fake_gpu(comm):
+            side: Any = comm.device_group
+            side.terms = replace(side.terms, no_table=no_table)
+            tensor = torch.full((1000,), rank.rank + 1.0)
+            comm.all_reduce(tensor)
+            assert bool((tensor == 3).all())
+            found += [repr(plan) for plan in comm.planner.known()]
+            found.append(comm.gpu_report())
+        comm.close()
+    return found
+
+
+@needs_extension
+def test_a_group_chooses_by_the_table_or_says_why_not(pools: Pools) -> None:
+    for tuned, report, modelled, refused in pools(2).run(chosen_by_table):
+        assert "by chain" in tuned
+        assert "chosen by the table" in report
+        assert "by one_shot" in modelled
+        assert "no table: rank 0: another driver" in refused
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_command_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(gpu, "problem", lambda: "no CUDA device can be used: none is there")
+    out = tmp_path / "table.json"
+    result = CliRunner().invoke(app, ["tune", "--device", "cuda", "--out", str(out)])
+    assert result.exit_code == 1
+    assert "GPUs can't be measured: no CUDA device can be used" in " ".join(result.output.split())
+    assert not out.exists()
+    monkeypatch.setattr(gpu, "problem", lambda: "")
+    result = CliRunner().invoke(app, ["tune", "--device", "cuda", "--out", str(out)])
+    assert "torch sees no CUDA device" in result.output
+
+
+@needs_extension
+def test_the_command_shows_what_it_found(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(gpu, "problem", lambda: "")
+    monkeypatch.setattr(env, "prepare_gpu_threads", lambda: None)
+    options = ["--out", str(tmp_path / "table.json"), "--ranks", "2", "--sizes", "4K,1M"]
+    result = CliRunner().invoke(app, ["tune", "--device", "cuda", *options])
+    assert result.exit_code == 0, result.output
+    assert "2, 2 on a GPU (processes)" in result.output, result.output
+    assert "2 x Some GPU, driver 580.1" in result.output
+    refused = CliRunner().invoke(app, ["tune", "--device", "cuda", "--ranks", "17"])
+    assert refused.exit_code == 2
