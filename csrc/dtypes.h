@@ -70,9 +70,10 @@ enum class Algorithm : std::uint8_t {
   single_copy = 6,  // on CPUs only
   multimem = 7,     // on GPUs only
   nccl = 8,         // on GPUs only: NCCL carries, fastcoll adds where its own order is wanted
+  copy_engine = 9,  // on GPUs only: DMA moves the bytes, the kernel only meets the peers'
 };
 inline constexpr int kNumAlgorithms = 7;  // those that the host's tables know
-inline constexpr int kNumGpuAlgorithms = 9;
+inline constexpr int kNumGpuAlgorithms = 10;
 
 // What an operation may be applied to.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
@@ -105,7 +106,7 @@ inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
     "gather",     "scatter",        "reduce",     "send",      "recv"};
 inline constexpr const char* kAlgorithmNames[kNumGpuAlgorithms] = {
     "one_shot", "two_shot",    "ring",     "chain", "direct",
-    "schedule", "single_copy", "multimem", "nccl"};
+    "schedule", "single_copy", "multimem", "nccl",  "copy_engine"};
 
 }  // namespace detail
 

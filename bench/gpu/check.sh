@@ -135,6 +135,7 @@ tests() {
 extras() {
   # What is not on the machine is listed as "skipped: not there" by report.py, never as passed.
   if has_module triton; then gpu_tests triton 150 60 -- tests/triton_kernels; else note triton skip 0; fi
+  gpu_tests copies 60 30 -- tests/gpu/test_copies.py
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
       step "$tool" 60 "${lazily[@]}" compute-sanitizer --tool "$tool" --error-exitcode 1 \

@@ -29,6 +29,7 @@ Staging staging(const Call<P>& call) {
       return executor_staging(call);
     case Algorithm::multimem:
     case Algorithm::nccl:
+    case Algorithm::copy_engine:
       break;
   }
   throw Failure(ErrorKind::usage, "a plan that is not for CPUs");
@@ -68,6 +69,7 @@ void run_together(Call<P>& call) {
       return execute(call);
     case Algorithm::multimem:
     case Algorithm::nccl:
+    case Algorithm::copy_engine:
       break;
   }
 }

@@ -156,6 +156,17 @@ void bind_group(py::module_& module) {
             group.transfer(transfers, most_channels, to_stream(stream), limit_s);
           },
           py::arg("transfers"), py::arg("most_channels"), py::arg("stream"), py::arg("limit_s"))
+      .def(
+          "copy",
+          [](const DeviceGroup& group,
+             const std::vector<std::tuple<uintptr_t, uintptr_t, size_t>>& rows, uintptr_t stream) {
+            std::vector<DeviceCopy> copies;
+            for (const auto& [target, source, num_bytes] : rows)
+              copies.push_back({to_ptr(target), to_ptr(source), num_bytes});
+            const py::gil_scoped_release release;
+            group.copy(copies, to_stream(stream));
+          },
+          py::arg("copies"), py::arg("stream"))
       .def("busy", &DeviceGroup::busy, WithoutGil())
       .def("give_up", &DeviceGroup::give_up, py::arg("peer"), WithoutGil())
       .def("verdict",

@@ -114,6 +114,14 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
   remember(launched, stream);
 }
 
+void DeviceGroup::copy(const std::vector<DeviceCopy>& copies, cudaStream_t stream) const {
+  const OnDevice on(options_.device);
+  for (const DeviceCopy& one : copies)
+    check_cuda(
+        cudaMemcpyAsync(one.target, one.source, one.num_bytes, cudaMemcpyDeviceToDevice, stream),
+        "copying between GPUs");
+}
+
 std::optional<DeviceVerdict> DeviceGroup::verdict() const {
   if (!verdict_) return std::nullopt;
   // `kind` is stored last.

@@ -22,6 +22,12 @@ struct DeviceGroupOptions {
   uint64_t data_bytes = 0;  // of each region, behind scratch
 };
 
+struct DeviceCopy {
+  std::byte* target;
+  const std::byte* source;  // any rank's region, or this rank's own memory
+  size_t num_bytes;
+};
+
 class DeviceGroup {
  public:
   explicit DeviceGroup(const DeviceGroupOptions& options);
@@ -37,6 +43,8 @@ class DeviceGroup {
   // The same for sends and receives, as one kernel; see launch_transfers. Finds their locations.
   void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,
                 double limit_s);
+  // Start copies on a stream, by the copy engines where they cross between devices. Orders nothing.
+  void copy(const std::vector<DeviceCopy>& copies, cudaStream_t stream) const;
   std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
 
   // Whether what was last started outside of a capture still runs.

@@ -22,6 +22,9 @@ const void* reduction_of(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
 
 const void* kernel_for(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
   if (const void* reduction = reduction_of(algorithm, verb, dtype, ll)) return reduction;
+  // What the copy engines move between is ordered by meetings of all ranks; the host starts both.
+  if (algorithm == Algorithm::copy_engine && verb == Verb::all_reduce)
+    return move_kernel(Verb::barrier, ll);
   return algorithm == Algorithm::direct ? move_kernel(verb, ll) : nullptr;
 }
 

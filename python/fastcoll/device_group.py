@@ -20,6 +20,7 @@ import torch
 from fastcoll import _C, _cuda, env
 from fastcoll.calls import Operands
 from fastcoll.device_batches import kernels, pair_channels
+from fastcoll.device_copies import CopyEngine
 from fastcoll.device_nccl import Nccl
 from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
@@ -167,6 +168,8 @@ class DeviceGroup:
             data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
             arena = (data_ptr, self.terms.data_bytes)
             self._heap = SymmetricHeap(_HeapHost(host), host.rank, host.world_size, arena)
+            ptrs = self._regions.ptrs
+            self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -207,6 +210,8 @@ class DeviceGroup:
         self._last_call = plan
         if plan.algorithm == Algorithm.nccl:
             self._nccl.run(plan, flat, stream, limit_s)
+        elif plan.algorithm == Algorithm.copy_engine:
+            self._copies.run(plan, flat, limit_s)
         else:
             counts = list(flat.counts)
             self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)

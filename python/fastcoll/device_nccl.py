@@ -73,6 +73,12 @@ def make(store: Store, rank: int, world_size: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
 
 
+def fold_plan(plan: _C.Plan, numel: int) -> _C.Plan:
+    """Return the plan of the kernel that adds parts of a reduction in this rank's own memory."""
+    kinds = (int(Verb.reduce_scatter), plan.dtype, plan.op, int(Algorithm.nccl))
+    return _C.Plan(*kinds, numel, 0, 0, plan.fast_numerics, False, 0, plan.channels)
+
+
 class Nccl:
     """The group's NCCL, made when it is first needed."""
 
@@ -275,18 +281,7 @@ class Nccl:
     ) -> None:
         """Add the parts of all ranks, each of `num_bytes`, in rank order."""
         numel = num_bytes // ITEMSIZE[DType(plan.dtype)]
-        kinds = (plan.dtype, plan.op, int(Algorithm.nccl))
-        adding = _C.Plan(
-            int(Verb.reduce_scatter),
-            *kinds,
-            numel,
-            0,
-            0,
-            plan.fast_numerics,
-            False,
-            0,
-            plan.channels,
-        )
+        adding = fold_plan(plan, numel)
         self._core.launch(adding, parts.data_ptr(), to, stream, limit_s)
 
     def _bytes(self, ptr: int, num_bytes: int) -> torch.Tensor:

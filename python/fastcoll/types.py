@@ -78,6 +78,7 @@ class Algorithm(IntEnum):
     single_copy = 6
     multimem = 7
     nccl = 8
+    copy_engine = 9
 
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}

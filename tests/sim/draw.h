@@ -38,6 +38,7 @@ constexpr Choice kChoices[] = {
 
 template <class P, DType kDType>
 KernelFn kernel_of_type(const Step& step) {
+  if (step.algorithm == Algorithm::copy_engine) return moving_kernel<P>(Verb::barrier, step.ll);
   const KernelFn kernel = reducing_kernel<P, kDType>(step.algorithm, step.verb, step.ll);
   return kernel != nullptr ? kernel : moving_kernel<P>(step.verb, step.ll);
 }

@@ -10,6 +10,8 @@ namespace fastcoll::sim {
 inline constexpr uint64_t kLimitNs = 100000000;
 inline constexpr int kWorld = 3;
 inline constexpr int kLaterCalls = 20;
+// A meeting of a call by copy engines: it moves nothing, but has the call's output.
+inline constexpr Choice kMeeting{Algorithm::copy_engine, Verb::all_reduce, false};
 
 [[noreturn]] inline void fail(const Step& step, const std::string& what) {
   std::fprintf(stderr, "WRONG: %s: %s\n", step.name().c_str(), what.c_str());
@@ -62,7 +64,8 @@ inline void absent(const Choice& choice, Random& random) {
   Step step = plain_step(choice, random);
   step.root = int(pick(random, kWorld));
   step = with_inputs(step, random);
-  for (int rank = 0; rank < kWorld; ++rank) enqueue(machine, step, rank, true);
+  const bool has_result = step.algorithm != Algorithm::copy_engine;
+  for (int rank = 0; rank < kWorld; ++rank) enqueue(machine, step, rank, has_result);
   for (int rank = 0; rank < kWorld; ++rank)
     for (int call = 0; call < kLaterCalls && rank != missing; ++call)
       enqueue(machine, step, rank, false);
@@ -144,6 +147,7 @@ inline int run_absent(uint64_t num_seeds) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
     for (const Choice& choice : kChoices) absent(choice, random);
+    absent(kMeeting, random);
   }
   std::printf("ok\n");
   return 0;
@@ -152,6 +156,9 @@ inline int run_absent(uint64_t num_seeds) {
 inline int run_mismatch(uint64_t num_seeds) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
+    Step shorter = plain_step(kMeeting, random);
+    shorter.numel /= 2;
+    mismatch(plain_step(kMeeting, random), with_inputs(shorter, random), random);
     for (const Choice& choice : kChoices) {
       const Step step = plain_step(choice, random);
       Step longer = step;

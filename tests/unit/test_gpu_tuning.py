@@ -318,7 +318,9 @@ def test_an_interrupted_run_is_gone_on_with(measured: list[str], tmp_path: Path)
     assert len(tuned(path, only)["gpu"]["rows"]) == len(whole["gpu"]["rows"])
     assert {name.split("/")[0] for name in measured} == {"all_reduce"}
     # Nothing is left of other GPUs.
-    write_table(whole | {"gpu": part(ROWS, machine=MACHINE | {"driver": "1.2"})}, path)
+    write_table(
+        whole | {"gpu": part(ROWS, machine=MACHINE | {"driver": "1.2"}, is_complete=False)}, path
+    )
     measured.clear()
     tuned(path)
     assert len(measured) == num_measured

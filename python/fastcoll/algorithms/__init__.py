@@ -5,8 +5,27 @@ Every module has `name`, `admits(request)` (None, or the reason why not), `estim
 and `plan(request)`; they are pure functions of the request. This file lists them.
 """
 
-from fastcoll.algorithms import chain, direct, nccl, one_shot, ring, single_copy, two_shot
+from fastcoll.algorithms import (
+    chain,
+    copy_engine,
+    direct,
+    nccl,
+    one_shot,
+    ring,
+    single_copy,
+    two_shot,
+)
 
-ALL = (one_shot, two_shot, ring, chain, direct, single_copy, nccl)
+ALL = (one_shot, two_shot, ring, chain, direct, single_copy, nccl, copy_engine)
 
-__all__ = ["ALL", "chain", "direct", "nccl", "one_shot", "ring", "single_copy", "two_shot"]
+__all__ = [
+    "ALL",
+    "chain",
+    "copy_engine",
+    "direct",
+    "nccl",
+    "one_shot",
+    "ring",
+    "single_copy",
+    "two_shot",
+]
