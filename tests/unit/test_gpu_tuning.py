@@ -306,9 +306,11 @@ def test_an_interrupted_run_is_gone_on_with(measured: list[str], tmp_path: Path)
     whole = tuned(path)
     num_measured = len(measured)
     kept = [row for row in whole["gpu"]["rows"] if row["verb"] == "all_reduce"]
-    write_table(whole | {"gpu": part(kept, is_complete=False)}, path)
+    said = {"multimem": "no switch"}
+    write_table(whole | {"gpu": part(kept, is_complete=False, left_out=said)}, path)
     measured.clear()
     again = tuned(path)
+    assert again["gpu"]["left_out"] == said
     assert {name.split("/")[0] for name in measured} == {"broadcast"}
     assert again["gpu"]["rows"] == whole["gpu"]["rows"]
     assert again["gpu"]["is_complete"]

@@ -292,8 +292,12 @@ def run_gpu_tune(
     document = _document_of_before(path) or make_document([], is_complete=False, fallback=fallback)
     machine = json.loads(json.dumps(gpu.fingerprint()))
     before = document.get("gpu", {"machine": None})
-    rows: list[Json] = before["rows"] if before["machine"] == machine else []
-    if before.get("is_complete"):
+    if before["machine"] != machine:
+        before = {"is_complete": False, "left_out": {}, "rows": []}
+    rows: list[Json] = before["rows"]
+    if not before["is_complete"]:
+        place.left_out.update(before["left_out"])
+    else:
         anew = [place.point(cell) for cell in settings.cells()]
         rows = [row for row in rows if not any(_has_rows(point, [row]) for point in anew)]
 
