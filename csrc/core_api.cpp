@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "fastcoll/integrations/core_api.h"
@@ -25,10 +26,20 @@ static_assert(int(DType::float32) == kFastcollFloat32 && int(DType::float64) == 
               int(DType::bfloat16) == kFastcollBfloat16 && int(DType::int8) == kFastcollInt8 &&
               int(DType::uint8) == kFastcollUint8 && int(DType::int32) == kFastcollInt32 &&
               int(DType::int64) == kFastcollInt64 && int(DType::boolean) == kFastcollBool);
+static_assert(kAnyPeer == kFastcollAnyPeer);
 
 GroupOf* group_in_object = nullptr;
 
 ProcessGroup& ours(FastcollGroup* group) { return *reinterpret_cast<ProcessGroup*>(group); }
+const ProcessGroup& ours(const FastcollGroup* group) {
+  return *reinterpret_cast<const ProcessGroup*>(group);
+}
+
+using Handle = std::shared_ptr<Transfer>;
+
+Transfer& behind(const FastcollTransfer* transfer) {
+  return **reinterpret_cast<const Handle*>(transfer);
+}
 
 FastcollGroup* group_of(void* object) {
   return reinterpret_cast<FastcollGroup*>(group_in_object(static_cast<PyObject*>(object)));
@@ -47,9 +58,8 @@ void raise(const FastcollFailure* failure) {
   set_python_error(Failure(ErrorKind(failure->kind), failure->text, failure->ranks));
 }
 
-bool idle(const FastcollGroup* group) {
-  return reinterpret_cast<const ProcessGroup*>(group)->idle();
-}
+bool traces(const FastcollGroup* group) { return ours(group).traces(); }
+bool idle(const FastcollGroup* group) { return ours(group).idle(); }
 
 bool begin_async(FastcollGroup* group) { return ours(group).begin_native(); }
 void end_async(FastcollGroup* group) { ours(group).end_native(); }
@@ -62,14 +72,11 @@ void put(FastcollFailure* into, ErrorKind kind, const char* text, uint64_t ranks
   into->text[length] = '\0';
 }
 
-FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* input, void* output,
-                    double timeout_s, FastcollFailure* failure) {
-  Plan copy;
-  std::memcpy(static_cast<void*>(&copy), plan->bytes, sizeof copy);
+// What a call came to; no exception gets through.
+template <class Call>
+FastcollOutcome outcome_of(FastcollFailure* failure, Call call) {
   try {
-    DetachedHost host;
-    ours(group).run(copy, input, output, host, timeout_s);
-    return kFastcollDone;
+    return call();
   } catch (const Failure& error) {
     put(failure, error.kind(), error.what(), error.ranks());
   } catch (const Interrupted&) {
@@ -80,8 +87,71 @@ FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* 
   return kFastcollFailed;
 }
 
+FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* input, void* output,
+                    double timeout_s, FastcollFailure* failure) {
+  Plan copy;
+  std::memcpy(static_cast<void*>(&copy), plan->bytes, sizeof copy);
+  return outcome_of(failure, [&] {
+    DetachedHost host;
+    ours(group).run(copy, input, output, host, timeout_s);
+    return kFastcollDone;
+  });
+}
+
+FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCall* call,
+                                 bool* must_drive, FastcollFailure* failure) {
+  std::unique_ptr<Handle> handle;
+  const auto outcome = outcome_of(failure, [&] {
+    handle = std::make_unique<Handle>(std::make_shared<Transfer>());
+    Transfer& transfer = **handle;
+    transfer.sends = call->sends;
+    transfer.peer = call->peer;
+    transfer.tag = call->tag;
+    transfer.dtype = DType(call->dtype);
+    transfer.numel = call->numel;
+    transfer.data = static_cast<std::byte*>(call->data);
+    transfer.num_bytes = transfer.numel * dtype_size(transfer.dtype);
+    transfer.timeout_s = call->timeout_s;
+    DetachedHost host;
+    *must_drive = ours(group).start({handle.get(), 1}, host);
+    return kFastcollDone;
+  });
+  return reinterpret_cast<FastcollTransfer*>(outcome == kFastcollDone ? handle.release() : nullptr);
+}
+
+bool look_at_transfer(FastcollGroup* group, const FastcollTransfer* transfer) {
+  return ours(group).look(behind(transfer));
+}
+
+FastcollOutcome wait_for_transfer(FastcollGroup* group, FastcollTransfer* transfer, double limit_s,
+                                  FastcollFailure* failure) {
+  return outcome_of(failure, [&] {
+    DetachedHost host;
+    const bool is_over = ours(group).wait(behind(transfer), host, limit_s);
+    return is_over ? kFastcollDone : kFastcollPending;
+  });
+}
+
+bool transfer_is_over(const FastcollTransfer* transfer) { return behind(transfer).done; }
+int peer_of_transfer(const FastcollTransfer* transfer) { return behind(transfer).peer; }
+void drop_transfer(FastcollTransfer* transfer) { delete reinterpret_cast<Handle*>(transfer); }
+
 constexpr FastcollCoreApi kApi = {
-    kFastcollCoreApiVersion, group_of, find_plan, raise, idle, begin_async, end_async, run,
+    kFastcollCoreApiVersion,
+    group_of,
+    find_plan,
+    raise,
+    traces,
+    idle,
+    begin_async,
+    end_async,
+    run,
+    start_transfer,
+    look_at_transfer,
+    wait_for_transfer,
+    transfer_is_over,
+    peer_of_transfer,
+    drop_transfer,
 };
 
 }  // namespace

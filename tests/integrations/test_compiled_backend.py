@@ -3,7 +3,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,12 @@ import test_training as training
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import on_backend, same
+from backends import COMPILE_S, in_cpp, on_backend, same
 
 from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
-COMPILE_S = 400.0  # alone it takes 15 s; ranks that come second wait for the first
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
-
-
-def in_cpp(rank: Rank) -> tuple[str, str]:
-    """What torch calls, and why it is not the compiled backend, if it is not."""
-    from fastcoll.integrations import c10d_build
-
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    return type(backend).__name__, c10d_build.reason()
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Callable[[int], Pool]]:
-    opened: dict[int, Pool] = {}
-
-    def pool(world_size: int) -> Pool:
-        if world_size not in opened or not opened[world_size].is_open:
-            setup = Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"})
-            opened[world_size] = Pool(world_size, setup)
-            rows = opened[world_size].run(on_backend, "fastcoll", in_cpp, deadline_s=COMPILE_S)
-            assert rows == [("FastcollBackend", "")] * world_size
-        return opened[world_size]
-
-    yield pool
-    for one in opened.values():
-        one.close()
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -63,14 +37,14 @@ def pools() -> Iterator[Callable[[int], Pool]]:
     ],
 )
 def test_the_same_as_on_gloo(
-    pools: Callable[[int], Pool], program: Callable[[Rank], Any], world: int
+    compiled_pools: Callable[[int], Pool], program: Callable[[Rank], Any], world: int
 ) -> None:
-    ours = pools(world).run(on_backend, "fastcoll", program)
-    assert same(ours, pools(world).run(on_backend, "gloo", program))
+    ours = compiled_pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, compiled_pools(world).run(on_backend, "gloo", program))
 
 
-def test_what_gloo_has_not(pools: Callable[[int], Pool]) -> None:
-    rows = pools(3).run(on_backend, "fastcoll", programs.beyond_gloo)
+def test_what_gloo_has_not(compiled_pools: Callable[[int], Pool]) -> None:
+    rows = compiled_pools(3).run(on_backend, "fastcoll", programs.beyond_gloo)
     assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
 
 
@@ -102,9 +76,9 @@ def twice(rank: Rank) -> list[Any]:
     return results
 
 
-def test_calls_whose_plan_is_known(pools: Callable[[int], Pool]) -> None:
-    ours = pools(2).run(on_backend, "fastcoll", twice)
-    assert same(ours, pools(2).run(on_backend, "gloo", twice))
+def test_calls_whose_plan_is_known(compiled_pools: Callable[[int], Pool]) -> None:
+    ours = compiled_pools(2).run(on_backend, "fastcoll", twice)
+    assert same(ours, compiled_pools(2).run(on_backend, "gloo", twice))
 
 
 def order(rank: Rank) -> list[Any]:
@@ -127,8 +101,8 @@ def order(rank: Rank) -> list[Any]:
     return [tensor, strided, [work.is_completed() for work in works]]
 
 
-def test_one_order_of_two_queues(pools: Callable[[int], Pool]) -> None:
-    rows = pools(2).run(on_backend, "fastcoll", order)
+def test_one_order_of_two_queues(compiled_pools: Callable[[int], Pool]) -> None:
+    rows = compiled_pools(2).run(on_backend, "fastcoll", order)
     assert same(rows, [[torch.ones(64), torch.ones(64), [True] * 60]] * 2)
 
 
@@ -151,8 +125,8 @@ def two_devices(rank: Rank) -> list[Any]:
         dist.destroy_process_group()
 
 
-def test_a_group_with_a_backend_for_each_device(pools: Callable[[int], Pool]) -> None:
-    rows = pools(2).run(two_devices)
+def test_a_group_with_a_backend_for_each_device(compiled_pools: Callable[[int], Pool]) -> None:
+    rows = compiled_pools(2).run(two_devices)
     assert same(rows, [["fastcoll", "gloo", torch.full((5,), 4.0)]] * 2)
 
 
@@ -173,8 +147,8 @@ def wrapped(rank: Rank) -> list[Any]:
     return [type(backend).__name__, tensor, attempt(dist.all_reduce, torch.ones(3 + rank.rank))]
 
 
-def test_torch_wraps_it_when_details_are_asked_for(pools: Callable[[int], Pool]) -> None:
-    for name, tensor, mismatch in pools(2).run(in_detail):
+def test_torch_wraps_it_when_details_are_asked_for(compiled_pools: Callable[[int], Pool]) -> None:
+    for name, tensor, mismatch in compiled_pools(2).run(in_detail):
         assert name == "_ProcessGroupWrapper"
         assert same(tensor, torch.full((3,), 8.0))
         assert "Detected mismatch between collectives" in mismatch.text
@@ -197,8 +171,8 @@ def known_then_wrong(rank: Rank) -> list[Attempt]:
     return [*seen, attempt(dist.all_reduce(good, async_op=True).wait)]  # type: ignore[union-attr]
 
 
-def test_errors_keep_their_type(pools: Callable[[int], Pool]) -> None:
-    for row in pools(2).run(on_backend, "fastcoll", known_then_wrong):
+def test_errors_keep_their_type(compiled_pools: Callable[[int], Pool]) -> None:
+    for row in compiled_pools(2).run(on_backend, "fastcoll", known_then_wrong):
         for one in row:
             assert one.kind == "DesyncError", one
             assert "numel=8" in one.text
@@ -207,8 +181,8 @@ def test_errors_keep_their_type(pools: Callable[[int], Pool]) -> None:
 
 
 @pytest.mark.parametrize("name", mistakes.MISTAKES)
-def test_every_rank_is_told_of_a_mistake(pools: Callable[[int], Pool], name: str) -> None:
-    rows = pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
+def test_every_rank_is_told_of_a_mistake(compiled_pools: Callable[[int], Pool], name: str) -> None:
+    rows = compiled_pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
     mistakes.check(name, rows)
 
 
@@ -225,8 +199,8 @@ def in_ddp(rank: Rank) -> list[Attempt]:
     return [found]
 
 
-def test_an_error_in_a_backward_pass(pools: Callable[[int], Pool]) -> None:
-    [[one], [other]] = pools(2).run(on_backend, "fastcoll", in_ddp)
+def test_an_error_in_a_backward_pass(compiled_pools: Callable[[int], Pool]) -> None:
+    [[one], [other]] = compiled_pools(2).run(on_backend, "fastcoll", in_ddp)
     assert one.kind == other.kind == "CollectiveTimeout", (one, other)
 
 
@@ -243,8 +217,8 @@ def late(rank: Rank) -> list[Any]:
     return [seen.kind, work.wait(), work.exception()]
 
 
-def test_waiting_for_less_than_the_call_may_take(pools: Callable[[int], Pool]) -> None:
-    [one, other] = pools(2).run(on_backend, "fastcoll", late)
+def test_waiting_for_less_than_the_call_may_take(compiled_pools: Callable[[int], Pool]) -> None:
+    [one, other] = compiled_pools(2).run(on_backend, "fastcoll", late)
     assert one == ["CollectiveTimeout", True, None]
     assert other == ["", True, None]
 
@@ -253,9 +227,9 @@ def test_waiting_for_less_than_the_call_may_take(pools: Callable[[int], Pool]) -
 
 
 @pytest.mark.parametrize("program", [training.data_parallel, training.with_views])
-def test_training(pools: Callable[[int], Pool], program: Callable[[Rank], Any]) -> None:
-    ours = pools(2).run(on_backend, "fastcoll", program)
-    assert same(ours, pools(2).run(on_backend, "gloo", program))
+def test_training(compiled_pools: Callable[[int], Pool], program: Callable[[Rank], Any]) -> None:
+    ours = compiled_pools(2).run(on_backend, "fastcoll", program)
+    assert same(ours, compiled_pools(2).run(on_backend, "gloo", program))
 
 
 def overlap(rank: Rank, waits: bool) -> int:
@@ -292,9 +266,9 @@ def overlap(rank: Rank, waits: bool) -> int:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_buckets_are_reduced_during_the_backward_pass(
-    pools: Callable[[int], Pool], waits: bool
+    compiled_pools: Callable[[int], Pool], waits: bool
 ) -> None:
-    [during, _] = pools(2).run(on_backend, "fastcoll", overlap, waits)
+    [during, _] = compiled_pools(2).run(on_backend, "fastcoll", overlap, waits)
     assert during == 0 if waits else during >= 5
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from backends import COMPILE_S
 
-COMPILE_S = 400.0  # alone it takes 15 s
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.

@@ -4,10 +4,10 @@
 // reducer, functional collectives). Compiled at first use against the installed torch
 // (c10d_build.py); one source for 2.11 and later.
 //
-// Decides which calls run here and which in Python: those whose plan is known, on contiguous CPU
-// tensors, run here; all others go to the process group of torch_group.py, which plans, checks and
-// explains them. The protocol is that of fastcoll._C, reached through core_api.h.
-#include <ATen/record_function.h>
+// Decides which calls run here and which in Python: those whose plan is known, and sends and
+// receives, which need none, on contiguous CPU tensors, run here; all others go to the process
+// group of torch_group.py, which plans, checks and explains them. The protocol is that of
+// fastcoll._C, reached through core_api.h.
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -16,77 +16,12 @@
 
 #include "c10d_calls.h"
 #include "c10d_threads.h"
+#include "c10d_transfers.h"
+#include "c10d_verbs.h"
 #include "c10d_work.h"
 #include "core_api.h"
 
 namespace {
-
-// A verb's names.
-struct Verb {
-  const char* title;   // of the profiler's event
-  const char* method;  // of the Python group
-  c10d::OpType type;
-};
-
-using c10d::OpType;
-constexpr Verb kAllReduce{"fastcoll:all_reduce", "allreduce", OpType::ALLREDUCE};
-constexpr Verb kAllReduceCoalesced{"fastcoll:all_reduce", "allreduce_coalesced",
-                                   OpType::ALLREDUCE_COALESCED};
-constexpr Verb kBroadcast{"fastcoll:broadcast", "broadcast", OpType::BROADCAST};
-constexpr Verb kReduce{"fastcoll:reduce", "reduce", OpType::REDUCE};
-constexpr Verb kAllGather{"fastcoll:all_gather", "allgather", OpType::ALLGATHER};
-constexpr Verb kAllGatherCoalesced{"fastcoll:all_gather", "allgather_coalesced",
-                                   OpType::ALLGATHER_COALESCED};
-constexpr Verb kAllGatherSingle{"fastcoll:_all_gather_base", "all_gather_single",
-                                OpType::_ALLGATHER_BASE};
-// COALESCED, here and below: torch 2.11 has no types of their own for these.
-constexpr Verb kAllGatherSingleCoalesced{"fastcoll:all_gather_into_tensor_coalesced",
-                                         "all_gather_single_coalesced", OpType::COALESCED};
-constexpr Verb kReduceScatter{"fastcoll:reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER};
-constexpr Verb kReduceScatterSingle{"fastcoll:_reduce_scatter_base", "reduce_scatter_single",
-                                    OpType::_REDUCE_SCATTER_BASE};
-constexpr Verb kReduceScatterSingleCoalesced{"fastcoll:reduce_scatter_tensor_coalesced",
-                                             "reduce_scatter_single_coalesced", OpType::COALESCED};
-constexpr Verb kGather{"fastcoll:gather", "gather", OpType::GATHER};
-constexpr Verb kScatter{"fastcoll:scatter", "scatter", OpType::SCATTER};
-constexpr Verb kAllToAll{"fastcoll:all_to_all", "alltoall", OpType::ALLTOALL};
-constexpr Verb kAllToAllSingle{"fastcoll:all_to_all", "all_to_all_single", OpType::ALLTOALL_BASE};
-constexpr Verb kBarrier{"fastcoll:barrier", "barrier", OpType::BARRIER};
-constexpr Verb kSend{"fastcoll:send", "send", OpType::SEND};
-constexpr Verb kRecv{"fastcoll:recv", "recv", OpType::RECV};
-constexpr Verb kRecvAnySource{"fastcoll:recv", "recv_anysource", OpType::RECVANYSOURCE};
-constexpr Verb kCoalesced{"fastcoll:coalesced", "_end_coalescing", OpType::COALESCED};
-
-// What the profiler and a Work know of a call.
-struct Terms {
-  const Verb& verb;
-  Tensors inputs;
-  Tensors outputs;
-  bool is_async = true;
-  Milliseconds timeout = kNoTimeout;
-
-  Terms(const Verb& verb, Tensors inputs, Tensors outputs)
-      : verb(verb), inputs(std::move(inputs)), outputs(std::move(outputs)) {}
-  template <class Options>
-  Terms(const Verb& verb, const Options& opts, Tensors inputs, Tensors outputs)
-      : Terms(verb, std::move(inputs), std::move(outputs)) {
-    is_async = opts.asyncOp;
-    timeout = opts.timeout;
-  }
-};
-
-// The profiler's event of a synchronous call; an asynchronous one's belongs to its Work.
-class Event {
- public:
-  explicit Event(const Terms& terms) : event_(at::RecordScope::USER_SCOPE) {
-    if (terms.is_async || !event_.isActive()) return;
-    const std::vector<c10::IValue> inputs(terms.inputs.begin(), terms.inputs.end());
-    event_.before(terms.verb.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
-  }
-
- private:
-  at::RecordFunction event_;
-};
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
@@ -98,6 +33,7 @@ class FastcollBackend final : public c10d::Backend {
   FastcollBackend(py::object group, const py::object& communicator, int rank, int size)
       : Backend(rank, size), group_(std::move(group)), core_(core->group_of(communicator.ptr())) {
     if (!core_) throw py::type_error("not a Communicator");
+    traces_ = core->traces(core_);
   }
 
   ~FastcollBackend() override {
@@ -139,7 +75,7 @@ class FastcollBackend final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     std::optional<Native> native;
-    if (tensors.size() == 1 && is_plain(tensors[0]) && opts.rootRank >= 0 && opts.rootRank < size_)
+    if (tensors.size() == 1 && is_plain(tensors[0]) && is_rank(opts.rootRank))
       native = of(kFastcollBroadcast, 0, int(opts.rootRank), tensors[0], tensors[0], tensors[0]);
     return run({kBroadcast, opts, tensors, tensors}, native, tensors, opts);
   }
@@ -175,6 +111,23 @@ class FastcollBackend final : public c10d::Backend {
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
     return run({kBarrier, opts, {}, {}}, Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0}}, opts);
+  }
+
+  WorkPtr send(Tensors& tensors, int dst, int tag) override {
+    if (may_transfer(tensors, tag) && is_rank(dst)) return transfer(kSend, tensors, dst, tag);
+    return forward({kSend, tensors, {}}, tensors, dst, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int src, int tag) override {
+    if (may_transfer(tensors, tag) && is_rank(src)) return transfer(kRecv, tensors, src, tag);
+    return forward({kRecv, tensors, {}}, tensors, src, tag);
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    if (may_transfer(tensors, tag)) return transfer(kRecvAnySource, tensors, kFastcollAnyPeer, tag);
+    return forward({kRecvAnySource, tensors, {}}, tensors, tag);
+  }
+  void startCoalescing() override { is_coalescing_ = true; }
+  WorkPtr endCoalescing() override {
+    return c10::make_intrusive<BatchWork>(rank_, kCoalesced.type, kCoalesced.title, end_batch());
   }
 
   // ---- verbs of Python ----
@@ -221,23 +174,6 @@ class FastcollBackend final : public c10d::Backend {
     python("monitored_barrier", has_limit ? std::optional(opts.timeout) : std::nullopt,
            wait_all_ranks);
   }
-  WorkPtr send(Tensors& tensors, int dst, int tag) override {
-    return transfer({kSend, tensors, {}}, tensors, dst, tag);
-  }
-  WorkPtr recv(Tensors& tensors, int src, int tag) override {
-    return transfer({kRecv, tensors, {}}, tensors, src, tag);
-  }
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return transfer({kRecvAnySource, tensors, {}}, tensors, tag);
-  }
-  void startCoalescing() override {
-    is_coalescing_ = true;
-    python("_start_coalescing", at::Device(at::kCPU));
-  }
-  WorkPtr endCoalescing() override {
-    is_coalescing_ = false;
-    return transfer({kCoalesced, {}, {}}, at::Device(at::kCPU));
-  }
 
  private:
   // ---- which calls may run here ----
@@ -269,6 +205,12 @@ class FastcollBackend final : public c10d::Backend {
     return of(kFastcollAllGather, 0, 0, input, input, output);
   }
 
+  bool is_rank(int64_t peer) const { return peer >= 0 && peer < size_; }
+
+  bool may_transfer(const Tensors& tensors, int tag) const {
+    return tensors.size() == 1 && is_plain(tensors[0]) && tag >= 0 && !traces_;
+  }
+
   // ---- running them ----
 
   template <class... Args>
@@ -285,9 +227,9 @@ class FastcollBackend final : public c10d::Backend {
     return work;
   }
 
-  double limit_s(const Terms& terms) const {
-    const Milliseconds own = terms.timeout > kNoTimeout ? terms.timeout : timeout_.load();
-    return own > kNoTimeout ? double(own.count()) * 1e-3 : -1;
+  double limit_s(Milliseconds own) const {
+    const Milliseconds limit = own > kNoTimeout ? own : timeout_.load();
+    return limit > kNoTimeout ? seconds(limit) : -1;
   }
 
   WorkPtr run_now(const Terms& terms, const Native& call, const FastcollPlan& plan) {
@@ -295,12 +237,9 @@ class FastcollBackend final : public c10d::Backend {
     const Event event(terms);
     const WithoutGil without_gil;
     FastcollFailure failure;
-    const auto outcome = core->run(core_, &plan, call.input, call.output, limit_s(terms), &failure);
-    if (outcome == kFastcollInterrupted) {
-      const py::gil_scoped_acquire gil;
-      throw py::error_already_set();
-    }
-    if (outcome == kFastcollFailed) CallFailed(failure).raise();
+    const auto outcome =
+        core->run(core_, &plan, call.input, call.output, limit_s(terms.timeout), &failure);
+    raise_unless_done(outcome, failure);
     return {};
   }
 
@@ -308,8 +247,62 @@ class FastcollBackend final : public c10d::Backend {
     ++sequence_;
     auto work = c10::make_intrusive<NativeWork>(rank_, terms.verb.type, terms.verb.title,
                                                 terms.inputs, terms.outputs);
-    queue_.push({plan, call, limit_s(terms), work});
+    queue_.push({plan, call, limit_s(terms.timeout), work});
     return work;
+  }
+
+  WorkPtr transfer(const Verb& verb, const Tensors& tensors, int peer, int tag) {
+    return in_batch([&]() -> WorkPtr {
+      const WithoutGil without_gil;
+      Dropped::release();
+      const at::Tensor& tensor = tensors[0];
+      const bool sends = verb.type == OpType::SEND;
+      const FastcollTransferCall call{
+          sends,
+          peer,
+          uint32_t(tag),
+          *dtype_of(tensor.scalar_type()),
+          uint64_t(tensor.numel()),
+          sends ? const_cast<void*>(tensor.const_data_ptr()) : tensor.mutable_data_ptr(),
+          limit_s(kNoTimeout)};
+      bool must_drive = false;
+      FastcollFailure failure;
+      FastcollTransfer* started = core->start_transfer(core_, &call, &must_drive, &failure);
+      if (!started) CallFailed(failure).raise();
+      auto work =
+          c10::make_intrusive<TransferWork>(c10::intrusive_ptr<FastcollBackend>::reclaim_copy(this),
+                                            core_, started, verb.type, verb.title, tensors);
+      if (must_drive) {
+        const py::gil_scoped_acquire gil;
+        group_.attr("communicator").attr("drive_transfers")();
+      }
+      return work;
+    });
+  }
+
+  // ---- batches ----
+
+  // Start a call. Within a batch its Work is kept, as torch drops it. torch does not end a batch
+  // in which a call raises.
+  template <class Start>
+  WorkPtr in_batch(Start start) {
+    if (!is_coalescing_) return start();
+    try {
+      WorkPtr work = start();
+      const std::lock_guard lock(batch_mutex_);
+      if (work) batch_.push_back(work);
+      return work;
+    } catch (...) {
+      end_batch();
+      throw;
+    }
+  }
+
+  std::vector<WorkPtr> end_batch() {
+    is_coalescing_ = false;
+    if (python_coalesces_.exchange(false)) python("_end_coalescing", at::Device(at::kCPU));
+    const std::lock_guard lock(batch_mutex_);
+    return std::exchange(batch_, {});
   }
 
   // ---- running the others ----
@@ -323,24 +316,32 @@ class FastcollBackend final : public c10d::Backend {
   template <class... Args>
   WorkPtr in_python(const Terms& terms, Args&&... args) {
     ++sequence_;
-    return transfer(terms, std::forward<Args>(args)...);
+    return forward(terms, std::forward<Args>(args)...);
   }
 
   template <class... Args>
-  WorkPtr transfer(const Terms& terms, Args&&... args) {
-    const Event event(terms);
-    const py::gil_scoped_acquire gil;
-    py::object work = group_.attr(terms.verb.method)(std::forward<Args>(args)...);
-    if (work.is_none()) return {};
-    return c10::make_intrusive<PythonWork>(rank_, terms.verb.type, terms.verb.title, terms.inputs,
-                                           std::move(work));
+  WorkPtr forward(const Terms& terms, Args&&... args) {
+    return in_batch([&]() -> WorkPtr {
+      const Event event(terms);
+      const py::gil_scoped_acquire gil;
+      // Python starts what it would otherwise carry out at once.
+      if (is_coalescing_ && !python_coalesces_.exchange(true))
+        group_.attr("_start_coalescing")(at::Device(at::kCPU));
+      py::object work = group_.attr(terms.verb.method)(std::forward<Args>(args)...);
+      if (work.is_none()) return {};
+      return c10::make_intrusive<PythonWork>(rank_, terms.verb.type, terms.verb.title, terms.inputs,
+                                             std::move(work));
+    });
   }
 
   py::object group_;
   FastcollGroup* const core_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<Milliseconds> timeout_{kNoTimeout};  // of calls that give none; 0: the group's
-  std::atomic<bool> is_coalescing_{false};
+  bool traces_ = false;
+  std::atomic<bool> is_coalescing_{false}, python_coalesces_{false};
+  std::mutex batch_mutex_;
+  std::vector<WorkPtr> batch_;  // since startCoalescing
   KnownPlans plans_{core_};
   CallQueue queue_{core_};
 };

@@ -30,7 +30,14 @@ _LIMIT_S = 300.0
 _SOURCE = Path(__file__).with_name("c10d_backend.cpp")
 _HEADERS = tuple(
     _SOURCE.with_name(name)
-    for name in ("c10d_calls.h", "c10d_threads.h", "c10d_work.h", "core_api.h")
+    for name in (
+        "c10d_calls.h",
+        "c10d_threads.h",
+        "c10d_transfers.h",
+        "c10d_verbs.h",
+        "c10d_work.h",
+        "core_api.h",
+    )
 )
 _FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden")
 

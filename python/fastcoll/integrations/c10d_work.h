@@ -55,6 +55,29 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
+void raise_unless_done(FastcollOutcome outcome, const FastcollFailure& failure) {
+  if (outcome == kFastcollInterrupted) {
+    const py::gil_scoped_acquire gil;
+    throw py::error_already_set();
+  }
+  if (outcome == kFastcollFailed) CallFailed(failure).raise();
+}
+
+double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
+
+// what: of what kind it is that goes on.
+[[noreturn]] void raise_late(const char* what, Milliseconds timeout) {
+  const py::gil_scoped_acquire gil;
+  const std::string text =
+      c10::str("the ", what, " is not complete after ", seconds(timeout), " s; it goes on");
+  py::set_error(py::module_::import("fastcoll.errors").attr("CollectiveTimeout"), text.c_str());
+  throw py::error_already_set();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> future_of_tensors() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
 void raise_signals() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -90,7 +113,8 @@ class NativeWork final : public c10d::Work {
     while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
       lock.unlock();
       raise_signals();
-      if (timeout > kNoTimeout && std::chrono::steady_clock::now() >= end) raise_late(timeout);
+      if (timeout > kNoTimeout && std::chrono::steady_clock::now() >= end)
+        raise_late("call", timeout);
       lock.lock();
     }
     const std::exception_ptr error = exception_;
@@ -113,8 +137,7 @@ class NativeWork final : public c10d::Work {
     {
       const std::lock_guard lock(mutex_);
       if (future_) return future_;
-      future_ =
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      future_ = future_of_tensors();
       is_settled = is_settled_;
     }
     if (is_settled) settle(*future_);
@@ -125,14 +148,6 @@ class NativeWork final : public c10d::Work {
   void settle(c10::ivalue::Future& future) {
     if (error_) future.setError(error_);
     else future.markCompleted(c10::IValue(outputs_));
-  }
-
-  [[noreturn]] static void raise_late(Milliseconds timeout) {
-    const py::gil_scoped_acquire gil;
-    const std::string text = "the call is not complete after " +
-                             std::to_string(double(timeout.count()) * 1e-3) + " s; it goes on";
-    py::set_error(py::module_::import("fastcoll.errors").attr("CollectiveTimeout"), text.c_str());
-    throw py::error_already_set();
   }
 
   const Tensors inputs_, outputs_;  // kept alive

@@ -39,10 +39,26 @@ enum FastcollDType {
   kFastcollBool = 11,
 };
 
-enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted };
+// kFastcollPending: it goes on.
+enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted, kFastcollPending };
+
+inline constexpr int kFastcollAnyPeer = -1;
+
+struct FastcollTransfer;  // a handle of a send or a receive that was started
+
+// A send or a receive of contiguous memory.
+struct FastcollTransferCall {
+  bool sends;
+  int peer;  // kFastcollAnyPeer: receives from whoever sends first
+  uint32_t tag;
+  FastcollDType dtype;
+  uint64_t numel;
+  void* data;        // is only read where it sends
+  double timeout_s;  // < 0: the group's
+};
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 1;
+inline constexpr uint32_t kFastcollCoreApiVersion = 2;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -56,6 +72,8 @@ struct FastcollCoreApi {
   void (*set_python_error)(const FastcollFailure* failure);
 
   // ---- without the GIL ----
+  // Whether it wants to know where calls are made, which Python alone can tell.
+  bool (*traces)(const FastcollGroup* group);
   // Whether a call may run at once, ahead of nothing.
   bool (*idle)(const FastcollGroup* group);
   // Announce a call that a thread of the caller's is going to run. False where calls are queued in
@@ -66,4 +84,19 @@ struct FastcollCoreApi {
   // a Python error.
   FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan, const void* input,
                          void* output, double timeout_s, FastcollFailure* failure);
+
+  // Sends and receives, whose memory must live until they are over, whatever becomes of the handle.
+  // Start one; null where that failed. `must_drive`: it is not over, and somebody has to call the
+  // Communicator's drive_transfers, as nobody may ever wait for it.
+  FastcollTransfer* (*start_transfer)(FastcollGroup* group, const FastcollTransferCall* call,
+                                      bool* must_drive, FastcollFailure* failure);
+  // Move what can be moved; whether this one is over.
+  bool (*look_at_transfer)(FastcollGroup* group, const FastcollTransfer* transfer);
+  // Wait until it is over, where `limit_s` > 0 that long at most. As `run` where it was
+  // interrupted.
+  FastcollOutcome (*wait_for_transfer)(FastcollGroup* group, FastcollTransfer* transfer,
+                                       double limit_s, FastcollFailure* failure);
+  bool (*transfer_is_over)(const FastcollTransfer* transfer);
+  int (*peer_of_transfer)(const FastcollTransfer* transfer);  // of one that is over
+  void (*drop_transfer)(FastcollTransfer* transfer);          // lets go of the handle
 };

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives through torch.distributed, on both kinds of its backend "fastcoll"."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transfers
+from backends import COMPILE_S, Program, on_backend, same
+
+from harness import LATE_S, Pool, Rank, attempt
+
+Pools = Callable[[int], Pool]
+COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+
+
+@pytest.fixture(params=["python", pytest.param("compiled", marks=COMPILED)])
+def both_pools(request: pytest.FixtureRequest) -> Pools:
+    """The pools of ranks that use the one or the other."""
+    name = "bare_pools" if request.param == "python" else "compiled_pools"
+    pools: Pools = request.getfixturevalue(name)
+    return pools
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("program", transfers.LIKE_GLOO)
+def test_the_same_as_on_gloo(both_pools: Pools, program: Program, world: int) -> None:
+    ours = both_pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, both_pools(world).run(on_backend, "gloo", program))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_kind_of_tensor(both_pools: Pools, world: int) -> None:
+    both_pools(world).run(on_backend, "fastcoll", transfers.kinds)
+
+
+def test_what_a_handle_says(both_pools: Pools) -> None:
+    both_pools(2).run(on_backend, "fastcoll", transfers.handles)
+
+
+def test_memory_lives_until_the_transfer_is_over(both_pools: Pools) -> None:
+    [_, taken] = both_pools(2).run(on_backend, "fastcoll", transfers.dropped)
+    assert taken == [[0.0], [1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize("name", ["wrong_by_itself", "other_types", "left_open", "nobody_sends"])
+def test_errors_keep_their_type(both_pools: Pools, name: str) -> None:
+    rows = both_pools(2).run(on_backend, "fastcoll", getattr(transfers, name))
+    transfers.check_errors(name, rows)
+
+
+# ---- the compiled backend alone ------------------------------------------------------------------
+
+
+def without_python(rank: Rank) -> list[Any]:
+    """Transfers where Python's part of the backend would fail, and one that needs it."""
+    from fastcoll.integrations.torch_group import FastcollProcessGroup
+
+    def fails(*_: object) -> None:
+        raise AssertionError("went through Python")
+
+    peer, taken = 1 - rank.rank, torch.zeros(4)
+    names = ("send", "recv", "recv_anysource", "_start_coalescing", "_end_coalescing")
+    kept = {name: getattr(FastcollProcessGroup, name) for name in names}
+    for name in names:
+        setattr(FastcollProcessGroup, name, fails)
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+            work = dist.isend(torch.ones(4), peer)
+            assert dist.recv(taken) == peer
+            ops = [
+                dist.P2POp(dist.isend, taken + 1, peer),
+                dist.P2POp(dist.irecv, taken, peer),
+            ]
+            for batch in dist.batch_isend_irecv(ops):
+                batch.wait()
+            assert work is not None
+            work.wait()
+        strided = attempt(dist.isend, torch.ones(4, 2)[:, 0], peer)
+    finally:
+        for name, method in kept.items():
+            setattr(FastcollProcessGroup, name, method)
+    events = {event.name for event in trace.events() if event.name.startswith("fastcoll:")}
+    return [taken.tolist(), events, strided.text]
+
+
+@pytest.mark.native
+@pytest.mark.timeout(2 * COMPILE_S)
+def test_what_is_plain_goes_past_python(compiled_pools: Pools) -> None:
+    for taken, events, strided in compiled_pools(2).run(on_backend, "fastcoll", without_python):
+        assert taken == [2.0] * 4
+        assert events == {"fastcoll:send", "fastcoll:recv", "fastcoll:coalesced"}
+        assert strided == "went through Python"
+
+
+def batch_fails(rank: Rank) -> list[Any]:
+    """torch does not end a batch in which a call raises: what comes later is no part of it."""
+    peer, group, cpu = 1 - rank.rank, dist.group.WORLD, torch.device("cpu")
+    assert group is not None
+    tensor, total = torch.ones(4), torch.full((4,), float(rank.rank))
+    wrong = dist.P2POp(dist.isend, tensor, peer, tag=-1)
+    seen = attempt(dist.batch_isend_irecv, [dist.P2POp(dist.isend, tensor, peer), wrong])
+    assert seen.kind == "UsageError", seen
+    assert seen.seconds < LATE_S
+    dist.recv(tensor, peer)
+    dist.broadcast(total, 0)  # torch itself loses an all_reduce after such a batch
+    return [total.tolist(), group._end_coalescing(cpu).result()]
+
+
+@pytest.mark.native
+@pytest.mark.timeout(2 * COMPILE_S)
+def test_a_batch_that_fails_is_over(compiled_pools: Pools) -> None:
+    rows = compiled_pools(2).run(on_backend, "fastcoll", batch_fails)
+    assert rows == [[[0.0] * 4, []]] * 2

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that send and receive through torch.distributed, each right on any backend.
+
+Those of `LIKE_GLOO` return what Gloo gives too; the others return what is checked here.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness import LATE_S, Attempt, Rank, attempt
+
+LARGE = 1 << 20  # more than a sender can put down without its receiver
+
+
+def tags(rank: Rank) -> list[Any]:
+    """Messages of several tags, sent to the next rank in one order and received in another."""
+    me, world = rank.rank, rank.world_size
+    after, before = (me + 1) % world, (me - 1) % world
+    sends = [
+        dist.isend(torch.full((3,), 100 * me + 10 * tag + turn), after, tag=tag)
+        for turn in range(2)
+        for tag in (3, 1, 2)
+    ]
+    results = []
+    for tag in (1, 2, 3):
+        for _ in range(2):
+            tensor = torch.empty(3, dtype=torch.int64)
+            results.append((dist.recv(tensor, before, tag=tag), tensor))
+    for work in sends:
+        assert work is not None
+        work.wait()
+    return results
+
+
+def any_source(rank: Rank) -> list[Any]:
+    """Receives from whoever comes, in a group whose ranks have other names in the world."""
+    me, last = rank.rank, rank.world_size - 1
+    group = dist.new_group([1, 0] if last == 1 else [last, 1])
+    results = []
+    if me == last:
+        expected = {}
+        for tag in (7, 5):
+            tensor = torch.empty(2)
+            source = dist.recv(tensor, group=group, tag=tag)
+            expected[tag] = (source, tensor)
+        work = dist.irecv(torch.empty(2), group=group)
+        work.wait()
+        results = [expected[5], expected[7], work._source_rank()]
+    elif me in dist.get_process_group_ranks(group):
+        for work in [
+            dist.isend(torch.full((2,), float(tag)), last, group, tag) for tag in (5, 7, 0)
+        ]:
+            assert work is not None
+            work.wait()
+    dist.barrier()
+    return results
+
+
+def among_collectives(rank: Rank) -> list[Any]:
+    """Transfers that are open while collectives run and wait, in both directions."""
+    me, world = rank.rank, rank.world_size
+    after, before = (me + 1) % world, (me - 1) % world
+    results = []
+    for turn in range(5):
+        taken, total = torch.zeros(LARGE), torch.full((100,), float(me + turn))
+        receive = dist.irecv(taken, before, tag=turn)
+        reduce = dist.all_reduce(total, async_op=True)
+        send = dist.isend(torch.full((LARGE,), float(me)), after, tag=turn)
+        dist.barrier()
+        mine = torch.tensor([me])
+        dist.all_reduce(mine)
+        for work in (reduce, send, receive):
+            assert work is not None
+            work.wait()
+        results += [taken.sum(), total, mine]
+    return results
+
+
+LIKE_GLOO = (tags, any_source, among_collectives)
+
+
+def kinds(rank: Rank) -> list[Any]:
+    """Every size, type and layout, both ways at once: each by its own, then all in a batch."""
+    me, world = rank.rank, rank.world_size
+    after, before = (me + 1) % world, (me - 1) % world
+
+    def given(by: int) -> list[torch.Tensor]:
+        return [
+            torch.arange(LARGE) + by,
+            (torch.arange(10) + by).reshape(5, 2)[:, 0],
+            (torch.arange(12) + by).reshape(3, 4).t(),
+            torch.zeros(0),
+            torch.tensor(by == 0),
+            torch.arange(4).to(torch.bfloat16) + by,
+            torch.arange(4).to(torch.complex64) + by,
+            torch.arange(4).to(torch.float8_e5m2),
+        ]
+
+    for in_batch in (False, True):
+        sent, taken = given(me), [torch.zeros_like(tensor) for tensor in given(0)]
+        if in_batch:
+            ops = [dist.P2POp(dist.irecv, tensor, before) for tensor in taken]
+            ops += [dist.P2POp(dist.isend, tensor, after) for tensor in sent]
+            works = dist.batch_isend_irecv(ops)
+        else:
+            works = [dist.isend(tensor, after) for tensor in sent]  # type: ignore[misc]
+            works += [dist.irecv(tensor, before) for tensor in taken]  # type: ignore[misc]
+        for work in works:
+            work.wait()
+        for tensor, right in zip(taken, given(before), strict=True):
+            assert tensor.tolist() == right.tolist()
+    return []
+
+
+def handles(rank: Rank) -> list[Any]:
+    """What the Work of a transfer says before it is over, and after."""
+    peer, tensor = 1 - rank.rank, torch.full((LARGE,), float(rank.rank))
+    if rank.rank == 1:
+        rank.wait_for("looked")
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+        return []
+    work = dist.irecv(tensor)
+    assert work is not None
+    late = attempt(work.wait, timedelta(seconds=0.2))
+    assert late.kind == "CollectiveTimeout", late
+    assert late.text == "the transfer is not complete after 0.2 s; it goes on"
+    assert not work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is None
+    future = work.get_future()
+    rank.tell("looked")
+    [output] = future.then(lambda done: done.value()).wait()
+    assert output.data_ptr() == tensor.data_ptr()
+    assert (tensor == 1).all()
+    assert work.wait(timedelta(seconds=20))
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.source_rank() == 1
+    assert work.result()[0].data_ptr() == tensor.data_ptr()
+    dist.send(tensor, peer)
+    return []
+
+
+def dropped(rank: Rank) -> list[Any]:
+    """What nobody has a handle of, nor of its memory, arrives all the same."""
+    if rank.rank == 0:
+        for turn in range(4):
+            dist.isend(torch.full((LARGE,), float(turn)), 1, tag=turn)
+        others = [torch.full((LARGE,), -1.0) for _ in range(8)]  # would get that memory
+        rank.tell("sent")
+        dist.barrier()
+        return others[:0]
+    rank.wait_for("sent")
+    taken = [torch.empty(LARGE) for _ in range(4)]
+    for turn in (3, 1, 0, 2):
+        dist.recv(taken[turn], 0, tag=turn)
+    dist.barrier()
+    return [tensor.unique().tolist() for tensor in taken]
+
+
+def wrong_by_itself(rank: Rank) -> list[Attempt]:
+    """Transfers that are refused before anything is sent; the group goes on."""
+    peer, group = 1 - rank.rank, dist.group.WORLD
+    assert group is not None
+    tensor = torch.ones(4)
+    seen = [
+        attempt(dist.isend, tensor, peer, tag=-1),
+        attempt(group.send, [tensor], 2, 0),
+        attempt(group.recv, [tensor], -1, 0),
+        attempt(dist.irecv, torch.ones(1).expand(4), peer),
+    ]
+    works = [dist.isend(tensor * rank.rank, peer), dist.irecv(tensor, peer)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert tensor[0] == peer
+    return seen
+
+
+def other_types(rank: Rank) -> list[Attempt]:
+    """A receive of another dtype than what is sent: whoever waits is told, by every question."""
+    peer, group = 1 - rank.rank, dist.new_group()
+    if rank.rank == 0:
+        work = dist.isend(torch.ones(LARGE), peer, group)
+    else:
+        work = dist.irecv(torch.ones(LARGE, dtype=torch.int32), peer, group)
+    assert work is not None
+    seen = [attempt(work.wait), attempt(work.wait), attempt(work.result)]
+    future = work.get_future()
+    seen += [attempt(future.wait), attempt(future.wait)]
+    error = work.exception()
+    assert work.is_completed()
+    assert not work.is_success()
+    seen.append(Attempt(type(error).__name__, str(error), 0))
+    seen += [attempt(dist.isend, torch.ones(1), peer, group), attempt(dist.barrier, group)]
+    dist.barrier()  # nobody leaves before
+    return seen
+
+
+def left_open(rank: Rank) -> list[Attempt]:
+    """A receive that is open when its group is destroyed, by a handle that outlives the group."""
+    group = dist.new_group()
+    work = dist.irecv(torch.ones(4), rank.rank, group)  # from itself, which does not leave earlier
+    dist.destroy_process_group(group)
+    del group
+    assert work is not None
+    return [attempt(work.wait), attempt(work.wait)]
+
+
+def nobody_sends(rank: Rank) -> list[Attempt]:
+    """The group's limit holds for a receive from a rank, one from any, and in a batch."""
+    groups = [dist.new_group(timeout=timedelta(seconds=1)) for _ in range(3)]
+    seen = []
+    if rank.rank == 0:
+        tensor = torch.ones(4)
+        seen.append(attempt(dist.recv, tensor, 1, groups[0]))
+        seen.append(attempt(dist.recv, tensor, group=groups[1]))
+        [work] = dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 1, groups[2])])
+        seen.append(attempt(work.wait))
+    dist.barrier()
+    return seen
+
+
+def check_errors(name: str, rows: list[list[Attempt]]) -> None:
+    """Check what the ranks of one of the programs above were told."""
+    for one in (one for row in rows for one in row):
+        assert one.seconds < LATE_S, one
+    if name == "wrong_by_itself":
+        for row in rows:
+            for word, one in zip(("tag=-1", "dst=2", "src=-1", "expanded"), row, strict=True):
+                assert one.kind == "UsageError", one
+                assert word in one.text, one
+    elif name == "other_types":
+        for one in (one for row in rows for one in row):
+            assert one.kind == "DesyncError", one
+            assert "float32 to rank 1, which receives" in one.text
+            assert "int32" in one.text
+    elif name == "left_open":
+        for one in (one for row in rows for one in row):
+            assert one.kind == "UsageError", one
+            assert "destroyed before the transfer was complete" in one.text
+    else:
+        [first, other] = rows
+        assert other == []
+        assert [one.kind for one in first] == ["CollectiveTimeout"] * 3, first
+        for one in first:
+            assert one.ranks == (1,), one
+            assert "did not send it" in one.text
