@@ -16,7 +16,7 @@ from fastcoll.pairs import TransferCall
 from fastcoll.transfers import AnyTransferWork, Transfers
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # a frozen one takes longer to make than to carry out
 class P2POp:
     """One transfer of a batch; see `batch_isend_irecv`.
 

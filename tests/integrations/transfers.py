@@ -79,7 +79,21 @@ def among_collectives(rank: Rank) -> list[Any]:
     return results
 
 
-LIKE_GLOO = (tags, any_source, among_collectives)
+def unattended(rank: Rank) -> list[Any]:
+    """What a rank receives while it does something else, and more than a sender can put down."""
+    sent, tensor = f"{dist.get_backend()} sent", torch.zeros(LARGE)
+    if rank.rank == 0:
+        dist.send(tensor + 3, 1)
+        rank.tell(sent)
+    elif rank.rank == 1:
+        work = dist.irecv(tensor, 0)
+        rank.wait_for(sent)
+        assert work is not None
+        work.wait()
+    return [tensor]
+
+
+LIKE_GLOO = (tags, any_source, among_collectives, unattended)
 
 
 def kinds(rank: Rank) -> list[Any]:
