@@ -145,6 +145,14 @@ void add_tensor_type(PyTypeObject* type) {
   PyErr_Clear();  // without the table every call takes the Python path
 }
 
+void expect_tensor(PyObject* object) {
+  if (Py_TYPE(object)->tp_basicsize < Py_ssize_t(sizeof(PyObject) + sizeof(void*))) return;
+  // Where torch has the address of what the object stands for. A wrong guess costs nothing.
+  const char* const tensor = *reinterpret_cast<char* const*>(object + 1);
+  constexpr int kLine = 64, kTensorBytes = 4 * kLine;
+  for (int at = 0; at < kTensorBytes; at += kLine) __builtin_prefetch(tensor + at);
+}
+
 std::optional<TensorView> view_tensor(PyObject* object) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return std::nullopt;

@@ -31,4 +31,7 @@ void add_tensor_type(PyTypeObject* type);
 // Python error set.
 std::optional<TensorView> view_tensor(PyObject* object);
 
+// Fetch into the caches what view_tensor is going to read behind this object.
+void expect_tensor(PyObject* object);
+
 }  // namespace fastcoll
