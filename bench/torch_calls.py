@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs through torch.distributed: the compiled backend, Python's, and Gloo.
 
-    python bench/torch_calls.py [FILE.json] [--rounds 5]
+    python bench/torch_calls.py [FILE.json] [--rounds 3]
 
 Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
 a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
 for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
-The networks are those of `fastcoll demo`. About 4 minutes. Nothing else should run meanwhile.
+The networks are those of `fastcoll demo`. Two to three minutes. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
         "barrier": best_us(dist.barrier, 500 // slow),
         "a bucket of DDP, 1 KiB": ddp_us(),
         "DDP's communication, 100K parameters": ddp_step_us(100_000, 60),
-        "DDP's communication, 25M parameters": ddp_step_us(25_000_000, 10),
+        "DDP's communication, 25M parameters": ddp_step_us(25_000_000, 5),
     }
     if rank == 0:
         result.put(rows)
@@ -104,7 +104,7 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, nargs="?")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rounds, origin = options.rounds, provenance()
     seen: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
