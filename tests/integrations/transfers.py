@@ -4,6 +4,9 @@
 Those of `LIKE_GLOO` return what Gloo gives too; the others return what is checked here.
 """
 
+import gc
+import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -217,13 +220,30 @@ def other_types(rank: Rank) -> list[Attempt]:
 
 
 def left_open(rank: Rank) -> list[Attempt]:
-    """A receive that is open when its group is destroyed, by a handle that outlives the group."""
+    """A receive that is open when its group is destroyed: its handle keeps what it needs of it."""
+    from fastcoll.groups import communicator_of
+
     group = dist.new_group()
+    comm = weakref.ref(communicator_of(group))  # type: ignore[arg-type]
     work = dist.irecv(torch.ones(4), rank.rank, group)  # from itself, which does not leave earlier
+    dist.barrier()
     dist.destroy_process_group(group)
     del group
     assert work is not None
-    return [attempt(work.wait), attempt(work.wait)]
+    seen = [attempt(work.wait), attempt(work.wait)]
+    while (kept := comm()) is not None and kept._transfers._has_thread:  # that lets go of it, too
+        del kept
+        time.sleep(0.01)
+    del kept
+    gc.collect()
+    assert comm() is not None
+    del work
+    end = time.monotonic() + LATE_S
+    while comm() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert comm() is None
+    return seen
 
 
 def nobody_sends(rank: Rank) -> list[Attempt]:
