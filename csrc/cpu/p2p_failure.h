@@ -55,8 +55,12 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
     return;
   }
-  // What it sent before it went is still there.
+  // What it sent before it went is still there, and that it took what was sent to it.
+  std::bitset<kMaxWorld> must_queue;
   if (!transfer.sends && advance_receive(transfer)) return;
+  if (transfer.sends && transfer.state != Transfer::State::fresh &&
+      advance_send(transfer, must_queue))
+    return;
   const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
   group_.fail(ErrorKind::peer_lost,
               name(transfer) + " lost rank " + std::to_string(peer) +

@@ -570,3 +570,28 @@ def test_what_was_received_of_one_that_left_is_received_once(
     pool.wait_for("left")
     os.kill(pool.pids[0], signal.SIGCONT)
     assert pool.finish() == [[10.0, 11.0, 12.0], []]
+
+
+def send_to_one_that_left(rank: Rank) -> Attempt:
+    """Rank 1 takes a message out of rank 0's memory and leaves, while rank 0 is stopped."""
+    group, tensor = rank.comm, torch.ones(300_001)
+    if rank.rank == 1:
+        rank.wait_for("stopped")
+        found = attempt(group.recv, tensor, 0)
+        group.close()
+        rank.tell("left")
+        return found
+    rank.tell("waiting")
+    return attempt(group.send, tensor, 1)
+
+
+def test_what_one_that_left_has_taken_is_sent(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2, Setup(env={"FASTCOLL_SINGLE_COPY": "always"}))
+    pool.start(send_to_one_that_left)
+    pool.wait_for("waiting")
+    time.sleep(0.3)  # it sleeps; it asks who has left before it looks at what was taken
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pool.tell("stopped")
+    pool.wait_for("left")
+    os.kill(pool.pids[0], signal.SIGCONT)
+    assert [one.kind for one in pool.finish()] == ["", ""]

@@ -84,12 +84,15 @@ def among_collectives(rank: Rank) -> list[Any]:
 
 def unattended(rank: Rank) -> list[Any]:
     """What a rank receives while it does something else, and more than a sender can put down."""
-    sent, tensor = f"{dist.get_backend()} sent", torch.zeros(LARGE)
+    sent, started = (f"{dist.get_backend()} {what}" for what in ("sent", "started"))
+    tensor = torch.zeros(LARGE)
     if rank.rank == 0:
+        rank.wait_for(started)
         dist.send(tensor + 3, 1)
         rank.tell(sent)
     elif rank.rank == 1:
         work = dist.irecv(tensor, 0)
+        rank.tell(started)
         rank.wait_for(sent)
         assert work is not None
         work.wait()
