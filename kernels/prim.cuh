@@ -4,8 +4,8 @@
 // the project.
 //
 // Memory that other ranks write or read is touched through these functions alone. No stand-alone
-// fences: race detectors can't see them. Never `const __restrict__`, __ldg or .nc on it: the
-// compiler would then move the load before the wait that makes it valid.
+// fences between ranks: race detectors can't see them. Never `const __restrict__`, __ldg or .nc on
+// it: the compiler would then move the load before the wait that makes it valid.
 #pragma once
 
 #include "cuda/call.h"
@@ -27,7 +27,8 @@ struct alignas(kPackBytes) Pack {
 // Not inlined: it would be, wherever something is waited for.
 #define FASTCOLL_SLOW_PATH static __device__ __noinline__
 #define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads, 1) void
-#define FASTCOLL_CALL const __grid_constant__ DeviceCall
+#define FASTCOLL_ARGUMENT(type) const __grid_constant__ type
+#define FASTCOLL_CALL FASTCOLL_ARGUMENT(DeviceCall)
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall)
 #define FASTCOLL_UNROLL _Pragma("unroll")
 
@@ -149,8 +150,10 @@ FASTCOLL_DEVICE void store_data(std::byte* to, T value) {
                : "memory")
 #endif
 
-template <DType kDType>
-FASTCOLL_DEVICE Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
+// Call: a DeviceCall, or another one with regions and their multicast mapping. The offset must be a
+// multiple of a pack.
+template <DType kDType, class Call>
+FASTCOLL_DEVICE Pack multimem_sum(const Call& call, size_t offset_bytes) {
   Pack pack{};
 #ifdef FASTCOLL_MULTIMEM_SUM
   uint32_t* w = pack.words;
@@ -162,7 +165,8 @@ FASTCOLL_DEVICE Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
   return pack;
 }
 
-FASTCOLL_DEVICE void multimem_store(const DeviceCall& call, size_t offset_bytes, const Pack& pack) {
+template <class Call>
+FASTCOLL_DEVICE void multimem_store(const Call& call, size_t offset_bytes, const Pack& pack) {
 #ifdef FASTCOLL_MULTIMEM_SUM
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
                    call.multicast + offset_bytes),
@@ -171,6 +175,11 @@ FASTCOLL_DEVICE void multimem_store(const DeviceCall& call, size_t offset_bytes,
 #endif
 }
 #undef FASTCOLL_MULTIMEM_SUM
+
+// What is read and written by a region's address and by the switch's are the same bytes: the memory
+// model promises that only for accesses with this between them, on their way from release to
+// acquire. It orders nothing by itself.
+FASTCOLL_DEVICE void sync_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
 // ---- the rest
 

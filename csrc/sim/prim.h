@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "cpu/convert.h"
@@ -12,7 +14,8 @@
 #define FASTCOLL_DEVICE inline
 #define FASTCOLL_SLOW_PATH inline
 #define FASTCOLL_KERNEL void
-#define FASTCOLL_CALL const DeviceCall&
+#define FASTCOLL_ARGUMENT(type) const type&
+#define FASTCOLL_CALL FASTCOLL_ARGUMENT(DeviceCall)
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall&)
 #define FASTCOLL_UNROLL
 
@@ -106,9 +109,15 @@ inline void spin(int peer, Phase phase, uint64_t expected, uint64_t seen) {
 inline float widen_fp16(uint16_t code) { return Fp16::widen(code); }
 inline uint16_t narrow_fp16(float value) { return uint16_t(Fp16::narrow(value)); }
 
-// The switch, which here sums in the order of ranks.
-template <DType kDType>
-Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
+// The switch, which here sums in the order of ranks. Like a GPU it takes whole packs only.
+inline void check_pack_offset(size_t offset_bytes) {
+  if (offset_bytes % kPackBytes == 0) return;
+  std::fprintf(stderr, "WRONG: the switch was given the offset %zu\n", offset_bytes);
+  std::exit(1);
+}
+template <DType kDType, class Call>
+Pack multimem_sum(const Call& call, size_t offset_bytes) {
+  check_pack_offset(offset_bytes);
   const auto load = [&](int rank, int i) {
     const std::byte* from = call.regions[rank] + offset_bytes;
     if constexpr (kDType == DType::float32) return load_data<float>(from + i * 4);
@@ -126,9 +135,12 @@ Pack multimem_sum(const DeviceCall& call, size_t offset_bytes) {
   }
   return pack;
 }
-inline void multimem_store(const DeviceCall& call, size_t offset_bytes, const Pack& pack) {
+template <class Call>
+void multimem_store(const Call& call, size_t offset_bytes, const Pack& pack) {
+  check_pack_offset(offset_bytes);
   for (int rank = 0; rank < call.world_size; ++rank)
     store_data<Pack>(call.regions[rank] + offset_bytes, pack);
 }
+inline void sync_aliases() {}  // no address of its own
 
 }  // namespace fastcoll

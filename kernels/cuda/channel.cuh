@@ -35,6 +35,7 @@ struct Protocol {
   static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
   static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
   static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
+  static constexpr bool kComparesPlaces = true;  // the switch knows one place for all ranks
 };
 
 // What the threads of a block tell each other.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// multimem: the switch adds (NVLS). Every rank stages its input; rank r asks the switch for the sum
-// of everybody's part r, and the switch hands the result to everybody. sm_90 and later, where a
-// multicast object over the regions could be made. The switch's order of summing is its own, so
-// this is admitted with numerics="fast" only. Tensors are staged also if they are symmetric: the
-// switch needs the same offset on every rank, which only scratch is known to have.
+// multimem: the switch adds (NVLS). Rank r asks the switch for the sum of everybody's part r, and
+// the switch hands the result to everybody. sm_90 and later, where a multicast object over the
+// regions could be made. The switch's order of summing is its own, so this is admitted with
+// numerics="fast" only.
+//
+// One address of the switch's means the same offset in every region. Where all ranks stage, or have
+// symmetric tensors at one offset, that is so; for any other mix rank r itself reads and writes
+// everybody's part r, in the order of ranks. The inputs and the outputs are looked at apart.
 //
 // Over the links of each rank go S + S/n bytes of an all_reduce of S bytes on n ranks.
 #pragma once
@@ -14,14 +17,32 @@
 
 namespace fastcoll {
 
+// The protocol of memory that has two addresses: a region's and the switch's. Whatever one rank
+// does through one of them and another rank, or this one's next kernel, through the other has a
+// publication between.
+template <class P>
+struct TwoAddresses : P {
+  static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
+    sync_aliases();
+    P::arrive(pack, value);
+  }
+  static FASTCOLL_DEVICE void publish(uint64_t* word, uint64_t value) {
+    sync_aliases();
+    P::publish(word, value);
+  }
+};
+
 // all_reduce and reduce_scatter, SUM and AVG, of float32, float16 and bfloat16.
 template <class P, DType kDType>
 FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
-  Channel<P> channel(call);
+  Channel<TwoAddresses<P>> channel(call);
   const uint64_t num_bytes = call.numel * dtype_size(kDType);
   const bool scatters = call.verb == Verb::reduce_scatter;
   const Tiles tiles(channel, num_bytes, scatters ? 1 : call.world_size);
-  Pipeline<P> pipeline(
+  // In place, the peers of a reduce_scatter would still read what this rank already overwrites.
+  const uint32_t input_location =
+      scatters && call.input == call.output ? GpuLocation::kStaged : call.input_location;
+  Pipeline<TwoAddresses<P>> pipeline(
       channel,
       {.sources = channel.peers(),
        .readers = channel.peers(),
@@ -29,35 +50,74 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
        .num_segments = tiles.num_segments(),
        .num_steps = scatters ? 2u : 3u,
        .slot_tiles = slot_tiles(Algorithm::multimem, call.verb, 1, call.world_size),
-       .reads = scatters ? 1u : 2u},
-      GpuLocation::both(GpuLocation::kStaged, GpuLocation::kStaged));
+       .reads = scatters ? 1u : 2u,
+       .pushes = !scatters,
+       .input_bytes = num_bytes * uint64_t(scatters ? call.world_size : 1),
+       .output_bytes = num_bytes},
+      GpuLocation::both(input_location, scatters ? input_location : call.output_location));
   const auto tile = [&](uint32_t k, int part) {
     return scatters ? tiles.tile(k) : tiles.tile(k, part);
   };
+  // Where the tile of a part starts in an input.
+  const auto start = [&](const Span& span, int part) {
+    return span.start + (scatters ? uint64_t(part) * num_bytes : 0);
+  };
+  // Whether all ranks said the same place, as far as `bits` go.
+  constexpr uint64_t kInput = GpuLocation::both(~0u, 0), kOutput = GpuLocation::both(0, ~0u);
+  const auto agree = [&](uint64_t bits) {
+    uint64_t differs = 0;
+    for (int rank = 0; rank < call.world_size; ++rank)
+      differs |= pipeline.location(rank) ^ pipeline.location(call.rank);
+    return (differs & bits) == 0 || !P::kComparesPlaces;
+  };
+  const auto offset = [&](const std::byte* ptr) { return size_t(ptr - call.regions[call.rank]); };
 
   // 1. Every part of my input, my own too, into my slot.
   const auto stage = [&](uint32_t k) {
+    if (!pipeline.staged()) return;
     for (int part = 0; part < call.world_size; ++part) {
       const Span span = tile(k, part);
-      const uint64_t chunk = scatters ? uint64_t(part) * num_bytes : 0;
-      copy_tile(pipeline.slot(call.rank, k, part), call.input + chunk + span.start, span.num_bytes);
+      copy_tile(pipeline.slot(call.rank, k, part), call.input + start(span, part), span.num_bytes);
     }
   };
-  // 2. The sum of everybody's part that is mine, to my output or into everybody's slot.
+  // 2. The sum of everybody's part that is mine, to my output or to everybody's: into their tensors
+  // or their slots.
   const auto reduce = [&](uint32_t k) {
     const Span span = tile(k, call.rank);
-    const size_t offset = size_t(pipeline.slot(call.rank, k, call.rank) - call.regions[call.rank]);
-    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
-      const Pack sum = multimem_sum<kDType>(call, offset + at);
-      device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
-      reducer.load(sum.words);
-      const Pack result = device::finish_pack(reducer, call);
-      if (scatters) store_any(call.output + span.start + at, result, left);
-      else multimem_store(call, offset + at, result);
-    });
+    const auto source = [&](int rank) -> const std::byte* {
+      const uint32_t location = GpuLocation::input(pipeline.location(rank));
+      return location == GpuLocation::kStaged
+                 ? pipeline.slot(rank, k, call.rank)
+                 : pipeline.symmetric(rank, location) + start(span, call.rank);
+    };
+    const auto target = [&](int rank) {
+      const uint32_t location = GpuLocation::output(pipeline.location(rank));
+      return location == GpuLocation::kStaged ? pipeline.slot(rank, k, call.rank)
+                                              : pipeline.symmetric(rank, location) + span.start;
+    };
+    const bool to_all = agree(kOutput);
+    const auto sink = [&](uint64_t at, const Pack& pack, uint64_t left) {
+      if (scatters) return store_any(call.output + span.start + at, pack, left);
+      // What lies behind the end of a tensor is not ours to write.
+      if (to_all && left >= kPackBytes)
+        return multimem_store(call, offset(target(call.rank)) + at, pack);
+      for (int rank = 0; rank < call.world_size; ++rank) store_any(target(rank) + at, pack, left);
+    };
+    const size_t mine = offset(source(call.rank));
+    if (agree(kInput) && mine % kPackBytes == 0) {
+      for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
+        device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
+        reducer.load(multimem_sum<kDType>(call, mine + at).words);
+        sink(at, device::finish_pack(reducer, call), left);
+      });
+    } else {
+      const bool aligned = start(span, call.rank) % kPackBytes == 0;
+      reduce_tile<kDType>(call, span.num_bytes, aligned, source, sink);
+    }
   };
   // 3. All parts, from my own slot.
   const auto copy_out = [&](uint32_t k) {
+    if (call.output_location != GpuLocation::kStaged) return;
     for (int part = 0; part < call.world_size; ++part) {
       const Span span = tile(k, part);
       copy_tile(call.output + span.start, pipeline.slot(call.rank, k, part), span.num_bytes);

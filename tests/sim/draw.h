@@ -53,6 +53,8 @@ KernelFn kernel_of(const Step& step) {
   }
   if constexpr (std::is_same_v<P, Protocol>) {
     switch (kernel_dtype(step.dtype)) {
+      case DType::bfloat16:
+        return step.algorithm == Algorithm::multimem ? multimem<P, DType::bfloat16> : nullptr;
       case DType::float64:
         return kernel_of_type<P, DType::float64>(step);
       case DType::float16:
@@ -128,8 +130,8 @@ Step draw_step(Random& random, int world, const std::string& only) {
   step.ll = choice.ll;
   constexpr bool kAllTypes = std::is_same_v<P, Protocol>;
   step.dtype = kAllTypes ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
-  if (step.algorithm == Algorithm::multimem)
-    step.dtype = kAllTypes && pick(random, 2) == 0 ? DType::float16 : DType::float32;
+  constexpr DType kSummed[] = {DType::float32, DType::float16, DType::bfloat16};
+  if (step.algorithm == Algorithm::multimem) step.dtype = kSummed[pick(random, kAllTypes ? 3 : 1)];
   do step.op = Op(pick(random, kNumOps));
   while (!op_has_meaning(step.dtype, step.op));
   // The switch rounds before a division.
@@ -154,6 +156,9 @@ Step draw_step(Random& random, int world, const std::string& only) {
     place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
     step.places.push_back(place);
   }
+  // One place on all ranks, which is what the switch can use.
+  if (step.algorithm == Algorithm::multimem && pick(random, 2) == 0)
+    step.places.assign(size_t(world), step.places[0]);
   for (int rank = 0; rank < world; ++rank)
     step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
   return step;

@@ -131,9 +131,10 @@ int run_misplaced(uint64_t num_seeds) {
     Random random(seed);
     for (const Choice& choice : kChoices) {
       const bool pushes =
-          choice.algorithm == Algorithm::two_shot && choice.verb == Verb::all_reduce;
+          choice.verb == Verb::all_reduce &&
+          (choice.algorithm == Algorithm::two_shot || choice.algorithm == Algorithm::multimem);
       if (choice.ll || choice.verb == Verb::barrier || choice.algorithm == Algorithm::ring ||
-          choice.algorithm == Algorithm::chain || choice.algorithm == Algorithm::multimem)
+          choice.algorithm == Algorithm::chain)
         continue;  // they say no place
       misplaced<P>(choice, false, random);
       if (pushes) misplaced<P>(choice, true, random);

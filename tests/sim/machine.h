@@ -25,6 +25,8 @@ struct Transfer {
 };
 
 inline constexpr size_t kDataBytes = size_t{1} << 20;
+inline constexpr size_t kPairDataBytes =
+    kDataBytes / kMaxGpuWorld;  // of what one rank sends another
 inline constexpr unsigned char kFiller = 0xa5;
 inline constexpr size_t kMarginBytes = 32;
 
@@ -133,8 +135,7 @@ class Machine {
     if (sends) {
       // A symmetric one lies behind those of the other transfers to its receiver.
       if (transfer.symmetric)
-        bytes = regions_[size_t(rank)] + kGpuDataOffsetBytes +
-                size_t(transfer.to) * (kDataBytes / kMaxGpuWorld);
+        bytes = regions_[size_t(rank)] + kGpuDataOffsetBytes + size_t(transfer.to) * kPairDataBytes;
     }
     DeviceCall call = base_call(step, rank);
     call.verb = sends ? Verb::send : Verb::recv;

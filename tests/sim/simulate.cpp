@@ -28,7 +28,8 @@ std::vector<Transfer> draw_transfers(Random& random, const Step& step) {
   for (int from = 0; from < step.world(); ++from)
     for (int to = 0; to < step.world(); ++to) {
       if (from == to || pick(random, 3) != 0) continue;
-      const uint64_t most = 20 * step.tile_bytes / step.elem_bytes();
+      const uint64_t most =
+          std::min<uint64_t>(20 * step.tile_bytes, kPairDataBytes) / step.elem_bytes();
       transfers.push_back({from, to,
                            reference::random_codes(step.dtype, pick(random, most), random),
                            pick(random, kPackBytes), pick(random, 4) == 0,

@@ -30,6 +30,11 @@ MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 REDUCING = "template KernelFn reducing_kernel<Protocol, DType::{}>(Algorithm, Verb, bool);"
 MOVING = "template KernelFn moving_kernel<Protocol>(Verb, bool);"
 
+# The type that the switch can add and that is not among those above.
+SWITCH = """
+template __global__ void multimem<Protocol, DType::bfloat16>(const __grid_constant__ DeviceCall);
+"""
+
 # The mistakes that the checks must find.
 PLANTED = {
     # Loads through it may move in front of the wait.
@@ -193,6 +198,22 @@ def test_signals_are_strong_and_of_system_scope(
 ) -> None:
     assert not any(weak_signals(compiled) for compiled in kernels.values())
     assert weak_signals(planted["relaxed"])
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+def test_the_switch_is_spoken_to_as_it_understands(
+    nvcc: None, planted: dict[str, Compiled], tmp_path: Path, arch: int
+) -> None:
+    compiled = compile_text(tmp_path, SWITCH, arch)
+    words = [
+        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2",
+        "multimem.st.relaxed.sys.global.v4.f32",
+        "fence.proxy.alias;",  # before what is published, see kernels/README.md
+    ]
+    assert all(word in compiled.ptx for word in words)
+    assert not any(word in planted["relaxed"].ptx for word in words)
+    assert set(stack_frames(compiled)) == {0}
+    assert not traps(compiled)
 
 
 def cuobjdump() -> str | None:

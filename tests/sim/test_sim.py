@@ -47,6 +47,7 @@ QUICK = [
     Case("shapes", "uniform", 1),
     Case("misplaced", "uniform", 2),
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
+    Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_reduce"),
     Case("folds", "uniform", 200),
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
 ]
@@ -54,6 +55,8 @@ QUICK = [
 CASES = [
     Case("correct", "uniform", 60),
     Case("correct", "starving", 60),
+    Case("correct", "uniform", 30, only="multimem all_reduce"),
+    Case("correct", "starving", 30, only="multimem reduce_scatter"),
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).

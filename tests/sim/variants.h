@@ -38,7 +38,7 @@ struct Planted : Protocol {
   }
   static inline uint32_t kParities = Protocol::kParities;
   static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
-  static inline bool kChecksPlaces = true;
+  static inline bool kChecksPlaces = true, kComparesPlaces = true;
 };
 
 // Plant the bug of this name; false if there is none.
@@ -57,6 +57,7 @@ inline bool plant(const std::string& name) {
       {"unacknowledged", &Planted::kAcknowledges},
       {"no_exit", &Planted::kExits},
       {"unchecked_places", &Planted::kChecksPlaces},
+      {"uncompared_places", &Planted::kComparesPlaces},
   };
   const auto found = switches.find(name);
   if (found == switches.end()) return false;
