@@ -43,6 +43,7 @@ class Core:
     Attributes:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch;
             "add" for each addition of what NCCL brought.
+        algorithms: Of each launch; what the switch would add is added by two_shot here.
         words: What `verdict` says.
         running: Whether a kernel is said to run.
         lost: The ranks that kernels were told not to wait for.
@@ -52,6 +53,7 @@ class Core:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.log: list[Any] = []
+        self.algorithms: list[Algorithm] = []
         self.words: tuple[int, ...] | None = None
         self.running = False
         self.lost: list[int] = []
@@ -72,7 +74,9 @@ class Core:
             return _add(plan, source, target, self.comm.world_size)
         assert not (plan.inline and counts), "no LL kernel takes counts"
         self.log.append((Verb(plan.verb).name, plan.inline, counts))
-        fields = [plan.verb, plan.dtype, plan.op, plan.algorithm, plan.numel, plan.root]
+        self.algorithms.append(algorithm := Algorithm(plan.algorithm))
+        algorithm = Algorithm.two_shot if algorithm is Algorithm.multimem else algorithm
+        fields = [plan.verb, plan.dtype, plan.op, algorithm, plan.numel, plan.root]
         cpu_plan = _C.Plan(*fields, SEGMENT_BYTES, plan.fast_numerics, False, plan.splits, 0)
         itemsize = ITEMSIZE[DType(plan.dtype)]
         verb, world, me = Verb(plan.verb), self.comm.world_size, self.comm.rank
@@ -207,12 +211,14 @@ def fake_gpu(
     *,
     reaches_peers: bool = True,
     no_nccl: str = "not asked for",
+    no_multicast: str = "not asked for",
 ) -> Iterator[Core]:
     """CPU tensors pass for tensors of a GPU in this rank's process, which must have one thread."""
     core = Core(comm)
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
-    side.terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers)
+    terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers, no_multicast)
+    side.terms = dataclasses.replace(terms, ranks_per_gpu=1) if not no_multicast else terms
     side._nccl = Nccl(comm, 0, core)
     side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)

@@ -128,6 +128,8 @@ tests() {
   gpu_tests exact 200 60 -- tests/gpu/test_exact.py
   gpu_tests graphs 50 30 -- tests/gpu/test_graphs.py
   gpu_tests streams 50 30 -- tests/gpu/test_streams.py
+  # Of one GPU, or of GPUs without a switch that adds, most of these are skipped, and listed so.
+  gpu_tests multimem 90 60 "${lazily[@]}" -- tests/gpu/test_multimem.py
   gpu_tests failures 80 30 -- tests/gpu/test_failures.py
   gpu_tests nccl 120 80 "${lazily[@]}" -- tests/gpu/test_nccl.py
   gpu_tests processes 140 80 "${lazily[@]}" -- tests/gpu/test_processes.py

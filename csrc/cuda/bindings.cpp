@@ -8,6 +8,7 @@
 #include "cuda/driver.h"
 #include "cuda/launch_table.h"
 #include "memory/cuda_ipc.h"
+#include "memory/cuda_multicast.h"
 #include "memory/cuda_vmm.h"
 #include "python_errors.h"
 
@@ -104,6 +105,23 @@ void bind_memory(py::module_& module) {
       py::arg("device"), py::arg("ptr"), WithoutGil());
 }
 
+void bind_multicast(py::module_& module) {
+  module.def("multicast_granularity", &cuda_multicast_granularity, py::arg("world_size"),
+             py::arg("least_bytes"), WithoutGil());
+  py::class_<CudaMulticast>(module, "Multicast")
+      .def(py::init<int, int, size_t, int>(), py::arg("device"), py::arg("world_size"),
+           py::arg("num_bytes"), py::arg("fd") = -1, WithoutGil())
+      .def("export_fd", &CudaMulticast::export_fd, WithoutGil())
+      .def("add_device", &CudaMulticast::add_device, WithoutGil())
+      .def(
+          "bind",
+          [](CudaMulticast& multicast, uintptr_t region) { multicast.bind(to_ptr(region)); },
+          py::arg("region"), WithoutGil())
+      .def(
+          "map", [](CudaMulticast& multicast) { return to_int(multicast.map()); }, WithoutGil())
+      .def("close", &CudaMulticast::close, WithoutGil());
+}
+
 Regions to_regions(const std::vector<uintptr_t>& ptrs) {
   if (ptrs.size() > kMaxGpuWorld) throw Failure(ErrorKind::usage, "too many regions");
   Regions regions{};
@@ -122,6 +140,12 @@ std::vector<PairTransfer> to_transfers(const std::vector<PairRow>& rows) {
 }
 
 void bind_group(py::module_& module) {
+  py::enum_<Probe>(module, "Probe")
+      .value("put", Probe::put)
+      .value("get", Probe::get)
+      .value("operands", Probe::operands)
+      .value("sum", Probe::sum)
+      .value("stored", Probe::stored);
   py::class_<DeviceGroup>(module, "Group")
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
                        uint64_t data_bytes) {
@@ -129,14 +153,17 @@ void bind_group(py::module_& module) {
                  device, rank, int(regions.size()), to_regions(regions), data_bytes});
            }),
            py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("data_bytes"))
-      .def("probe_put", &DeviceGroup::probe_put, py::arg("token"), WithoutGil())
       .def(
-          "probe_get",
-          [](DeviceGroup& group, uint64_t token) {
-            const auto seen = group.probe_get(token);
+          "probe",
+          [](DeviceGroup& group, Probe step, uint64_t token) {
+            const auto seen = group.probe(step, token);
             return std::vector<uint32_t>(seen.begin(), seen.end());
           },
-          py::arg("token"), WithoutGil())
+          py::arg("step"), py::arg("token"), WithoutGil())
+      .def(
+          "use_multicast",
+          [](DeviceGroup& group, uintptr_t ptr) { group.use_multicast(to_ptr(ptr)); },
+          py::arg("ptr"))
       .def(
           "launch",
           [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
@@ -193,6 +220,7 @@ PYBIND11_MODULE(_cuda, module) {
   });
   bind_devices(module);
   bind_memory(module);
+  bind_multicast(module);
   bind_group(module);
   module.def("data_offset_bytes", [] { return kGpuDataOffsetBytes; });
   module.def("layout", [] {

@@ -78,6 +78,7 @@ DeviceCall DeviceGroup::call(double limit_s) const {
   if (closed_) throw Failure(ErrorKind::usage, "this group's GPU side was closed");
   DeviceCall call{};
   std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
+  call.multicast = multicast_;
   call.verdict = verdict_;
   call.limit_ns = uint64_t(limit_s * 1e9);
   call.data_bytes = options_.data_bytes;
@@ -91,6 +92,8 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   const std::lock_guard guard(mutex_);
   const OnDevice on(options_.device);
   DeviceCall call = this->call(limit_s);
+  if (plan.algorithm == Algorithm::multimem && !multicast_)
+    throw Failure(ErrorKind::unsupported, "this group's GPUs have no multicast memory");
   if (counts.size() != (plan.splits == 0 ? 0 : 2 * size_t(options_.world_size)))
     throw Failure(ErrorKind::usage, "counts do not fit the plan");
   std::copy(counts.begin(), counts.end(), call.counts);
@@ -153,14 +156,14 @@ void DeviceGroup::give_up(int peer) {
   check_cuda(cudaStreamSynchronize(beside_), "telling the kernels that a rank is lost");
 }
 
-void DeviceGroup::probe_put(uint64_t token) {
+std::array<uint32_t, kMaxGpuWorld> DeviceGroup::probe(Probe step, uint64_t token) {
   const OnDevice on(options_.device);
-  fastcoll::probe_put(options_.regions, options_.rank, options_.world_size, token);
+  return run_probe(step, options_.regions, multicast_, options_.rank, options_.world_size, token);
 }
 
-std::array<uint32_t, kMaxGpuWorld> DeviceGroup::probe_get(uint64_t token) {
-  const OnDevice on(options_.device);
-  return fastcoll::probe_get(options_.regions, options_.rank, options_.world_size, token);
+void DeviceGroup::use_multicast(std::byte* ptr) {
+  const std::lock_guard guard(mutex_);
+  multicast_ = ptr;
 }
 
 void DeviceGroup::close() {

@@ -52,8 +52,10 @@ class DeviceGroup {
   // Let this rank's kernels stop waiting: `peer` is lost. They leave that as their verdict.
   void give_up(int peer);
 
-  void probe_put(uint64_t token);
-  std::array<uint32_t, kMaxGpuWorld> probe_get(uint64_t token);
+  // Collective: see Probe.
+  std::array<uint32_t, kMaxGpuWorld> probe(Probe step, uint64_t token);
+  // Where the switch finds all regions at once; without it, which nullptr is, there is no multimem.
+  void use_multicast(std::byte* ptr);
 
   // Wait until this rank's kernels are over, captured graphs included. Idempotent.
   void close();
@@ -74,6 +76,7 @@ class DeviceGroup {
   uint32_t locate(const std::byte* ptr) const;
 
   const DeviceGroupOptions options_;
+  std::byte* multicast_ = nullptr;
   DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
   DeviceCall* batch_ = nullptr;       // device memory: the sends and receives of one kernel
   Last eager_, captured_;

@@ -7,13 +7,16 @@ namespace fastcoll {
 
 namespace {
 
+// The driver's versions that have what we use of the virtual memory API, and multicast objects.
+constexpr unsigned kVmmVersion = 12000, kMulticastVersion = 12010;
+
 template <class Function>
-void find(const char* name, Function& function) {
+void find(const char* name, Function& function, [[maybe_unused]] unsigned version = kVmmVersion) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
   const cudaError_t error =
-      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+      cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
 #else
   const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
@@ -45,6 +48,12 @@ const DriverApi& driver_api() {
     find("cuMemMap", found.mem_map);
     find("cuMemUnmap", found.mem_unmap);
     find("cuMemSetAccess", found.mem_set_access);
+    find("cuMemRetainAllocationHandle", found.mem_retain);
+    find("cuMulticastGetGranularity", found.multicast_get_granularity, kMulticastVersion);
+    find("cuMulticastCreate", found.multicast_create, kMulticastVersion);
+    find("cuMulticastAddDevice", found.multicast_add_device, kMulticastVersion);
+    find("cuMulticastBindMem", found.multicast_bind_mem, kMulticastVersion);
+    find("cuMulticastUnbind", found.multicast_unbind, kMulticastVersion);
     return found;
   }();
   return api;
@@ -53,6 +62,11 @@ const DriverApi& driver_api() {
 bool DriverApi::has_vmm() const {
   return mem_get_allocation_granularity && mem_create && mem_release && mem_export && mem_import &&
          mem_address_reserve && mem_address_free && mem_map && mem_unmap && mem_set_access;
+}
+
+bool DriverApi::has_multicast() const {
+  return has_vmm() && mem_retain && multicast_get_granularity && multicast_create &&
+         multicast_add_device && multicast_bind_mem && multicast_unbind;
 }
 
 void check_cuda(cudaError_t error, const std::string& what) {
@@ -100,7 +114,8 @@ DeviceFacts device_facts(int device) {
       driver_api().has_vmm() &&
       attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) &&
       attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
-  facts.has_multicast = attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != 0;
+  facts.has_multicast = driver_api().has_multicast() &&
+                        attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != 0;
   return facts;
 }
 

@@ -29,7 +29,7 @@ struct DeviceFacts {
   size_t memory_bytes;
   size_t l2_bytes;
   bool has_vmm_fds;    // memory can be handed to other processes as descriptors
-  bool has_multicast;  // NVLink SHARP
+  bool has_multicast;  // NVLink SHARP, and a driver that knows how to use it
 };
 DeviceFacts device_facts(int device);
 bool can_access_peer(int device, int peer);
@@ -63,7 +63,14 @@ struct DriverApi {
   decltype(&::cuMemMap) mem_map;
   decltype(&::cuMemUnmap) mem_unmap;
   decltype(&::cuMemSetAccess) mem_set_access;
+  decltype(&::cuMemRetainAllocationHandle) mem_retain;
+  decltype(&::cuMulticastGetGranularity) multicast_get_granularity;
+  decltype(&::cuMulticastCreate) multicast_create;
+  decltype(&::cuMulticastAddDevice) multicast_add_device;
+  decltype(&::cuMulticastBindMem) multicast_bind_mem;
+  decltype(&::cuMulticastUnbind) multicast_unbind;
   bool has_vmm() const;
+  bool has_multicast() const;
 };
 const DriverApi& driver_api();
 

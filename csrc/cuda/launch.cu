@@ -47,13 +47,20 @@ uint64_t part_bytes(const Plan& plan, int world_size) {
   return whole ? num_bytes : detail::div_up(num_bytes, uint64_t(world_size));
 }
 
-ProbeCall probe_call(const Regions& regions, int rank, int world_size, uint64_t token) {
-  ProbeCall call{};
-  std::copy(regions.begin(), regions.end(), call.regions);
-  call.token = token;
-  call.rank = rank;
-  call.world_size = world_size;
-  return call;
+const void* probe_kernel(Probe step) {
+  switch (step) {
+    case Probe::put:
+      return reinterpret_cast<const void*>(&probe_put_kernel);
+    case Probe::get:
+      return reinterpret_cast<const void*>(&probe_get_kernel);
+    case Probe::operands:
+      return reinterpret_cast<const void*>(&probe_operands_kernel);
+    case Probe::sum:
+      return reinterpret_cast<const void*>(&probe_sum_kernel);
+    case Probe::stored:
+      return reinterpret_cast<const void*>(&probe_stored_kernel);
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -139,24 +146,24 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall cal
   launch(kernel, count * kPairChannels, kMaxBlockThreads, call, stream);
 }
 
-void probe_put(const Regions& regions, int rank, int world_size, uint64_t token) {
-  ProbeCall call = probe_call(regions, rank, world_size, token);
-  launch(reinterpret_cast<const void*>(&probe_put_kernel), 1, kMaxGpuWorld, call, nullptr);
-  check_cuda(cudaStreamSynchronize(nullptr), "writing into the peers' regions");
-}
-
-std::array<uint32_t, kMaxGpuWorld> probe_get(const Regions& regions, int rank, int world_size,
+std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
+                                             std::byte* multicast, int rank, int world_size,
                                              uint64_t token) {
-  ProbeCall call = probe_call(regions, rank, world_size, token);
+  ProbeCall call{};
+  std::copy(regions.begin(), regions.end(), call.regions);
+  call.multicast = multicast;
+  call.token = token;
+  call.rank = rank;
+  call.world_size = world_size;
   std::array<uint32_t, kMaxGpuWorld> seen{};
   void* answer = nullptr;
   check_cuda(cudaMalloc(&answer, sizeof seen), "allocating a probe's answer");
   call.seen = static_cast<uint32_t*>(answer);
   try {
-    launch(reinterpret_cast<const void*>(&probe_get_kernel), 1, kMaxGpuWorld, call, nullptr);
-    check_cuda(cudaMemcpy(seen.data(), answer, sizeof(uint32_t) * size_t(world_size),
-                          cudaMemcpyDeviceToHost),
-               "reading from the peers' regions");
+    check_cuda(cudaMemset(answer, 0, sizeof seen), "clearing a probe's answer");
+    launch(probe_kernel(step), 1, kMaxGpuWorld, call, nullptr);
+    check_cuda(cudaMemcpy(seen.data(), answer, sizeof seen, cudaMemcpyDeviceToHost),
+               "trying out the peers' regions");
   } catch (...) {
     cudaFree(answer);
     throw;

@@ -46,10 +46,15 @@ using Regions = std::array<std::byte*, kMaxGpuWorld>;
 inline constexpr uint32_t kProbePushed = 1;  // the peer's store reached my memory
 inline constexpr uint32_t kProbePulled = 2;  // my load sees what the peer has in its own
 
-// Write a word into every region; then, when all ranks have, say what arrived, by rank: the bits
-// above. Both wait for the device.
-void probe_put(const Regions& regions, int rank, int world_size, uint64_t token);
-std::array<uint32_t, kMaxGpuWorld> probe_get(const Regions& regions, int rank, int world_size,
+// The steps that find out what the mappings are worth, each taken when all ranks have taken the one
+// before. put: write a word into every region; get: what arrived, by rank: the bits above.
+// operands, sum, stored: the same through the switch; sum says 1 in the first place if its sum was
+// right, stored by rank whether what it had stored is here.
+enum class Probe { put, get, operands, sum, stored };
+
+// Take a step and wait for it. multicast: nullptr for put and get.
+std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
+                                             std::byte* multicast, int rank, int world_size,
                                              uint64_t token);
 
 }  // namespace fastcoll

@@ -40,12 +40,19 @@ class Handle {
   CUmemGenericAllocationHandle handle_;
 };
 
-std::byte* map(const DriverApi& api, const Handle& handle, int device, size_t num_bytes) {
+// The driver's functions need the device's context to exist; the runtime makes it.
+void make_context() { check_cuda(cudaFree(nullptr), "making a context"); }
+
+}  // namespace
+
+std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes, size_t alignment) {
+  const OnDevice on(device);
+  const DriverApi& api = vmm_api();
   CUdeviceptr ptr = 0;
-  check_cuda(api.mem_address_reserve(&ptr, num_bytes, 0, 0, 0), "reserving addresses");
+  check_cuda(api.mem_address_reserve(&ptr, num_bytes, alignment, 0, 0), "reserving addresses");
   bool mapped = false;
   try {
-    check_cuda(api.mem_map(ptr, num_bytes, 0, handle.get(), 0), "mapping a region");
+    check_cuda(api.mem_map(ptr, num_bytes, 0, handle, 0), "mapping a region");
     mapped = true;
     CUmemAccessDesc access{};
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
@@ -59,11 +66,6 @@ std::byte* map(const DriverApi& api, const Handle& handle, int device, size_t nu
   }
   return reinterpret_cast<std::byte*>(ptr);
 }
-
-// The driver's functions need the device's context to exist; the runtime makes it.
-void make_context() { check_cuda(cudaFree(nullptr), "making a context"); }
-
-}  // namespace
 
 size_t cuda_vmm_granularity(int device) {
   const CUmemAllocationProp prop = properties(device);
@@ -83,7 +85,7 @@ CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes) {
   check_cuda(api.mem_create(&raw, num_bytes, &prop, 0),
              "allocating " + std::to_string(num_bytes) + " bytes (cuMemCreate)");
   const Handle handle(api, raw);
-  CudaVmmMemory memory{map(api, handle, device, num_bytes), -1};
+  CudaVmmMemory memory{cuda_vmm_map(handle.get(), device, num_bytes), -1};
   try {
     check_cuda(cudaMemset(memory.ptr, 0, num_bytes), "clearing a region");
     check_cuda(cudaDeviceSynchronize(), "clearing a region");
@@ -105,7 +107,7 @@ std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes) {
   void* as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
   check_cuda(api.mem_import(&raw, as_pointer, kHandleType),
              "opening a peer's region (cuMemImportFromShareableHandle)");
-  return map(api, Handle(api, raw), device, num_bytes);
+  return cuda_vmm_map(Handle(api, raw).get(), device, num_bytes);
 }
 
 void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes) {

@@ -21,5 +21,9 @@ CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes);
 // Map it into `device`, wherever it lies; the descriptor stays the caller's.
 std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes);
 void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes);
+// The same as opening, for what the driver names by a CUmemGenericAllocationHandle; the handle
+// stays the caller's. alignment: of the address; 0 leaves it to the driver.
+std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes,
+                        size_t alignment = 0);
 
 }  // namespace fastcoll

@@ -105,8 +105,8 @@ def _all_reduce(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "nccl", or on CPUs
-            "schedule:NAME" with a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
+            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast"; None takes the group's.
         timeout_s: Limit of this call; None takes the group's.
 
@@ -154,8 +154,8 @@ def _reduce_scatter_tensor(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "nccl", or on CPUs
-            "schedule:NAME" with a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
+            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """

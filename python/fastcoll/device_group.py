@@ -25,16 +25,9 @@ from fastcoll.device_nccl import Nccl
 from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
-from fastcoll.memory.device import (
-    DeviceHello,
-    Facts,
-    Pin,
-    apologise,
-    introduce,
-    map_regions,
-    settle,
-)
+from fastcoll.memory.device import DeviceHello, Pin, apologise, introduce, map_regions, settle
 from fastcoll.memory.heap import SymmetricHeap
+from fastcoll.memory.link import Facts
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.pairs import ANY, Transfer, to_itself
 from fastcoll.parts import PartsOperands
@@ -87,7 +80,7 @@ class _Link:
         return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
 
 
-def _hello(device: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
+def _hello(device: int, world_size: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
     """Return this rank's introduction, and how many blocks its device holds."""
     try:
         gpu.require()
@@ -95,9 +88,8 @@ def _hello(device: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
         capacity = _cuda.load_kernels(device)
         free = residency.free(device, capacity)
         hello = introduce(
-            device,
-            facts.uuid,
-            has_vmm=facts.has_vmm_fds,
+            facts,
+            world_size,
             free_blocks=free,
             heap_bytes=env.GPU_HEAP_MIB.get() << 20,
             most_channels=env.GPU_CHANNELS.get(),
@@ -137,7 +129,7 @@ class DeviceGroup:
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = _Link(host)
-        mine, capacity = _hello(device, no_table)
+        mine, capacity = _hello(device, host.world_size, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = settle(hellos, _cuda.data_offset_bytes())
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
@@ -165,6 +157,7 @@ class DeviceGroup:
         self._pin: Pin | None = Pin()
         if self._regions is not None:
             self.route = self._regions.route
+            self.terms = replace(self.terms, no_multicast=self._regions.no_multicast)
             data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
             arena = (data_ptr, self.terms.data_bytes)
             self._heap = SymmetricHeap(_HeapHost(host), host.rank, host.world_size, arena)
@@ -365,6 +358,8 @@ class DeviceGroup:
         chosen = f"no table: {terms.no_table}" if terms.no_table else "chosen by the table"
         refused = [f"not {route}: {reason}" for route, reason in self.reasons.items()]
         if terms.reaches_peers:
+            without = terms.no_multicast
+            refused.append(f"no multicast: {without}" if without else "multicast")
             refused.append(f"not nccl: {terms.no_nccl}" if terms.no_nccl else "nccl beside it")
         return "; ".join([text, chosen, *refused])
 

@@ -78,6 +78,7 @@ class Planner:
             ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
             reaches_peers=terms is None or terms.reaches_peers,
             no_nccl="" if terms is None else terms.no_nccl,
+            no_multicast="" if terms is None else terms.no_multicast,
         )
         plan = self._plans.get(request)
         if plan is None:

@@ -156,6 +156,7 @@ class Request:
         ranks_per_gpu: The most ranks that share one GPU.
         reaches_peers: Whether kernels reach the memory of the peers' GPUs.
         no_nccl: Why NCCL can't carry between the GPUs; empty: it can.
+        no_multicast: Why the GPUs' switch can't add; empty: it can.
         single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
             agreed when the group was made.
         cpu_vendor: Who makes the node's CPUs, as `fastcoll.topology.cpu` reads it.
@@ -175,6 +176,7 @@ class Request:
     ranks_per_gpu: int = 0
     reaches_peers: bool = True
     no_nccl: str = ""
+    no_multicast: str = ""
     single_copy: SingleCopy = "never"
     cpu_vendor: str = ""
 

@@ -28,7 +28,7 @@ def kernels_of(verb: str, dtype: DType) -> list[str]:
     return [
         one.name
         for one in algorithms.ALL
-        if one.name not in ("ring", "direct")
+        if one.name not in ("ring", "multimem", "direct")
         and gpu.has_kernel(Algorithm[one.name], Verb[verb], dtype)
     ]
 

@@ -6,12 +6,13 @@
 // Each seed is a workspace of 1 to 8 ranks, or of 16, and 20 calls on it that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
 // bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch` and
-// `misplaced` are in failures.h, `folds` in folds.h.
+// `misplaced` are in failures.h, `folds` in folds.h, `probes` in probes.h.
 #include <cstring>
 
 #include "draw.h"
 #include "failures.h"
 #include "folds.h"
+#include "probes.h"
 #include "shapes.h"
 #include "variants.h"
 
@@ -76,6 +77,7 @@ int main(int argc, char** argv) {
   if (variant == "misplaced") return run_misplaced<Protocol>(count);
   if (variant == "folds") return run_folds(count, false);
   if (variant == "folds_in_wrong_order") return run_folds(count, true);
+  if (variant == "probes") return run_probes(count);
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
   if (variant == "unchecked_places") return run_misplaced<Planted>(count);

@@ -48,6 +48,7 @@ QUICK = [
     Case("misplaced", "uniform", 2),
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
     Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_reduce"),
+    Case("probes", "uniform", 40),
     Case("folds", "uniform", 200),
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
 ]

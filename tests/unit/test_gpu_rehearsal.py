@@ -13,6 +13,7 @@ from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.types import DType
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import test_multimem
 import test_smoke
 import work
 from work import Case
@@ -87,3 +88,24 @@ def test_what_the_smoke_tests_call_runs_where_there_is_no_gpu(
         ranks.close()
     assert all("sums are wrong" in text for texts in found for text in texts)
     assert found[0]
+
+
+def test_the_switchs_cases_run_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tests/gpu/test_multimem.py: what it expects is what the CPU's algorithms give."""
+    monkeypatch.setattr(test_multimem, "BY_SWITCH", {})
+    monkeypatch.setattr(test_multimem, "NUMELS", (0, 7, 1023))
+    ranks = GpuRanks(["cpu"] * 3)
+    try:
+        for dtype in test_multimem.DTYPES:
+            assert ranks.run(test_multimem.check_all, dtype) == [[]] * 3
+        assert ranks.run(test_multimem.beside_others) == [True] * 3
+        # Negative control: what is expected of rank 2 is another rank's.
+        right = test_multimem.numbers
+
+        def wrong(numel: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
+            return right(numel, 1 if rank == 2 and dtype is torch.float32 else rank, dtype)
+
+        monkeypatch.setattr(test_multimem, "numbers", wrong)
+        assert any(ranks.run(test_multimem.check_all, DType.bfloat16))
+    finally:
+        ranks.close()

@@ -9,6 +9,7 @@ from fastcoll.algorithms import (
     chain,
     copy_engine,
     direct,
+    multimem,
     nccl,
     one_shot,
     ring,
@@ -16,13 +17,14 @@ from fastcoll.algorithms import (
     two_shot,
 )
 
-ALL = (one_shot, two_shot, ring, chain, direct, single_copy, nccl, copy_engine)
+ALL = (one_shot, two_shot, ring, chain, direct, single_copy, multimem, nccl, copy_engine)
 
 __all__ = [
     "ALL",
     "chain",
     "copy_engine",
     "direct",
+    "multimem",
     "nccl",
     "one_shot",
     "ring",

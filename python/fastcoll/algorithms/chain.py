@@ -14,7 +14,7 @@ name = "chain"
 
 def admits(request: Request) -> str | None:
     """Return None if chain can run the request, else the reason."""
-    return shared.not_a_chain(request) or shared.no_kernel(request, Algorithm.chain)
+    return shared.not_plain(request) or shared.no_kernel(request, Algorithm.chain)
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:

@@ -15,7 +15,7 @@ name = "ring"
 
 def admits(request: Request) -> str | None:
     """Return None if ring can run the request, else the reason."""
-    if reason := shared.not_a_chain(request) or shared.no_kernel(request, Algorithm.ring):
+    if reason := shared.not_plain(request) or shared.no_kernel(request, Algorithm.ring):
         return reason
     if request.numerics != "fast" and order_matters(request.dtype, request.op):
         return (

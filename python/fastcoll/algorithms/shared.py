@@ -114,8 +114,8 @@ def not_a_reduction(request: Request) -> str | None:
     return f"{request.verb.name} only moves data, by direct or single_copy"
 
 
-def not_a_chain(request: Request) -> str | None:
-    """Return why an algorithm that passes partial results on can't run a verb, else None."""
+def not_plain(request: Request) -> str | None:
+    """Return why an algorithm for whole all_reduces and reduce_scatters can't run it, else None."""
     if request.verb is Verb.reduce:
         return "reduce has the algorithms one_shot and two_shot"
     if num_tensors(request.splits):

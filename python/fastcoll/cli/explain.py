@@ -79,13 +79,16 @@ def explain(
 def _on_gpus(request: Request) -> Request:
     """Return what ranks on this machine's GPUs would ask for."""
     gpu.require()
-    ranks_per_gpu = -(-request.world_size // len(gpu.gpus()))
+    gpus = gpu.gpus()
+    ranks_per_gpu = -(-request.world_size // len(gpus))
+    no_multicast = [one.no_multicast for one in gpus[: request.world_size]]
     return replace(
         request,
         num_channels=env.GPU_CHANNELS.get() or gpu.USUAL_CHANNELS,
         ranks_per_gpu=ranks_per_gpu,
         reaches_peers=not gpu.pairs_without_access(),
         no_nccl=gpu.nccl_problem([gpu.nccl_name()], ranks_per_gpu),
+        no_multicast=gpu.multicast_problem(no_multicast, ranks_per_gpu),
     )
 
 

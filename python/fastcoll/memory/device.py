@@ -15,13 +15,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from fastcoll import _cuda
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
-from fastcoll.topology.gpu import USUAL_CHANNELS, nccl_name, nccl_problem
-
-Facts = dict[str, Any]
+from fastcoll.memory.link import Facts, Link, problem_of, problems, take_step
+from fastcoll.memory.multicast import join_multicast
+from fastcoll.topology.gpu import (
+    USUAL_CHANNELS,
+    Gpu,
+    multicast_problem,
+    nccl_name,
+    nccl_problem,
+)
 
 # What maps memory from its descriptor keeps it, so ranks may leave in any order: tried first.
 VMM, IPC = "vmm", "ipc"
@@ -39,8 +44,10 @@ class DeviceHello:
         free_blocks: Thread blocks that may still be resident on its device.
         heap_bytes: What it would give to symmetric tensors.
         most_channels: The most channels it wants; 0 leaves it to the group.
+        granularity: What the size of a region must be a multiple of there.
         nccl: `nccl_name()` there.
         no_table: Why the tuning table can't be used for its GPU; empty if it can.
+        no_multicast: `Gpu.no_multicast` there, or what else speaks against it.
     """
 
     problem: str
@@ -55,6 +62,7 @@ class DeviceHello:
     most_channels: int
     nccl: str = ""
     no_table: str = ""
+    no_multicast: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Terms:
         no_nccl: Why NCCL can't carry between the ranks; empty: it can.
         reaches_peers: Whether a route was found; else NCCL carries all.
         no_table: Why the group's tuning table says nothing of its GPUs; empty: it is used.
+        no_multicast: Why the switch can't add for the ranks; empty: it can, once that was tried.
     """
 
     num_bytes: int
@@ -78,6 +87,7 @@ class Terms:
     no_nccl: str = ""
     reaches_peers: bool = True
     no_table: str = ""
+    no_multicast: str = ""
 
 
 def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
@@ -110,6 +120,7 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
             )
         share = free // len(there)
         channels = min(channels, share if wishes else max(1, share // 2))
+    ranks_per_gpu = max(map(len, on_device.values()))
     granularity = max(hello.granularity for hello in hellos)
     heap_bytes = min(hello.heap_bytes for hello in hellos)
     num_bytes = -(-(data_offset_bytes + heap_bytes) // granularity) * granularity
@@ -117,37 +128,41 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
         num_bytes=num_bytes,
         data_bytes=num_bytes - data_offset_bytes,
         num_channels=channels,
-        ranks_per_gpu=max(map(len, on_device.values())),
+        ranks_per_gpu=ranks_per_gpu,
         routes=ROUTES if all(hello.has_vmm for hello in hellos) else (IPC,),
-        no_nccl=nccl_problem([hello.nccl for hello in hellos], max(map(len, on_device.values()))),
+        no_nccl=nccl_problem([hello.nccl for hello in hellos], ranks_per_gpu),
         no_table=next(
             (f"rank {rank}: {h.no_table}" for rank, h in enumerate(hellos) if h.no_table), ""
         ),
+        no_multicast=multicast_problem([hello.no_multicast for hello in hellos], ranks_per_gpu),
     )
 
 
 def introduce(
-    device: int,
-    uuid: str,
-    *,
-    has_vmm: bool,
-    free_blocks: int,
-    heap_bytes: int,
-    most_channels: int,
+    facts: Gpu, world_size: int, *, free_blocks: int, heap_bytes: int, most_channels: int
 ) -> Facts:
-    """Return this rank's introduction."""
+    """Return this rank's introduction to a group."""
+    granularity = _cuda.vmm_granularity(facts.index) if facts.has_vmm_fds else 2 << 20
+    no_multicast = facts.no_multicast
+    if not no_multicast and world_size > 1:
+        try:
+            least_bytes = _cuda.multicast_granularity(world_size, granularity)
+            granularity = max(granularity, least_bytes)
+        except FastcollError as error:
+            no_multicast = str(error)
     hello = DeviceHello(
         problem="",
-        device=device,
-        uuid=uuid,
+        device=facts.index,
+        uuid=facts.uuid,
         process=_process,
         layout=_cuda.layout(),
-        has_vmm=has_vmm,
-        granularity=_cuda.vmm_granularity(device) if has_vmm else 2 << 20,
+        has_vmm=facts.has_vmm_fds,
+        granularity=granularity,
         free_blocks=free_blocks,
         heap_bytes=heap_bytes,
         most_channels=most_channels,
         nccl=nccl_name(),
+        no_multicast=no_multicast,
     )
     return asdict(hello)
 
@@ -155,19 +170,6 @@ def introduce(
 def apologise(problem: str) -> Facts:
     """Return the introduction of a rank that can't use its GPU."""
     return asdict(DeviceHello(problem, -1, "", _process, "", False, 1, 0, 0, 0))
-
-
-class Link(Protocol):
-    """How this rank reaches the others."""
-
-    rank: int
-    socket_fds: list[int]
-
-    def gather(self, facts: Facts) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
-
-    def exchange_fds(self, fd: int) -> list[int]:
-        """Give a descriptor and return everybody's, by rank. Collective."""
 
 
 class _Memory:
@@ -202,6 +204,9 @@ class Regions:
     Attributes:
         route: How they came here.
         ptrs: Addresses by rank.
+        num_bytes: Of each.
+        multicast: The object that all of them are behind, if the group has one.
+        no_multicast: Why it has none.
     """
 
     def __init__(self, route: str, hellos: Sequence[DeviceHello], terms: Terms, link: Link) -> None:
@@ -209,7 +214,9 @@ class Regions:
         self.ptrs = [0] * len(hellos)
         self.device = hellos[link.rank].device
         self._hellos = hellos
-        self._num_bytes = terms.num_bytes
+        self.num_bytes = terms.num_bytes
+        self.multicast: _cuda.Multicast | None = None
+        self.no_multicast = terms.no_multicast
         self._link = link
         self._mapped: list[_Memory] = []
         self._own: _Memory | None = None
@@ -219,7 +226,7 @@ class Regions:
 
     def create(self) -> None:
         """Make this rank's own region, of zeroes."""
-        size, device = self._num_bytes, self.device
+        size, device = self.num_bytes, self.device
         if self.route == VMM:
             ptr, self._fd = _cuda.vmm_create(device, size)
             self._own = _Memory(ptr, partial(_cuda.vmm_close, device, ptr, size))
@@ -250,7 +257,7 @@ class Regions:
             self.ptrs[rank] = self._mapped[-1].ptr
 
     def _open(self, hello: DeviceHello, offer: Facts, fd: int) -> _Memory:
-        device, size = self.device, self._num_bytes
+        device, size = self.device, self.num_bytes
         if hello.process == _process and (self.route == IPC or hello.device == device):
             if hello.device != device:
                 _cuda.enable_peer_access(device, hello.device)
@@ -267,6 +274,21 @@ class Regions:
         for memory in mapped:
             memory.release()
 
+    def come_to_multicast(self, group: _cuda.Group) -> None:
+        """Let `group` have the switch add, if it can. Collective."""
+        if self.no_multicast:
+            return
+        if self.route == VMM:
+            self.no_multicast = join_multicast(self, self._link, group)
+        else:
+            self.no_multicast = f"memory by the route {self.route} can't be bound"
+
+    def close_multicast(self) -> None:
+        """Take this rank's region from behind the common address; no rank may use it any more."""
+        multicast, self.multicast = self.multicast, None
+        if multicast is not None:
+            multicast.close()
+
     def free(self) -> None:
         """Let go of this rank's own region; no other process may still have it mapped."""
         if self._fd >= 0:
@@ -274,8 +296,11 @@ class Regions:
             self._fd = -1
         _offers.pop(self._key, None)
         own, self._own = self._own, None
-        if own is not None:
-            own.release()
+        try:
+            self.close_multicast()
+        finally:
+            if own is not None:
+                own.release()
 
     def leave(self, pin: "weakref.ref[Pin] | None" = None) -> None:
         """Unmap and free everything, for good; the group's sockets are about to be closed.
@@ -283,12 +308,14 @@ class Regions:
         This rank's own region stays while `pin` lives: symmetric tensors may lie in it.
         """
         self.unmap()
+        # By the route `vmm` a peer's mapping keeps the memory; the switch's keeps nothing.
         others = [
             fd
             for fd, hello in zip(self._link.socket_fds, self._hellos, strict=True)
-            if fd >= 0 and hello.process != _process
+            if fd >= 0
+            and (self.multicast is not None or (self.route == IPC and hello.process != _process))
         ]
-        _parked.append(_Parked(self.free, others if self.route == IPC else [], pin))
+        _parked.append(_Parked(self.free, others, pin))
         reap()
 
 
@@ -358,6 +385,8 @@ def map_regions(
         regions = Regions(route, hellos, terms, link)
         try:
             group, reasons[route] = _try(regions, terms, link)
+            if group is not None:
+                regions.come_to_multicast(group)
         except BaseException:  # a peer was lost on the way: this group is over
             regions.leave()
             raise
@@ -377,10 +406,10 @@ def map_regions(
 
 def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None, str]:
     """Take the steps of one route together, until it works or a rank can't go on."""
-    offers, fds = regions.exchange(_problem_of(regions.create))
+    offers, fds = regions.exchange(problem_of(regions.create))
     group: _cuda.Group | None = None
     try:
-        if problem := _summary(offers):
+        if problem := problems(offers):
             return None, problem
         regions.open(offers, fds)
         group = _cuda.Group(regions.device, link.rank, regions.ptrs, terms.data_bytes)
@@ -391,32 +420,19 @@ def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None
         for fd in fds:
             os.close(fd)
     token = int(offers[0]["key"], 16)
-    steps = (partial(_put, group, token), partial(_get, group, token, len(offers)))
-    for step in steps:
-        if problem := _summary(link.gather({"problem": problem or _problem_of(step)})):
+    for step in (partial(_put, group, token), partial(_get, group, token, len(offers))):
+        if problem := take_step(link, step, problem):
             return None, problem
     return group, ""
 
 
 def _put(group: _cuda.Group | None, token: int) -> None:
     if group is not None:
-        group.probe_put(token)
+        group.probe(_cuda.Probe.put, token)
 
 
 def _get(group: _cuda.Group | None, token: int, world_size: int) -> None:
-    seen = group.probe_get(token)[:world_size] if group is not None else []
+    seen = group.probe(_cuda.Probe.get, token)[:world_size] if group is not None else []
     bad = [peer for peer, bits in enumerate(seen) if bits != _cuda.K_PROBE_OK]
     if bad:
         raise UnsupportedError(f"mapped, but what was written or read did not arrive: ranks {bad}")
-
-
-def _problem_of(step: Callable[[], object]) -> str:
-    try:
-        step()
-    except (FastcollError, OSError) as error:
-        return str(error)
-    return ""
-
-
-def _summary(rows: Sequence[Facts]) -> str:
-    return "; ".join(f"rank {rank}: {r['problem']}" for rank, r in enumerate(rows) if r["problem"])

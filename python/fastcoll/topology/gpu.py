@@ -49,6 +49,13 @@ class Gpu:
     has_vmm_fds: bool
     has_multicast: bool
 
+    @property
+    def no_multicast(self) -> str:
+        """Why a switch can't add what lies in its memory; empty: it can."""
+        if self.has_multicast:
+            return ""
+        return "its GPU or driver has no multicast (NVLink SHARP)"
+
 
 def problem() -> str:
     """Return why no GPU can be used, or an empty string."""
@@ -140,6 +147,18 @@ def nccl_problem(names: Sequence[str], ranks_per_gpu: int) -> str:
             f"NCCL_MULTI_RANK_GPU_ENABLE=1; here is {names[0]}"
         )
     return ""
+
+
+def multicast_problem(reasons: Sequence[str], ranks_per_gpu: int) -> str:
+    """Return why there is no use in trying to let the switch add; empty: it is worth a try.
+
+    `reasons`: the `no_multicast` of each rank's GPU.
+    """
+    if len(reasons) == 1:
+        return "one rank alone has nothing to add"
+    if ranks_per_gpu > 1:
+        return f"{ranks_per_gpu} ranks share a GPU, and the switch adds what different GPUs hold"
+    return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
 
 
 def driver_version() -> str:

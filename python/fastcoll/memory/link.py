@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank needs of its group to come to its GPU together with the others.
+
+Decides how steps that any rank may fail at become one verdict. Must not know what the steps do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from fastcoll.errors import FastcollError
+
+Facts = dict[str, Any]
+
+
+class Link(Protocol):
+    """How this rank reaches the others."""
+
+    rank: int
+    socket_fds: list[int]
+
+    def gather(self, facts: Facts) -> list[Facts]:
+        """Give `facts` and return everybody's, by rank. Collective."""
+
+    def exchange_fds(self, fd: int) -> list[int]:
+        """Give a descriptor and return everybody's, by rank. Collective."""
+
+
+def take_step(link: Link, step: Callable[[], object], problem: str = "") -> str:
+    """Take a step, unless there is a problem already, and return everybody's. Collective.
+
+    Returns:
+        Which ranks failed and why, the same on all; empty if all went well.
+    """
+    return problems(link.gather({"problem": problem or problem_of(step)}))
+
+
+def problem_of(step: Callable[[], object]) -> str:
+    """Take a step of this rank and return why it failed; empty if it did not."""
+    try:
+        step()
+    except (FastcollError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def problems(rows: Sequence[Facts]) -> str:
+    """Return who has a problem, and which; empty if nobody has."""
+    return "; ".join(f"rank {rank}: {r['problem']}" for rank, r in enumerate(rows) if r["problem"])

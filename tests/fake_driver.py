@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CUDA driver made of dictionaries, and ranks that come to its memory together.
+
+The driver can refuse things or lose writes on purpose, and it complains about what a real one
+punishes: memory that is freed while another process has it mapped or the switch may read it,
+mappings closed twice, steps that would block. Ranks are threads.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from fastcoll.errors import DriverError, PeerLostError
+
+
+class Probe(Enum):
+    put = 0
+    get = 1
+    operands = 2
+    sum = 3
+    stored = 4
+
+
+class Driver:
+    """Physical memories, and the addresses they are mapped at."""
+
+    K_PROBE_OK = 3
+    K_MAX_CHANNELS = 64
+    Probe = Probe
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ptrs = count(0x1000, 0x1000)
+        self.mapped: dict[int, dict[Any, int]] = {}  # address -> memory
+        self.exported: dict[Any, dict[Any, int]] = {}  # handle -> memory
+        self.open_ipc: dict[int, int] = {}  # address of an opened handle -> the owner's address
+        self.refused: set[tuple[str, int]] = set()  # (function, device)
+        self.lost: set[tuple[str, int]] = set()  # (route, device whose writes get lost)
+        self.handles: list[Multicast] = []  # not closed yet
+        self.objects: dict[int, Object] = {}  # by their descriptors
+        self.route = ""
+        self.peer_access: set[tuple[int, int]] = set()
+
+    def _map(self, function: str, device: int, memory: dict[Any, int]) -> int:
+        if (function, device) in self.refused:
+            raise DriverError(f"{function} refused")
+        with self.lock:
+            ptr = next(self.ptrs)
+            self.mapped[ptr] = memory
+        return ptr
+
+    def vmm_create(self, device: int, num_bytes: int) -> tuple[int, int]:
+        self.route = "vmm"
+        memory: dict[Any, int] = {}
+        ptr = self._map("vmm_create", device, memory)
+        fd = os.memfd_create("fake")
+        self.exported[os.fstat(fd).st_ino] = memory
+        return ptr, fd
+
+    def vmm_open(self, device: int, fd: int, num_bytes: int) -> int:
+        return self._map("vmm_open", device, self.exported[os.fstat(fd).st_ino])
+
+    def vmm_close(self, device: int, ptr: int, num_bytes: int) -> None:
+        del self.mapped[ptr]
+
+    def ipc_create(self, device: int, num_bytes: int) -> tuple[int, bytes]:
+        self.route = "ipc"
+        memory: dict[Any, int] = {}
+        ptr = self._map("ipc_create", device, memory)
+        handle = ptr.to_bytes(8, "little")
+        self.exported[handle] = memory
+        return ptr, handle
+
+    def ipc_open(self, device: int, handle: bytes) -> int:
+        ptr = self._map("ipc_open", device, self.exported[handle])
+        self.open_ipc[ptr] = int.from_bytes(handle, "little")
+        return ptr
+
+    def ipc_close(self, device: int, ptr: int) -> None:
+        del self.open_ipc[ptr]
+        del self.mapped[ptr]
+
+    def ipc_destroy(self, device: int, ptr: int) -> None:
+        assert ptr not in self.open_ipc.values(), "freed while a peer has it mapped"
+        del self.mapped[ptr]
+
+    def enable_peer_access(self, device: int, peer: int) -> None:
+        self.peer_access.add((device, peer))
+
+    def vmm_granularity(self, device: int) -> int:
+        return 2 << 20
+
+    def multicast_granularity(self, world_size: int, least_bytes: int) -> int:
+        if ("multicast_granularity", 0) in self.refused:
+            raise DriverError("multicast_granularity refused")
+        return 32 << 20
+
+    def layout(self) -> str:
+        return "1"
+
+    def Multicast(self, device: int, world: int, num_bytes: int, fd: int = -1) -> "Multicast":  # noqa: N802
+        return Multicast(self, device, world, fd)
+
+    def Group(self, device: int, rank: int, regions: list[int], data_bytes: int) -> "Group":  # noqa: N802
+        return Group(self, device, rank, regions)
+
+
+class Object:
+    """A multicast object: the memories behind its address, by device."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.devices: set[int] = set()
+        self.bound: dict[int, dict[Any, int]] = {}
+
+    def is_complete(self) -> bool:
+        return len(self.devices) == self.world_size
+
+
+class Multicast:
+    """What stands for `_cuda.Multicast`: one rank's handle of an object."""
+
+    def __init__(self, driver: Driver, device: int, world_size: int, fd: int) -> None:
+        self.driver, self.device, self.ptr = driver, device, 0
+        self._refuse("multicast_create" if fd < 0 else "multicast_open")
+        found = driver.objects[os.fstat(fd).st_ino] if fd >= 0 else Object(world_size)
+        self.object = found
+        driver.handles.append(self)
+
+    def _refuse(self, function: str) -> None:
+        if (function, self.device) in self.driver.refused:
+            raise DriverError(f"{function} refused")
+
+    def export_fd(self) -> int:
+        self._refuse("multicast_export")
+        fd = os.memfd_create("fake")
+        self.driver.objects[os.fstat(fd).st_ino] = self.object
+        return fd
+
+    def add_device(self) -> None:
+        self._refuse("multicast_add")
+        assert self.device not in self.object.devices, "a device twice"
+        self.object.devices.add(self.device)
+
+    def bind(self, region: int) -> None:
+        self._refuse("multicast_bind")
+        assert self.object.is_complete(), "bound before all devices were added: that would block"
+        self.object.bound[self.device] = self.driver.mapped[region]
+
+    def map(self) -> int:
+        assert self.object.is_complete(), "mapped before all devices were added: that would block"
+        self.ptr = self.driver._map("multicast_map", self.device, {})
+        return self.ptr
+
+    def close(self) -> None:
+        assert self in self.driver.handles, "closed twice"
+        memory = self.object.bound.pop(self.device, None)
+        freed = memory is not None and all(one is not memory for one in self.driver.mapped.values())
+        assert not freed, "freed while bound"
+        if self.ptr:
+            del self.driver.mapped[self.ptr]
+        self.driver.handles.remove(self)
+
+
+class Group:
+    """What stands for `_cuda.Group`: the kernels that try out what is mapped."""
+
+    def __init__(self, driver: Driver, device: int, rank: int, regions: list[int]) -> None:
+        self.driver, self.device, self.rank, self.regions = driver, device, rank, regions
+        self.multicast = 0
+
+    def use_multicast(self, ptr: int) -> None:
+        self.multicast = ptr
+
+    def probe(self, step: Probe, token: int) -> list[int]:
+        return list(getattr(self, f"_{step.name}")(token))
+
+    def _put(self, token: int) -> Iterator[int]:
+        for to, ptr in enumerate(self.regions):
+            if (self.driver.route, self.device) not in self.driver.lost or to == self.rank:
+                self.driver.mapped[ptr][self.rank] = token + to
+            yield 0
+
+    def _get(self, token: int) -> Iterator[int]:
+        mine = self.driver.mapped[self.regions[self.rank]]
+        for peer, ptr in enumerate(self.regions):
+            pushed = mine.get(peer) == token + self.rank
+            pulled = self.driver.mapped[ptr].get(peer) == token + peer
+            yield pushed * 1 + pulled * 2
+
+    def _operands(self, token: int) -> Iterator[int]:
+        for by in range(len(self.regions)):
+            self.driver.mapped[self.regions[self.rank]]["operand", by] = token + self.rank * by
+            yield 0
+
+    def _behind(self) -> list[dict[Any, int]]:
+        (handle,) = (one for one in self.driver.handles if one.ptr == self.multicast)
+        return list(handle.object.bound.values())
+
+    def _sum(self, token: int) -> Iterator[int]:
+        wrong = ("sum", self.device) in self.driver.lost
+        total = sum(one["operand", self.rank] for one in self._behind()) + wrong
+        for memory in self._behind():
+            if ("store", self.device) not in self.driver.lost:
+                memory["stored", self.rank] = token
+        yield total == sum(token + by * self.rank for by in range(len(self.regions)))
+
+    def _stored(self, token: int) -> Iterator[int]:
+        mine = self.driver.mapped[self.regions[self.rank]]
+        for by in range(len(self.regions)):
+            yield mine.get(("stored", by)) == token
+
+
+class Links:
+    """Rank threads that meet at a barrier; sockets between all of them.
+
+    From the gathering `lost_at` on every rank finds that a peer is gone.
+    """
+
+    def __init__(self, world_size: int, lost_at: int = 1000) -> None:
+        self.lost_at = lost_at
+        self.world_size = world_size
+        self.rows: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=20)
+        self.socket_fds = [[-1] * world_size for _ in range(world_size)]
+        for one in range(world_size):
+            for other in range(one):
+                pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self.socket_fds[one][other] = pair[0].detach()
+                self.socket_fds[other][one] = pair[1].detach()
+
+    def link(self, rank: int) -> Any:
+        numbers = count()
+
+        def gather(row: Any) -> list[Any]:
+            if next(numbers) >= self.lost_at:
+                raise PeerLostError("a peer is gone")
+            self.rows[rank] = row
+            self.barrier.wait()
+            rows = list(self.rows)
+            self.barrier.wait()
+            return rows
+
+        def exchange_fds(fd: int) -> list[int]:
+            copies = [fd]  # closed on an error, like those that came
+            try:
+                theirs = gather(fd)
+                copies = [fd if peer == rank else os.dup(one) for peer, one in enumerate(theirs)]
+                self.barrier.wait()  # everybody has its copies
+            except PeerLostError:
+                for copy in copies:
+                    os.close(copy)
+                raise
+            return copies
+
+        return SimpleNamespace(
+            rank=rank, gather=gather, exchange_fds=exchange_fds, socket_fds=self.socket_fds[rank]
+        )
+
+    def leave(self, rank: int) -> None:
+        for fd in self.socket_fds[rank]:
+            if fd >= 0:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def fake_driver() -> Iterator[Driver]:
+    """A driver in the place of `_cuda`, in which nothing may be left at the end."""
+    from fastcoll.memory import device, multicast
+
+    fake = Driver()
+    fds_before = set(Path("/proc/self/fd").iterdir())
+    with mock.patch.object(device, "_cuda", fake), mock.patch.object(multicast, "_cuda", fake):
+        yield fake
+    assert fake.handles == [], "multicast objects left behind"
+    assert fake.mapped == {}, "memory left behind"
+    assert device._offers == {}
+    assert device._parked == []
+    assert set(Path("/proc/self/fd").iterdir()) == fds_before, "descriptors left behind"
+
+
+def come(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
+    """What map_regions gives every rank, or raises there."""
+    from fastcoll.memory import device
+
+    hellos = [
+        device.DeviceHello("", index, str(index), process, "1", True, 1, 100, 0, 0)
+        for index, process in zip(devices, processes, strict=True)
+    ]
+    terms = device.settle(hellos, 4096)
+    results: list[Any] = [None] * len(devices)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = device.map_regions(hellos, terms, links.link(rank))
+        except BaseException as error:
+            results[rank] = error
+
+    run_all([lambda rank=rank: run(rank) for rank in range(len(devices))])
+    return results
+
+
+def run_all(jobs: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def leave_all(links: Links, results: list[Any], order: list[int]) -> None:
+    from fastcoll.memory import device
+
+    for rank in order:
+        if not isinstance(results[rank], BaseException):
+            results[rank][0].leave()
+        links.leave(rank)
+    device.reap()
+
+
+THREE = ["one", "two", "three"]  # three processes

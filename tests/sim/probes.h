@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels that try out what is mapped: right mappings must please them, and a rank whose
+// mapping of one region is another memory must be found out, whatever goes through it.
+#pragma once
+
+#include <cstdio>
+
+#include "cuda/probe.cuh"
+#include "draw.h"
+
+namespace fastcoll::sim {
+
+// misled: the rank whose mapping of `astray`'s region is wrong, or -1. Returns by rank what each
+// kernel told it.
+struct Seen {
+  uint32_t got[kMaxGpuWorld], sum[kMaxGpuWorld], stored[kMaxGpuWorld];
+};
+inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t token) {
+  // Regions as far as the probes go, and one that is nobody's.
+  using Region = std::vector<Pack>;
+  const size_t packs = (kGpuScratchOffsetBytes + 1024) / kPackBytes;
+  std::vector<Region> regions(size_t(world) + 1, Region(packs));
+  std::vector<Seen> seen(size_t(world), Seen{});
+  Simulator simulator(world, Schedule::uniform, token);
+  const auto step = [&](void (*kernel)(const ProbeCall&), uint32_t (Seen::*out)[kMaxGpuWorld]) {
+    for (int rank = 0; rank < world; ++rank) {
+      ProbeCall call{};
+      for (int peer = 0; peer < world; ++peer)
+        call.regions[peer] = reinterpret_cast<std::byte*>(
+            regions[size_t(rank == misled && peer == astray ? world : peer)].data());
+      call.token = token;
+      call.rank = rank;
+      call.world_size = world;
+      call.seen = out == nullptr ? nullptr : seen[size_t(rank)].*out;
+      simulator.enqueue(rank, {1, kMaxGpuWorld, [=] { kernel(call); }});
+    }
+    return simulator.run();  // the host waits, and all ranks meet
+  };
+  const bool ran = step(probe_put_kernel, nullptr) && step(probe_get_kernel, &Seen::got) &&
+                   step(probe_operands_kernel, nullptr) && step(probe_sum_kernel, &Seen::sum) &&
+                   step(probe_stored_kernel, &Seen::stored);
+  if (!ran) std::exit(1);
+  return seen;
+}
+
+inline int run_probes(uint64_t num_seeds) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    const int world = 2 + int(pick(random, kMaxGpuWorld - 1));
+    const bool is_right = pick(random, 4) == 0;
+    const int misled = is_right ? -1 : int(pick(random, uint64_t(world)));
+    const int astray = (misled + 1 + int(pick(random, uint64_t(world) - 1))) % world;
+    const std::vector<Seen> seen = probe_all(world, misled, astray, random());
+    bool as_expected = true;
+    for (int rank = 0; rank < world; ++rank) {
+      const Seen& mine = seen[size_t(rank)];
+      as_expected = as_expected && (mine.sum[0] == 1) == (rank != misled);
+      for (int peer = 0; peer < world; ++peer) {
+        // The misled rank reads elsewhere, and what it writes does not arrive.
+        const uint32_t pushed = rank == astray && peer == misled ? 0 : 1;
+        const uint32_t pulled = rank == misled && peer == astray ? 0 : 2;
+        as_expected =
+            as_expected && mine.got[peer] == (pushed | pulled) && mine.stored[peer] == pushed;
+      }
+    }
+    if (as_expected) continue;
+    std::fprintf(stderr, "WRONG: seed %d, %d ranks, rank %d is misled about rank %d\n", int(seed),
+                 world, misled, astray);
+    return 1;
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+}  // namespace fastcoll::sim

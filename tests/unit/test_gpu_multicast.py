@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks' regions come behind the one address of the switch's, and who then has it add.
+
+Over a driver made of dictionaries, and with the CPU in the kernels' place (tests/fake_gpu.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fake_driver import THREE, Driver, Links, come, fake_driver, leave_all
+from fastcoll import algorithms
+from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError
+from fastcoll.plan import Plan
+from fastcoll.selection import select
+from fastcoll.topology import gpu
+from fastcoll.types import Algorithm, DType, Op, ReduceOp, Request, Verb, supported_ops
+from harness import Pools, Rank
+
+pytestmark = pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with fake_driver() as fake:
+        yield fake
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def test_all_regions_come_behind_one_address(driver: Driver) -> None:
+    links = Links(3)
+    results = come(links, [0, 1, 2], THREE)
+    for regions, group, _ in results:
+        assert regions.no_multicast == ""
+        assert group.multicast == regions.multicast.ptr
+    first = results[0][0].multicast.object
+    assert all(regions.multicast.object is first for regions, _, _ in results)
+    assert sorted(first.bound) == [0, 1, 2]
+    leave_all(links, results, [1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"refused": {("multicast_create", 0)}}, "rank 0: multicast_create refused"),
+        ({"refused": {("multicast_export", 0)}}, "rank 0: multicast_export refused"),
+        ({"refused": {("multicast_open", 2)}}, "rank 2: multicast_open refused"),
+        ({"refused": {("multicast_add", 1)}}, "rank 1: multicast_add refused"),
+        ({"refused": {("multicast_bind", 1)}}, "rank 1: multicast_bind refused"),
+        (
+            {"refused": {("multicast_map", 0), ("multicast_map", 2)}},
+            "rank 2: multicast_map refused",
+        ),
+        ({"lost": {("sum", 1)}}, "rank 1: mapped, but the switch's sum was wrong"),
+        (
+            {"lost": {("store", 1)}},
+            "rank 2: mapped, but what the switch was to store did not arrive",
+        ),
+    ],
+)
+def test_where_one_rank_cannot_nobody_has_multicast(
+    driver: Driver, fault: dict[str, set[Any]], reason: str
+) -> None:
+    for name, value in fault.items():
+        setattr(driver, name, value)
+    links = Links(3)
+    results = come(links, [0, 1, 2], THREE)
+    for regions, group, _ in results:
+        assert regions.route == "vmm", "kernels reach the peers all the same"
+        assert reason in regions.no_multicast
+        assert (regions.multicast, group.multicast) == (None, 0)
+    assert len({regions.no_multicast for regions, _, _ in results}) == 1, "the same on all ranks"
+    assert driver.handles == []
+    leave_all(links, results, [0, 1, 2])
+
+
+def test_only_memory_of_descriptors_is_bound(driver: Driver) -> None:
+    driver.refused = {("vmm_create", 0)}
+    links = Links(2)
+    results = come(links, [0, 1], THREE[:2])
+    for regions, _, _ in results:
+        assert regions.no_multicast == "memory by the route ipc can't be bound"
+    leave_all(links, results, [0, 1])
+
+
+@pytest.mark.parametrize("same_process", [False, True])
+def test_a_region_stays_bound_until_the_peers_have_left(driver: Driver, same_process: bool) -> None:
+    from fastcoll.memory import device
+
+    links = Links(2)
+    results = come(links, [0, 1], [device._process] * 2 if same_process else THREE[:2])
+    bound = results[0][0].multicast.object.bound
+    results[0][0].leave()
+    links.leave(0)
+    device.reap()
+    assert sorted(bound) == [0, 1], "rank 1's kernels may still have the switch read rank 0's"
+    results[1][0].leave()
+    links.leave(1)
+    device.reap()
+    assert bound == {}
+
+
+@pytest.mark.parametrize("lost_at", range(11))
+def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost_at: int) -> None:
+    from fastcoll.memory import device
+
+    links = Links(2, lost_at)
+    results = come(links, [0, 1], THREE[:2])
+    assert all(isinstance(error, PeerLostError) for error in results)
+    for rank in range(2):
+        links.leave(rank)
+    device.reap()
+
+
+def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
+    from fastcoll.memory import device
+
+    links = Links(2)
+    results = come(links, [0, 0], [device._process] * 2)
+    for regions, _, _ in results:
+        assert regions.no_multicast.startswith("2 ranks share a GPU")
+        assert regions.multicast is None
+    leave_all(links, results, [0, 1])
+
+
+def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
+    from fastcoll.memory.device import introduce
+
+    facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
+    return introduce(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)
+
+
+def test_a_region_has_a_size_that_can_be_bound(driver: Driver) -> None:
+    with_it = introduced(driver, True, 4)
+    assert (with_it["granularity"], with_it["no_multicast"]) == (32 << 20, "")
+    assert introduced(driver, True, 1)["granularity"] == 2 << 20
+    without = introduced(driver, False, 4)
+    assert without["granularity"] == 2 << 20
+    assert "no multicast (NVLink SHARP)" in without["no_multicast"]
+    driver.refused = {("multicast_granularity", 0)}
+    refused = introduced(driver, True, 4)
+    assert (refused["problem"], refused["granularity"]) == ("", 2 << 20), "a group all the same"
+    assert refused["no_multicast"] == "multicast_granularity refused"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "ranks_per_gpu", "told"),
+    [
+        (["", "", ""], 1, ""),
+        ([""], 1, "one rank alone has nothing to add"),
+        (["", ""], 2, "2 ranks share a GPU, and the switch adds what different GPUs hold"),
+        (["", "none", "too old"], 1, "rank 1: none; rank 2: too old"),
+    ],
+)
+def test_what_speaks_against_it_beforehand(
+    reasons: list[str], ranks_per_gpu: int, told: str
+) -> None:
+    assert gpu.multicast_problem(reasons, ranks_per_gpu) == told
+
+
+def test_without_a_driver_an_error_is_clear() -> None:
+    if not gpu.problem():
+        pytest.skip("not run: there is a GPU here")
+    from fastcoll import _cuda
+
+    for make in (
+        lambda: _cuda.Multicast(0, 2, 2 << 20),
+        lambda: _cuda.multicast_granularity(2, 2 << 20),
+    ):
+        with pytest.raises((DriverError, UnsupportedError)) as caught:
+            make()
+        assert str(caught.value)
+
+
+# ---- choice --------------------------------------------------------------------------------------
+
+NONE = "the switch is on strike"
+
+
+def request(**fields: Any) -> Request:
+    """A call of 8 ranks on a GPU each, whose switch can add."""
+    usual = Request(Verb.all_reduce, DType.float32, Op.SUM, 1 << 20, 0, 8, "auto", "fast", 8)
+    return replace(usual, num_channels=16, ranks_per_gpu=1, **fields)
+
+
+def chosen(**fields: Any) -> Plan:
+    return select(request(**fields), algorithms.ALL).plan
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
+def test_it_is_admitted_where_the_switch_knows_what_to_do(dtype: DType) -> None:
+    # Complex numbers are pairs of floats.
+    knows = dtype in (DType.float32, DType.complex64, DType.float16, DType.bfloat16)
+    for verb in (Verb.all_reduce, Verb.reduce_scatter):
+        for op in supported_ops(dtype):
+            reason = algorithms.multimem.admits(request(verb=verb, dtype=dtype, op=op))
+            assert (reason is None) == (knows and op in (Op.SUM, Op.AVG)), (verb, op, reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"op": Op.MAX}, "the switch only adds: it has SUM and AVG, not MAX"),
+        ({"dtype": DType.float64}, "multimem has no GPU kernel for all_reduce of float64"),
+        ({"verb": Verb.reduce}, "reduce has the algorithms one_shot and two_shot"),
+        ({"verb": Verb.all_gather}, "all_gather only moves data"),
+        ({"no_multicast": NONE}, f"the GPUs' switch can't add here: {NONE}"),
+        ({"reaches_peers": False}, "the GPUs do not reach each other's memory"),
+        ({"numerics": "same_bits"}, 'an order of its own, which numerics="same_bits" forbids'),
+    ],
+)
+def test_who_asks_for_it_in_vain_is_told_why(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedError, match=r'\(algorithm="multimem"\)') as caught:
+        chosen(algorithm="multimem", **fields)
+    assert why in str(caught.value)
+
+
+def test_cpus_have_no_switch() -> None:
+    asked = replace(request(algorithm="multimem"), num_channels=0)
+    with pytest.raises(UnsupportedError, match="multimem is for GPUs"):
+        select(asked, algorithms.ALL)
+
+
+def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
+    assert chosen().algorithm is Algorithm.multimem
+    assert chosen(numerics="same_bits").algorithm is not Algorithm.multimem
+    assert chosen(no_multicast=NONE).algorithm is not Algorithm.multimem
+    assert chosen(op=Op.MAX).algorithm is not Algorithm.multimem
+    # Between two GPUs it moves more than two_shot does.
+    assert chosen(world_size=2).algorithm is not Algorithm.multimem
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
+    own = Pools()
+    yield own
+    own.close()
+
+
+def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str], str]:
+    """Calls by name and by choice; what ran, what was refused, and the report."""
+    from fake_gpu import fake_gpu
+
+    comm, world = rank.comm, rank.world_size
+    right, refused = [], []
+    with fake_gpu(comm, no_multicast=no_multicast) as core:
+        for more in ({"algorithm": "multimem"}, {}):
+            for op, wanted in ((ReduceOp.SUM, 10.0), (ReduceOp.AVG, 10.0 / world)):
+                tensor = torch.full((400_000,), rank.rank + 1.0)
+                try:
+                    comm.all_reduce(tensor, op, numerics="fast", **more)
+                    right.append(bool((tensor == wanted).all()))
+                    out = torch.empty(1000)
+                    parts = torch.full((1000 * world,), rank.rank + 1.0)
+                    comm.reduce_scatter_tensor(out, parts, op, numerics="fast", **more)
+                    right.append(bool((out == wanted).all()))
+                except FastcollError as error:
+                    refused.append(str(error))
+        names = [one.name for one in core.algorithms]
+        return right, names, refused, comm.gpu_report()
+
+
+def test_calls_reach_its_kernels(pools: Pools) -> None:
+    for right, names, refused, report in pools(4).run(call, ""):
+        assert right == [True] * 8
+        assert names[:4] == ["multimem"] * 4, "asked for"
+        assert names[4] == names[6] == "multimem", "chosen for the large ones"
+        assert refused == []
+        assert "; multicast; " in report
+
+
+def test_without_it_calls_go_another_way_and_say_why(pools: Pools) -> None:
+    for right, names, refused, report in pools(4).run(call, NONE):
+        assert right == [True] * 4
+        assert "multimem" not in names
+        assert len(refused) == 2
+        assert all(f"the GPUs' switch can't add here: {NONE}" in text for text in refused)
+        assert f"; no multicast: {NONE}; " in report
