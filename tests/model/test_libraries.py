@@ -29,7 +29,9 @@ def test_its_algorithms_are_known(library) -> None:
 def test_fastcolls_are_those_that_it_has() -> None:
     named = {name for names in BY_NAME["fastcoll"].algorithms.values() for name in names}
     # single_copy is direct without staging, nccl another library; hierarchical for several nodes.
-    of_one_machine = {one.name for one in algorithms.ALL} - {"single_copy", "nccl", "copy_engine"}
+    # copy_engine and multimem are not promised before a machine has shown where they win.
+    unpromised = {"copy_engine", "multimem"}
+    of_one_machine = {one.name for one in algorithms.ALL} - {"single_copy", "nccl"} - unpromised
     assert named == of_one_machine | {"hierarchical"}
 
 
