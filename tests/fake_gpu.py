@@ -217,8 +217,9 @@ def fake_gpu(
     core = Core(comm)
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
-    terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers, no_multicast)
-    side.terms = dataclasses.replace(terms, ranks_per_gpu=1) if not no_multicast else terms
+    terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers)
+    shares = 1 if not no_multicast else comm.world_size  # a switch adds what different GPUs hold
+    side.terms = dataclasses.replace(terms, no_multicast=no_multicast, ranks_per_gpu=shares)
     side._nccl = Nccl(comm, 0, core)
     side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
