@@ -32,6 +32,7 @@ LONGEST = (
     "integrations/test_torch_suite.py",
     "integrations/test_ops.py",
     "hierarchical/test_mpi.py",
+    "reliability/test_fault_points.py",
     "reliability/test_soak.py",
     "reliability/test_death.py",
     "reliability/test_cleanup.py",

@@ -262,6 +262,8 @@ class Group {
   // "entered all_reduce(SUM, float32, numel=8) #41, not #42, 12.3 s ago; process 4711 is stopped"
   std::string what_it_did_last(int peer, int64_t time_us);
   void compare_descriptors(int peer);
+  bool waits_itself(int peer);
+  // Names who holds up the others, rather than who waits for it in turn.
   [[noreturn]] void fail_timeout(int peer, int64_t waited_us);
   [[noreturn]] void throw_verdict(uint64_t poison) const;
 

@@ -162,22 +162,40 @@ std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
   return text;
 }
 
+// Whether a peer is held up by somebody else: it waits, and long, in a call, a send or a receive.
+template <class P>
+bool Group<P>::waits_itself(int peer) {
+  if (process_is_stopped(options_.links[peer].pid)) return false;
+  if (P::load_relaxed(pad(peer).blocked.value) != 0) return true;
+  const auto entered = read_operation<P>(pad(peer), last_entered_call(peer));
+  return entered && entered->wait_began_us != 0 && entered->wait_ended_us == 0;
+}
+
 template <class P>
 void Group<P>::fail_timeout(int peer, int64_t waited_us) {
   const int64_t time_us = now_us();
-  uint64_t missing = 0;
-  std::string who;
+  uint64_t behind = 0, inside = 0, waiting = 0;  // in an earlier call; stuck in this one; see above
   for (int other = 0; other < world_size(); ++other) {
-    if (other == rank() || int64_t(last_entered_call(other) - call_) >= 0) continue;
-    missing |= uint64_t{1} << other;
-    who += (who.empty() ? "rank " : ", rank ") + std::to_string(other) + " (" +
-           what_it_did_last(other, time_us) + ")";
+    if (other == rank()) continue;
+    const uint64_t bit = uint64_t{1} << other;
+    if (int64_t(last_entered_call(other) - call_) < 0) behind |= bit;
+    else if (other == peer || !P::reached(P::load_acquire(pad(other).done.value), next_segment_) ||
+             process_is_stopped(options_.links[other].pid))
+      inside |= bit;
+    if (waits_itself(other)) waiting |= bit;
   }
-  if (missing == 0) {  // all came, one got stuck inside
-    missing = uint64_t{1} << peer;
-    who = "rank " + std::to_string(peer) + " (" + what_it_did_last(peer, time_us) +
-          ", but did not finish its part)";
+  const uint64_t late = behind != 0 ? behind : inside;
+  uint64_t missing = late & ~waiting;
+  if (missing == 0) missing = behind != 0 ? behind : uint64_t{1} << peer;
+  std::string who, others;
+  for (int other = 0; other < world_size(); ++other) {
+    const std::string name = "rank " + std::to_string(other);
+    if (missing >> other & 1)
+      who += (who.empty() ? "" : ", ") + name + " (" + what_it_did_last(other, time_us) +
+             (behind != 0 ? ")" : ", but did not finish its part)");
+    else if (late >> other & 1) others += (others.empty() ? "; " : ", ") + name;
   }
+  if (!others.empty()) who += others + " had to wait, too";
   fail(ErrorKind::timeout,
        call_name() + " waited " + seconds_text(waited_us) + " for " + who +
            ". Plan: " + (plan_ ? describe_choice(*plan_) : "none") +

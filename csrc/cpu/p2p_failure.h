@@ -73,14 +73,19 @@ template <class P>
 void PointToPoint<P>::fail_timeout(const Transfer& transfer, int64_t time_us) {
   const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
   uint64_t ranks = 0;
-  for (int peer = 0; peer < group_.world_size(); ++peer)
-    if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
-      ranks |= uint64_t{1} << peer;
+  std::string stopped;
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (transfer.peer == kAnyPeer ? peer == group_.rank() : peer != transfer.peer) continue;
+    ranks |= uint64_t{1} << peer;
+    const int pid = group_.options().links[size_t(peer)].pid;
+    if (process_is_stopped(pid)) stopped += "; process " + std::to_string(pid) + " is stopped";
+  }
   group_.fail(
       ErrorKind::timeout,
       name(transfer) + " waited " + seconds + " for rank " +
           (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-          (transfer.sends ? ", which did not receive it" : ", which did not send it") + cycle() +
+          (transfer.sends ? ", which did not receive it" : ", which did not send it") + stopped +
+          cycle() +
           ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)",
       ranks);
 }

@@ -70,10 +70,9 @@ inline Which word_of_entry(size_t at) {
   return is_timed ? Which::timed : Which::descriptor;
 }
 
-inline Which word_of(const void* word) {
+// Which word lies so far behind the beginning of a region.
+inline Which word_at(size_t at) {
   using fastcoll::Pad;
-  const size_t at =
-      size_t(static_cast<const std::byte*>(word) - words::first_region) % words::region_bytes;
   if (at >= fastcoll::kRegionBytes)
     return word_of_pair((at - fastcoll::kRegionBytes) % sizeof(fastcoll::PairChannel));
   if (at >= offsetof(Pad, ring) && at < offsetof(Pad, verdict))
@@ -105,4 +104,9 @@ inline Which word_of(const void* word) {
   for (const auto& [offset, which] : kWords)
     if (at >= offset) found = which;
   return found;
+}
+
+inline Which word_of(const void* word) {
+  return word_at(size_t(static_cast<const std::byte*>(word) - words::first_region) %
+                 words::region_bytes);
 }
