@@ -183,6 +183,7 @@ struct alignas(4096) PairChannel {
   // The sender's: all of a middling message, beside its place; chunks of a large one.
   alignas(4096) std::byte bays[kBays][kBayBytes];
   std::byte chunks[kChunks][kChunkBytes];
+  SiteText sites[kMessages];  // where the program sent each message; only in a group that traces
 };
 constexpr size_t mapped_bytes(int world_size) {
   return kRegionBytes + size_t(world_size) * sizeof(PairChannel);

@@ -24,6 +24,7 @@
 
 #include "cpu/group.h"
 #include "cpu/single_copy.h"
+#include "cpu/status.h"
 
 namespace fastcoll {
 
@@ -361,6 +362,8 @@ class PointToPoint {
       transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
                            readable_.covers(transfer.data, transfer.num_bytes);
       message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
+      if (group_.options().traces) [[unlikely]]
+        write_site<P>(channel.sites[i], transfer.site);
       transfer.number = channel.offered.value + 1;
       transfer.state = Transfer::State::offered;
       P::store_relaxed(message.number, transfer.number);
@@ -471,9 +474,10 @@ class PointToPoint {
       group_.fail(ErrorKind::desync,
                   "rank " + std::to_string(peer) + " sends " + std::to_string(found->numel) +
                       " x " + dtype_name(dtype) + " to rank " + std::to_string(group_.rank()) +
-                      ", which receives " + std::to_string(transfer.numel) + " x " +
-                      dtype_name(transfer.dtype) + " (tag " + std::to_string(transfer.tag) +
-                      ", group \"" + group_.options().name + "\")",
+                      at_site(read_site<P>(channel.sites[transfer.place])) + ", which receives " +
+                      std::to_string(transfer.numel) + " x " + dtype_name(transfer.dtype) +
+                      " (tag " + std::to_string(transfer.tag) + ", group \"" +
+                      group_.options().name + "\")" + at_site(transfer.site),
                   uint64_t{1} << peer | uint64_t{1} << group_.rank());
     claimed_[size_t(peer)][size_t(transfer.place)] = least;
     transfer.peer = peer;

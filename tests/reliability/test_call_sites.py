@@ -175,6 +175,29 @@ def test_a_transfer_says_where_it_was_started(fresh_pool: Callable[..., Pool]) -
         assert site_of(way, text) in caught.text, caught.text
 
 
+def send_five(group: Any) -> None:
+    group.send(torch.ones(5), 1)
+
+
+def receive_six(group: Any) -> None:
+    group.recv(torch.ones(6), 0)
+
+
+def transfer_differently(rank: Rank) -> Attempt:
+    caught = attempt(send_five if rank.rank == 0 else receive_six, rank.comm)
+    return caught if caught.kind else attempt(rank.comm.barrier)  # what was sent is gone
+
+
+def test_messages_that_differ_say_where_they_were_sent_and_received(
+    fresh_pool: Callable[..., Pool],
+) -> None:
+    for caught in fresh_pool(2, TRACE).run(transfer_differently):
+        assert caught.kind == "DesyncError", caught
+        there, here = caught.text.split(", which receives ")
+        assert site_of(send_five, "group.send(") in there, caught.text
+        assert site_of(receive_six, "group.recv(") in here, caught.text
+
+
 def through_torch(rank: Rank) -> Attempt:
     import torch.distributed as dist
 
