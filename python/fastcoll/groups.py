@@ -235,7 +235,9 @@ def shrink(
 
     Over several nodes the ranks of each node agree first, then the nodes over the store, which must
     have survived. A node of which the error named a rank, and from which nobody comes, is waited
-    for 5 s at most.
+    for 5 s at most. Between these two steps a node stands or falls with the first of its ranks that
+    are left: if that one dies or stops there, the others of its node raise PeerLostError or
+    CollectiveTimeout, and have no group any more.
 
     Args:
         group: The broken group; None takes the default one.

@@ -115,6 +115,26 @@ def test_a_stopped_node_is_left_out_and_told(fresh_pool: FreshPool) -> None:
         assert "went on without node 1" in one.value[1]
 
 
+def lose_a_leader(rank: Rank) -> Any:
+    """Rank 0 dies when its node has agreed, before it says so to the other one."""
+    if rank.rank == 0:
+        _Nodes.decide = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group = rank.comm.shrink(timeout_s=1)
+    except RuntimeError as error:
+        return type(error).__name__
+    return use(group)
+
+
+@pytest.mark.slow
+def test_a_leader_that_dies_while_nodes_agree_costs_its_node(fresh_pool: FreshPool) -> None:
+    _, second, *others = cluster(fresh_pool, "aabb").outcomes(lose_a_leader)
+    assert second.value == "PeerLostError", second
+    for rank, one in enumerate(others):
+        assert one.ok, one.describe()
+        assert one.value[2:] == [rank, [0, 1]], one
+
+
 def until_lost_or_out(rank: Rank, numel: int) -> list[Any]:
     found = []
     try:

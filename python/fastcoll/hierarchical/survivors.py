@@ -5,6 +5,12 @@ Within a node the ranks agree first (bootstrap/shrink.py). Then the nodes do, ov
 says which of its ranks are left, and the first list that reaches the store is the answer. So the
 answer is one as long as the store lives; without it nobody goes on. Decides which nodes are waited
 for, and how long. Must not know what is made of the survivors.
+
+Only the first of a node's survivors speaks for it, and none of the others takes its place if it
+stops there: who is left on the node is settled by then, with that rank among them, and so is the
+memory of their next group. They would have to agree once more while the other nodes may count them
+in already. So they raise an error, and the other nodes go on without them; or, if the node had said
+before who is left there, they fail when they connect, with a limit and a name, as after any loss.
 """
 
 import json
