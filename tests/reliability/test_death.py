@@ -265,6 +265,16 @@ def test_death_in_new_group_is_seen_by_who_waits_for_a_connection(
         assert one.seconds < LATE_S, one
 
 
+@pytest.mark.slow
+def test_death_in_new_group_is_seen_on_its_node(fresh_pool: Callable[..., Pool]) -> None:
+    """The same where the group is on two nodes."""
+    pool = fresh_pool(3, Setup(nodes="baa"))
+    _, second, third = pool.outcomes(die_at_the_door)
+    assert third.exit_code == -signal.SIGKILL
+    assert second.value.kind == "PeerLostError", second.value
+    assert second.value.seconds < LATE_S, second.value
+
+
 def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
     """One rank finds that rank 1 is lost, at some step of init; another one comes late."""
     import fastcoll

@@ -264,7 +264,15 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         members = checked_members(ranks, self.world_size)
         settings = self._settings.but(timeout_s, numerics)
         self._num_groups += 1
-        exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes, self._store)
+
+        def is_gone(peer: int) -> bool:
+            node, local_rank = self.islands.places[peer]
+            is_here = node == self.islands.places[self.rank][0]
+            return is_here and self._island.peer_is_gone(local_rank)
+
+        exchange = BytesExchange(
+            self.rank, self.world_size, self.gather_bytes, self._store, is_gone
+        )
         return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
 
     def shrink(self, *, timeout_s: float | None = None) -> Any:
