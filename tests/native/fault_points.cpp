@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <iterator>
 #include <utility>
 
 #include "cpu/reduce.h"
@@ -36,7 +35,7 @@ struct {
   unsigned delay_us = 0;
 } state;
 
-// Memory that ranks share: the first `num_regions` are regions, the others hold tensors.
+// Memory that ranks share: a region, or what symmetric tensors lie in.
 struct Range {
   uintptr_t begin, end;
   bool is_region;
