@@ -9,12 +9,15 @@ each target can find one. What a target reads, and what it may do, stands in fuz
 
 import argparse
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from fastcoll.measure.results import provenance, write
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp")
@@ -88,23 +91,54 @@ def command_of(program: Path, target: str, seconds: float, seed: int) -> list[st
     ]
 
 
+def num_runs(said: str) -> int:
+    """How many inputs a target was given, as it says at its end."""
+    found = re.search(r"^Done (\d+) runs", said, re.MULTILINE)
+    assert found, said[-4000:]
+    return int(found[1])
+
+
 def main() -> int:
     """Fuzz all targets in turn, each for its part of the time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--json", type=Path, help="where to leave a record of a run without finding"
+    )
     options = parser.parse_args()
+    origin = provenance()
+    runs: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
         for target in TARGETS:
             seconds = options.seconds / len(TARGETS)
             command = command_of(program, target, seconds, options.seed)
             print(f"== {target}, {seconds:.0f} s", flush=True)
-            done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+            print(done.stderr, file=sys.stderr, flush=True)
             if done.returncode != 0:
                 print(f"{target}: a finding, with the bytes above", file=sys.stderr)
                 return 1
+            runs[target] = num_runs(done.stderr)
     print("no finding")
+    if options.json:
+        record = {
+            "kind": "reliability",
+            **origin,
+            "settings": {"seed": options.seed},
+            "took_s": round(options.seconds),
+            "counts": runs,
+            "findings": [],
+        }
+        write(record, options.json)
     return 0
 
 

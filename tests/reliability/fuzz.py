@@ -31,6 +31,7 @@ from fastcoll.bootstrap.identity import Terms, introduce, meet
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.bootstrap.shrink import shrink
+from fastcoll.measure.results import provenance, write
 
 
 def damage(chance: random.Random, message: bytes) -> bytes:
@@ -235,17 +236,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument(
+        "--json", type=Path, help="where to leave a record of a run without finding"
+    )
     options = parser.parse_args()
+    gc.freeze()  # else each of the many collections looks through all modules
     end, seed, before = time.monotonic() + options.seconds, options.seed, num_fds()
+    origin = provenance()
     while time.monotonic() < end:
         for target in TARGETS:
             play(target, seed)
             if num_fds() != before:
                 raise AssertionError(f"{target.__name__}, seed {seed}: a descriptor stays open")
         seed += 1
-    print(
-        f"{seed - options.seed} rounds of {len(TARGETS)} kinds from seed {options.seed}: no finding"
-    )
+    rounds = seed - options.seed
+    print(f"{rounds} rounds of {len(TARGETS)} kinds from seed {options.seed}: no finding")
+    if options.json:
+        record = {
+            "kind": "reliability",
+            **origin,
+            "settings": {"seed": options.seed, "targets": [one.__name__ for one in TARGETS]},
+            "took_s": round(options.seconds),
+            "counts": {"rounds": rounds},
+            "findings": [],
+        }
+        write(record, options.json)
     return 0
 
 

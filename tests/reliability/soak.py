@@ -33,9 +33,11 @@ from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, difference, expected  
 from perform import Started, _arenas  # noqa: E402
 
 import oracle  # noqa: E402
+from fastcoll.measure.results import provenance, write  # noqa: E402
 from harness import LATE_S, Outcome, Pool, Rank, Setup  # noqa: E402
 
 LIMIT_S = 5.0  # of a wait for a rank that lives
+WORLD_SIZES = (2, 3, 3, 4)
 FAULTS = ("kill", "stop", "pause", "abort", "skip", "swap", "other size")
 OTHERS = ("barrier", "ring of sends", "objects", "subgroup", "asynchronous")
 ERRORS = {
@@ -244,7 +246,7 @@ class Result:
 def episode(seed: int, kinds: tuple[str, ...] = FAULTS, num_calls: int = 25) -> Result:
     """Start ranks, let them live through some faults, and judge what they tell."""
     plan = random.Random(seed)
-    world = plan.choice([2, 3, 3, 4])
+    world = plan.choice(WORLD_SIZES)
     victims = plan.sample(range(world), plan.randint(1, world - 1))
     faults = [Fault(plan.choice(kinds), one, plan.randrange(num_calls)) for one in victims]
     pool = Pool(world, Setup(init=False))
@@ -334,35 +336,53 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
+    parser.add_argument("--json", type=Path, help="where to leave a record of the run")
     options = parser.parse_args()
     kinds = ("kill",) if options.kills else FAULTS
-    start, faults, checked, bad, seed = time.monotonic(), 0, 0, 0, options.seed
+    start, faults, checked, seed = time.monotonic(), 0, 0, options.seed
+    findings: list[str] = []
     heard_s: list[float] = []
+    origin = provenance()
     while True:
         result = episode(seed, kinds)
         heard_s += result.heard_s
         faults += result.num_faults
         checked += result.num_checked
         for problem in result.problems:
-            bad += 1
-            print(f"seed {seed}: {problem}", flush=True)
+            findings.append(f"seed {seed}: {problem}")
+            print(findings[-1], flush=True)
         seed += 1
         if (seed - options.seed) % 20 == 0:
-            print(f"{seed - options.seed} episodes, {faults} faults, {bad} problems", flush=True)
+            done = f"{seed - options.seed} episodes, {faults} faults, {len(findings)} problems"
+            print(done, flush=True)
         took_s = time.monotonic() - start
-        done = seed - options.seed >= options.episodes if options.episodes else True
-        if done and took_s >= options.seconds and faults >= options.kills:
+        enough = seed - options.seed >= options.episodes if options.episodes else True
+        if enough and took_s >= options.seconds and faults >= options.kills:
             break
+    episodes = seed - options.seed
     print(
-        f"{seed - options.seed} episodes from seed {options.seed} in {took_s:.0f} s: {bad} problems"
+        f"{episodes} episodes from seed {options.seed} in {took_s:.0f} s: {len(findings)} problems"
     )
     print(f"{faults} faults, {checked} results checked")
+    deaths: dict[str, float] = {"num_heard": len(heard_s)}
     if heard_s:
         median, most = statistics.median(heard_s), max(heard_s)
         late = sum(one > 1 for one in heard_s)
+        deaths |= {"median_s": median, "most_s": most, "num_after_a_second": late}
         print(f"deaths heard of {len(heard_s)} times, after {median:.3f} s (median), {most:.3f} s")
         print(f"(most); {late} times after more than a second")
-    return 1 if bad else 0
+    if options.json:
+        record = {
+            "kind": "reliability",
+            **origin,
+            "settings": {"seed": options.seed, "faults": kinds, "world_sizes": WORLD_SIZES},
+            "took_s": round(took_s),
+            "counts": {"episodes": episodes, "faults": faults, "results": checked},
+            "deaths_heard": deaths,
+            "findings": findings,
+        }
+        write(record, options.json)
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":
