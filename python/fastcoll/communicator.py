@@ -361,7 +361,9 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         members = checked_members(ranks, self.world_size)
         settings = self._settings.but(timeout_s, numerics)
         self._num_groups += 1
-        exchange = BytesExchange(self.rank, self.world_size, self.gather_bytes)
+        exchange = BytesExchange(
+            self.rank, self.world_size, self.gather_bytes, is_gone=self._mesh.is_gone
+        )
         name = f"{self.name}/{self._num_groups}"
         return connect(exchange, name, settings, members, self.planner.tuning)
 

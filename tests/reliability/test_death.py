@@ -243,6 +243,28 @@ def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: 
         assert one.seconds <= 1.0 + LATE_S
 
 
+def die_at_the_door(rank: Rank) -> Attempt:
+    """Rank 2 has introduced itself for a new group, and dies before it connects to anybody."""
+    from fastcoll.bootstrap import rendezvous
+
+    if rank.rank == 2:
+        rendezvous.Listener.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(rank.comm.new_group)
+
+
+def test_death_in_new_group_is_seen_by_who_waits_for_a_connection(
+    fresh_pool: Callable[..., Pool],
+) -> None:
+    """Nobody calls at the last rank's door, so nobody hears there that it is gone."""
+    *others, last = fresh_pool(3).outcomes(die_at_the_door)
+    assert last.exit_code == -signal.SIGKILL
+    for outcome in others:
+        one = outcome.value
+        assert one.kind == "PeerLostError", one
+        assert one.ranks == (2,), one
+        assert one.seconds < LATE_S, one
+
+
 def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
     """One rank finds that rank 1 is lost, at some step of init; another one comes late."""
     import fastcoll

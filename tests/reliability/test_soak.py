@@ -42,5 +42,12 @@ def test_a_wrong_result_is_a_problem() -> None:
     problems = soak.judge(faults, outcomes)
     for word in ("word 3", "PeerLostError", "different groups", "held more"):
         assert any(word in problem for problem in problems), problems
+    faults = [soak.Fault("stop", 1, 3)]
+    lives[0] = soak.Life(errors=[(0.0, "CollectiveTimeout", (1,))], members=[0])
+    lives[1] = soak.Life(members=[0, 1])  # it was through with all its calls
+    assert not soak.judge(faults, [soak.Outcome(rank, life) for rank, life in enumerate(lives)])
+    lives[1].errors = lives[0].errors
+    problems = soak.judge(faults, [soak.Outcome(rank, life) for rank, life in enumerate(lives)])
+    assert any("different groups" in problem for problem in problems), problems
     died = [outcomes[0], soak.Outcome(1, exit_code=-11)]
     assert any("ended" in problem for problem in soak.judge(faults, died))

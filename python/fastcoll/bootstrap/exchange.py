@@ -40,6 +40,9 @@ class Exchange(Protocol):
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
 
+    def is_gone(self, peer: int) -> bool:
+        """Return whether a rank is known to be gone; False also where that can't be known."""
+
 
 class StoreExchange:
     """Through a torch.distributed store that all ranks can reach."""
@@ -69,6 +72,10 @@ class StoreExchange:
                 self._store.set(f"{prefix}/{self.rank}", _GAVE_UP)
                 self._store.add(f"count/{self.rank}", -1)
             raise
+
+    def is_gone(self, peer: int) -> bool:
+        """Return False: a store says nothing of who lives."""
+        return False
 
     def _collect(self, keys: list[str], deadline: Deadline) -> list[Facts]:
         # Asked again and again, as a store's own wait hears no Ctrl-C.
@@ -123,9 +130,16 @@ class GroupExchange:
         dist.all_gather_object(texts, json.dumps(facts), group=self._group)
         return [json.loads(text) for text in texts]
 
+    def is_gone(self, peer: int) -> bool:
+        """Return False: a process group says nothing of who lives."""
+        return False
+
 
 class BytesExchange:
-    """Through anything that gathers bytes, such as a fastcoll group."""
+    """Through anything that gathers bytes, such as a fastcoll group.
+
+    `is_gone` is what that knows of its ranks.
+    """
 
     def __init__(
         self,
@@ -133,11 +147,13 @@ class BytesExchange:
         world_size: int,
         gather_bytes: Callable[[bytes], list[bytes]],
         store: Store | None = None,
+        is_gone: Callable[[int], bool] = lambda peer: False,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.store = store
         self._gather_bytes = gather_bytes
+        self.is_gone = is_gone
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""

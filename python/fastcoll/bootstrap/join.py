@@ -93,8 +93,9 @@ def join(
             return None
         rank = ranks.index(exchange.rank)
         node, local_rank = islands.places[rank]
-        here = [hellos[ranks[peer]] for peer in islands.nodes[node]]
-        mesh = listener.connect(local_rank, here, deadline)
+        there = [ranks[peer] for peer in islands.nodes[node]]
+        here = [hellos[peer] for peer in there]
+        mesh = listener.connect(local_rank, here, deadline, lambda at: exchange.is_gone(there[at]))
         if islands.num_nodes == 1:
             return Peers(mesh, here)
         return Peers(mesh, here, Seat(islands, rank, hellos[ranks[0]].token))

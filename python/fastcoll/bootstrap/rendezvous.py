@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
@@ -25,6 +25,8 @@ _TOKEN_BYTES = 16
 _GREETING = struct.Struct(f"=I{_TOKEN_BYTES}s")
 _SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 _RETRY_S = 0.002
+# How often a rank that waits at its door asks whether those who do not come are gone.
+_LOOK_S = 0.1
 # How long a rank that fails goes on answering those who are on their way to its door.
 _LINGER_S = 1.0
 
@@ -43,10 +45,17 @@ class Listener:
         """Close the door; connections that exist stay."""
         self._socket.close()
 
-    def connect(self, rank: int, hellos: Sequence[Hello], deadline: Deadline) -> Mesh:
+    def connect(
+        self,
+        rank: int,
+        hellos: Sequence[Hello],
+        deadline: Deadline,
+        is_gone: Callable[[int], bool] = lambda peer: False,
+    ) -> Mesh:
         """Connect to all lower ranks and let all higher ranks in. Collective.
 
-        A rank that fails tells all others why; they raise the same.
+        A rank that fails tells all others why; they raise the same. `is_gone` says so of a rank
+        that is not connected yet, where that is known.
 
         Raises:
             CollectiveTimeout: A peer did not come in time.
@@ -57,7 +66,8 @@ class Listener:
             for peer in range(rank):
                 sockets[peer] = _call(rank, peer, hellos[peer], deadline)
             higher = range(rank + 1, len(hellos))
-            for peer, connection in self._arrivals(rank, hellos, higher, sockets, deadline):
+            arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, is_gone)
+            for peer, connection in arrivals:
                 sockets[peer] = connection
                 _greet(connection, rank, peer, hellos[peer].token)
             for peer in range(rank):
@@ -77,6 +87,7 @@ class Listener:
         expected: Iterable[int],
         connected: Mapping[int, socket.socket],
         deadline: Deadline,
+        is_gone: Callable[[int], bool] = lambda peer: False,
     ) -> Iterator[tuple[int, socket.socket]]:
         """Accept until all expected are in; strangers are turned away without delay.
 
@@ -97,7 +108,10 @@ class Listener:
                         f"{sorted(missing)} to connect",
                         sorted(missing),
                     )
-                for fd, _ in poll.poll(deadline.left_s() * 1000 + 1):
+                events = poll.poll(min(deadline.left_s(), _LOOK_S) * 1000 + 1)
+                if not events and (gone := [peer for peer in missing if is_gone(peer)]):
+                    raise PeerLostError(f"init (rank {rank}): ranks {gone} are gone", gone)
+                for fd, _ in events:
                     if fd == self._socket.fileno():
                         connection, _ = self._socket.accept()
                         connection.setblocking(False)
