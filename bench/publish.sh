@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 40 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes about 20 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
