@@ -138,7 +138,7 @@ class Interleavings:
                 continue
             if returned[rank] is None and all(places[i] == len(self.steps[i]) for i in mine):
                 blocks = dict(memory)
-                wanted = range(len(self.schedule.expected(rank)))
+                wanted = range(self.schedule.output_blocks(rank))
                 output = tuple(blocks.get((rank, "output", b)) for b in wanted)
                 kept = {k: v for k, v in blocks.items() if k[0] != rank or k[1] == "scratch"}
                 now = (*returned[:rank], output, *returned[rank + 1 :])
@@ -185,7 +185,7 @@ class Interleavings:
             for rank in range(n) if step.dst.rank == EVERY else [step.dst.rank]:
                 block = step.dst.start + offset
                 if step.dst.buffer == "output":
-                    outside = not 0 <= block < len(self.schedule.expected(rank))
+                    outside = not 0 <= block < self.schedule.output_blocks(rank)
                     if outside or not entered[rank] or returned[rank] is not None:
                         return "writes to what isn't there"
                 blocks[rank, step.dst.buffer, block] = value

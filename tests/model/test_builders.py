@@ -35,6 +35,13 @@ def test_many_numbers_of_ranks_are_proven(verb: str, algorithm: str) -> None:
     prove_all(verb, algorithm, SOME_RANKS)
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_rank_gets_as_many_blocks_as_belong_there(verb: str) -> None:
+    schedule = build(verb, "hierarchical", 6, root=1 if verb in ROOTED else 0)
+    for rank in range(6):
+        assert schedule.output_blocks(rank) == len(schedule.expected(rank))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "algorithm"), ALL)
 def test_every_number_of_ranks_is_proven(verb: str, algorithm: str) -> None:

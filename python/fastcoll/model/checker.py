@@ -21,6 +21,7 @@ an error too: it would be taken for one of the next call.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,13 +72,28 @@ class Proof:
     scratch_blocks: int
 
 
+class _Place(NamedTuple):
+    """A step of a program. Few are ever put into words, which takes longer than a check does."""
+
+    rank: int
+    channel: int
+    number: int
+    step: Step | None  # None: what the rank's caller did
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"rank {self.rank}'s caller"
+        channel = f" channel {self.channel}" if self.channel else ""
+        return f"rank {self.rank}{channel} step {self.number} ({self.step})"
+
+
 @dataclass(slots=True)
 class _Access:
     """Who touched a block last: channel, time on its own clock, and the step to blame."""
 
     stream: int
     time: int
-    where: str
+    place: "_Place"
 
 
 @dataclass(slots=True)
@@ -99,12 +115,11 @@ class _Stream:
         self.steps = steps
         self.num_done = 0
         self.blocked: Wait | None = None
-        self.text = ""
+        self.step: Step | None = None
 
-    def where(self) -> str:
-        """Return the step that is running, in words."""
-        channel = f" channel {self.channel}" if self.channel else ""
-        return f"rank {self.rank}{channel} step {self.num_done} ({self.text})"
+    def where(self) -> _Place:
+        """Return the step that is running."""
+        return _Place(self.rank, self.channel, self.num_done, self.step)
 
 
 def check(schedule: Schedule) -> Proof:
@@ -132,7 +147,7 @@ class _Run:
         self.clocks = np.zeros((num_streams, num_streams + n), np.int64)
         for i in range(num_streams):
             self.clocks[i, i] = self.clocks[i, num_streams + i // self.num_channels] = 1
-        self.pending: dict[tuple[int, int], list[tuple[Clock, str]]] = {}
+        self.pending: dict[tuple[int, int], list[tuple[Clock, _Place]]] = {}
         self.waiting: dict[tuple[int, int], _Stream] = {}
         self.cells: dict[tuple[int, str, int], _Cell] = {}
         self.num_signals = 0
@@ -143,10 +158,10 @@ class _Run:
 
     def _enter(self, rank: int) -> None:
         """What the caller of a rank leaves in its input and output."""
-        before = _Access(len(self.streams) + rank, 1, f"rank {rank}'s caller")
+        before = _Access(len(self.streams) + rank, 1, _Place(rank, 0, 0, None))
         for block in range(self.schedule.input_blocks(rank)):
             self.cells[rank, "input", block] = _Cell(Contribution(rank, block), before)
-        for block in range(len(self.schedule.expected(rank))):
+        for block in range(self.schedule.output_blocks(rank)):
             self.cells[rank, "output", block] = _Cell(None, before)
 
     def prove(self) -> Proof:
@@ -154,7 +169,7 @@ class _Run:
         while ready:
             stream = ready.pop()
             for step in stream.steps:
-                stream.text = str(step)
+                stream.step = step
                 if isinstance(step, Wait):
                     if not self._wait(stream, step):
                         break
@@ -212,10 +227,12 @@ class _Run:
             raise ScheduleError(f"{stream.where()}: the spans differ in length, or are empty")
         if isinstance(step, Copy) and step.src.rank == EVERY:
             raise ScheduleError(f"{stream.where()}: only a reduction can read from every rank")
+        time = int(self.clocks[stream.index, stream.index])
+        access = _Access(stream.index, time, stream.where())
         for offset in range(step.dst.num_blocks):
-            values = [self._load(stream, span, offset) for span in sources]
+            values = [self._load(stream, span, offset, access) for span in sources]
             value = values[0] if len(values) == 1 else Sum(tuple(values))
-            self._store(stream, step.dst, offset, value)
+            self._store(stream, step.dst, offset, value, access)
 
     def _ranks(self, span: Span) -> range:
         return (
@@ -224,7 +241,7 @@ class _Run:
             else range(span.rank, span.rank + 1)
         )
 
-    def _load(self, stream: _Stream, span: Span, offset: int) -> Value:
+    def _load(self, stream: _Stream, span: Span, offset: int, access: _Access) -> Value:
         values = []
         for rank in self._ranks(span):
             cell = self._cell(stream, rank, span, offset)
@@ -232,14 +249,14 @@ class _Run:
                 what = f"rank {rank}'s {span.buffer}[{span.start + offset}]"
                 raise ScheduleError(f"{stream.where()}: reads {what} before it is written")
             self._ordered(stream, cell.write, "reads what may not be written yet by")
-            time = int(self.clocks[stream.index, stream.index])
-            cell.reads[stream.index] = _Access(stream.index, time, stream.where())
+            cell.reads[stream.index] = access
             self.blocks_in[stream.rank] += rank != stream.rank
             values.append(cell.value)
         return Sum(tuple(values), in_switch=True) if span.rank == EVERY else values[0]
 
-    def _store(self, stream: _Stream, span: Span, offset: int, value: Value) -> None:
-        time = int(self.clocks[stream.index, stream.index])
+    def _store(
+        self, stream: _Stream, span: Span, offset: int, value: Value, access: _Access
+    ) -> None:
         for rank in self._ranks(span):
             if span.buffer == "input":
                 raise ScheduleError(f"{stream.where()}: writes to an input")
@@ -248,7 +265,7 @@ class _Run:
             for read in cell.reads.values():
                 self._ordered(stream, read, "overwrites what may still be read by")
             cell.value = value
-            cell.write = _Access(stream.index, time, stream.where())
+            cell.write = access
             cell.reads = {}
             if stream.rank != rank:
                 self.blocks_in[rank] += 1
@@ -270,7 +287,7 @@ class _Run:
 
     def _ordered(self, stream: _Stream, other: _Access | None, what: str) -> None:
         if other is not None and self.clocks[stream.index, other.stream] < other.time:
-            raise ScheduleError(f"{stream.where()}: {what} {other.where}; no signal orders the two")
+            raise ScheduleError(f"{stream.where()}: {what} {other.place}; no signal orders the two")
 
     # 3. The end.
 
@@ -294,7 +311,7 @@ class _Run:
             end = "and so round again"
         else:
             end = f"but rank {stream.rank} has ended after {stream.num_done} steps"
-        return ", ".join([*(each.where() for each in path), end])
+        return ", ".join([*(str(each.where()) for each in path), end])
 
     def _all_returned(self) -> None:
         """Nobody else may still be at work in the user's memory when a rank returns."""
@@ -305,24 +322,25 @@ class _Run:
             for access in (cell.write, *cell.reads.values()):
                 if access is not None and ends[rank, access.stream] < access.time:
                     raise ScheduleError(
-                        f"{access.where}: rank {rank} may have returned to its caller by then"
+                        f"{access.place}: rank {rank} may have returned to its caller by then"
                     )
 
     def _result(self) -> Proof:
         """Compare every output with what the verb asks for."""
-        outputs: dict[int, Value] = {}
+        outputs: dict[Contribution, Value] = {}  # by the first of what belongs there
         rank_order = same = True
         reduces = self.schedule.verb in REDUCTIONS
         for rank in range(self.schedule.world_size):
             for block, wanted in enumerate(self.schedule.expected(rank)):
                 value = self.cells[rank, "output", block].value
+                if value is not None and outputs.get(wanted[0]) is value:
+                    continue  # a copy of what was compared before
                 self._right(rank, block, value, wanted)
-                if reduces and value is not None:
-                    key = wanted[0].block
-                    rank_order = rank_order and in_rank_order(value)
-                    same = same and outputs.setdefault(key, value) == value
+                if value is not None:
+                    same = same and outputs.setdefault(wanted[0], value) == value
+                    rank_order = rank_order and (not reduces or in_rank_order(value))
         return Proof(
-            {block: order(value) for block, value in outputs.items()},
+            {first.block: order(value) for first, value in outputs.items() if reduces},
             rank_order,
             same,
             sum(stream.num_done for stream in self.streams),
@@ -344,5 +362,5 @@ class _Run:
         for what, wrong in (("lacks", missing), ("holds", extra), ("counts twice", twice)):
             if wrong:
                 writer = self.cells[rank, "output", block].write
-                last = f", written by {writer.where}" if writer else ""
+                last = f", written by {writer.place}" if writer else ""
                 raise ScheduleError(f"{where} {what} {', '.join(wrong[:4])}{last}")

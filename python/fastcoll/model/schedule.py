@@ -157,6 +157,14 @@ class Schedule:
             return self.chunk_blocks
         return self.num_blocks
 
+    def output_blocks(self, rank: int) -> int:
+        """Return how many blocks `rank` gets."""
+        if self.verb in ("reduce", "gather") and rank != self.root:
+            return 0
+        if self.verb in ("reduce_scatter", "scatter"):
+            return self.chunk_blocks
+        return self.num_blocks
+
     def expected(self, rank: int) -> list[list[Contribution]]:
         """Return, for each block of `rank`'s output, the contributions that belong there."""
         chunk, everyone = self.chunk_blocks, range(self.world_size)
