@@ -45,19 +45,20 @@ class Build:
 
 MOVES = ("memcpy", "memmove", "memset")  # which the compiler must not turn into plain accesses
 
+# A report's lines need no more than -g1, and the compiler's time grows with what -g adds.
 # -Werror not under sanitizers: they make the compiler warn of loops that it can't vectorise then.
 BUILDS = {
     "plain": Build(("-O3", "-Werror")),
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     "thread": Build(
-        ("-O1", "-g", "-fsanitize=thread"),
+        ("-O1", "-g1", "-fsanitize=thread"),
         runner=("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1"),
     ),
     "address": Build(
-        ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     ),
     "relacy": Build(
-        ("-O1", "-g"),
+        ("-O1", "-g1"),
         watched=("-fsanitize=thread", *(f"-fno-builtin-{name}" for name in MOVES)),
         link=("-Wl," + ",".join(f"--wrap={name}" for name in MOVES),),
         header="/usr/include/relacy/relacy.hpp",

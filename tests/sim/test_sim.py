@@ -109,7 +109,7 @@ class Builds:
         # What the scheduler does must not order the fibers: it is never instrumented.
         extra = {
             "csrc/sim/scheduler.cpp": ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
-            "tests/sim/simulate.cpp": ["-g", "-fsanitize=thread"] if tsan else [],
+            "tests/sim/simulate.cpp": ["-g1", "-fsanitize=thread"] if tsan else [],
         }
         stem = self.folder / ("tsan" if tsan else "plain")
 
