@@ -44,10 +44,10 @@ def sizes(first: int, last: int, step: int) -> list[int]:
     return [1 << shift for shift in range(first, last + 1, step)]
 
 
-def schedule(algorithm: str) -> Any:
-    built = build("all_reduce", algorithm, 4)
+def schedule(algorithm: str, verb: str = "all_reduce") -> Any:
+    built = build(verb, algorithm, 4)
     timing = simulate(built, OneSwitch(4, 1.0, 1e-3), 1 << 20, trace=True)
-    return draw(built, timing, f"all_reduce by {algorithm}, 4 ranks, 1 MiB at 1 us and 1 GB/s")
+    return draw(built, timing, f"{verb} by {algorithm}, 4 ranks, 1 MiB at 1 us and 1 GB/s")
 
 
 def tiers() -> Any:
@@ -103,6 +103,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "ring": lambda: schedule("ring"),
     "two_shot": lambda: schedule("two_shot"),
     "rabenseifner": lambda: schedule("rabenseifner"),
+    "tree": lambda: schedule("tree"),
+    "bruck": lambda: schedule("bruck", "all_gather"),
     "tiers": tiers,
     "costs": costs,
     "published": lambda: published_times(

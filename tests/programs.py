@@ -6,8 +6,10 @@ Decides what a missing tool means, and reads the table of mutations that these t
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,22 @@ def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         text=True,
         errors="replace",
         timeout=limit_s,
+        check=False,
+    )
+
+
+def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a program of the docs in a folder, by the command that its first line gives."""
+    told = re.match(r"# (\w+\.py): run it with  torchrun (.*)\n", text)
+    assert told, text
+    folder.joinpath(told[1]).write_text(text)
+    options = ["--standalone", "--log-dir", "log", *shlex.split(told[2])]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
     )
 

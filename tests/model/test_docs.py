@@ -6,33 +6,62 @@ import importlib.util
 import io
 import re
 import shlex
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
+from fastcoll.model.builders import build
+from fastcoll.model.builders.recipes import RECIPES
+from fastcoll.model.checker import check
+from fastcoll.model.fabric import OneSwitch
+from fastcoll.model.formulas import FORMULAS
+from fastcoll.model.schedule import REDUCTIONS
+from fastcoll.model.simulator import simulate
+from programs import run_as_told
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
-QUICK = ("ring", "two_shot", "tiers", "rings", "buckets")
+QUICK = ("ring", "two_shot", "tree", "bruck", "tiers", "rings", "buckets")
 
 
 def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
 
 
+def whole_programs(text: str) -> list[str]:
+    """The blocks that are files to run, and not typed at a prompt."""
+    return [block for block in blocks(text, "python") if ">>> " not in block]
+
+
+PROGRAMS = [
+    pytest.param(program, id=program.splitlines()[0].split()[1])
+    for page in PAGES
+    for program in whole_programs(page.read_text())
+]
+
+
 def wrong_examples(text: str) -> str:
-    """What doctest says of a page's programs, which share their names; "" if all is as printed."""
+    """What doctest says of a page's examples, which share their names; "" if all is as printed.
+
+    They may import the page's whole programs, which may add recipes.
+    """
     source = "\n\n".join(blocks(text, "python"))
     test = doctest.DocTestParser().get_doctest(source, {}, "page", None, 0)
     said = io.StringIO()
-    with redirect_stdout(said):
+    with redirect_stdout(said), mock.patch.dict(RECIPES), mock.patch.dict(sys.modules):
+        for program in whole_programs(text):
+            name = program.split(".py", 1)[0].removeprefix("# ")
+            sys.modules[name] = module = ModuleType(name)
+            exec(compile(program, f"{name}.py", "exec"), vars(module))
         failed = doctest.DocTestRunner().run(test).failed
     return said.getvalue() if failed else ""
 
@@ -55,6 +84,63 @@ def test_a_page_shows_what_its_programs_and_commands_print(page: Path) -> None:
     text = page.read_text()
     assert wrong_examples(text) == ""
     assert wrong_commands(text) == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_whole_program_of_a_page_runs(program: str, tmp_path: Path) -> None:
+    done = run_as_told(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_computes_something_else_fails(tmp_path: Path) -> None:
+    """The negative control."""
+    [star] = whole_programs((DOCS / "schedules.md").read_text())
+    done = run_as_told(star.replace("(tensor == 6)", "(tensor == 7)"), tmp_path)
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr
+
+
+def value(formula: str, n: int) -> float:
+    """What a formula of the table of builders is for n = 2^k ranks."""
+    times = re.sub(r"(\d) (?=\(|log)", r"\1 * ", formula)
+    names = {"n": n, "k": n.bit_length() - 1}
+    return float(eval(times.replace("log n", "k"), {"__builtins__": {}}, names))
+
+
+def wrong_rows(text: str) -> list[str]:
+    """The rows of the table of builders that differ from what is counted on their schedules."""
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in re.findall(r"^\| (?:all_|reduce|broad|gather|scatter).*\|$", text, re.M)
+    ]
+    assert [row[:2] for row in rows] == list(RECIPES)
+    found = []
+    for verb, algorithm, rounds, taken, order, source in rows:
+        formula = FORMULAS.get((verb, algorithm))
+        right = formula is None or source == formula.source
+        for n in (4, 8, 16):
+            schedule = build(verb, algorithm, n)
+            proof = check(schedule)
+            latencies = simulate(schedule, OneSwitch(n, 1.0, 1.0), 0).time_us
+            share = max(proof.blocks_in) / schedule.num_blocks
+            ordered = verb in REDUCTIONS and proof.rank_order
+            right &= value(rounds, n) == pytest.approx(latencies)
+            right &= value(taken, n) == pytest.approx(share)
+            right &= order == ("rank order" if ordered else "")
+        found += [] if right else [f"{verb} {algorithm}"]
+    return found
+
+
+def test_the_table_of_builders_is_true() -> None:
+    text = (DOCS / "schedules.md").read_text()
+    assert wrong_rows(text) == []
+    assert wrong_rows(
+        text.replace("| all_reduce | tree | 2 log n |", "| all_reduce | tree | log n |")
+    )
+    assert wrong_rows(text.replace("| 1/2 + (n - 1)/n |", "| 2 (n - 1)/n |"))
+    assert wrong_rows(
+        text.replace("| chain | 2 (n - 1) | 2 | rank order |", "| chain | 2 (n - 1) | 2 | |")
+    )
 
 
 def test_a_wrong_number_would_be_noticed() -> None:

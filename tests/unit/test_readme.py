@@ -2,9 +2,9 @@
 """What the README shows works as it stands there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from programs import run_as_told
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -13,16 +13,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_ten_lines_run(tmp_path: Path) -> None:
     [program] = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len([line for line in program.splitlines() if not line.startswith("#")]) == 10
-    (tmp_path / "hello.py").write_text(program)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", "log"]
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, "hello.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_as_told(program, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "".join(done.stdout.split()) == "3.03.0"  # the ranks' lines may mix
 
