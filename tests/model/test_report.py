@@ -147,6 +147,7 @@ def test_the_page_is_whole_and_needs_no_other(written: Written) -> None:
         assert "@import" not in drawn
     outside = re.sub(r"data:[^\"]*", "", written.text)
     assert not re.search(r"https?:|@import|url\(|<script", outside)
+    assert '<meta name="viewport" content="width=device-width' in outside  # readable on a phone
 
 
 def test_the_page_shows_what_the_commands_print(written: Written) -> None:
@@ -170,7 +171,10 @@ def test_the_page_shows_its_numbers_and_what_was_measured(written: Written) -> N
     numbers = written.numbers
     for one in numbers["all_reduce_fast"]:
         times = [c["time_us"] for c in one["candidates"] if c["time_us"] is not None]
-        assert {f"{time_us:.4g}" for time_us in [*times, one["least_us"]]} <= cells
+        forms = {
+            time_us: ".4g" if time_us < 1e4 else ".0f" for time_us in [*times, one["least_us"]]
+        }
+        assert {f"{time_us:{form}}" for time_us, form in forms.items()} <= cells
     for row in [*numbers["published"]["fitted"], *numbers["published"]["unfitted"]]:
         wanted = {row["system"], f"{row['published_us']:g}", f"{row['error']:+.0%}", row["source"]}
         assert wanted <= cells

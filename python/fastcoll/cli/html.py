@@ -21,11 +21,13 @@ body { font: 15px/1.5 sans-serif; max-width: 75rem; margin: 2rem auto; padding: 
   color: #222; background: #fff; }
 section { margin-top: 2.5rem; } h2 { border-bottom: 1px solid #ccc; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .8rem 0; }
-caption { text-align: left; font-weight: bold; padding: .2rem 0; }
+caption { text-align: left; font-weight: bold; padding: .2rem 0; white-space: nowrap; }
 th, td { padding: .15rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: left;
   vertical-align: top; white-space: pre-line; }
-.right { text-align: right; font-variant-numeric: tabular-nums; } small { color: #666; }
-li { white-space: pre-line; } img { max-width: 100%; display: block; margin: .8rem 0; }
+th, .right { white-space: nowrap; }
+.right { text-align: right; font-variant-numeric: tabular-nums; }
+li { white-space: pre-line; }
+img { min-width: 40rem; max-width: 100%; display: block; margin: .8rem 0; }
 """
 
 
@@ -48,6 +50,7 @@ def page(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
         body.append("</section>")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
@@ -101,4 +104,4 @@ def _picture(figure: Any) -> str:
     """Return a figure as an image: inside a page of several, the ids of SVGs would clash."""
     title = escape(figure.axes[0].get_title())
     data = base64.b64encode(as_svg(figure).encode()).decode()
-    return f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+    return f'<div class="wide"><img alt="{title}" src="data:image/svg+xml;base64,{data}"></div>'

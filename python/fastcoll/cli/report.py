@@ -129,8 +129,12 @@ def _costs(found: Findings) -> Section:
     for name, curve in {**curves, "least possible": least}.items():
         known = dict(curve)
         times = [known.get(one.size_bytes) for one in found.curve]
-        table.add_row(name, *("" if time is None else f"{time:.4g}" for time in times))
+        table.add_row(name, *("" if time is None else _shown(time) for time in times))
     return Section("What algorithms cost", [cost_curves(curves, title, least), table])
+
+
+def _shown(time_us: float) -> str:
+    return f"{time_us:.4g}" if time_us < 1e4 else f"{time_us:.0f}"
 
 
 def _choices(found: Findings) -> Section:
