@@ -39,7 +39,7 @@ _HEADERS = tuple(
         "core_api.h",
     )
 )
-_FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden")
 
 
 class NotBuiltError(Exception):
@@ -201,33 +201,39 @@ def _compile(compiler: str, path: Path, limit_s: float) -> None:
     includes.append(Path(sysconfig.get_path("include")))
     # Renamed when it is complete: nobody loads half of it.
     draft = path.with_suffix(f".{os.getpid()}.draft")
-    command = [
-        compiler,
+    translated = path.with_suffix(f".{os.getpid()}.o")
+    compiling = [
         *_FLAGS,
         "-DTORCH_EXTENSION_NAME=c10d_backend",
         "-DUSE_DISTRIBUTED",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-isystem{folder}" for folder in includes),
-        str(_SOURCE),
-        f"-L{home / 'lib'}",
-        *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
-        f"-o{draft}",
+        *("-c", str(_SOURCE), f"-o{translated}"),
     ]
+    libraries = ("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10")
+    linking = ["-shared", str(translated), f"-L{home / 'lib'}", *libraries, f"-o{draft}"]
+    end = time.monotonic() + max(limit_s, 1)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(limit_s, 1), check=False
-        )
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if "error" in line]
-            said = (lines or done.stderr.splitlines() or ["it said nothing"])[0]
-            text = f"{compiler} could not compile c10d_backend.cpp: {said}"
-            _failure(path).write_text(text)
-            raise NotBuiltError(text)
+        # One after the other: a compiler behind ccache remembers what was compiled, not programs.
+        for arguments in (compiling, linking):
+            _carry_out([compiler, *arguments], path, end - time.monotonic())
         draft.replace(path)
     except subprocess.TimeoutExpired:
         raise NotBuiltError(f"{compiler} did not finish within {limit_s:.0f} s") from None
     finally:
+        translated.unlink(missing_ok=True)
         draft.unlink(missing_ok=True)
+
+
+def _carry_out(command: list[str], path: Path, limit_s: float) -> None:
+    """Run one step of the compiler."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        said = (lines or done.stderr.splitlines() or ["it said nothing"])[0]
+        text = f"{command[0]} could not compile c10d_backend.cpp: {said}"
+        _failure(path).write_text(text)
+        raise NotBuiltError(text)
 
 
 def _import(path: Path) -> ModuleType:
