@@ -16,6 +16,6 @@ case ${1:-} in
 esac
 
 install_checkout test
-# Two files at a time: most of a test is waiting. Whole files: they share ranks and builds. In the
-# order of tests/conftest.py.
-exec python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"
+# Four files at a time, on two cores: most of a test is waiting. Whole files: they share ranks and
+# builds. In the order of tests/conftest.py.
+exec python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"

@@ -36,6 +36,9 @@ LONGEST = (
     "reliability/test_soak.py",
     "reliability/test_death.py",
     "reliability/test_cleanup.py",
+    "model/test_builders.py",
+    "model/test_checker.py",
+    "triton_kernels/test_compile.py",
 )
 
 
