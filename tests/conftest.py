@@ -77,6 +77,16 @@ def pools() -> Iterator[harness.Pools]:
     result.close()
 
 
+@pytest.fixture(scope="module")
+def own_pools() -> Iterator[harness.Pools]:
+    """`own_pools(n)` are ranks of this file alone: for GPU calls on the CPU (fake_gpu), since what
+    others called would run on the fast path.
+    """
+    result = harness.Pools()
+    yield result
+    result.close()
+
+
 @pytest.fixture
 def fresh_pool() -> Iterator[Callable[..., harness.Pool]]:
     """`fresh_pool(n, setup)` starts ranks for this test alone: it may break them."""

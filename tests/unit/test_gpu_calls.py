@@ -3,7 +3,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ needs_extension = pytest.mark.skipif(
 pytestmark = needs_extension
 
 WORLD = 3
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
-    own = Pools()
-    yield own
-    own.close()
 
 
 MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "reduce", "reduce_scatter")
@@ -63,9 +54,9 @@ def matrix() -> list[Call]:
     ]
 
 
-def test_what_a_kernel_gets_is_what_the_user_meant(pools: Pools) -> None:
+def test_what_a_kernel_gets_is_what_the_user_meant(own_pools: Pools) -> None:
     calls = [*matrix(), *mixed(WORLD, 25, seed=5)]
-    rows = pools(WORLD).run(on_gpu, calls)
+    rows = own_pools(WORLD).run(on_gpu, calls)
     wants = [expected(call, WORLD) for call in calls]
     assert not compare(calls, wants, [results for results, _ in rows])
     assert len(rows[0][1]) == len(calls), "each was launched"
@@ -110,8 +101,8 @@ def uneven(rank: Rank) -> tuple[list[bool], list[Any]]:
     return results, core.log
 
 
-def test_uneven_parts(pools: Pools) -> None:
-    for results, log in pools(WORLD).run(uneven):
+def test_uneven_parts(own_pools: Pools) -> None:
+    for results, log in own_pools(WORLD).run(uneven):
         assert all(results)
         counted = [counts for verb, _, counts in log if counts]
         assert [len(counts) for counts in counted] == [2 * WORLD] * 5
@@ -159,10 +150,10 @@ def one_way(rank: Rank, num_channels: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("num_channels", [2, 16])
-def test_batches_of_sends_and_receives(pools: Pools, num_channels: int) -> None:
-    rows = pools(2).run(one_way, num_channels)
+def test_batches_of_sends_and_receives(own_pools: Pools, num_channels: int) -> None:
+    rows = own_pools(2).run(one_way, num_channels)
     assert rows == [[True], [True]]
-    for right, log in pools(WORLD).run(batch_only, num_channels):
+    for right, log in own_pools(WORLD).run(batch_only, num_channels):
         assert all(right)
         # Two messages for each pair and direction; with few channels a distance at a time.
         distances = WORLD - 1 if num_channels == 2 else 2
@@ -246,8 +237,8 @@ def mistakes(rank: Rank) -> list[Attempt]:
         ]
 
 
-def test_mistakes_are_refused(pools: Pools) -> None:
-    for alone, anybody, mixed_places, expanded, own in pools(2).run(mistakes):
+def test_mistakes_are_refused(own_pools: Pools) -> None:
+    for alone, anybody, mixed_places, expanded, own in own_pools(2).run(mistakes):
         assert own.kind == "UsageError"
         assert "1 and 0" in own.text
         assert alone.kind == "UnsupportedError"
@@ -283,8 +274,8 @@ def desync(rank: Rank) -> tuple[Attempt, Attempt]:
     return found, again
 
 
-def test_a_desync_shows_both_calls(pools: Pools) -> None:
-    for found, again in pools(2).run(desync):
+def test_a_desync_shows_both_calls(own_pools: Pools) -> None:
+    for found, again in own_pools(2).run(desync):
         assert found.kind == again.kind == "DesyncError"
         assert "collective 67: rank" in found.text
         assert "called all_reduce(SUM, float32, numel=4)" in found.text
@@ -314,8 +305,8 @@ def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
     return found, same
 
 
-def test_a_desync_shows_both_sides_of_a_message(pools: Pools) -> None:
-    for found, same in pools(2).run(desync_of_messages):
+def test_a_desync_shows_both_sides_of_a_message(own_pools: Pools) -> None:
+    for found, same in own_pools(2).run(desync_of_messages):
         assert same == "", "equal messages are no difference"
         assert found.kind == "DesyncError"
         assert (
@@ -353,8 +344,8 @@ def go_on(rank: Rank, how: str) -> tuple[list[float], list[int], bool]:
 
 
 @pytest.mark.parametrize("how", ["shrink", "abort", "close"])
-def test_kernels_are_told_before_they_are_waited_for(pools: Pools, how: str) -> None:
-    for results, lost, closed in pools(3).run(go_on, how)[:2]:
+def test_kernels_are_told_before_they_are_waited_for(own_pools: Pools, how: str) -> None:
+    for results, lost, closed in own_pools(3).run(go_on, how)[:2]:
         assert results == ([3.0] * 3 if how == "shrink" else [])
         assert len(lost) == 1
         assert closed or how == "abort"
@@ -398,8 +389,8 @@ def look_around(comm: Any, core: Any, how: str) -> list[Attempt]:
 
 
 @pytest.mark.parametrize("how", ["running", "starting"])
-def test_a_lost_rank_is_noticed_before_the_limit(pools: Pools, how: str) -> None:
-    rows = pools(3).run(lose, how)[:2]
+def test_a_lost_rank_is_noticed_before_the_limit(own_pools: Pools, how: str) -> None:
+    rows = own_pools(3).run(lose, how)[:2]
     assert {peer for _, told in rows for peer in told} == {2}, "no kernel was told"
     for (done, pair, lost), _ in rows:
         assert done.kind == "", "who did its part and left is no loss"
@@ -409,7 +400,7 @@ def test_a_lost_rank_is_noticed_before_the_limit(pools: Pools, how: str) -> None
         assert lost.seconds < LATE_S
 
 
-def test_who_did_its_part_is_not_lost_however_long_the_others_take(pools: Pools) -> None:
-    for (*_, lost), told in pools(3).run(lose, "done")[:2]:
+def test_who_did_its_part_is_not_lost_however_long_the_others_take(own_pools: Pools) -> None:
+    for (*_, lost), told in own_pools(3).run(lose, "done")[:2]:
         assert lost.kind == "", lost.text
         assert told == []

@@ -6,7 +6,6 @@ What NCCL itself does, and that its streams are waited for, is for tests/gpu/tes
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORLD = 3
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
-    own = Pools()
-    yield own
-    own.close()
 
 
 # ---- the choice ----------------------------------------------------------------------------------
@@ -162,9 +153,9 @@ def matrix() -> list[Call]:
     return calls
 
 
-def test_every_verb_has_the_bits_of_the_kernels(pools: Pools) -> None:
+def test_every_verb_has_the_bits_of_the_kernels(own_pools: Pools) -> None:
     calls = matrix()
-    rows = pools(WORLD).run(carried, calls)
+    rows = own_pools(WORLD).run(carried, calls)
     wants = [expected(call, WORLD) for call in calls]
     assert not compare(calls, wants, [results for results, _, _ in rows])
     _, log, called = rows[0]
@@ -173,10 +164,10 @@ def test_every_verb_has_the_bits_of_the_kernels(pools: Pools) -> None:
     assert called.count("reduce") > 0, "NCCL added integers itself"
 
 
-def test_a_wrong_order_would_be_seen(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_order_would_be_seen(own_pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: what one rank adds comes in the order of another one's parts."""
     calls = [Call("all_reduce", "float32", 300, seed=2)]
-    rows = pools(WORLD).run(in_wrong_order, calls)
+    rows = own_pools(WORLD).run(in_wrong_order, calls)
     assert compare(calls, [expected(call, WORLD) for call in calls], [row[0] for row in rows])
 
 
@@ -216,8 +207,8 @@ def uneven(rank: Rank) -> list[bool]:
     return right
 
 
-def test_uneven_parts_and_lists(pools: Pools) -> None:
-    assert all(all(row) for row in pools(WORLD).run(uneven))
+def test_uneven_parts_and_lists(own_pools: Pools) -> None:
+    assert all(all(row) for row in own_pools(WORLD).run(uneven))
 
 
 def messages(rank: Rank) -> list[bool]:
@@ -241,8 +232,8 @@ def messages(rank: Rank) -> list[bool]:
     return [bool((target == value).all()) for target, value in gets]
 
 
-def test_sends_and_receives(pools: Pools) -> None:
-    assert all(all(row) for row in pools(WORLD).run(messages))
+def test_sends_and_receives(own_pools: Pools) -> None:
+    assert all(all(row) for row in own_pools(WORLD).run(messages))
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -269,8 +260,8 @@ def differ(rank: Rank, how: str) -> tuple[Attempt, Attempt]:
 
 
 @pytest.mark.parametrize("how", ["size", "counts"])
-def test_different_calls_are_seen_before_nccl_gets_them(pools: Pools, how: str) -> None:
-    for found, again in pools(WORLD).run(differ, how):
+def test_different_calls_are_seen_before_nccl_gets_them(own_pools: Pools, how: str) -> None:
+    for found, again in own_pools(WORLD).run(differ, how):
         assert (found.kind, again.kind) == ("DesyncError", "DesyncError"), found
         if how == "size":
             assert "rank 1: all_reduce(SUM, float32, numel=7)" in found.text
@@ -301,8 +292,8 @@ def late(rank: Rank) -> tuple[Attempt, Attempt, list[str]]:
     return found, again, [*log, *map(str, core.lost)]
 
 
-def test_what_nccl_does_not_end_is_ended(pools: Pools) -> None:
-    for found, again, log in pools(2).run(late):
+def test_what_nccl_does_not_end_is_ended(own_pools: Pools) -> None:
+    for found, again, log in own_pools(2).run(late):
         assert found.kind == again.kind == "CollectiveTimeout"
         assert "NCCL did not carry" in found.text
         assert "abort" in log
@@ -324,7 +315,7 @@ def beside(rank: Rank) -> tuple[list[bool], list[Any]]:
     return right, core.log
 
 
-def test_kernels_and_nccl_take_turns(pools: Pools) -> None:
-    for right, log in pools(2).run(beside):
+def test_kernels_and_nccl_take_turns(own_pools: Pools) -> None:
+    for right, log in own_pools(2).run(beside):
         assert all(right)
         assert len(log) == 2, "the others were NCCL's, which adds by itself"
