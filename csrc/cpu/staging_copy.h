@@ -41,9 +41,8 @@ class StagingCopy {
  private:
   static constexpr size_t kLeastBytes = 1024;  // less gains nothing
   static constexpr int kTimedOneIn = 16;
-  static constexpr int kConvincing = 2;  // pairs in a row: a copy may have been interrupted
-  static constexpr size_t kStreamed =
-      100;  // times their bytes, until ordinary ones are tried again
+  static constexpr int kConvincing = 2;     // pairs in a row: a copy may have been interrupted
+  static constexpr size_t kStreamed = 100;  // times their bytes, until ordinary ones are tried
 
   // Ordinary and past the caches by turns, the second only if the first was slow.
   void copy_timed(void* dst, const void* src, size_t num_bytes) {
