@@ -47,7 +47,7 @@ WAYS = {
 
 def assert_in_time(one: Attempt, limit_s: float) -> None:
     assert one.kind == "CollectiveTimeout", one
-    # Who enters late hears the verdict of one that waited longer: so the wait is what the text says.
+    # Who enters late hears the verdict of one that waited longer: the wait is what the text says.
     waited = re.search(r" waited ([\d.]+) (s|ms) ", one.text)
     assert waited, one.text
     assert 0.9 * limit_s <= float(waited[1]) * {"s": 1, "ms": 1e-3}[waited[2]]

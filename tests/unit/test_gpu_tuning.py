@@ -247,15 +247,26 @@ def test_all_ranks_use_it_or_none() -> None:
 SETTINGS = TuneSettings((2,), (4096, 1 << 20), ("all_reduce", "broadcast"))
 
 
+TERMS: Json = {
+    "num_channels": 32,
+    "ranks_per_gpu": 1,
+    "reaches_peers": True,
+    "no_nccl": "",
+    "no_multicast": "no switch",
+}
+
+
 class Ranks:
     """Ranks that know their terms and measure nothing."""
 
     name, is_running = "ranks", True
 
+    def __init__(self, **terms: Any) -> None:
+        self._terms = TERMS | terms
+
     def command(self, text: str) -> list[Json]:
         assert text == "terms"
-        terms = {"num_channels": 32, "ranks_per_gpu": 1, "reaches_peers": True, "no_nccl": ""}
-        return [terms | {"idle_cpu_s": 0.0}] * 2
+        return [self._terms | {"idle_cpu_s": 0.0}] * 2
 
 
 @pytest.fixture
@@ -298,6 +309,24 @@ def test_the_tuner_writes_a_table_that_groups_choose_by(
     assert select(request(), algorithms.ALL, table).plan.algorithm is Algorithm.chain
     assert written["gpu"]["is_complete"]
     assert not written["is_complete"], "no CPU was measured"
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("terms", "missing"),
+    [({"no_multicast": ""}, {}), ({"no_nccl": "old"}, {"nccl": "old", "multimem": "no switch"})],
+    ids=str,
+)
+def test_what_the_gpus_have_not_is_left_out_with_the_reason(
+    terms: Json, missing: dict[str, str], tmp_path: Path
+) -> None:
+    place = OnGpus(2, tmp_path, None)
+    cell = tune.make_cell("all_reduce", "float32", "sum", 4096, 2)
+    names = {variant.name for variant in place.variants(Ranks(**terms), cell)}
+    assert place.left_out == missing
+    assert {"nccl", "nccl_moves", "multimem"} & names == (
+        {"nccl", "nccl_moves", "multimem"} if not missing else set()
+    )
 
 
 @needs_extension
@@ -364,7 +393,7 @@ def test_nccl_that_fails_is_left_out_and_said(
 
     monkeypatch.setattr(tune, "measure_cell", failing("DistBackendError: no network"))
     found = tuned(tmp_path / "table.json")["gpu"]
-    assert found["left_out"] == {"nccl": "DistBackendError: no network"}
+    assert found["left_out"]["nccl"] == "DistBackendError: no network"
     assert "nccl" not in {row["algorithm"] for row in found["rows"]}
     # But a wrong result is never excused.
     monkeypatch.setattr(tune, "measure_cell", failing("wrong result: 7 elements"))
@@ -394,7 +423,7 @@ class OnCpuThreads(ThreadVariants):
     odd_rank = -1
 
     def terms(self) -> Json:
-        return {"num_channels": 32, "ranks_per_gpu": 2, "reaches_peers": True, "no_nccl": "none"}
+        return TERMS | {"ranks_per_gpu": 2, "no_nccl": "none"}
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         call, operands = self.checked(cell, output, source)
@@ -451,7 +480,7 @@ def test_threads_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.Monke
             32,
         )
         assert each["time_us"] > 0
-    assert found["left_out"] == {"nccl": "none"}
+    assert found["left_out"] == {"nccl": "none", "multimem": "no switch"}
     # Negative control: rank 1 gets something wrong.
     monkeypatch.setattr(OnGpus, "running", on_threads(WrongOnCpuThreads))
     with pytest.raises(NotMeasured, match="wrong result: 1 elements"):

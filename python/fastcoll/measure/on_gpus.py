@@ -169,8 +169,9 @@ class OnGpus:
         terms.pop("idle_cpu_s")
         request = request_on_gpus(cell, terms)
         names = [one.name for one in algorithms.ALL if one.admits(request) is None]
-        if terms["no_nccl"]:
-            self.left_out.setdefault("nccl", terms["no_nccl"])
+        for name, without in (("nccl", "no_nccl"), ("multimem", "no_multicast")):
+            if terms[without]:
+                self.left_out.setdefault(name, terms[without])
         if "nccl" in names and request.verb in REDUCTIONS:
             names.append(NCCL_MOVES)
         return [GpuVariant(ranks, name, request.num_channels) for name in names]
