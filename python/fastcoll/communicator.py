@@ -22,6 +22,7 @@ from fastcoll import _C, env, tuning
 from fastcoll.bootstrap import single_copy
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
+from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
 from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
@@ -309,7 +310,10 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             arena_idx = self.add_arena(fds, num_bytes)
         except BaseException as error:
             # The others may have got theirs: the heaps are not in step any more.
-            self.poison(f"the symmetric heap could not grow: {error}")
+            text = f"the symmetric heap could not grow: {error}"
+            if kind := KINDS.get(type(error)):  # one of them is to blame: the verdict names it
+                self.fail(kind, text, getattr(error, "ranks", ()))
+            self.poison(text)
             raise
         return self.arena_ptr(arena_idx)
 

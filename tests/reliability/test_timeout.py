@@ -95,6 +95,32 @@ def test_a_rank_that_does_not_come(pools: Pools, way: str) -> None:
     assert rows[1][0].seconds < LATE_S
 
 
+def rank_1_keeps_its_descriptor(rank: Rank) -> list[Attempt]:
+    """All ranks meet for a symmetric tensor, and rank 1 gives nobody its memory."""
+    group = rank.hasty_group(LIMIT_S)
+    if rank.rank == 1:
+        exchange = group._exchange_fds
+
+        def late(make: Any) -> Any:
+            for waiter in (0, 2):
+                rank.wait_for(f"rank {waiter} has no descriptor")
+            return exchange(make)
+
+        group._exchange_fds = late
+    attempts = [attempt(group.empty, (4,)), attempt(group.barrier)]
+    rank.tell(f"rank {rank.rank} has no descriptor")
+    group.close()
+    return attempts
+
+
+def test_the_verdict_names_who_kept_its_descriptor_not_who_waited(pools: Pools) -> None:
+    rows = pools(3).run(rank_1_keeps_its_descriptor)
+    for one in (one for row in rows for one in row):
+        assert one.kind == "CollectiveTimeout", one
+        assert one.ranks == (1,), one
+    assert len({row[1].text for row in rows}) == 1
+
+
 def several_stay_away(rank: Rank) -> Attempt | None:
     group = rank.comm.new_group()
     result = None

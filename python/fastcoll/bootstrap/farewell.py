@@ -14,15 +14,16 @@ from fastcoll import _C
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError
 
 MOST_BYTES = 2048
-_HEAD = struct.Struct("=QQQ")  # K_FAREWELL, ErrorKind of csrc/check.h, the ranks at fault as bits
-_KINDS: dict[type[BaseException], int] = {CollectiveTimeout: 3, DesyncError: 4, PeerLostError: 5}
+_HEAD = struct.Struct("=QQQ")  # K_FAREWELL, one of KINDS, the ranks at fault as bits
+# ErrorKind of csrc/check.h
+KINDS: dict[type[BaseException], int] = {CollectiveTimeout: 3, DesyncError: 4, PeerLostError: 5}
 
 
 def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
     """Send the reason down some non-blocking sockets; who is gone does not get it."""
-    if type(error) not in _KINDS:
+    if type(error) not in KINDS:
         error = PeerLostError(f"rank {rank} gave up: {type(error).__name__}: {error}", [rank])
-    kind = _KINDS[type(error)]
+    kind = KINDS[type(error)]
     bits = sum(1 << peer for peer in getattr(error, "ranks", ()))
     head = _HEAD.pack(_C.K_FAREWELL, kind, bits)
     message = head + str(error).encode()[: MOST_BYTES - len(head)]
@@ -42,9 +43,9 @@ def farewell_in(message: bytes) -> FastcollError | None:
         return None
     text = message[_HEAD.size :].decode(errors="replace")
     ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
-    if kind == _KINDS[DesyncError]:
+    if kind == KINDS[DesyncError]:
         return DesyncError(text)
-    return (CollectiveTimeout if kind == _KINDS[CollectiveTimeout] else PeerLostError)(text, ranks)
+    return (CollectiveTimeout if kind == KINDS[CollectiveTimeout] else PeerLostError)(text, ranks)
 
 
 def why_gone(fd: int, peer: int) -> FastcollError:

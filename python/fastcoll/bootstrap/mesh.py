@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
@@ -190,9 +191,10 @@ class Mesh:
             poll.register(fd, select.POLLIN)
         events = poll.poll(deadline.left_s() * 1000)
         if not events:
+            stopped = [pid for peer in sorted(missing) if is_stopped(pid := self.pids[peer])]
             raise CollectiveTimeout(
                 f"rank {self.rank} waited {deadline.limit_s:g} s for descriptors from ranks "
-                f"{sorted(missing)}",
+                f"{sorted(missing)}" + "".join(f"; process {pid} is stopped" for pid in stopped),
                 sorted(missing),
             )
         return [by_fd[fd] for fd, _ in events]
@@ -219,6 +221,15 @@ class Mesh:
         packet.close()
         if reason := farewell_in(packet.message):
             raise reason
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped; False also where that can't be seen."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
 
 
 def _pidfd(pid: int) -> int:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
-    DesyncError,
     FastcollError,
     PeerLostError,
 )
@@ -31,11 +31,6 @@ _GRACE_S = 1.0
 # What a rank needs from the end of its patience until its island knows: it listens, asks who is
 # missing and settles the verdict, each for the grace if the store does not answer.
 SPEAKING_S = 3 * _GRACE_S
-_KINDS: dict[type[FastcollError], int] = {
-    CollectiveTimeout: 3,
-    DesyncError: 4,
-    PeerLostError: 5,
-}  # ErrorKind of csrc/check.h
 
 
 class Watch:
@@ -172,7 +167,7 @@ class Watch:
         return type(error)(f"{self._who()}{names}: {error}", ranks)
 
     def _break_island(self, error: FastcollError, in_call: bool) -> None:
-        kind = _KINDS.get(type(error)) if in_call else None
+        kind = KINDS.get(type(error)) if in_call else None
         if kind is None:  # from any thread: it must not wait for a call that it is to end
             quietly(lambda: self._island.abort(str(error)))
         else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import _C, env
+from fastcoll.bootstrap.mesh import is_stopped
 from fastcoll.errors import DriverError
 
 _REGION = "/memfd:fastcoll-region"
@@ -133,12 +134,7 @@ def _read_region(pid: int, link: Path) -> RankStatus:
     finally:
         os.close(fd)
     operations = [Operation(**row) for row in status.pop("operations")]
-    return RankStatus(pid=pid, is_stopped=_is_stopped(pid), operations=operations, **status)
-
-
-def _is_stopped(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state in "Tt"
+    return RankStatus(pid=pid, is_stopped=is_stopped(pid), operations=operations, **status)
 
 
 def to_trace(statuses: list[RankStatus], now_us: int) -> dict[str, Any]:
