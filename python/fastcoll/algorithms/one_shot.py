@@ -23,13 +23,17 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     if request.verb is Verb.reduce_scatter:
         # It has but one shot: csrc runs it as two_shot without its second.
         return two_shot.estimate_us(request, calibrated)
-    size = request.staged_bytes
-    read_bytes = size * (request.world_size - 1)
-    costs = shared.costs(request, calibrated)
-    moving_us = size * costs.copy_us_per_byte + read_bytes * (
-        costs.peer_us_per_byte + costs.reduce_us_per_byte
-    )
-    return shared.sync_us(request, costs) + moving_us * shared.share(request)
+    size, peers = request.staged_bytes, request.world_size - 1
+    costs, share = shared.costs(request, calibrated), shared.share(request)
+    giving_us = size * costs.copy_us_per_byte
+    reading_us = size * peers * (costs.peer_us_per_byte + costs.reduce_us_per_byte)
+    if request.verb is not Verb.reduce:
+        moving_us = (giving_us + reading_us) * share
+    elif share == 1:  # the root alone reads, while the others stage what comes next
+        moving_us = reading_us
+    else:  # all the work, on the CPUs that there are
+        moving_us = (giving_us * peers + reading_us) * share / request.world_size
+    return shared.sync_us(request, costs) + moving_us
 
 
 def plan(request: Request) -> Plan:

@@ -25,7 +25,11 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     moving_us = others * (
         costs.copy_us_per_byte + shots * costs.peer_us_per_byte + costs.reduce_us_per_byte
     )
-    return shots * shared.sync_us(request, costs) + moving_us * shared.share(request)
+    syncing_us = shots * shared.sync_us(request, costs)
+    if shots == 2 and not request.on_gpu:
+        # Nothing overlaps in the one segment of a small message: fits 32 to 128 KiB, 2 ranks.
+        syncing_us += 2 * costs.flag_us
+    return syncing_us + moving_us * shared.share(request)
 
 
 def plan(request: Request) -> Plan:
