@@ -83,7 +83,7 @@ void raise_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A call that a thread carries out (CallQueue in c10d_queue.h).
+// A call that a thread carries out (CallQueue in c10d_calls.h).
 class NativeWork final : public c10d::Work {
  public:
   NativeWork(int rank, c10d::OpType type, const char* title, Tensors inputs, Tensors outputs)
