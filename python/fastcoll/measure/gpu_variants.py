@@ -20,7 +20,7 @@ from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
 from fastcoll.selection.table import NCCL_MOVES
-from fastcoll.types import DType, Op, Request, Verb
+from fastcoll.types import Request
 
 if TYPE_CHECKING:
     from fastcoll.device_group import DeviceGroup
@@ -31,13 +31,7 @@ Json = dict[str, Any]
 def request_on_gpus(cell: Cell, terms: Json, name: str = "auto") -> Request:
     """Return what all ranks know of a cell's call, by an algorithm as tables call it."""
     moves = name == NCCL_MOVES
-    return Request(
-        verb=Verb[cell.verb],
-        dtype=DType[cell.dtype],
-        op=Op[cell.op.upper()],
-        numel=cell.numel,
-        root=cell.root,
-        world_size=cell.world_size,
+    return cell.request(
         algorithm="nccl" if moves else name,
         # Where any order will do, every algorithm is admitted, and NCCL adds by itself.
         numerics="same_bits" if moves else "fast",

@@ -19,7 +19,7 @@ from fastcoll.calls import Call, Operands, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
-from fastcoll.types import REDUCTIONS, DType, Op, Request, Verb
+from fastcoll.types import REDUCTIONS, Verb
 
 _REDUCTIONS = {verb.name for verb in REDUCTIONS}
 
@@ -122,13 +122,7 @@ class FastcollVariants(FastcollCore):
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         # In "fast" numerics every algorithm is admitted; it changes nothing else about a plan.
-        request = Request(
-            verb=Verb[cell.verb],
-            dtype=DType[cell.dtype],
-            op=Op[cell.op.upper()],
-            numel=cell.numel,
-            root=cell.root,
-            world_size=self.world_size,
+        request = cell.request(
             algorithm=self._algorithm,
             numerics="fast",
             num_cpus=self.world_size,

@@ -7,10 +7,13 @@ formula. Independent of fastcoll: a reference that shared its code would share i
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from fastcoll.types import DType, Op, Request, Verb
 
 # Prime, so that no chunk or segment (powers of two) put in the wrong place looks right.
 PERIOD = 65521
@@ -35,6 +38,18 @@ class Cell:
     numel: int
     world_size: int
     root: int = 0
+
+    def request(self, **fields: Any) -> Request:
+        """Return what all ranks know of this call; `fields` say the rest, by whom and with what."""
+        return Request(
+            verb=Verb[self.verb],
+            dtype=DType[self.dtype],
+            op=Op[self.op.upper()],
+            numel=self.numel,
+            root=self.root,
+            world_size=self.world_size,
+            **fields,
+        )
 
     @property
     def torch_dtype(self) -> torch.dtype:

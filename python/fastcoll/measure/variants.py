@@ -17,7 +17,7 @@ from fastcoll.measure.pool import Pool, available_cpus, own_commands
 from fastcoll.measure.protocol import Reply
 from fastcoll.topology import cpu
 from fastcoll.topology.cpu import cpu_quota
-from fastcoll.types import DType, Numerics, Op, Request, SingleCopy, Verb
+from fastcoll.types import Numerics, Request, SingleCopy
 
 # What has most to choose comes first: an interrupted run is worth most so. A barrier, a send and a
 # recv can be carried out in one way only.
@@ -80,13 +80,7 @@ def request_of(
     cell: Cell, numerics: Numerics, algorithm: str = "auto", single_copy: SingleCopy = "never"
 ) -> Request:
     """Return what all ranks of `running_ranks` know of a cell's call."""
-    return Request(
-        verb=Verb[cell.verb],
-        dtype=DType[cell.dtype],
-        op=Op[cell.op.upper()],
-        numel=cell.numel,
-        root=cell.root,
-        world_size=cell.world_size,
+    return cell.request(
         algorithm=algorithm,
         numerics=numerics,
         num_cpus=cpus_between(cell.world_size),
