@@ -10,7 +10,6 @@ hosts.py.
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import sys
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from fastcoll.measure.results import provenance, write
 
 SIZES = {64: 15, 64 << 10: 15, 64 << 20: 5}  # bytes: rounds
 ORDERS = {"contiguous": (0, 0, 1, 1), "interleaved": (0, 1, 0, 1)}
@@ -143,15 +144,18 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Print and return the table against flat Gloo."""
     from hosts import Hosts
 
-    results = {}
+    orders: dict[str, Any] = {}
     for name, order in ORDERS.items():
         with Hosts(args.rate_mbit, args.delay_ms) as hosts:
-            results[name] = on_hosts(hosts, order, "gloo", args.json)
-        for num_bytes, times in results[name].items():
+            found = on_hosts(hosts, order, "gloo", args.json)
+        orders[name] = {"times_s": found, "gloo_over_fastcoll": {}}
+        for num_bytes, times in found.items():
             gloo, ours = (statistics.median(times[one]) for one in ("gloo", "fastcoll"))
+            orders[name]["gloo_over_fastcoll"][num_bytes] = round(gloo / ours, 3)
             row = f"{gloo / ours:5.2f}x  gloo {gloo * 1e3:8.2f} ms  fastcoll {ours * 1e3:8.2f} ms"
             print(f"{name:12} {int(num_bytes):>9} B  {row}", flush=True)
-    return results
+    settings = {"world_size": 4, "rate_mbit": args.rate_mbit, "delay_ms": args.delay_ms}
+    return {"kind": "hierarchical", **provenance(), "settings": settings, "orders": orders}
 
 
 def pipelining(args: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +172,14 @@ def pipelining(args: argparse.Namespace) -> dict[str, Any]:
     share = middle["whole"] / (middle["intra"] + middle["hop"])
     text = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in middle.items())
     print(f"{args.bytes} B at {rate_mbit:.0f} Mbit/s: {text}; whole / sum of phases {share:.2f}")
-    return {"rate_mbit": rate_mbit, **found}
+    settings = {"world_size": 4, "num_bytes": args.bytes, "rate_mbit": round(rate_mbit, 1)}
+    return {
+        "kind": "pipelining",
+        **provenance(),
+        "settings": settings,
+        "times_s": found,
+        "whole_over_phases": round(share, 3),
+    }
 
 
 def main() -> None:
@@ -187,9 +198,7 @@ def main() -> None:
     sys.path.append(str(Path(__file__).parent))
     args.json = args.json.resolve()
     results = pipelining(args) if args.pipelining else compare(args)
-    results["command"] = " ".join(["python", "bench/hierarchical.py", *sys.argv[1:]])
-    results["load"] = os.getloadavg()[0]
-    args.json.write_text(json.dumps(results, indent=1))
+    write(results, args.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Run it after a change of the model or of a machine's constants. It measures noth
 
 from pathlib import Path
 
-from fastcoll.measure.sizes import format_size
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.model.published import Row, held_out_rows, median_error, unfitted_rows
 
 OUTPUT = Path(__file__).parent / "results" / "model" / "published.md"
@@ -16,7 +16,7 @@ def table(rows: list[Row]) -> list[str]:
     lines = ["| system | size | published us | predicted us | error |", "|---|---|---|---|---|"]
     for row in rows:
         size = format_size(row.size_bytes)
-        times = f"{row.published_us:g} | {row.predicted_us:.3g}"
+        times = f"{row.published_us:g} | {format_number(row.predicted_us)}"
         lines.append(f"| {row.system} | {size} | {times} | {row.error:+.0%} |")
     return lines
 

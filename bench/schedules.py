@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcoll.measure.machine import cpu_model, load_average, now
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.rounds import measure_cell
-from fastcoll.measure.sizes import format_size
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
 from fastcoll.measure.variants import SEGMENTS_BYTES, Variant, running_ranks, variants_of
 from fastcoll.model.builders import algorithms_of
@@ -37,7 +37,7 @@ def measure(world: int, folder: Path) -> dict[str, list[str]]:
             for outcome in measure_cell([*own, *mine], cell, BUDGET, lambda name: None):
                 name = outcome.library.rpartition("/")[0]
                 found = outcome.summary
-                text = outcome.reason or "" if found is None else f"{found.time_us:.4g}"
+                text = outcome.reason or "" if found is None else format_number(found.time_us, 4)
                 columns.setdefault(name, []).append(text)
     return columns
 

@@ -75,6 +75,13 @@ MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0
 LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3
 MOST_TORCH_US, LEAST_DDP_RATIOS = 4.0, {"100K": 5.0, "25M": 3.0}
 LEAST_GOOD_CHOICES = 0.95
+LEAST_OVER_NODES = {
+    ("contiguous", "64"): 2.2,
+    ("contiguous", "64K"): 1.8,
+    ("contiguous", "64M"): 1.3,
+    ("interleaved", "64M"): 2.0,
+}
+MOST_OF_PHASES = 0.7
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,28 @@ def _list_verdicts(folder: Path) -> Iterator[Verdict]:
     )
 
 
+def _node_verdicts(folder: Path) -> Iterator[Verdict]:
+    nodes, pipelining = _load(folder, "hierarchical"), _load(folder, "pipelining")
+    if nodes is None or pipelining is None:
+        yield Verdict("2 hosts of 2 ranks", "several", "not measured", None)
+        return
+    for (order, size), least in LEAST_OVER_NODES.items():
+        ratio = nodes["orders"][order]["gloo_over_fastcoll"][str(parse_size(size))]
+        yield Verdict(
+            f"2 hosts of 2 ranks, {order}, {size} against gloo",
+            f">= {least:g}x",
+            f"{ratio:.3g}x",
+            ratio >= least,
+        )
+    share = pipelining["whole_over_phases"]
+    yield Verdict(
+        "2 hosts of 2 ranks, the whole of its phases' time",
+        f"<= {MOST_OF_PHASES:g}",
+        f"{share:.2f}",
+        share <= MOST_OF_PHASES,
+    )
+
+
 def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
     torch = _load(folder, "torch")
     if torch is None:
@@ -217,6 +246,7 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
     yield from _core_verdicts(folder)
     yield from _list_verdicts(folder)
     yield from _torch_verdicts(folder)
+    yield from _node_verdicts(folder)
     yield from _choice_verdicts(folder)
     demo = _load(folder, "demo-25M")
     if demo:

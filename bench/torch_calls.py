@@ -6,6 +6,9 @@
 Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
 a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
 for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
+Whatever the backend, DDP copies all gradients into its buckets and back. With 25 million of them
+that is no small part, so a step that copies and does not communicate is the other one there, and a
+row of its own has both.
 The networks are those of `fastcoll demo`. Two to three minutes. Nothing else should run meanwhile.
 """
 
@@ -54,25 +57,41 @@ def ddp_us() -> float:
     return (best_us(lambda: model(data).sum().backward(), 5) - alone) / NUM_LAYERS
 
 
-def ddp_step_us(num_params: int, num_steps: int) -> float:
-    """Return what communication adds to a backward pass of the demo's network."""
+def ddp_step_us(num_params: int, num_steps: int) -> tuple[float, float]:
+    """Return what DDP adds to a backward pass of the demo's network, and communication's part.
+
+    The rest are DDP's copies: all gradients into its buckets, divided, and back. It makes them in a
+    group of one rank, too, where nothing is communicated.
+    """
     width = TrainingConfig(num_params, num_steps, 2, 128, 0.0).width
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((64, width), (width, width), (width, 10)):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+
+    def network(group: dist.ProcessGroup | None) -> nn.parallel.DistributedDataParallel:
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((64, width), (width, width), (width, 10)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+
+    group_of_one, _ = dist.new_subgroups(1)
+    together, alone = network(None), network(group_of_one)
     data = torch.ones(64, 64)
-    times: dict[bool, list[float]] = {True: [], False: []}
+    steps: dict[str, tuple[nn.parallel.DistributedDataParallel, bool]] = {
+        "communicates": (together, True),
+        "copies": (alone, True),
+        "neither": (together, False),
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for step in range(3 + num_steps):
-        for communicates in times:
-            with nullcontext() if communicates else model.no_sync():
+        for name, (model, synchronizes) in steps.items():
+            with nullcontext() if synchronizes else model.no_sync():
                 loss = model(data).sum()
                 dist.barrier()
                 start = time.perf_counter()
                 loss.backward()
             if step >= 3:  # the first ones make the buckets
-                times[communicates].append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times[True]) - statistics.median(times[False])
+                times[name].append((time.perf_counter() - start) * 1e6)
+    medians = {name: statistics.median(of_steps) for name, of_steps in times.items()}
+    whole = medians["communicates"]
+    return whole - medians["neither"], whole - medians["copies"]
 
 
 def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str, float]]") -> None:
@@ -81,6 +100,7 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
     dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
     slow = 10 if backend == "gloo" else 1
+    added_us, communication_us = ddp_step_us(25_000_000, 5)
     rows = {
         "all_reduce, 8 B": best_us(lambda: dist.all_reduce(small), 1000 // slow),
         "all_reduce, 8 B, async_op and wait": best_us(
@@ -92,8 +112,10 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
         ),
         "barrier": best_us(dist.barrier, 500 // slow),
         "a bucket of DDP, 1 KiB": ddp_us(),
-        "DDP's communication, 100K parameters": ddp_step_us(100_000, 60),
-        "DDP's communication, 25M parameters": ddp_step_us(25_000_000, 5),
+        # Next to no copies: what goes through threads alone would count as one.
+        "DDP's communication, 100K parameters": ddp_step_us(100_000, 60)[0],
+        "DDP's communication and copies, 25M parameters": added_us,
+        "DDP's communication, 25M parameters": communication_us,
     }
     if rank == 0:
         result.put(rows)

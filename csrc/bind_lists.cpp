@@ -73,7 +73,7 @@ void bind_lists(py::module_& module, py::class_<ProcessGroup>& group) {
             if (!known || !is_list(outputs) || !is_list(inputs)) return {};
             ListRun run{{}, py::tuple(outputs), py::tuple(inputs)};
             run.lists = prepare_lists(Verb(verb), group, run.outputs.ptr(), run.inputs.ptr(),
-                                      verb_reduces(Verb(verb)) ? *known : Op::sum);
+                                      verb_reduces(Verb(verb)) ? *known : Op::sum, {});
             if (run.lists.empty()) return {};
             return run;
           },

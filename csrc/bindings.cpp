@@ -146,8 +146,15 @@ void bind_group(py::module_& module) {
              }
              release_dropped();
            })
+      .def("refuse_handler", &ProcessGroup::refuse_handler)
       .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
-      .def("cache_plan", &ProcessGroup::cache_plan, py::arg("plan"))
+      .def(
+          "cache_plan",
+          [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast) {
+            group.cache_plan(plan, {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
+                                    uint8_t(fast ? 1 + int(*fast) : 0)});
+          },
+          py::arg("plan"), py::arg("asks_algorithm"), py::arg("fast_numerics"))
       .def(
           "add_program",
           [](ProcessGroup& group, uint64_t hash, std::array<uint32_t, 3> blocks,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "fast_arguments.h"
 #include "fast_prepare.h"
 #include "fast_transfers.h"
+#include "numpy_view.h"
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
@@ -31,7 +33,25 @@ std::array<PyMethodDef, kNumFastVerbs> definitions{};
 std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
 std::array<std::array<PyObject*, Signature::kMostParams>, kNumFastVerbs> param_names{};
 PyObject* auto_string = nullptr;
+std::array<PyObject*, kNumAlgorithms> algorithm_strings{};
+std::array<PyObject*, 2> numerics_strings{};
 GroupOf* group_in_object = nullptr;
+
+// What an option says, as 1 + its place among `words`. Words in source code are interned: compared
+// as pointers.
+template <size_t kWords>
+bool read_word(PyObject* value, const std::array<PyObject*, kWords>& words, uint8_t& place) {
+  const auto found = std::find(words.begin(), words.end(), value);
+  place = uint8_t(1 + (found - words.begin()));
+  return found != words.end();
+}
+
+bool read_limit(PyObject* value, double& timeout_s) {
+  if (value == Py_None) return true;
+  if (PyFloat_CheckExact(value)) timeout_s = PyFloat_AS_DOUBLE(value);
+  else if (const std::optional<uint64_t> number = number_of(value)) timeout_s = double(*number);
+  return timeout_s > 0 && std::isfinite(timeout_s);
+}
 
 // Sort the arguments by meaning. False if the call is not one for the fast path.
 bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames,
@@ -40,8 +60,11 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
   if (num_args > signature.num_positional) return false;
   const auto put = [&](int i, PyObject* value) {
     const Param meaning = signature.params[i].meaning;
-    if (meaning == kOther) return value == Py_None;
-    if (meaning == kAlgorithm) return value == auto_string;
+    if (meaning == kTimeout) return read_limit(value, sorted.timeout_s);
+    if (meaning == kNumerics)
+      return value == Py_None || read_word(value, numerics_strings, sorted.asked.numerics);
+    if (meaning == kAlgorithm)
+      return value == auto_string || read_word(value, algorithm_strings, sorted.asked.algorithm);
     if (sorted[meaning]) return false;
     sorted[meaning] = value;
     return true;
@@ -83,8 +106,8 @@ bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
   if (call.plan.hash == 0) return false;
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
-  if (call.in_parts) group.run(call.plan, parts, host, -1);
-  else group.run(call.plan, call.input, call.output, host, -1);
+  if (call.in_parts) group.run(call.plan, parts, host, args.timeout_s);
+  else group.run(call.plan, call.input, call.output, host, args.timeout_s);
   return true;
 }
 
@@ -104,9 +127,10 @@ bool run_collective(ProcessGroup& group, Args& args) {
   args[kTensor] = first.or_given(args[kTensor]);
   args[kSecond] = second.or_given(args[kSecond]);
   if constexpr (kVerb < FastVerb::all_reduce_coalesced) return run_one(kVerb, group, args, *op);
-  const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op);
+  const auto lists =
+      prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
   PythonHost host;
-  run_lists(group, lists, host, -1);
+  run_lists(group, lists, host, args.timeout_s);
   return !lists.empty();
 }
 
@@ -205,6 +229,12 @@ PyObject* set_tensor_types(PyObject*, PyObject* types) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_numpy_type(PyObject*, PyObject* type) {
+  if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "%R is not a type", type);
+  set_array_type(reinterpret_cast<PyTypeObject*>(type));
+  Py_RETURN_NONE;
+}
+
 PyObject* set_fallback(PyObject*, PyObject* args) {
   const char* name = nullptr;
   PyObject* function = nullptr;
@@ -229,6 +259,7 @@ PyMethodDef setters[] = {
     {"set_default_group", set_default_group, METH_O, nullptr},
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
+    {"set_numpy_type", set_numpy_type, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
@@ -249,6 +280,9 @@ PyCFunction function_of(FastVerb verb) { return definitions[size_t(verb)].ml_met
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   group_in_object = group_of_object;
   auto_string = PyUnicode_InternFromString("auto");
+  for (int i = 0; i < kNumAlgorithms; ++i)
+    algorithm_strings[size_t(i)] = PyUnicode_InternFromString(algorithm_name(Algorithm(i)));
+  numerics_strings = {PyUnicode_InternFromString("same_bits"), PyUnicode_InternFromString("fast")};
   return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) &&
          add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;
 }

@@ -137,7 +137,7 @@ Prepared prepare_all_to_all_single(const ProcessGroup& group, const Args& args, 
     call.num_bytes = input->num_bytes() + output->num_bytes();
     return call;
   }
-  return with_plan(group, Verb::all_to_all, input->dtype, Op::sum,
+  return with_plan(group, {}, Verb::all_to_all, input->dtype, Op::sum,
                    input->numel / uint64_t(group.world_size()), 0, input->ptr, output->ptr);
 }
 

@@ -5,9 +5,9 @@
 
 namespace fastcoll {
 
-Prepared with_plan(const ProcessGroup& group, Verb verb, DType dtype, Op op, uint64_t numel,
-                   int root, const void* input, void* output) {
-  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root);
+Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
+                   uint64_t numel, int root, const void* input, void* output) {
+  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root, 0, asked);
   return plan ? Prepared{*plan, input, output, numel * dtype_size(dtype)} : Prepared{};
 }
 
@@ -28,8 +28,8 @@ Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
       return {};
     output = out->ptr;
   }
-  return with_plan(group, Verb::reduce, tensor->dtype, op, tensor->numel, *root, tensor->ptr,
-                   output);
+  return with_plan(group, args.asked, Verb::reduce, tensor->dtype, op, tensor->numel, *root,
+                   tensor->ptr, output);
 }
 
 Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& args, Op op) {
@@ -38,28 +38,28 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
   if (verb == FastVerb::broadcast) {
     const std::optional<int> root = root_of(group, args[kRoot]);
     if (!root) return {};
-    return with_plan(group, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel, *root,
-                     tensor->ptr, tensor->ptr);
+    return with_plan(group, args.asked, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel,
+                     *root, tensor->ptr, tensor->ptr);
   }
   if (verb == FastVerb::all_reduce && !given(args[kSecond]))
-    return with_plan(group, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0, tensor->ptr,
-                     tensor->ptr);
+    return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
+                     tensor->ptr, tensor->ptr);
   const std::optional<TensorView> second = view_argument(args[kSecond]);
   if (!second || second->dtype != tensor->dtype || overlap(*tensor, *second)) return {};
   const uint64_t world = uint64_t(group.world_size());
   switch (verb) {
     case FastVerb::all_reduce:  // tensor -> out
       if (!same_shape(*tensor, *second)) return {};
-      return with_plan(group, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0, tensor->ptr,
-                       second->ptr);
+      return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
+                       tensor->ptr, second->ptr);
     case FastVerb::reduce_scatter_tensor:  // input -> output
       if (second->numel != tensor->numel * world) return {};
-      return with_plan(group, Verb::reduce_scatter, tensor->dtype, op, tensor->numel, 0,
+      return with_plan(group, args.asked, Verb::reduce_scatter, tensor->dtype, op, tensor->numel, 0,
                        second->ptr, tensor->ptr);
     default:  // all_gather_into_tensor: input_tensor -> output_tensor
       if (tensor->numel != second->numel * world) return {};
-      return with_plan(group, Verb::all_gather, tensor->dtype, Op::sum, second->numel, 0,
-                       second->ptr, tensor->ptr);
+      return with_plan(group, args.asked, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
+                       0, second->ptr, tensor->ptr);
   }
 }
 
@@ -76,7 +76,7 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
   switch (verb) {
     case FastVerb::barrier:
-      return with_plan(group, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
+      return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
     case FastVerb::reduce:
       return prepare_reduce(group, args, op);
     case FastVerb::all_gather:
@@ -94,7 +94,7 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
 }
 
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* output_list,
-                                        PyObject* input_list, Op op) {
+                                        PyObject* input_list, Op op, Asked asked) {
   const bool reduces_all = verb == Verb::all_reduce, gathers = verb == Verb::all_gather;
   const std::span<PyObject*> outputs = items_of(output_list);
   const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(input_list);
@@ -126,7 +126,7 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
   if (!apart(extents)) return {};
   for (PreparedList& one : lists) {
     const Plan* plan =
-        group.cached_plan(verb, one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype));
+        group.cached_plan(verb, one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype), asked);
     if (!plan) return {};
     one.plan = *plan;
   }

@@ -14,7 +14,13 @@
 
 namespace fastcoll {
 
-using Args = std::array<PyObject*, kNumParams>;  // null: left out
+struct Args {
+  std::array<PyObject*, kNumParams> objects{};  // null: left out
+  Asked asked;
+  double timeout_s = -1;  // below 0: the group's
+  PyObject*& operator[](Param meaning) { return objects[meaning]; }
+  PyObject* operator[](Param meaning) const { return objects[meaning]; }
+};
 
 struct Prepared {
   Plan plan;  // plan.hash is 0 if it is no fast call
@@ -28,8 +34,8 @@ struct Prepared {
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
 
 // One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
-Prepared with_plan(const ProcessGroup& group, Verb verb, DType dtype, Op op, uint64_t numel,
-                   int root, const void* input, void* output);
+Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
+                   uint64_t numel, int root, const void* input, void* output);
 
 // fast_parts.cpp
 Prepared prepare_rooted(FastVerb verb, const ProcessGroup& group, const Args& args, Parts& parts);
@@ -47,7 +53,7 @@ struct PreparedList {
 
 // In the order in which their dtypes first appear; none if it is no fast call.
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* outputs,
-                                        PyObject* inputs, Op op);
+                                        PyObject* inputs, Op op, Asked asked);
 
 // Above this the GIL is given up at once: copying takes longer than handing it over.
 inline constexpr size_t kGilFreeBytes = size_t{32} << 10;

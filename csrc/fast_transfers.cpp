@@ -21,7 +21,7 @@ PyTypeObject* p2p_op_type = nullptr;  // what batches consist of
 // The transfer that is asked for; null if that is no fast call. `peer` may be null or None where
 // it receives: from whoever comes first.
 std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObject* tensor,
-                                  PyObject* peer, PyObject* tag) {
+                                  PyObject* peer, PyObject* tag, double timeout_s = -1) {
   const std::optional<TensorView> view = view_argument(tensor);
   const auto rank = sends || given(peer) ? root_of(group, peer) : std::optional<int>(kAnyPeer);
   const auto number = tag ? number_of(tag) : std::optional<uint64_t>(0);
@@ -34,7 +34,7 @@ std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObjec
   transfer->numel = view->numel;
   transfer->data = view->ptr;
   transfer->num_bytes = view->num_bytes();
-  transfer->timeout_s = -1;
+  transfer->timeout_s = timeout_s;
   if (group.traces()) [[unlikely]]
     transfer->site = find_call_site();
   return transfer;
@@ -70,7 +70,8 @@ std::optional<bool> is_send(PyObject* op) {
 }  // namespace
 
 PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args) {
-  const auto transfer = prepare(sends, group, args[kTensor], args[kRoot], args[kTag]);
+  const auto transfer =
+      prepare(sends, group, args[kTensor], args[kRoot], args[kTag], args.timeout_s);
   if (!transfer) return nullptr;
   {
     PythonHost host;
@@ -82,7 +83,8 @@ PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args) {
 }
 
 PyObject* start_transfer(bool sends, const Caller& caller, const Args& args) {
-  const auto transfer = prepare(sends, caller.group, args[kTensor], args[kRoot], args[kTag]);
+  const auto transfer =
+      prepare(sends, caller.group, args[kTensor], args[kRoot], args[kTag], args.timeout_s);
   if (!transfer) return nullptr;
   Owned work(new_transfer_work(caller, args[kTensor]));
   if (!work.get()) throw Interrupted{};

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "cpu/run.h"
 #include "memory/memfd.h"
@@ -96,16 +97,26 @@ ProcessGroup::~ProcessGroup() {
   for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
 }
 
-std::unique_lock<std::mutex> ProcessGroup::lock(Host& host) {
+ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host) : group_(group) {
   // A forked child may have inherited the lock from a thread it has not.
-  if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
-    require_usable();
-  std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
-  if (!guard.owns_lock()) [[unlikely]] {
+  if (group.forked_.load(std::memory_order_relaxed)) [[unlikely]]
+    group.require_usable();
+  guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
+  if (!guard_.owns_lock()) [[unlikely]] {
+    group.refuse_handler();
     host.blocking();  // the holder may need the GIL to get on
-    guard.lock();
+    guard_.lock();
   }
-  return guard;
+  group.in_turn_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+void ProcessGroup::refuse_handler() const {
+  if (in_turn_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+    throw Failure(ErrorKind::usage,
+                  "group \"" + name_ +
+                      "\" is in a call of this thread, which a signal handler has interrupted: the "
+                      "handler can't use the group; it may call abort(), or set a flag for the "
+                      "program to look at");
 }
 
 void ProcessGroup::require_usable() const {
@@ -120,13 +131,13 @@ void ProcessGroup::require_usable() const {
 
 void ProcessGroup::run(const Plan& plan, const void* input, void* output, Host& host,
                        double timeout_s) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   fastcoll::run(*group_, plan, input, output, host, timeout_s, program_of(plan));
 }
 
 void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double timeout_s) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   Call<StdAtomics> call{*group_, plan, nullptr, nullptr, &parts};
   call.program = program_of(plan);
@@ -134,7 +145,7 @@ void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double 
 }
 
 void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double timeout_s) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   Call<StdAtomics> call{*group_, plan, nullptr, nullptr, nullptr, &list};
   fastcoll::run(call, host, timeout_s);
@@ -159,17 +170,17 @@ void ProcessGroup::limit(Transfer& transfer) const {
 
 double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
                                Host& host) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   const Program* program = program_of(plan);
-  const int64_t start_us = now_us();
+  const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < iterations; ++i)
     fastcoll::run(*group_, plan, input, output, host, -1, program);
-  return double(now_us() - start_us) * 1e-6;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 double ProcessGroup::time_one_way_flag(int iterations, Host& host) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   return group_->time_one_way_flag(iterations, host);
 }
@@ -178,7 +189,7 @@ void ProcessGroup::add_program(uint64_t hash, const ProgramBlocks& blocks,
                                const std::vector<uint32_t>& words) {
   Program program(world_size_, rank_, blocks, words);
   Host host;
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   programs_.try_emplace(hash, std::move(program));
 }
 
@@ -189,7 +200,7 @@ const Program* ProcessGroup::program_of(const Plan& plan) const {
 }
 
 std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, Host& host) {
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   const auto errors = group_->try_single_copy(is_wanted, host);
   const auto end = errors.begin() + world_size_;
@@ -200,7 +211,7 @@ std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, Host& host) {
 
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
   Host host;
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   Arena arena;
   arena.num_bytes = num_bytes;
   try {
@@ -229,7 +240,7 @@ std::byte* ProcessGroup::arena_ptr(int arena_idx) {
 
 void ProcessGroup::remove_arena(int arena_idx) {
   Host host;
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   arena_ptr(arena_idx);
   Arena& arena = group_->arenas()[size_t(arena_idx)];
   if (!forked_.load(std::memory_order_relaxed))
@@ -275,7 +286,7 @@ void ProcessGroup::poison(const std::string& message) {
 
 void ProcessGroup::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
   Host host;
-  const auto guard = lock(host);
+  const Turn turn(*this, host);
   require_usable();
   group_->fail(kind, text, ranks);
 }
@@ -323,10 +334,12 @@ void ProcessGroup::abort(const std::string& reason) {
 
 void ProcessGroup::close() {
   if (forked_.load(std::memory_order_relaxed)) return;
+  refuse_handler();
   if (p2p_) p2p_->close();
   bool is_private = true;
   {
-    const std::lock_guard guard(mutex_);
+    Host host;
+    const Turn turn(*this, host);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
     // A rank that was stopped in the middle of a copy into this rank's tensors goes on with it when

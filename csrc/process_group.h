@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpu/call.h"
@@ -17,6 +18,13 @@
 #include "cpu/program.h"
 
 namespace fastcoll {
+
+// How a call wants to be carried out; 0: it leaves that to the group.
+struct Asked {
+  uint8_t algorithm = 0;  // 1 + Algorithm
+  uint8_t numerics = 0;   // 1: same_bits, 2: fast
+  bool operator==(const Asked&) const = default;
+};
 
 // Descriptors of every rank, by rank; ownership passes to the group. -1: not there.
 struct GroupFds {
@@ -67,15 +75,18 @@ class ProcessGroup {
 
   // Plans of the fast path, by what the call says; a small direct-mapped table.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
-                          uint64_t splits = 0) const {
-    const Plan& plan = plans_[plan_index(verb, dtype, op, numel, root, splits)];
+                          uint64_t splits = 0, Asked asked = {}) const {
+    const CachedPlan& cached = plans_[plan_index(verb, dtype, op, numel, root, splits, asked)];
+    const Plan& plan = cached.plan;
     return plan.hash != 0 && plan.verb == verb && plan.dtype == dtype && plan.op == op &&
-                   plan.numel == numel && plan.root == root && plan.splits == splits
+                   plan.numel == numel && plan.root == root && plan.splits == splits &&
+                   cached.asked == asked
                ? &plan
                : nullptr;
   }
-  void cache_plan(const Plan& plan) {
-    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits)] = plan;
+  void cache_plan(const Plan& plan, Asked asked) {
+    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits, asked)] =
+        {plan, asked};
   }
 
   int add_arena(const std::vector<int>& fds, size_t num_bytes);
@@ -103,19 +114,38 @@ class ProcessGroup {
   std::vector<uint64_t> parts_held();
   uint64_t settle_survivors(uint64_t ranks);  // unless it is settled; returns what holds
 
+  // Throws UsageError in a handler of a signal that interrupted a call of this group.
+  void refuse_handler() const;
   bool peer_is_gone(int peer) const;  // its process ended, or left the group
   void close();                       // idempotent; own arenas live on until destruction
 
  private:
   static constexpr size_t kPlans = 256;
-  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root,
-                           uint64_t splits) {
-    const uint64_t kinds =
-        uint64_t(verb) | uint64_t(dtype) << 8 | uint64_t(op) << 16 | uint64_t(root) << 24;
+  struct CachedPlan {
+    Plan plan;
+    Asked asked;
+  };
+  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root, uint64_t splits,
+                           Asked asked) {
+    const uint64_t kinds = uint64_t(verb) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
+                           uint64_t(root) << 24 | uint64_t(asked.algorithm) << 48 |
+                           uint64_t(asked.numerics) << 56;
     return mix64((numel + splits) * 0x9e3779b97f4a7c15ULL + kinds) % kPlans;
   }
+  // Holds the group's lock, and lets a thread know that it has it already: a signal handler runs in
+  // the thread of the call that it interrupts.
+  class Turn {
+   public:
+    Turn(ProcessGroup& group, Host& host);
+    ~Turn() { group_.in_turn_.store(std::thread::id{}, std::memory_order_relaxed); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    ProcessGroup& group_;
+    std::unique_lock<std::mutex> guard_;
+  };
   static void forget_in_child();
-  std::unique_lock<std::mutex> lock(Host& host);
   const Program* program_of(const Plan& plan) const;
   void require_usable() const;
   void limit(Transfer& transfer) const;
@@ -129,13 +159,14 @@ class ProcessGroup {
   std::unique_ptr<Group<StdAtomics>> group_;
   std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
   std::map<uint64_t, Program> programs_;
-  std::mutex mutex_;       // held during a call
+  std::mutex mutex_;  // held during a call, by a Turn
+  std::atomic<std::thread::id> in_turn_{};
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   static constexpr uint64_t kQueued = 1, kQueuedNative = uint64_t{1} << 32;
   std::atomic<uint64_t> queued_{0};  // calls: Python's in the low half, native code's above
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
-  std::array<Plan, kPlans> plans_{};
+  std::array<CachedPlan, kPlans> plans_{};
 };
 
 }  // namespace fastcoll

@@ -3,6 +3,8 @@
 
 #include <iterator>
 
+#include "numpy_view.h"
+
 namespace fastcoll {
 
 namespace {
@@ -154,6 +156,7 @@ void expect_tensor(PyObject* object) {
 }
 
 std::optional<TensorView> view_tensor(PyObject* object) {
+  if (is_array(object)) return view_array(object);
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return std::nullopt;
   DLTensor tensor;

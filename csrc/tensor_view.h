@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading a tensor's facts without any framework's header: DLPack's C exchange table (DLPack 1.2;
-// torch 2.11 and later), about 50 ns a call, one build for every torch.
+// torch 2.11 and later), about 50 ns a call, one build for every torch. NumPy's arrays:
+// numpy_view.h.
 #pragma once
 
 #include <Python.h>
@@ -26,9 +27,9 @@ struct TensorView {
 // means more than its local part.
 void add_tensor_type(PyTypeObject* type);
 
-// The tensor, if it is one the fast path takes: of such a type, on the CPU, contiguous, not
-// negated lazily, of a known dtype and not complex (it could be conjugated lazily). Never leaves a
-// Python error set.
+// The tensor or array, if it is one the fast path takes: of such a type, on the CPU, contiguous,
+// not negated lazily, of a known dtype and not complex (it could be conjugated lazily). Never
+// leaves a Python error set.
 std::optional<TensorView> view_tensor(PyObject* object);
 
 // Fetch into the caches what view_tensor is going to read behind this object.

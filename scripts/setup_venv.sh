@@ -15,6 +15,13 @@ install_checkout() { # extras
   fi
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   PATH="$venv/bin:$PATH"
+  # The tests start hundreds of processes: without bytecode each would compile what it imports. Who
+  # wants none beside the sources has it in the environment.
+  if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    unset PYTHONDONTWRITEBYTECODE
+    PYTHONPYCACHEPREFIX=$(cd "$venv" && pwd)/pycache
+    export PYTHONPYCACHEPREFIX
+  fi
   # A module deleted from the checkout would be installed again from an earlier build.
   [ ! -d build ] || find build -name '*.py' -delete
   # Nothing could run the GPU side: do not make the newcomer wait two minutes for it.
@@ -26,5 +33,6 @@ install_checkout() { # extras
       constraints.txt >"$constraints"
   fi
   echo "Installing fastcoll[$1] into $venv"
-  python -m pip install --quiet --disable-pip-version-check -c "$constraints" ".[$1]"
+  # --no-compile: not the ten thousand modules that nobody imports.
+  python -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" ".[$1]"
 }

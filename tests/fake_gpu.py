@@ -26,8 +26,8 @@ from fastcoll.communicator import Communicator
 from fastcoll.device_group import DeviceGroup
 from fastcoll.device_nccl import Nccl
 from fastcoll.hierarchical.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
-from fastcoll.memory import array
-from fastcoll.memory.device import Terms
+from fastcoll.memory import array, foreign
+from fastcoll.memory.terms import Terms
 from fastcoll.reliability.journal import Journal
 from fastcoll.reliability.residency import residency
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, Algorithm, DType, Op, Verb
@@ -45,6 +45,8 @@ class Core:
             "add" for each addition of what NCCL brought.
         algorithms: Of each launch; what the switch would add is added by two_shot here.
         words: What `verdict` says.
+        launched_in: The stream of each launch and batch.
+        streams: All of them.
         running: Whether a kernel is said to run.
         lost: The ranks that kernels were told not to wait for.
         closed: Whether the host waited for the kernels, and they ended.
@@ -54,6 +56,8 @@ class Core:
         self.comm = comm
         self.log: list[Any] = []
         self.algorithms: list[Algorithm] = []
+        self.launched_in: list[int] = []
+        self.streams = Streams()
         self.words: tuple[int, ...] | None = None
         self.running = False
         self.lost: list[int] = []
@@ -69,6 +73,7 @@ class Core:
         counts: Sequence[int] = (),
     ) -> None:
         assert plan.channels > 0
+        self.launched_in.append(stream)
         if plan.algorithm == Algorithm.nccl:
             self.log.append("add")
             return _add(plan, source, target, self.comm.world_size)
@@ -94,6 +99,7 @@ class Core:
     def transfer(self, rows: list[Any], most: int, stream: int, limit_s: float) -> None:
         assert len({(row[0], row[4]) for row in rows}) == len(rows), "a pair twice in one kernel"
         self.log.append(len(rows))
+        self.launched_in.append(stream)
         # One kernel: all of it goes on together, and the next one starts when it is over.
         posted = [
             _C.TransferWork(self.comm, sends, peer, tag, dtype, numel, ptr, LIMIT_S, None)
@@ -156,6 +162,8 @@ class Gloo:
 
     def _end_coalescing(self) -> Any:
         started = self._started
+        if not started:  # as NCCL's
+            return None
         return SimpleNamespace(
             wait=lambda: [work.wait() for work in started],
             is_completed=lambda: all(work.is_completed() for work in started),
@@ -176,16 +184,15 @@ def _parts(ptr: int, numels: list[int], itemsize: int, cut: bool) -> list[tuple[
 
 
 class _Stream:
-    cuda_stream = 0
+    def __init__(self, cuda_stream: int = 0, *_: Any, **__: Any) -> None:
+        self.cuda_stream = cuda_stream
+        self.waited: list[int] = []
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def wait_stream(self, other: Any) -> None:
-        pass
+    def wait_stream(self, other: "_Stream") -> None:
+        self.waited.append(other.cuda_stream)
 
     def wait_event(self, event: Any) -> None:
-        pass
+        self.waited.append(-1)
 
 
 class _Event:
@@ -197,6 +204,34 @@ class _Event:
 
     def query(self) -> bool:
         return True
+
+
+class Streams:
+    """What stands for torch's streams: they only say who waits for whom (-1: for an event)."""
+
+    Stream = _Stream
+    Event = _Event
+
+    def __init__(self) -> None:
+        self.made = {0: _Stream()}
+        self._current = self.made[0]
+
+    def current_stream(self, device: int | None = None) -> _Stream:
+        return self._current
+
+    def default_stream(self, device: int) -> _Stream:
+        return self.made[0]
+
+    def ExternalStream(self, pointer: int, device: int) -> _Stream:  # noqa: N802
+        return self.made.setdefault(pointer, _Stream(pointer))
+
+    @contextlib.contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        kept, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = kept
 
 
 def _view_on_gpu(tensor: torch.Tensor, name: str, gpu: bool) -> array.ArrayView:
@@ -228,15 +263,17 @@ def fake_gpu(
     residency.claim(0, side._claim, 0)
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
     side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
-    fakes = SimpleNamespace(
-        current_stream=_Stream, Stream=_Stream, Event=_Event, stream=contextlib.nullcontext
+    streams = core.streams
+    torch_like = SimpleNamespace(cuda=streams, Tensor=type(None))
+    foreign_torch = SimpleNamespace(
+        cuda=streams, Tensor=torch.Tensor, from_dlpack=torch.from_dlpack, as_tensor=torch.as_tensor
     )
-    torch_like = SimpleNamespace(cuda=fakes, Tensor=type(None))
     kept = device_group.torch, comm._gpus.group
     device_group.torch = device_work.torch = torch_like  # type: ignore[assignment]
     comm._gpus.group = side
     array._view_tensor = _view_on_gpu
     patches = contextlib.ExitStack()
+    patches.enter_context(mock.patch.object(foreign, "torch", foreign_torch))
     for place, value in {
         "bytes_at": _bytes_at,
         "make": Gloo,

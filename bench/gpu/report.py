@@ -66,7 +66,7 @@ def _read(path: Path) -> Any:
 def driver() -> str:
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.split("\n")[0].strip()
@@ -128,6 +128,9 @@ def table(document: dict[str, Any]) -> Iterator[str]:
 
 
 _MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
+# What each step that measures leaves, by its name in the document.
+_MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "versus": "versus"}
+_MEASURING |= {"tune": "tuning"}
 
 
 def page(document: dict[str, Any]) -> Iterator[str]:
@@ -143,9 +146,9 @@ def page(document: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {title}: {line[:_MOST_CHARACTERS]}" for line in lines[:_MOST_LINES])
         if len(lines) > _MOST_LINES:
             yield f"  {title}: {len(lines) - _MOST_LINES} more, see gpu.json"
+    yield from _unmeasured(document)
     measured = document["measured"]
     if measured is None:
-        yield "nothing was measured"
         return
     yield from _fused_rows((document["fused"] or {"rows": []})["rows"])
     yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
@@ -156,6 +159,18 @@ def page(document: dict[str, Any]) -> Iterator[str]:
             yield f"measured rows {what.replace('_', ' ')}: {len(rows)}, first {rows[0]}"[
                 :_MOST_CHARACTERS
             ]
+
+
+def _unmeasured(document: dict[str, Any]) -> Iterator[str]:
+    """What there are no numbers of, or not all."""
+    results = {one["step"]: one["result"] for one in document["steps"]}
+    for step, name in _MEASURING.items():
+        found = document[name]
+        result = results.get(step, "not run")
+        if found is None:
+            yield f"not measured: {step} ({result})"
+        elif result.startswith("stopped") or not found.get("complete", True):
+            yield f"not all measured: {step} ({result}; {len(found.get('rows', ()))} rows)"
 
 
 def _smoke(found: dict[str, Any]) -> Iterator[str]:

@@ -157,6 +157,9 @@ class Group {
              "over: call fastcoll.shrink() or fastcoll.destroy()",
          uint64_t{1} << peer);
   }
+  // The ranks that have not come to the call a peer waits in, but for those that wait elsewhere;
+  // none: it waits in no call. For what an error says.
+  uint64_t awaited_by(int peer);
   std::string call_name()
       const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
 

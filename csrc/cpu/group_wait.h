@@ -172,6 +172,18 @@ bool Group<P>::waits_itself(int peer) {
 }
 
 template <class P>
+uint64_t Group<P>::awaited_by(int peer) {
+  const uint64_t call = last_entered_call(peer);
+  const auto entered = read_operation<P>(pad(peer), call);
+  if (!entered || entered->wait_began_us == 0 || entered->wait_ended_us != 0) return 0;
+  uint64_t ranks = 0;
+  for (int other = 0; other < world_size(); ++other)
+    if (int64_t(last_entered_call(other) - call) < 0 && !waits_itself(other))
+      ranks |= uint64_t{1} << other;
+  return ranks;
+}
+
+template <class P>
 void Group<P>::fail_timeout(int peer, int64_t waited_us) {
   const int64_t time_us = now_us();
   uint64_t behind = 0, inside = 0, waiting = 0;  // in an earlier call; stuck in this one; see above

@@ -493,7 +493,7 @@ class PointToPoint {
   std::string name(const Transfer& transfer) const;
   void look_for_loss(Transfer& transfer);
   [[noreturn]] void fail_timeout(const Transfer& transfer, int64_t time_us);
-  std::string cycle() const;
+  std::string chain(const Transfer& transfer, uint64_t* ranks) const;
 
   Group<P>& group_;
   std::mutex mutex_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why sends and receives do not get on: a broken group, a peer that has gone, a limit, a cycle.
+// Why sends and receives do not get on: a broken group, a peer that has gone, a limit, a cycle, or
+// a rank that holds up a whole chain of them.
 #pragma once
 
 #include "cpu/p2p.h"
@@ -73,40 +74,56 @@ template <class P>
 void PointToPoint<P>::fail_timeout(const Transfer& transfer, int64_t time_us) {
   const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
   uint64_t ranks = 0;
-  std::string stopped;
+  for (int peer = 0; peer < group_.world_size(); ++peer)
+    if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
+      ranks |= uint64_t{1} << peer;
+  std::string text = name(transfer) + " waited " + seconds + " for rank " +
+                     (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
+                     (transfer.sends ? ", which did not receive it" : ", which did not send it");
+  if (transfer.peer != kAnyPeer) text += chain(transfer, &ranks);
   for (int peer = 0; peer < group_.world_size(); ++peer) {
-    if (transfer.peer == kAnyPeer ? peer == group_.rank() : peer != transfer.peer) continue;
-    ranks |= uint64_t{1} << peer;
     const int pid = group_.options().links[size_t(peer)].pid;
-    if (process_is_stopped(pid)) stopped += "; process " + std::to_string(pid) + " is stopped";
+    if ((ranks >> peer & 1) && process_is_stopped(pid))
+      text += "; process " + std::to_string(pid) + " is stopped";
   }
-  group_.fail(
-      ErrorKind::timeout,
-      name(transfer) + " waited " + seconds + " for rank " +
-          (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-          (transfer.sends ? ", which did not receive it" : ", which did not send it") + stopped +
-          cycle() +
-          ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)",
-      ranks);
+  group_.fail(ErrorKind::timeout,
+              text +
+                  ". If the ranks are only slow, raise the timeout (timeout_s=, "
+                  "FASTCOLL_TIMEOUT_S)",
+              ranks);
 }
 
-// "; rank 0 sends to rank 1, which sends to rank 0": who blocks on whom, if that ends where it
-// began.
+// "; rank 0 sends to rank 1, which receives from rank 2": who waits for whom. `ranks` become those
+// at its end, who hold up all others; a chain that ends nowhere leaves them as they are.
 template <class P>
-std::string PointToPoint<P>::cycle() const {
-  std::string text;
-  int rank = group_.rank();
-  for (int hops = 0; hops < group_.world_size(); ++hops) {
-    const uint64_t blocked = P::load_relaxed(group_.pad(rank).blocked.value);
-    const int peer = int(int8_t(blocked >> 8 & 0xff));
-    if (blocked == 0 || peer < 0 || peer >= group_.world_size()) return "";
-    text += hops == 0 ? "; rank " + std::to_string(rank) : ", which";
-    text += (blocked & 0xff) == 1 ? " sends to rank " : " receives from rank ";
-    text += std::to_string(peer);
-    rank = peer;
-    if (rank == group_.rank()) return text + ": a cycle. Use isend, or batch_isend_irecv";
+std::string PointToPoint<P>::chain(const Transfer& transfer, uint64_t* ranks) const {
+  std::string text = "; rank " + std::to_string(group_.rank());
+  std::bitset<kMaxWorld> seen;
+  bool sends = transfer.sends;
+  int peer = transfer.peer;
+  for (int hops = 1;; ++hops) {
+    text += (sends ? " sends to rank " : " receives from rank ") + std::to_string(peer);
+    if (peer == group_.rank()) return text + ": a cycle. Use isend, or batch_isend_irecv";
+    if (seen[size_t(peer)]) return text;
+    seen.set(size_t(peer));
+    const uint64_t blocked = P::load_relaxed(group_.pad(peer).blocked.value);
+    const int next = int(int8_t(blocked >> 8 & 0xff));
+    const bool waits = blocked != 0 && next >= 0 && next < group_.world_size() &&
+                       !process_is_stopped(group_.options().links[size_t(peer)].pid);
+    if (!waits) {
+      *ranks = uint64_t{1} << peer;
+      const uint64_t awaited = blocked ? 0 : group_.awaited_by(peer);
+      if (awaited) *ranks = awaited;
+      if (!awaited) return hops == 1 ? "" : text;
+      text += ", which waits in a call for rank";
+      for (int other = 0; other < group_.world_size(); ++other)
+        if (awaited >> other & 1) text += " " + std::to_string(other);
+      return text;
+    }
+    text += ", which";
+    sends = (blocked & 0xff) == 1;
+    peer = next;
   }
-  return "";
 }
 
 }  // namespace fastcoll

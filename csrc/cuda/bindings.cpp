@@ -6,6 +6,7 @@
 
 #include "cuda/device_group.h"
 #include "cuda/driver.h"
+#include "cuda/launch.h"
 #include "cuda/launch_table.h"
 #include "memory/cuda_ipc.h"
 #include "memory/cuda_multicast.h"
@@ -139,6 +140,36 @@ std::vector<PairTransfer> to_transfers(const std::vector<PairRow>& rows) {
   return transfers;
 }
 
+void bind_partials(py::module_& module) {
+  module.def(
+      "add_partials",
+      [](int device, int dtype, int op, bool widened, const std::vector<uintptr_t>& rows,
+         uintptr_t output, uint64_t numel, int divisor, uintptr_t stream) {
+        if (dtype < 0 || dtype >= kNumDTypes || op < 0 || op >= kNumOps || rows.empty() ||
+            rows.size() > kMaxPartials || !op_has_meaning(DType(dtype), Op(op)))
+          throw Failure(ErrorKind::usage, "no such sum of the nodes");
+        PartialsCall call{};
+        for (size_t i = 0; i < rows.size(); ++i) call.rows[i] = to_ptr(rows[i]);
+        call.output = to_ptr(output);
+        call.numel = numel;
+        call.num_rows = int32_t(rows.size());
+        call.divisor = divisor;
+        call.op = Op(op);
+        call.widened = widened;
+        const py::gil_scoped_release release;  // a full queue blocks
+        const OnDevice on(device);
+        launch_partials(DType(dtype), call, to_stream(stream));
+      },
+      py::arg("device"), py::arg("dtype"), py::arg("op"), py::arg("widened"), py::arg("rows"),
+      py::arg("output"), py::arg("numel"), py::arg("divisor"), py::arg("stream"));
+  // Events may be asked about from this thread while another one captures a graph.
+  module.def("ignore_captures", [] {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "telling that a thread only asks");
+  });
+  module.attr("K_MAX_PARTIALS") = kMaxPartials;
+}
+
 void bind_group(py::module_& module) {
   py::enum_<Probe>(module, "Probe")
       .value("put", Probe::put)
@@ -221,6 +252,7 @@ PYBIND11_MODULE(_cuda, module) {
   bind_devices(module);
   bind_memory(module);
   bind_multicast(module);
+  bind_partials(module);
   bind_group(module);
   module.def("data_offset_bytes", [] { return kGpuDataOffsetBytes; });
   module.def("layout", [] {

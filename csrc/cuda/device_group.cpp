@@ -10,6 +10,23 @@
 
 namespace fastcoll {
 
+namespace {
+
+// Lets this thread ask for and wait for what is no part of a graph that it may be capturing, which
+// would otherwise be refused and invalidate the capture.
+class BesideCapture {
+ public:
+  BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
 DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) {
   if (options.world_size < 1 || options.world_size > kMaxGpuWorld || options.rank < 0 ||
       options.rank >= options.world_size)
@@ -136,6 +153,7 @@ bool DeviceGroup::busy() {
   const std::lock_guard guard(mutex_);
   if (closed_ || !eager_.used) return false;
   const OnDevice on(options_.device);
+  const BesideCapture beside;
   const cudaError_t error = cudaEventQuery(eager_.event);
   if (error == cudaSuccess) return false;
   cudaGetLastError();
@@ -147,6 +165,7 @@ void DeviceGroup::give_up(int peer) {
   std::byte* pad = options_.regions[size_t(options_.rank)];
   if (closed_ || !pad) return;
   const OnDevice on(options_.device);
+  const BesideCapture beside;
   // As if the lost rank had said so: kernels pass their own findings on to all, but its memory may
   // be gone.
   const uint64_t poison = Poison::encode(uint32_t(ErrorKind::peer_lost), peer, peer, 0, 0);

@@ -10,5 +10,6 @@ namespace fastcoll {
 template <DType kDType>
 const void* reduction_kernel(Algorithm algorithm, Verb verb, bool ll);
 const void* move_kernel(Verb verb, bool ll);
+const void* partials_kernel(DType dtype);
 
 }  // namespace fastcoll

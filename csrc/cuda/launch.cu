@@ -6,6 +6,7 @@
 
 #include "cuda/batch.cuh"
 #include "cuda/driver.h"
+#include "cuda/kernel_files.h"
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
 #include "cuda/probe.cuh"
@@ -25,6 +26,7 @@ std::set<const void*> all_kernels() {
               kernel_for(Algorithm(algorithm), Verb(verb), kernel_dtype(DType(dtype)), ll));
   kernels.erase(nullptr);
   kernels.insert(reinterpret_cast<const void*>(&write_batch_kernel));
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) kernels.insert(partials_kernel(DType(dtype)));
   return kernels;
 }
 
@@ -106,6 +108,15 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream) {
   if (call.dtype != plan.dtype)
     for (uint64_t& count : call.counts) count *= 2;
   launch(kernel, shape.blocks, shape.threads, call, stream);
+}
+
+void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
+  constexpr uint64_t kPerThread = 4, kMostBlocks = 1024;  // not measured
+  if (call.numel == 0) return;
+  if (kernel_dtype(dtype) != dtype) call.numel *= 2;
+  const uint64_t blocks = detail::div_up(call.numel, kMaxBlockThreads * kPerThread);
+  launch(partials_kernel(dtype), int(std::min(blocks, kMostBlocks)), kMaxBlockThreads, call,
+         stream);
 }
 
 size_t batch_bytes() { return kMaxBatch * sizeof(DeviceCall); }

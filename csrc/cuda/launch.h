@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/call.h"
+#include "cuda/partials.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -38,6 +39,9 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall cal
                       DeviceCall* batch, int most_channels, cudaStream_t stream);
 size_t batch_bytes();  // of `batch`
 
+// Start adding what each node has summed, on the current device.
+void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream);
+
 // Whether there is a kernel for such plans.
 bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll);
 
@@ -48,8 +52,8 @@ inline constexpr uint32_t kProbePulled = 2;  // my load sees what the peer has i
 
 // The steps that find out what the mappings are worth, each taken when all ranks have taken the one
 // before. put: write a word into every region; get: what arrived, by rank: the bits above.
-// operands, sum, stored: the same through the switch; sum says 1 in the first place if its sum was
-// right, stored by rank whether what it had stored is here.
+// operands, sum, stored: the same through the switch; sum says by type (float32, float16, bfloat16)
+// whether its sum was right, stored by rank whether what it had stored is here.
 enum class Probe { put, get, operands, sum, stored };
 
 // Take a step and wait for it. multicast: nullptr for put and get.

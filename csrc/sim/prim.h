@@ -115,6 +115,7 @@ inline void check_pack_offset(size_t offset_bytes) {
   std::fprintf(stderr, "WRONG: the switch was given the offset %zu\n", offset_bytes);
   std::exit(1);
 }
+inline bool switch_forgets_halves = false;  // a planted bug: it leaves out the last rank's
 template <DType kDType, class Call>
 Pack multimem_sum(const Call& call, size_t offset_bytes) {
   check_pack_offset(offset_bytes);
@@ -126,9 +127,10 @@ Pack multimem_sum(const Call& call, size_t offset_bytes) {
   };
   Pack pack{};
   constexpr int kNumel = int(kPackBytes / dtype_size(kDType));
+  const int num_ranks = call.world_size - (switch_forgets_halves && dtype_size(kDType) == 2);
   for (int i = 0; i < kNumel; ++i) {
     float sum = load(0, i);
-    for (int rank = 1; rank < call.world_size; ++rank) sum += load(rank, i);
+    for (int rank = 1; rank < num_ranks; ++rank) sum += load(rank, i);
     auto* to = reinterpret_cast<std::byte*>(pack.words) + size_t(i) * dtype_size(kDType);
     if constexpr (kDType == DType::float32) store_data(to, sum);
     else store_data(to, kDType == DType::float16 ? narrow_fp16(sum) : narrow_bf16(sum));

@@ -39,9 +39,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   const uint64_t num_bytes = call.numel * dtype_size(kDType);
   const bool scatters = call.verb == Verb::reduce_scatter;
   const Tiles tiles(channel, num_bytes, scatters ? 1 : call.world_size);
-  // In place, the peers of a reduce_scatter would still read what this rank already overwrites.
-  const uint32_t input_location =
-      scatters && call.input == call.output ? GpuLocation::kStaged : call.input_location;
+  // A reduce_scatter in place overwrites part r, which nobody but rank r itself reads.
   Pipeline<TwoAddresses<P>> pipeline(
       channel,
       {.sources = channel.peers(),
@@ -54,7 +52,8 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
        .pushes = !scatters,
        .input_bytes = num_bytes * uint64_t(scatters ? call.world_size : 1),
        .output_bytes = num_bytes},
-      GpuLocation::both(input_location, scatters ? input_location : call.output_location));
+      GpuLocation::both(call.input_location,
+                        scatters ? call.input_location : call.output_location));
   const auto tile = [&](uint32_t k, int part) {
     return scatters ? tiles.tile(k) : tiles.tile(k, part);
   };
@@ -104,16 +103,17 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       for (int rank = 0; rank < call.world_size; ++rank) store_any(target(rank) + at, pack, left);
     };
     const size_t mine = offset(source(call.rank));
-    if (agree(kInput) && mine % kPackBytes == 0) {
-      for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
-        device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
-        reducer.load(multimem_sum<kDType>(call, mine + at).words);
-        sink(at, device::finish_pack(reducer, call), left);
-      });
-    } else {
-      const bool aligned = start(span, call.rank) % kPackBytes == 0;
-      reduce_tile<kDType>(call, span.num_bytes, aligned, source, sink);
-    }
+    const bool by_switch = agree(kInput) && mine % kPackBytes == 0;
+    const bool aligned = start(span, call.rank) % kPackBytes == 0;
+    const Op op = device::plain_op<kDType>(call.op);
+    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
+      // Whole packs: what lies behind the part may be another rank's, which overwrites it in place.
+      if (!by_switch || left < kPackBytes)
+        return sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
+      device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
+      reducer.load(multimem_sum<kDType>(call, mine + at).words);
+      sink(at, device::finish_pack(reducer, call), left);
+    });
   };
   // 3. All parts, from my own slot.
   const auto copy_out = [&](uint32_t k) {

@@ -54,8 +54,10 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
   // Where the chunk for `rank` starts in an input.
   const auto chunk = [&](int rank) { return scatters ? uint64_t(rank) * num_bytes : 0; };
 
-  // In place, peers would still read what this rank already overwrites.
-  const uint32_t location = call.input == call.output ? GpuLocation::kStaged : call.input_location;
+  // In place, peers would still read what this rank already overwrites. But not of a
+  // reduce_scatter: part r nobody but rank r itself reads.
+  const uint32_t location =
+      !scatters && call.input == call.output ? GpuLocation::kStaged : call.input_location;
   const uint32_t sources = all || is_root ? channel.peers() : 0;
   Pipeline<P> pipeline(
       channel,

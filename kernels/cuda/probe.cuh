@@ -23,15 +23,18 @@ FASTCOLL_DEVICE uint64_t probe_word(uint64_t token, int from, int to) {
 }
 
 // Everything lies at the start of scratch: words, one for each source rank; operands of the
-// switch's sums and what it stored, a pack for each rank that asked for it.
+// switch's sums, a pack for each type and each rank that asks for it; what it stored, a pack for
+// each rank.
+inline constexpr int kProbeTypes = 3;  // that the switch adds: float32, float16, bfloat16
 FASTCOLL_DEVICE uint64_t* probe_words(std::byte* region) {
   return reinterpret_cast<uint64_t*>(region + kGpuScratchOffsetBytes);
 }
-FASTCOLL_DEVICE size_t probe_operand_offset(int rank) {
-  return kGpuScratchOffsetBytes + sizeof(uint64_t) * kMaxGpuWorld + size_t(rank) * kPackBytes;
+FASTCOLL_DEVICE size_t probe_operand_offset(int type, int rank) {
+  return kGpuScratchOffsetBytes + sizeof(uint64_t) * kMaxGpuWorld +
+         size_t(type * kMaxGpuWorld + rank) * kPackBytes;
 }
 FASTCOLL_DEVICE size_t probe_stored_offset(int rank) {
-  return probe_operand_offset(kMaxGpuWorld) + size_t(rank) * kPackBytes;
+  return probe_operand_offset(kProbeTypes, rank);
 }
 
 // ---- the regions; one thread for each peer
@@ -56,10 +59,44 @@ FASTCOLL_KERNEL probe_get_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
 
 // ---- the switch; one thread for each rank that asks it
 
-// Small whole numbers, so that their sum is exact in any order.
+// Whole numbers up to 15, so that sums of 16 ranks are exact in any order and in every type.
 FASTCOLL_DEVICE float probe_operand(uint64_t token, int from, int by, int lane) {
-  return float(probe_word(token, from, by) % 1000 + uint64_t(lane));
+  return float(probe_word(token, from, by) * 0x9e3779b97f4a7c15ULL >> (32 + 4 * lane) & 15);
 }
+// The sum of what ranks first to last - 1 give to what rank `by` asks for.
+template <DType kDType>
+FASTCOLL_DEVICE Pack probe_sum(uint64_t token, int first, int last, int by) {
+  constexpr int kPerWord = int(4 / dtype_size(kDType));
+  Pack pack{};
+  FASTCOLL_UNROLL
+  for (int lane = 0; lane < 4 * kPerWord; ++lane) {
+    float sum = 0;
+    for (int from = first; from < last; ++from) sum += probe_operand(token, from, by, lane);
+    uint32_t code = __builtin_bit_cast(uint32_t, sum);
+    if constexpr (kDType == DType::float16) code = narrow_fp16(sum);
+    if constexpr (kDType == DType::bfloat16) code >>= 16;  // nothing is cut off
+    pack.words[lane / kPerWord] |= code << (lane % kPerWord * 16);
+  }
+  return pack;
+}
+FASTCOLL_DEVICE bool is_same(const Pack& one, const Pack& other) {
+  bool same = true;
+  FASTCOLL_UNROLL
+  for (int i = 0; i < 4; ++i) same = same && one.words[i] == other.words[i];
+  return same;
+}
+template <DType kDType>
+FASTCOLL_DEVICE void probe_put_operand(const ProbeCall& call, int type, int by) {
+  store_data<Pack>(call.regions[call.rank] + probe_operand_offset(type, by),
+                   probe_sum<kDType>(call.token, call.rank, call.rank + 1, by));
+}
+template <DType kDType>
+FASTCOLL_DEVICE void probe_try_sum(const ProbeCall& call, int type) {
+  const Pack sum = multimem_sum<kDType>(call, probe_operand_offset(type, call.rank));
+  const Pack wanted = probe_sum<kDType>(call.token, 0, call.world_size, call.rank);
+  call.seen[type] = is_same(sum, wanted) ? 1 : 0;
+}
+
 FASTCOLL_DEVICE Pack probe_stored(uint64_t token, int by) {
   const uint64_t word = probe_word(token, by, by);
   return {{uint32_t(word), uint32_t(word >> 32), uint32_t(~word), uint32_t(~word >> 32)}};
@@ -68,38 +105,29 @@ FASTCOLL_DEVICE Pack probe_stored(uint64_t token, int by) {
 FASTCOLL_KERNEL probe_operands_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   const int by = int(thread_idx());
   if (by >= call.world_size) return;
-  std::byte* operand = call.regions[call.rank] + probe_operand_offset(by);
-  for (int lane = 0; lane < 4; ++lane)
-    store_data<float>(operand + lane * 4, probe_operand(call.token, call.rank, by, lane));
+  probe_put_operand<DType::float32>(call, 0, by);
+  probe_put_operand<DType::float16>(call, 1, by);
+  probe_put_operand<DType::bfloat16>(call, 2, by);
 }
 
-// The sum that is this rank's to ask for, and a store into all regions. seen, of rank 0: 1 the sum
+// The sums that are this rank's to ask for, and a store into all regions. seen, by type: 1 the sum
 // is right.
 FASTCOLL_KERNEL probe_sum_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   if (thread_idx() != 0) return;
   sync_aliases();
-  const Pack sum = multimem_sum<DType::float32>(call, probe_operand_offset(call.rank));
-  bool right = true;
-  for (int lane = 0; lane < 4; ++lane) {
-    float wanted = 0;
-    for (int from = 0; from < call.world_size; ++from)
-      wanted += probe_operand(call.token, from, call.rank, lane);
-    right = right && __builtin_bit_cast(float, sum.words[lane]) == wanted;
-  }
+  probe_try_sum<DType::float32>(call, 0);
+  probe_try_sum<DType::float16>(call, 1);
+  probe_try_sum<DType::bfloat16>(call, 2);
   multimem_store(call, probe_stored_offset(call.rank), probe_stored(call.token, call.rank));
   sync_aliases();
-  call.seen[0] = right ? 1 : 0;
 }
 
 // seen, by rank: 1 what it had the switch store is in my memory.
 FASTCOLL_KERNEL probe_stored_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   const int by = int(thread_idx());
   if (by >= call.world_size) return;
-  const Pack wanted = probe_stored(call.token, by);
   const Pack found = load_data<Pack>(call.regions[call.rank] + probe_stored_offset(by));
-  bool right = true;
-  for (int i = 0; i < 4; ++i) right = right && found.words[i] == wanted.words[i];
-  call.seen[by] = right ? 1 : 0;
+  call.seen[by] = is_same(found, probe_stored(call.token, by)) ? 1 : 0;
 }
 
 }  // namespace fastcoll

@@ -12,6 +12,34 @@ namespace fastcoll {
 // Sources whose loads are in flight at the same time.
 inline constexpr int kLoadsAtOnce = 4;
 
+// One pack of a tile, by the call's plain_op: see reduce_tile.
+template <DType kDType, class Source>
+FASTCOLL_DEVICE Pack reduce_pack(const DeviceCall& call, Op op, bool aligned, Source source,
+                                 uint64_t at, uint64_t left) {
+  device::Reducer<kDType, 4> reducer;
+  if (aligned && left >= kPackBytes) {
+    for (int first = 0; first < call.world_size; first += kLoadsAtOnce) {
+      Pack packs[kLoadsAtOnce];
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kLoadsAtOnce; ++i)
+        if (first + i < call.world_size) packs[i] = load_data<Pack>(source(first + i) + at);
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kLoadsAtOnce; ++i) {
+        if (first + i >= call.world_size) break;
+        if (first + i == 0) reducer.load(packs[i].words);
+        else reducer.accumulate(op, packs[i].words);
+      }
+    }
+  } else {
+    for (int rank = 0; rank < call.world_size; ++rank) {
+      const Pack pack = load_any(source(rank) + at, left);
+      if (rank == 0) reducer.load(pack.words);
+      else reducer.accumulate(op, pack.words);
+    }
+  }
+  return device::finish_pack(reducer, call);
+}
+
 // source(rank): where that rank's tile starts. sink(offset_bytes, pack, bytes_left). aligned: every
 // source starts on a pack.
 template <DType kDType, class Source, class Sink>
@@ -19,28 +47,7 @@ FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, boo
                                  Source source, Sink sink) {
   const Op op = device::plain_op<kDType>(call.op);
   for_packs(num_bytes, [&](uint64_t at, uint64_t left) {
-    device::Reducer<kDType, 4> reducer;
-    if (aligned && left >= kPackBytes) {
-      for (int first = 0; first < call.world_size; first += kLoadsAtOnce) {
-        Pack packs[kLoadsAtOnce];
-        FASTCOLL_UNROLL
-        for (int i = 0; i < kLoadsAtOnce; ++i)
-          if (first + i < call.world_size) packs[i] = load_data<Pack>(source(first + i) + at);
-        FASTCOLL_UNROLL
-        for (int i = 0; i < kLoadsAtOnce; ++i) {
-          if (first + i >= call.world_size) break;
-          if (first + i == 0) reducer.load(packs[i].words);
-          else reducer.accumulate(op, packs[i].words);
-        }
-      }
-    } else {
-      for (int rank = 0; rank < call.world_size; ++rank) {
-        const Pack pack = load_any(source(rank) + at, left);
-        if (rank == 0) reducer.load(pack.words);
-        else reducer.accumulate(op, pack.words);
-      }
-    }
-    sink(at, device::finish_pack(reducer, call), left);
+    sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
   });
 }
 

@@ -5,25 +5,18 @@ The verbs are C functions, so that a call whose plan is known needs no Python; w
 do themselves they pass on to the Python functions here, whose names start with an underscore.
 """
 
-import warnings
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.calls import Call
 from fastcoll.errors import UsageError
-from fastcoll.groups import AnyCommunicator, communicator_of
-from fastcoll.memory.array import Array
-from fastcoll.types import REDUCE_OPS, ReduceOp, Verb
+from fastcoll.groups import GroupLike, communicator_of, member_of, rank_in
+from fastcoll.memory.array import Array, view
+from fastcoll.types import REDUCE_OPS, TORCH_DTYPES, ReduceOp, Verb
 from fastcoll.work import Work
-
-GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
-
 
 # ---- symmetric tensors ---------------------------------------------------------------------------
 
@@ -69,7 +62,13 @@ def zeros(
 
 def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
     """Make a symmetric copy of a tensor or a NumPy array; see `empty`. Collective."""
-    source = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
+    given = view(tensor, "tensor", gpu=True)
+    if isinstance(tensor, np.ndarray):
+        # As bytes: torch does not take arrays of every type and stride.
+        data = np.array(tensor, order="C").reshape(-1).view(np.uint8)
+        source = torch.from_numpy(data).view(TORCH_DTYPES[given.dtype]).reshape(given.shape)
+    else:
+        source = tensor.detach()
     copy = empty(source.shape, dtype=source.dtype, device=source.device, group=group)
     return copy.copy_(source)
 
@@ -78,11 +77,8 @@ def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
 
 
 def _issue(group: GroupLike, call: Call) -> Work | None:
-    comm = communicator_of(group)
-    if comm is None:
-        warnings.warn(f"{call.verb.name}: this rank is not in the group", stacklevel=3)
-        return None
-    return comm.issue(call)
+    comm = member_of(group, call.verb.name, stacklevel=4)
+    return None if comm is None else comm.issue(call)
 
 
 def _all_reduce(
@@ -220,18 +216,13 @@ def _broadcast(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    if isinstance(group, ProcessGroup):
-        try:
-            src = dist.get_group_rank(group, src)
-        except ValueError as error:
-            raise UsageError(f"src={src}: {error}") from None
     return _issue(
         group,
         Call(
             verb=Verb.broadcast,
             input=tensor,
             output=tensor,
-            root=src,
+            root=rank_in(group, src, "src"),
             async_op=async_op,
             timeout_s=timeout_s,
         ),
@@ -253,6 +244,7 @@ def _barrier(
 
 _C.set_reduce_ops(REDUCE_OPS)
 _C.set_tensor_types((torch.Tensor, torch.nn.Parameter))
+_C.set_numpy_type(np.ndarray)
 _C.set_fallback("all_reduce", _all_reduce)
 _C.set_fallback("reduce_scatter_tensor", _reduce_scatter_tensor)
 _C.set_fallback("all_gather_into_tensor", _all_gather_into_tensor)

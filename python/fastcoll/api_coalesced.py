@@ -7,15 +7,15 @@ C functions as in api.py; what these can't do themselves they pass on to the fun
 from collections.abc import Sequence
 
 from fastcoll import _C
-from fastcoll.api_parts import GroupLike, member_of
 from fastcoll.coalesced import ListCall
+from fastcoll.groups import GroupLike, member_of
 from fastcoll.memory.array import Array
 from fastcoll.types import ReduceOp, Verb
 from fastcoll.work import Work
 
 
 def _issue(group: GroupLike, name: str, call: ListCall) -> Work | None:
-    comm = member_of(group, name)
+    comm = member_of(group, name, stacklevel=4)
     return None if comm is None else comm.issue(call)
 
 

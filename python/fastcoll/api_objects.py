@@ -7,7 +7,7 @@ Decides which group and which of its ranks a call means; the rest is in the grou
 from datetime import timedelta
 from typing import Any
 
-from fastcoll.api_parts import GroupLike, member_of, rank_in
+from fastcoll.groups import GroupLike, member_of, rank_in
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:

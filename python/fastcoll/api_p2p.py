@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from fastcoll import _C
-from fastcoll.api_parts import GroupLike, member_of, rank_in
+from fastcoll.errors import UsageError
+from fastcoll.groups import GroupLike, member_of, rank_in
 from fastcoll.memory.array import Array
 from fastcoll.pairs import TransferCall
 from fastcoll.transfers import AnyTransferWork
@@ -26,8 +27,9 @@ def _send(
     """Send a tensor to another rank; return once it may be changed again.
 
     A message of up to 216 bytes is sent without waiting for the receiver. On a GPU it is the
-    current stream that waits, messages of a pair match in order, and their tags must be equal;
-    sends and receives that need each other to get on belong in one `batch_isend_irecv` there.
+    current stream that waits, messages of a pair match in order, and their tags must be equal (NCCL
+    compares neither tags nor sizes); sends and receives that need each other to get on belong in
+    one `batch_isend_irecv` there.
 
     Args:
         tensor: Tensor, NumPy array, or an array of CuPy's kind.
@@ -126,6 +128,11 @@ def _batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> lis
     comm = member_of(group, "batch_isend_irecv")
     if comm is None:
         return []
+    if not isinstance(p2p_op_list, list | tuple):
+        raise UsageError(f"p2p_op_list must be a list, not {type(p2p_op_list).__name__}")
+    for op in p2p_op_list:
+        if not isinstance(op, P2POp):
+            raise UsageError(f"p2p_op_list must hold fastcoll.P2POp, not {op!r}")
     calls = [
         TransferCall(
             sends=op.kind == "isend", tensor=op.tensor, peer=_source(group, op.peer), tag=op.tag

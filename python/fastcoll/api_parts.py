@@ -5,46 +5,21 @@ Decides which group and which of its ranks a call means. All but `reduce_scatter
 as in api.py; what these can't do themselves they pass on to the functions here.
 """
 
-import warnings
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.calls import Call
-from fastcoll.errors import UsageError
-from fastcoll.groups import AnyCommunicator, communicator_of
+from fastcoll.groups import GroupLike, member_of, rank_in
 from fastcoll.memory.array import Array
 from fastcoll.parts import PartsCall
 from fastcoll.types import ReduceOp, Verb
 from fastcoll.work import Work
 
-GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
-
-
-def member_of(group: GroupLike, verb: str) -> AnyCommunicator | None:
-    """Return the communicator that `group` means; None and a warning if this rank is not in it."""
-    comm = communicator_of(group)
-    if comm is None:
-        warnings.warn(f"{verb}: this rank is not in the group", stacklevel=3)
-    return comm
-
-
-def rank_in(group: GroupLike, rank: int, name: str) -> int:
-    """Return the group rank that is meant: torch process groups are given global ranks."""
-    if not isinstance(group, ProcessGroup):
-        return rank
-    try:
-        return dist.get_group_rank(group, rank)
-    except ValueError as error:
-        raise UsageError(f"{name}={rank}: {error}") from None
-
 
 def _issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
-    comm = member_of(group, call.verb.name)
+    comm = member_of(group, call.verb.name, stacklevel=4)
     return None if comm is None else comm.issue(call)
 
 

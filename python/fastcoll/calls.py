@@ -110,9 +110,9 @@ class Operands:
         group.run(plan, flat.input_ptr, flat.output_ptr, limit_s)
         flat.finish()
 
-    def arrays(self) -> list[Array]:
+    def views(self) -> list[ArrayView]:
         """Return the user's arrays."""
-        return [array.source for array in (self.input, self.output) if array is not None]
+        return [array for array in (self.input, self.output) if array is not None]
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -137,7 +137,11 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     if call.verb is Verb.reduce and rank != root:
         op = reduction_of(call.op, source.dtype)
         return Operands(source.dtype, op, source.numel, root, source, None)
-    target = source if call.output is call.input else view(call.output, output_name, gpu=True)
+    target = source
+    if call.output is call.input:
+        output_name = input_name
+    else:
+        target = view(call.output, output_name, gpu=True)
     check_output(target, output_name)
     check_one_device(((source, input_name), (target, output_name)))
     if target.dtype is not source.dtype:

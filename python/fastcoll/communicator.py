@@ -5,6 +5,7 @@ Decides whether a call runs at once or in the queue, on CPUs or on a GPU, and ho
 goes. Must not know torchrun, default groups or torch's process groups, nor how plans are chosen.
 """
 
+import operator
 import os
 import sys
 import weakref
@@ -24,14 +25,17 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
 from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
+from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu_side import CheckedCall, GpuSide
+from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import identity
 from fastcoll.hierarchical.group import HierarchicalCommunicator
+from fastcoll.hierarchical.making import settled_on_node
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region
@@ -85,7 +89,13 @@ def connect(
     found = tuned or tuning.find()
     deadline = Deadline(settings.timeout_s)
     terms = settings.terms(identity(settings.carrier))
-    peers = join(exchange, terms, deadline, members, found.digest)
+
+    def on_failure(seat: Seat, error: BaseException) -> BaseException:
+        if exchange.store is None:  # which a group over several nodes has to have
+            return error
+        return settled_on_node(Board(exchange.store, seat.nonce), seat, error)
+
+    peers = join(exchange, terms, deadline, members, found.digest, on_failure=on_failure)
     if peers is None:
         return None
     agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])
@@ -95,7 +105,10 @@ def connect(
     if seat is None:
         return _make(name, settings, peers, agreed, deadline)
     node, _ = seat.islands.places[seat.rank]
-    island = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
+    try:
+        island = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
+    except BaseException as error:
+        raise on_failure(seat, error) from error
     try:
         return HierarchicalCommunicator(name, settings, seat, island, exchange.store, connect)
     except BaseException:
@@ -280,8 +293,13 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         extents: Sequence[Any] = size
         if len(size) == 1 and not isinstance(size[0], SupportsIndex):
             extents = size[0]
-        shape = [int(extent) for extent in extents]
+        try:
+            shape = [operator.index(extent) for extent in extents]
+        except TypeError:
+            raise UsageError(f"a shape consists of integers, not {extents!r}") from None
         dtype = dtype or torch.get_default_dtype()
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"dtype must be a torch.dtype, not {dtype!r}")
         if dtype not in FROM_TORCH:
             raise UnsupportedError(f"symmetric tensors of {dtype} are not supported")
         if any(size < 0 for size in shape):
@@ -426,6 +444,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         """
         if self._closed:
             return
+        self.refuse_handler()
         self._queue.join()
         self.await_native()
         self._closed = True

@@ -6,14 +6,13 @@ device becomes the group's. Must not choose algorithms; must not know stores or 
 """
 
 import contextlib
-import json
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -21,21 +20,22 @@ from fastcoll import _C, _cuda, env
 from fastcoll.calls import Operands
 from fastcoll.device_batches import kernels, pair_channels
 from fastcoll.device_copies import CopyEngine
+from fastcoll.device_host import DeviceHost, GpuLink, HeapHost, hello_of, share_of
 from fastcoll.device_nccl import Nccl
-from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started
+from fastcoll.device_work import DeviceTransferWork, DeviceWork, Started, beside
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
-from fastcoll.memory.array import Array, ArrayView, copy_back, dense_copy
-from fastcoll.memory.device import DeviceHello, Pin, apologise, introduce, map_regions, settle
+from fastcoll.memory.array import ArrayView, copy_back, dense_copy
+from fastcoll.memory.device import Pin, map_regions
+from fastcoll.memory.foreign import in_their_stream
 from fastcoll.memory.heap import SymmetricHeap
-from fastcoll.memory.link import Facts
 from fastcoll.memory.symmetric import tensor_on
+from fastcoll.memory.terms import DeviceHello, settle
 from fastcoll.pairs import ANY, Transfer, to_itself
 from fastcoll.parts import PartsOperands
 from fastcoll.reliability.journal import Journal
 from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.reliability.residency import residency
 from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain, nccl_is_late
-from fastcoll.topology import gpu
 from fastcoll.types import Algorithm
 from fastcoll.work import Work
 
@@ -44,60 +44,6 @@ Start: TypeAlias = tuple[_C.Plan, Operands | PartsOperands, float]
 
 _LOOK_S = 0.01  # between two looks at the peers' sockets: a system call for each peer
 _GRACE_S = 0.1  # in which kernels end that have all they need of a peer that left
-
-
-class DeviceHost(Protocol):
-    """The group that comes to its GPUs, as far as its GPU side has to know it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def traces(self) -> bool: ...
-    @property
-    def socket_fds(self) -> list[int]: ...
-    def gather_bytes(self, data: bytes) -> list[bytes]: ...
-    def gather_words(self, words: list[int]) -> list[list[int]]: ...
-    def exchange_fds(self, fd: int) -> list[int]: ...
-    def check_host(self) -> None: ...
-    def fail(self, kind: int, text: str, ranks: Sequence[int]) -> Any: ...
-    def peer_is_gone(self, peer: int) -> bool: ...
-
-
-class _Link:
-    """The host, as the regions' module sees it."""
-
-    def __init__(self, host: DeviceHost) -> None:
-        self.rank = host.rank
-        self.socket_fds = host.socket_fds
-        self.exchange_fds = host.exchange_fds
-        self._gather_bytes = host.gather_bytes
-
-    def gather(self, facts: Facts) -> list[Facts]:
-        return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
-
-
-def _hello(device: int, world_size: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
-    """Return this rank's introduction, and how many blocks its device holds."""
-    try:
-        gpu.require()
-        facts = gpu.gpu(device)
-        capacity = _cuda.load_kernels(device)
-        free = residency.free(device, capacity)
-        hello = introduce(
-            facts,
-            world_size,
-            free_blocks=free,
-            heap_bytes=env.GPU_HEAP_MIB.get() << 20,
-            most_channels=env.GPU_CHANNELS.get(),
-        )
-        hello["no_table"] = no_table()
-    except FastcollError as error:
-        return apologise(str(error)), 0
-    return hello, capacity
 
 
 class DeviceGroup:
@@ -128,13 +74,13 @@ class DeviceGroup:
         self._last_call: object = None  # its text is what counts
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        link = _Link(host)
-        mine, capacity = _hello(device, host.world_size, no_table)
+        link = GpuLink(host)
+        mine, capacity = hello_of(device, host.world_size, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = settle(hellos, _cuda.data_offset_bytes())
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
         self._next_look = 0.0
-        self._claim = self.terms.num_channels * _share(hellos, host.rank)
+        self._claim = self.terms.num_channels * share_of(hellos, host.rank)
         claimed = residency.claim(device, self._claim, capacity)
         try:
             rows = link.gather({"claimed": claimed})
@@ -160,7 +106,7 @@ class DeviceGroup:
             self.terms = replace(self.terms, no_multicast=self._regions.no_multicast)
             data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
             arena = (data_ptr, self.terms.data_bytes)
-            self._heap = SymmetricHeap(_HeapHost(host), host.rank, host.world_size, arena)
+            self._heap = SymmetricHeap(HeapHost(host), host.rank, host.world_size, arena)
             ptrs = self._regions.ptrs
             self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
 
@@ -174,26 +120,25 @@ class DeviceGroup:
             for plan, operands, limit_s in starts:
                 self._start(plan, operands, limit_s, stream.cuda_stream)
 
-        if not async_op:
-            body(torch.cuda.current_stream(self.device))
+        arrays = [array for _, operands, _ in starts for array in operands.views()]
+        started = self._issue(body, arrays, async_op)
+        if started is None:
             return None
-        arrays = [array for _, operands, _ in starts for array in operands.arrays()]
-        started = self._aside(body, arrays)
         outputs = [array for _, operands, _ in starts for array in operands.outputs()]
         return DeviceWork(self, started, outputs)
 
-    def _aside(self, body: Callable[[torch.cuda.Stream], None], arrays: Sequence[Array]) -> Started:
-        """Start something in the stream beside the current one, behind what that has now."""
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            body(side)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(side)
-        for array in arrays:
-            if isinstance(array, torch.Tensor):
-                array.record_stream(side)  # its memory is not given away before
-        return Started(event, side)
+    def _issue(
+        self,
+        body: Callable[[torch.cuda.Stream], None],
+        arrays: Sequence[ArrayView],
+        async_op: bool,
+    ) -> Started | None:
+        """Start something in the arrays' stream, or beside it."""
+        with in_their_stream(arrays, self.device):
+            if async_op:
+                return beside(self._side, self.device, body, arrays)
+            body(torch.cuda.current_stream(self.device))
+            return None
 
     def _start(
         self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
@@ -245,10 +190,9 @@ class DeviceGroup:
                 mine = [others[index] for index in batch]
                 self._start_transfers(mine, most, stream.cuda_stream, limit_s)
 
-        if not async_op:
-            body(torch.cuda.current_stream(self.device))
+        started = self._issue(body, [one.array for one in transfers], async_op)
+        if started is None:
             return []
-        started = self._aside(body, [one.array.source for one in transfers])
         return [DeviceTransferWork(self, started, one) for one in transfers]
 
     def _start_transfers(
@@ -385,27 +329,6 @@ class DeviceGroup:
             self._pin = None  # from here on only symmetric tensors keep this rank's region
             if self._regions is not None:
                 self._regions.leave(pin)
-
-
-class _HeapHost:
-    """The host, as the heap of one arena sees it."""
-
-    def __init__(self, host: DeviceHost) -> None:
-        self.gather_words = host.gather_words
-
-    def add_shared_arena(self, num_bytes: int) -> int:
-        raise UsageError(
-            f"no room for {num_bytes >> 20} MiB more of symmetric tensors on this group's GPUs: "
-            "set FASTCOLL_GPU_HEAP_MIB higher before the group's first GPU call"
-        )
-
-
-def _share(hellos: Sequence[DeviceHello], rank: int) -> int:
-    """Return for how many ranks this one claims: ranks of other processes claim nothing here."""
-    me = hellos[rank]
-    there = [hello for hello in hellos if hello.uuid == me.uuid]
-    here = [hello for hello in there if hello.process == me.process]
-    return -(-len(there) // len(here))
 
 
 def _describe(transfer: Transfer) -> str:

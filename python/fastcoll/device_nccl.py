@@ -134,17 +134,27 @@ class Nccl:
     def transfer(
         self, rows: Sequence[tuple[bool, int, int, int, int, int]], limit_s: float
     ) -> None:
-        """Start sends and receives in the current stream: (sends, ptr, numel, dtype, peer, tag)."""
+        """Start sends and receives in the current stream: (sends, ptr, numel, dtype, peer, tag).
+
+        Nothing is compared, as no two ranks meet here: NCCL knows no tags, and gives each receive
+        what its peer sends next.
+        """
         group = self._group
         group._start_coalescing()  # as one: or two ranks that both send first wait for ever
         for sends, ptr, numel, dtype, peer, tag in rows:
             tensor = self._bytes(ptr, numel * ITEMSIZE[DType(dtype)])
             if numel:
                 (group.send if sends else group.recv)([tensor], peer, tag)
-        self._wait(group._end_coalescing(), limit_s)
+        work = group._end_coalescing()
+        if work is not None:  # it had something to carry
+            self._wait(work, limit_s)
 
     def _meet(self, plan: _C.Plan, counts: Sequence[int]) -> None:
-        """Wait until all ranks are in this call, and see that it is the same."""
+        """Wait until all ranks are in this call, and see that it is the same.
+
+        The program waits, with `async_op=True` too: what NCCL is given can't be taken back, so
+        nobody may begin before all have compared.
+        """
         host, world = self._host, self._host.world_size
         text = repr(plan)
         words = list(counts) or [0] * (2 * world)
@@ -300,13 +310,19 @@ class Nccl:
             self._running.append((work, time.monotonic() + limit_s))
 
     def busy(self) -> bool:
-        """Whether something that was started outside of a capture still runs."""
-        while self._running and self._running[0][0].is_completed():
+        """Whether something that was started outside of a capture still runs.
+
+        Nothing is found to be over while this thread captures: asking would invalidate the capture.
+        """
+        asks = not is_current_stream_capturing()
+        while asks and self._running and self._running[0][0].is_completed():
             self._running.popleft()
         return bool(self._running)
 
     def is_late(self) -> bool:
-        """Whether a call runs for longer than its limit."""
+        """Whether a call runs for longer than its limit, as far as can be asked now."""
+        if not self._running or is_current_stream_capturing():
+            return False
         return self.busy() and time.monotonic() > self._running[0][1]
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ Decides what it means to wait there. Must not know how calls are started.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,7 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.memory.array import Array
+from fastcoll.memory.array import Array, ArrayView
+from fastcoll.memory.foreign import stream_of
 from fastcoll.pairs import Transfer
 from fastcoll.work import Work
 
@@ -30,21 +32,54 @@ class DeviceSide(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """Something that runs in a stream until an event."""
+    """Something that runs in a stream until an event.
+
+    Attributes:
+        behind: The stream of the arrays' library, if that is not torch; it waits like torch's.
+        keeps: Memory that must live until then.
+    """
 
     event: torch.cuda.Event
     stream: torch.cuda.Stream
+    behind: torch.cuda.Stream | None = None
+    keeps: Sequence[object] = ()
+
+
+def beside(
+    side: torch.cuda.Stream,
+    device: int,
+    body: Callable[[torch.cuda.Stream], None],
+    arrays: Sequence[ArrayView],
+) -> Started:
+    """Start something in a stream beside the current one, behind what that has now.
+
+    `arrays`: what it uses, which must not be given away before.
+    """
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        body(side)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(side)
+    for array in arrays:
+        if isinstance(array.source, torch.Tensor):
+            array.source.record_stream(side)
+    # Other libraries know no such thing: the handle keeps what is theirs.
+    theirs = [array.source for array in arrays if array.stream is not None]
+    return Started(event, side, stream_of(arrays, device), theirs)
 
 
 class DeviceWork(Work):
     """A call that was started on a GPU with `async_op=True`.
 
-    As with torch's own GPU backends, `wait` makes the current stream wait, not the program.
+    As with torch's own GPU backends, `wait` makes the current stream wait, not the program; for
+    arrays of CuPy's kind, the stream that was current there when the call was made, too. Their
+    memory lives as long as this handle: keep it until `wait`.
     """
 
     def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
         super().__init__(lambda: None, outputs)
         self._group = group
+        self._started = started
         self._event = started.event
         self._stream = started.stream
 
@@ -70,6 +105,8 @@ class DeviceWork(Work):
             self._group.check()
             time.sleep(_POLL_S)
         torch.cuda.current_stream(self._group.device).wait_event(self._event)
+        if self._started.behind is not None:
+            self._started.behind.wait_event(self._event)
         self._group.check()
         return True
 

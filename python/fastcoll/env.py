@@ -45,17 +45,19 @@ class Variable(Generic[T]):
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise ValueError("must be a positive number of seconds")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
+    if not text.isdecimal():
         raise ValueError("must be a whole number")
-    return value
+    return int(text)
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
@@ -119,6 +121,13 @@ GPU_HEAP_MIB = Variable(
     "memory of each GPU rank for symmetric tensors, in MiB; taken at a group's first GPU call",
     _count,
 )
+GPU_MULTICAST = Variable(
+    "FASTCOLL_GPU_MULTICAST",
+    "auto",
+    "sums by the switch between GPUs (multimem): auto where all ranks can have them, or never; one "
+    "rank's never is everybody's",
+    _one_of("auto", "never"),
+)
 TORCH_BACKEND = Variable(
     "FASTCOLL_TORCH_BACKEND",
     "auto",
@@ -159,7 +168,7 @@ NODE_ID = Variable(
 CARRIER = Variable(
     "FASTCOLL_CARRIER",
     "gloo",
-    "what moves bytes between nodes, unless init() says more",
+    "what moves bytes between nodes, on CPUs, unless init() says more; on GPUs NCCL does",
     str,
 )
 
@@ -173,6 +182,7 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     CUDA_ARCHS,
     GPU_CHANNELS,
     GPU_HEAP_MIB,
+    GPU_MULTICAST,
     TORCH_BACKEND,
     CACHE_DIR,
     DEBUG,
@@ -210,16 +220,23 @@ def launch() -> Launch | None:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in os.environ for name in names):
         return None
-    try:
-        result = Launch(
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            master_addr=os.environ["MASTER_ADDR"],
-            master_port=int(os.environ["MASTER_PORT"]),
-            restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        )
-    except ValueError as error:
-        raise UsageError(f"the launcher's environment is broken: {error}") from None
+
+    def number(name: str) -> int:
+        text = os.environ.get(name, "0")
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(
+                f"the launcher's environment is broken: {name}={text!r} must be a whole number"
+            ) from None
+
+    result = Launch(
+        rank=number("RANK"),
+        world_size=number("WORLD_SIZE"),
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=number("MASTER_PORT"),
+        restart_count=number("TORCHELASTIC_RESTART_COUNT"),
+    )
     if not 0 <= result.rank < result.world_size:
         raise UsageError(f"RANK={result.rank} is outside WORLD_SIZE={result.world_size}")
     return result

@@ -22,7 +22,8 @@ from fastcoll.topology import gpu
 from fastcoll.work import Work
 
 if TYPE_CHECKING:
-    from fastcoll.device_group import DeviceGroup, DeviceHost
+    from fastcoll.device_group import DeviceGroup
+    from fastcoll.device_host import DeviceHost
 
 CheckedCall = tuple[Call | PartsCall | ListCall, Operands | PartsOperands]
 

@@ -7,6 +7,7 @@ for a torch process group. Must not know what the groups are used for.
 
 import atexit
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ from fastcoll.reliability.settings import Settings, resolve
 from fastcoll.work import close_pool
 
 AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
+GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
 _MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
     "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
@@ -189,6 +191,27 @@ def communicator_of(group: object) -> AnyCommunicator | None:
     raise UsageError(
         f"group must be a Communicator or a torch process group, not {type(group).__name__}"
     )
+
+
+def member_of(group: GroupLike, verb: str, *, stacklevel: int = 3) -> AnyCommunicator | None:
+    """Return the communicator that `group` means; None and a warning if this rank is not in it.
+
+    The warning is shown at the program's call: `stacklevel` counts the functions up to there.
+    """
+    comm = communicator_of(group)
+    if comm is None:
+        warnings.warn(f"{verb}: this rank is not in the group", stacklevel=stacklevel)
+    return comm
+
+
+def rank_in(group: GroupLike, rank: int, name: str) -> int:
+    """Return the group rank that is meant: torch process groups are given global ranks."""
+    if not isinstance(group, ProcessGroup):
+        return rank
+    try:
+        return dist.get_group_rank(group, rank)
+    except ValueError as error:
+        raise UsageError(f"{name}={rank}: {error}") from None
 
 
 def new_group(

@@ -26,6 +26,7 @@ from fastcoll.memory.array import (
     dense_copy,
     view,
 )
+from fastcoll.memory.foreign import is_foreign
 from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, ReduceOp, Verb
 
 _NAMES = {
@@ -171,9 +172,9 @@ class PartsOperands:
         some = self.input or self.output
         return some.views[0].device if some else -1
 
-    def arrays(self) -> list[Array]:
+    def views(self) -> list[ArrayView]:
         """Return the user's arrays."""
-        return [array.source for side in (self.input, self.output) if side for array in side.views]
+        return [array for side in (self.input, self.output) if side for array in side.views]
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -274,7 +275,7 @@ def _fit(single: Side | None, listed: Side | None, rank: int, verb: Verb) -> tup
 
 def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     whole = isinstance(call.input, torch.Tensor | np.ndarray)
-    lists = not whole and not hasattr(call.input, "__cuda_array_interface__")
+    lists = not whole and not is_foreign(call.input)
     if lists:
         names = ("input_tensor_list", "output_tensor_list")
         source = _side(call.input, names[0], world_size)

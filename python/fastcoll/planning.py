@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastcoll import _C, algorithms, env
 from fastcoll.calls import Call, Operands
 from fastcoll.coalesced import ListCall, ListOperands
+from fastcoll.errors import UsageError
 from fastcoll.parts import PartsCall, PartsOperands
 from fastcoll.plan import Plan
 from fastcoll.reliability.settings import Settings, checked_numerics
@@ -21,7 +22,7 @@ from fastcoll.tuning import Tuning
 from fastcoll.types import REDUCTIONS, Request, SingleCopy
 
 if TYPE_CHECKING:
-    from fastcoll.memory.device import Terms
+    from fastcoll.memory.terms import Terms
 
 _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
 
@@ -61,6 +62,8 @@ class Planner:
         numerics = self._settings.numerics
         if call.numerics is not None:
             numerics = checked_numerics(call.numerics)
+        if not isinstance(call.algorithm, str):
+            raise UsageError(f"algorithm must be a name, not {call.algorithm!r}")
         request = Request(
             verb=call.verb,
             dtype=operands.dtype,
@@ -88,9 +91,9 @@ class Planner:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[request] = _C.Plan(*chosen.args())
-        usual = call.algorithm == "auto" and numerics == self._settings.numerics
-        if usual and terms is None:  # the table knows neither
-            self._group.cache_plan(plan)
+        if terms is None and not is_scheduled(request):  # the table knows neither
+            fast = None if call.numerics is None else call.numerics == "fast"
+            self._group.cache_plan(plan, call.algorithm != "auto", fast)
         return plan
 
     def choose(self, request: Request, terms: "Terms | None" = None) -> Plan:

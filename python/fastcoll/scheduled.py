@@ -26,7 +26,7 @@ PREFIX = "schedule:"
 
 def is_scheduled(request: Request) -> bool:
     """Return whether a schedule was asked for."""
-    return str(request.algorithm).startswith(PREFIX)  # a user may give anything
+    return request.algorithm.startswith(PREFIX)
 
 
 def plan_of(request: Request) -> tuple[Plan, Compiled]:

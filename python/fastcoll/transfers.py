@@ -7,7 +7,7 @@ of the process's pool. Must not know how bytes travel.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -22,14 +22,15 @@ from fastcoll.pairs import Transfer, TransferCall, check_transfer
 from fastcoll.work import Work, run_in_pool
 
 _lock = threading.Lock()  # of the futures
+LONG_S = 0.1  # a wait between nodes that takes longer is told there
+OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 class TransferWork(_C.TransferWork):
     """A send or a receive that was started; what must be quick of it is in C++."""
 
-    __slots__ = ("__weakref__", "_future", "_names")
+    __slots__ = ("__weakref__", "_future")
     _future: torch.futures.Future[Any]
-    _names: Sequence[int]  # what the ranks are called, if not so
 
     def _wait(self, timeout: float | timedelta | None = None) -> bool:
         if isinstance(timeout, timedelta):
@@ -59,12 +60,6 @@ class TransferWork(_C.TransferWork):
         """Wait, then return the tensor."""
         self.wait()
         return [self._kept]
-
-    def source_rank(self) -> int:
-        """Return the group rank that sent what was received here; for complete transfers."""
-        peer = super().source_rank()
-        names: Sequence[int] = getattr(self, "_names", ())
-        return names[peer] if names else peer
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of a list of the tensor."""
@@ -111,11 +106,16 @@ class StridedTransferWork(TransferWork):
         return [self._kept[0].source]
 
 
-def _post(group: _C.Group, transfer: Transfer, names: Sequence[int]) -> TransferWork:
-    """Start a transfer that is waited for soon."""
+def post(
+    group: _C.Group,
+    transfer: Transfer,
+    kind: type[TransferWork] = TransferWork,
+    strided_kind: type[StridedTransferWork] = StridedTransferWork,
+) -> TransferWork:
+    """Start a transfer that is waited for soon; `kind` and `strided_kind` are its handle's."""
     array = transfer.array
     dense = array if array.dense else dense_copy(array, fill=transfer.sends)
-    work = (TransferWork if array.dense else StridedTransferWork)(
+    work = (kind if array.dense else strided_kind)(
         group,
         transfer.sends,
         transfer.peer,
@@ -126,7 +126,6 @@ def _post(group: _C.Group, transfer: Transfer, names: Sequence[int]) -> Transfer
         transfer.limit_s,
         array.source if array.dense else (array, dense),
     )
-    work._names = names
     if isinstance(work, StridedTransferWork):
         work._copy_lock = threading.Lock()
         work._is_back = transfer.sends
@@ -136,14 +135,24 @@ def _post(group: _C.Group, transfer: Transfer, names: Sequence[int]) -> Transfer
 class TransferBetween(Work):
     """A send or a receive between nodes; it runs in the order of its queue."""
 
-    def __init__(self, run: Callable[[], int], transfer: Transfer) -> None:
-        """Take what carries it out and returns the peer."""
+    def __init__(
+        self, run: Callable[[], int], transfer: Transfer, on_long_wait: OnLongWait = nullcontext
+    ) -> None:
+        """Take what carries it out and returns the peer, and what a long wait for it is put in."""
 
         def keep_peer() -> None:
             self._peer = run()
 
         super().__init__(keep_peer, [transfer.array.source])
         self._peer = transfer.peer
+        self._on_long_wait = on_long_wait
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """See `Work.wait`."""
+        if not timeout and not self._done.wait(LONG_S):
+            with self._on_long_wait():
+                return super().wait()
+        return super().wait(timeout)
 
     def source_rank(self) -> int:
         """Return the group rank that sent what was received here; for complete transfers."""
@@ -158,10 +167,8 @@ OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[DeviceTransfer
 class Transfers:
     """The transfers of one group that nobody waits for yet."""
 
-    def __init__(self, group: _C.Group, on_gpus: OnGpus, names: Sequence[int] = ()) -> None:
-        """Take a group; `names` are what source_rank() calls its ranks, if not so."""
+    def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
         self._group = group
-        self._names = names
         self._on_gpus = on_gpus
         self._lock = threading.Lock()
         self._has_thread = False
@@ -175,7 +182,7 @@ class Transfers:
         if any(transfer.array.device >= 0 for transfer in transfers):
             check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
             return list(self._on_gpus(transfers, True))
-        works = [_post(self._group, transfer, self._names) for transfer in transfers]
+        works = [self._post(transfer) for transfer in transfers]
         if self._group.has_open_transfers():
             self.drive()
         return list(works)
@@ -189,9 +196,12 @@ class Transfers:
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)
             return transfer.peer
-        work = _post(self._group, transfer, self._names)
+        work = self._post(transfer)
         work.wait()
         return work.source_rank()
+
+    def _post(self, transfer: Transfer) -> TransferWork:
+        return post(self._group, transfer)
 
     def drive(self) -> None:
         """See to it that a thread moves on what is open."""

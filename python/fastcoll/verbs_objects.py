@@ -37,6 +37,8 @@ class ObjectMethods(PartsMethods):
     def broadcast_object_list(self, object_list: list[Any], src: int = 0) -> None:
         """See `fastcoll.broadcast_object_list`; `src` is a rank of this group."""
         root = checked_root(src, "src", self.world_size)
+        if not isinstance(object_list, list):
+            raise UsageError(f"object_list must be a list, not {type(object_list).__name__}")
         data = pickle.dumps(object_list) if self.rank == root else b""
         length = np.array([len(data)], np.int64)
         self.issue(Call(verb=Verb.broadcast, input=length, output=length, root=root))

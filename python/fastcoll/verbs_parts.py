@@ -44,7 +44,8 @@ class PartsMethods(VerbMethods):
         timeout_s: float | None = None,
     ) -> Work | None:
         """See `fastcoll.reduce_scatter`."""
-        sizes = {tuple(part.shape) for part in input_list if hasattr(part, "shape")}
+        parts = input_list if isinstance(input_list, list | tuple) else ()
+        sizes = {tuple(part.shape) for part in parts if hasattr(part, "shape")}
         if len(sizes) < 2 or len(input_list) != self.world_size:
             return self.issue(
                 PartsCall(

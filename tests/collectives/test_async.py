@@ -256,25 +256,33 @@ def test_a_callback_may_call(pools: Pools) -> None:
     assert pools(2).run(from_a_callback) == [[8.0, 8.0]] * 2
 
 
+QUEUED_LIMIT_S = 2.0
+
+
 def limits(rank: Rank) -> list[Any]:
     """The limit of a queued call starts when it runs; Work.wait has one of its own."""
     import fastcoll
 
-    tensors = [torch.ones(3) for _ in range(4)]
+    one, other = torch.ones(3), torch.ones(3)
+    kinds = []
     if rank.rank == 0:
-        works = [fastcoll.all_reduce(one, async_op=True, timeout_s=2.0) for one in tensors]
+        works = [
+            fastcoll.all_reduce(one, async_op=True),
+            fastcoll.all_reduce(other, async_op=True, timeout_s=QUEUED_LIMIT_S),
+        ]
         early = [attempt(works[0].wait, 0.05), attempt(works[0].wait, timedelta(seconds=0.05))]
+        time.sleep(QUEUED_LIMIT_S + 0.1)  # the second call has been in the queue for longer
+        rank.tell("over the limit")
         late = [attempt(work.wait) for work in works]
-        kinds = [one.kind for one in (*early, *late)]
+        kinds = [found.kind for found in (*early, *late)]
     else:
-        kinds = []
-        for one in tensors:
-            time.sleep(0.6)
-            fastcoll.all_reduce(one)
-    return [kinds, [one[0].item() for one in tensors]]
+        rank.wait_for("over the limit")
+        fastcoll.all_reduce(one)
+        fastcoll.all_reduce(other)
+    return [kinds, one[0].item(), other[0].item()]
 
 
 def test_limits(pools: Pools) -> None:
     first, second = pools(2).run(limits)
-    assert first == [["CollectiveTimeout"] * 2 + [""] * 4, [2.0] * 4]
-    assert second == [[], [2.0] * 4]
+    assert first == [["CollectiveTimeout"] * 2 + [""] * 2, 2.0, 2.0]
+    assert second == [[], 2.0, 2.0]

@@ -5,13 +5,16 @@ Decides nothing about results beyond what tells the calls apart: the other tests
 either way.
 """
 
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from harness import Pools, Rank
+from harness import LATE_S, Pool, Pools, Rank
 
 VERBS = (
     "all_reduce",
@@ -192,6 +195,130 @@ def test_the_first_call_does(pools: Pools) -> None:
             assert first == "call 0 was passed on"
 
 
+# ---- options and arrays --------------------------------------------------------------------------
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"algorithm": "one_shot"},
+    {"algorithm": "two_shot"},
+    {"algorithm": "ring", "numerics": "fast"},
+    {"numerics": "same_bits"},
+    {"algorithm": "two_shot", "numerics": "fast", "timeout_s": 19},
+    {"timeout_s": 19.5},
+)
+
+
+def last_plan() -> str:
+    """What the last call of the newest group here was carried out by."""
+    from fastcoll.reliability.recorder import read_process
+
+    return str(read_process(os.getpid())[-1].operations[-1].plan)
+
+
+def with_options(rank: Rank) -> list[list[str]]:
+    """The plans of calls with each of OPTIONS, twice; those of the second turn need no Python."""
+    import fastcoll.api
+    from fastcoll import _C
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed("all_reduce")
+
+    comm = rank.comm.new_group()
+    plans: list[list[str]] = []
+    for turn in range(2):
+        _C.set_fallback("all_reduce", refuse if turn else fastcoll.api._all_reduce)
+        try:
+            plans.append([])
+            for options in OPTIONS:
+                values = torch.full((20_000,), 2.0)
+                comm.all_reduce(values, **options)
+                assert bool((values == 2 * rank.world_size).all())
+                plans[-1].append(last_plan())
+        finally:
+            _C.set_fallback("all_reduce", fastcoll.api._all_reduce)
+    comm.close()
+    return plans
+
+
+def test_options_need_no_python(pools: Pools) -> None:
+    for first, second in pools(2).run(with_options):
+        assert second == first
+        asked = [(options.get("algorithm"), options.get("numerics")) for options in OPTIONS]
+        for plan, (algorithm, numerics) in zip(first, asked, strict=True):
+            assert algorithm is None or plan.startswith(algorithm)
+            assert plan.endswith(f"numerics={numerics or 'same_bits'}")
+
+
+def comes_too_late(rank: Rank) -> str:
+    """Its own limit holds in a call that needs no Python."""
+    import fastcoll
+
+    group = rank.comm.new_group()
+    values = torch.ones(100)
+    group.all_reduce(values, timeout_s=19)
+    kind = ""
+    if rank.rank == 0:
+        began = time.monotonic()
+        try:
+            group.all_reduce(values, timeout_s=0.5)
+        except fastcoll.CollectiveTimeout:
+            kind = "in time" if time.monotonic() - began < LATE_S else "late"
+        rank.tell("over")
+    else:
+        rank.wait_for("over")
+    group.close()
+    return kind
+
+
+def test_a_limit_that_needs_no_python(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(2).run(comes_too_late) == ["in time", ""]
+
+
+def of_arrays(rank: Rank) -> dict[str, bool]:
+    """Which arrays need no Python, the plan of their call being known."""
+    import fastcoll.api
+    from fastcoll import _C
+
+    class Derived(np.ndarray):
+        pass
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed("all_reduce")
+
+    dtypes = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16")
+    arrays = {dtype: np.ones((3, 4), dtype) for dtype in dtypes}
+    arrays["no dimension"] = np.ones((), "f4")
+    arrays["nothing"] = np.ones((0, 4), "f4")
+    arrays["odd address"] = np.ones(17, "u1")[1:].view("f4")
+    arrays["strided"] = np.ones((3, 8), "f4")[:, ::2]
+    arrays["read-only"] = np.ones((3, 4), "f4")
+    arrays["read-only"].setflags(write=False)
+    arrays["swapped"] = np.ones((3, 4), np.dtype("f4").newbyteorder())
+    arrays["derived"] = np.ones((3, 4), "f4").view(Derived)
+    for array in arrays.values():
+        if array.flags.writeable and array.dtype.isnative:
+            rank.comm.all_reduce(array)
+    needs_none = {}
+    _C.set_fallback("all_reduce", refuse)
+    try:
+        for name, array in arrays.items():
+            before = array.copy()
+            try:
+                rank.comm.all_reduce(array)
+                needs_none[name] = bool((array == before).all())
+            except Passed:
+                needs_none[name] = False
+    finally:
+        _C.set_fallback("all_reduce", fastcoll.api._all_reduce)
+    return needs_none
+
+
+def test_arrays_need_no_python(pools: Pools) -> None:
+    for needs_none in pools(1).run(of_arrays):
+        passed = {name for name, fast in needs_none.items() if not fast}
+        assert passed == {"strided", "read-only", "swapped", "derived"}
+
+
 def passed_on(rank: Rank) -> list[str]:
     """Transfers that C++ must leave to Python, all of them to the rank itself."""
     import fastcoll
@@ -204,8 +331,8 @@ def passed_on(rank: Rank) -> list[str]:
     calls: dict[str, Callable[[], Any]] = {
         "strided": lambda: comm.isend(some[:, 0], me),
         "marked negative": lambda: comm.isend(torch._neg_view(some), me),
-        "array": lambda: comm.isend(some.numpy(), me),
-        "own limit": lambda: comm.isend(some, me, timeout_s=9),
+        "array": lambda: comm.isend(some.numpy()[::-1], me),
+        "no limit": lambda: comm.isend(some, me, timeout_s=float("inf")),
         "no rank": lambda: comm.isend(some, rank.world_size),
         "anybody": lambda: comm.isend(some, None),
         "no tag": lambda: comm.isend(some, me, 1 << 32),

@@ -34,6 +34,7 @@ def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:
             assert group == dist.GroupMember.NON_GROUP_MEMBER
             assert tensor.tolist() == [rank.rank] * 5
             assert "not in the group" in str(caught[0].message)
+            assert caught[0].filename == __file__
             results.append(None)
     return results
 
@@ -235,3 +236,19 @@ def one_torch_group(rank: Rank, key: str) -> float:
     dist.destroy_process_group()
     assert tensor.tolist() == [float(rank.world_size)] * 3
     return tensor[0].item()
+
+
+def wait_for_ages(rank: Rank) -> list[float]:
+    """Limits that no clock, socket or store can be told."""
+    values = []
+    for limit_s in (1e7, 1e12, 1e300):
+        with rank.comm.new_group(timeout_s=limit_s) as group:
+            tensor = torch.ones(100_000)
+            group.all_reduce(tensor)
+            group.all_reduce(tensor, timeout_s=limit_s)
+            values.append(tensor[-1].item())
+    return values
+
+
+def test_limits_as_good_as_none(pools: Pools) -> None:
+    assert pools(2).run(wait_for_ages) == [[4.0] * 3] * 2

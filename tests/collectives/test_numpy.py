@@ -40,6 +40,9 @@ def reduce_layouts(rank: Rank) -> dict[str, Any]:
     out = np.empty((2, 3))
     fastcoll.all_reduce(broadcast, out=out)
     results["broadcast"] = out.tolist()
+    for shape in ((0,), (0, 3), (2, 0, 3)):  # NumPy has strides of 0 there
+        fastcoll.all_reduce(np.zeros(shape))
+        fastcoll.broadcast(np.zeros(shape), 0)
     single = np.array(rank.rank, np.int32)
     fastcoll.all_reduce(single)
     results["no dimension"] = int(single)

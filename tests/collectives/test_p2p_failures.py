@@ -39,6 +39,39 @@ def test_a_cycle_of_blocking_sends_is_shown(pools: Pools) -> None:
     assert len({one.text for row in rows for one in row}) == 1
 
 
+def in_a_chain(rank: Rank, last: str) -> list[Attempt]:
+    """Ranks 0 and 1 receive from the next one; rank 2 waits for rank 3, which makes no call."""
+    group = rank.hasty_group(2.0)
+    attempts = []
+    if rank.rank < 2:
+        attempts.append(attempt(group.recv, torch.ones(1000), rank.rank + 1))
+        rank.tell(f"{last}: rank {rank.rank} failed")
+    elif rank.rank == 2 and last == "call":
+        attempts.append(attempt(group.barrier, timeout_s=20))
+    elif rank.rank == 2:
+        attempts.append(attempt(group.send, torch.ones(5000), 3, timeout_s=20))
+    else:
+        rank.wait_for(f"{last}: rank 0 failed")
+        rank.wait_for(f"{last}: rank 1 failed")
+    attempts.append(attempt(group.barrier))
+    group.close()
+    return attempts
+
+
+@pytest.mark.parametrize(
+    ("last", "words"), [("send", "rank 2, which sends to rank 3"), ("call", "waits in a call")]
+)
+def test_the_root_of_a_chain_is_named(pools: Pools, last: str, words: str) -> None:
+    rows = pools(4).run(in_a_chain, last)
+    for one in (one for row in rows for one in row):
+        assert one.kind == "CollectiveTimeout", one
+        assert one.ranks == (3,), one
+        assert "receives from rank" in one.text
+        assert words in one.text
+        assert one.text == rows[0][0].text
+    assert max(one.seconds for row in rows for one in row) < LATE_S
+
+
 def alone(rank: Rank, way: str) -> list[Attempt]:
     """Rank 1 makes no call; rank 0 waits for it: what it sends does not fit a bay."""
     group = rank.hasty_group(0.8)

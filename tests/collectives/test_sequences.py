@@ -5,6 +5,7 @@ Decides the sequences: random ones with a pause of its own on each rank, long on
 pause, with more ranks than CPUs.
 """
 
+import os
 import random
 import time
 
@@ -18,6 +19,8 @@ from perform import Result, Started, check, compare
 import oracle
 from harness import Pool, Pools, Rank
 
+# Of each world, new ones in every run.
+NUM_RANDOM = int(os.environ.get("TEST_SEQUENCES", "40"))
 PAUSES_S = (0.0, 0.0, 0.0, 0.0002, 0.002)
 
 
@@ -90,7 +93,7 @@ def test_random_sequences(pools: Pools, world: int) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
 def test_many_random_sequences(pools: Pools, world: int) -> None:
-    fuzz(pools, world, 150, fixed=False)
+    fuzz(pools, world, NUM_RANDOM, fixed=False)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])

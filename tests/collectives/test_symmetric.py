@@ -31,6 +31,9 @@ def make_all_kinds(rank: Rank) -> list[Any]:
     copied = fastcoll.from_tensor(torch.arange(6.0).reshape(2, 3).t())
     facts += [copied.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]]
     array = fastcoll.from_tensor(np.arange(4, dtype=np.int16))
+    backwards = np.asfortranarray(np.arange(6).reshape(2, 3))[:, ::-1]
+    assert fastcoll.from_tensor(backwards).tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert fastcoll.from_tensor(np.zeros((0, 3), np.complex64)).shape == (0, 3)
     facts += [array.dtype == torch.int16, array.tolist() == [0, 1, 2, 3]]
     facts += [fastcoll.empty(0).numel() == 0, fastcoll.empty(()).shape == ()]
     facts += [fastcoll.empty(4).dtype == torch.get_default_dtype()]

@@ -50,9 +50,9 @@ def test_processes_get_the_cpus_bits(fresh_pool: FreshPool, world: int) -> None:
 
 
 def route(rank: harness.Rank, hidden: str) -> str:
-    from fastcoll.memory import device
+    from fastcoll.memory import terms
 
-    device.ROUTES = tuple(name for name in device.ROUTES if name != hidden)
+    terms.ROUTES = tuple(name for name in terms.ROUTES if name != hidden)
     me = as_gpu_rank(rank)
     problems = perform(me, [Case("all_reduce", DType.float32, 3000)])
     assert not problems, problems

@@ -146,24 +146,3 @@ def too_large(me: GpuRank) -> None:
 
 def test_a_full_heap_says_what_to_set(threads: Threads) -> None:
     threads(2).run(too_large)
-
-
-def with_cupy(me: GpuRank) -> None:
-    import cupy
-
-    with cupy.cuda.Device(me.device.index), cupy.cuda.ExternalStream(me.stream.cuda_stream):
-        array = cupy.arange(1000, dtype=cupy.float32) + me.rank
-        output = cupy.zeros(1000 * me.world_size, dtype=cupy.float32)
-        me.synchronize()
-        me.comm.barrier()
-        me.comm.all_reduce(array)
-        me.comm.all_gather_into_tensor(output, array)
-        me.synchronize()
-        wanted = cupy.arange(1000) * me.world_size + sum(range(me.world_size))
-        assert bool((array == wanted).all())
-        assert bool((output.reshape(me.world_size, -1) == wanted).all())
-
-
-def test_arrays_of_cupy(threads: Threads) -> None:
-    pytest.importorskip("cupy", reason="not run: CuPy is not installed")
-    threads(2).run(with_cupy)

@@ -15,7 +15,6 @@ import torch
 
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.calls import Call, check
-from fastcoll.hierarchical import moves, reductions
 from fastcoll.hierarchical.arguments import Arguments, carry_out
 from fastcoll.hierarchical.lanes import Lanes, Segment
 from fastcoll.hierarchical.meeting import Asked
@@ -31,8 +30,7 @@ SEGMENT_BYTES = 800_000
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (moves, reductions):
-        monkeypatch.setattr(module, "SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr("fastcoll.hierarchical.lanes.SEGMENT_BYTES", SEGMENT_BYTES)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,7 +2,6 @@
 """The compiled backend of torch.distributed: it is used, and does what Python's does."""
 
 import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -235,8 +234,9 @@ def test_training(compiled_pools: Callable[[int], Pool], program: Callable[[Rank
 def overlap(rank: Rank, waits: bool) -> int:
     """How many layers go backward while a bucket is reduced, in a trace of one backward pass.
 
-    Rank 1 starts late, so rank 0's first bucket is on its way for that long. `waits`: every bucket
-    is waited for at once, as without asynchronous calls.
+    Rank 1 starts when rank 0 has its last gradient, so rank 0's first bucket is on its way until
+    then. `waits`: every bucket is waited for at once, as without asynchronous calls; rank 1 starts
+    when rank 0 has the first.
     """
     layers = [torch.nn.Linear(64, 64) for _ in range(6)]
     model = torch.nn.parallel.DistributedDataParallel(
@@ -253,9 +253,12 @@ def overlap(rank: Rank, waits: bool) -> int:
         model.register_comm_hook(None, reduce)
     for _ in range(3):  # the buckets get their shapes, and their calls a plan
         model(torch.ones(2, 64)).sum().backward()
+    start = f"gradient {waits}"
+    if rank.rank == 0:
+        layers[-1 if waits else 0].weight.register_hook(lambda _: rank.tell(start))
     loss = model(torch.ones(2, 64)).sum()
     if rank.rank == 1:
-        time.sleep(1.5)
+        rank.wait_for(start)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         loss.backward()
     spans = [event.time_range for event in trace.events() if event.name == "fastcoll:all_reduce"]

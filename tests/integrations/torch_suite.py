@@ -314,7 +314,12 @@ def _run_here(backend: str, world: int, wanted: Iterable[str]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1")
     with contextlib.redirect_stdout(sys.stderr):
         if backend == "fastcoll":
-            import fastcoll  # noqa: F401 - registers the backend
+            from fastcoll import env  # registers the backend
+            from fastcoll.integrations import c10d_build
+
+            # Not by the ranks of a case: they are killed at its deadline, each leaves a compiler.
+            if env.TORCH_BACKEND.get() == "compiled":
+                c10d_build.build()
         cases = load(backend)
         chosen = list(wanted) or names(cases)
     for name in chosen:

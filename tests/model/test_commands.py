@@ -14,6 +14,7 @@ from fastcoll.model.picture import rows
 from fastcoll.model.simulator import simulate
 
 runner = CliRunner()
+PLAN = ["plan", "--topology", "hgx-h100", "--layers", "2", "--hidden", "8"]
 
 
 def output(*arguments: str) -> str:
@@ -86,6 +87,8 @@ def test_topo_lists_and_shows() -> None:
         (["explain", "sum", "1M", "--topology", "hgx-h100"], "no verb 'sum'"),
         (["explain", "all_reduce", "1M", "--topology", "hgx-h100", "--numerics", "x"], "same_bits"),
         (["topo", "hal"], "no machine 'hal'"),
+        ([*PLAN, "--params", "0"], "a model has parameters"),
+        ([*PLAN, "--params", "7B", "--utilisation", "nan"], "--utilisation"),
         (["topo", "--network", "lan"], "no network 'lan'"),
     ],
 )

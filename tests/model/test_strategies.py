@@ -198,6 +198,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "nothing fits" not in shown.output
     huge = runner.invoke(app, ["plan", *model, "--params", "700B"])
     assert "nothing fits: 1400 GB of a rank's 80 GB are the least" in huge.output
+    assert "of 43.8 GB in 8" in huge.output
+    assert huge.exit_code == 1
     two = runner.invoke(app, ["plan", *model, "--ranks", "16", "--network", "ndr-rail"])
     assert "dealt out over the nodes" in two.output
     picture = tmp_path / "plan.svg"

@@ -48,6 +48,7 @@ def mistakes(world: int) -> dict[str, Mistake]:
         ),
         "algorithm of moves": (all_reduce(six, algorithm="direct"), unsupported, ("direct",)),
         "algorithm is no text": (all_reduce(six, algorithm=3), usage, ("algorithm", "3")),
+        "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), usage, ("algorithm",)),
         "algorithm is None": (all_reduce(six, algorithm=None), usage, ("algorithm", "None")),
         "unknown numerics": (all_reduce(six, numerics="exact"), usage, ("numerics", "exact")),
         "numerics auto": (all_reduce(six, numerics="auto"), usage, ("numerics", "auto")),
@@ -96,17 +97,45 @@ def mistakes(world: int) -> dict[str, Mistake]:
         "in place, elements shared": (
             all_reduce(filled(1).expand(6)),
             usage,
-            ("expanded", "clone"),
+            ("tensor is expanded", "clone"),
         ),
         "out, elements shared": (
             all_reduce(six, out=filled(1).expand(6)),
             usage,
             ("expanded", "clone"),
         ),
-        "read-only": (all_reduce(fixed), usage, ("read-only",)),
+        "read-only": (all_reduce(fixed), usage, ("tensor is read-only",)),
         "a list": (all_reduce([1.0]), usage, ("tensor", "list")),
         "meta": (all_reduce(torch.empty(6, device="meta")), unsupported, ("meta", "CPU")),
         "sparse": (all_reduce(torch.eye(3).to_sparse()), unsupported, ("sparse", "to_dense")),
+        "nested": (
+            all_reduce(torch.nested.nested_tensor([six, filled(2)])),
+            unsupported,
+            ("nested", "unbind"),
+        ),
+        "freed": (all_reduce(with_storage(filled(6), 0)), usage, ("24 bytes", "has 0", "freed")),
+        "freed, strided": (all_reduce(with_storage(filled(2, 3).t(), 0)), usage, ("24", "freed")),
+        "storage cut short": (
+            all_reduce(with_storage(filled(2, 4).t(), 28)),
+            usage,
+            ("32 bytes", "has 28"),
+        ),
+        "out freed": (all_reduce(six, out=with_storage(filled(6), 0)), usage, ("out", "freed")),
+        "inside vmap": (
+            lambda comm: torch.vmap(_reduced(comm))(filled(2, 3)),
+            unsupported,
+            ("memory", "torch.func"),
+        ),
+        "inside functionalize": (
+            lambda comm: torch.func.functionalize(_reduced(comm))(six),
+            unsupported,
+            ("memory", "torch.func"),
+        ),
+        "other byte order": (
+            all_reduce(np.ones(6, ">f4")),
+            unsupported,
+            ("byte order", "astype('float32')"),
+        ),
         "float8_e8m0fnu": (
             all_reduce(torch.empty(6, dtype=torch.float8_e8m0fnu)),
             unsupported,
@@ -144,9 +173,61 @@ def mistakes(world: int) -> dict[str, Mistake]:
         "root is no number": (lambda comm: comm.broadcast(six, "0"), usage, ("src", "0")),
         "root is a float": (lambda comm: comm.broadcast(six, 0.0), usage, ("src", "0.0")),
         "group of another kind": (_with_group("world"), usage, ("group", "Communicator", "str")),
+        "fraction of an element": (lambda comm: comm.empty([2.7]), usage, ("integers", "2.7")),
+        "shape is a fraction": (lambda comm: comm.empty(2.5), usage, ("integers", "2.5")),
+        "dtype is a text": (
+            lambda comm: comm.empty(3, dtype="float32"),
+            usage,
+            ("torch.dtype", "float32"),
+        ),
+        "fraction of a rank": (lambda comm: comm.new_group([0.5]), usage, ("ranks", "0.5")),
+        "rank as a text": (lambda comm: comm.new_group("0"), usage, ("ranks", "integers")),
+        "ranks is a number": (lambda comm: comm.new_group(0), usage, ("ranks", "sequence")),
+        "no list to scatter": (
+            lambda comm: comm.reduce_scatter(six, None),
+            usage,
+            ("input_list", "NoneType"),
+        ),
+        "no list of objects": (
+            lambda comm: comm.broadcast_object_list(None, 0),
+            usage,
+            ("object_list", "NoneType"),
+        ),
+        "no batch": (lambda comm: comm.batch_isend_irecv(None), usage, ("list", "NoneType")),
+        "batch of something": (
+            lambda comm: comm.batch_isend_irecv([six]),
+            usage,
+            ("fastcoll.P2POp",),
+        ),
+        "symmetric copy of a list": (_copied([1.0]), usage, ("tensor", "list")),
+        "symmetric copy of a sparse one": (
+            _copied(torch.eye(2).to_sparse()),
+            unsupported,
+            ("sparse",),
+        ),
         "no such option": (all_reduce(six, colour="red"), "TypeError", ("colour",)),
         "no tensor": (lambda comm: comm.all_reduce(), "TypeError", ("tensor",)),
     }
+
+
+def with_storage(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """As FSDP frees memory: the tensor keeps its shape."""
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+def _copied(tensor: Any) -> Callable[[Any], Any]:
+    import fastcoll
+
+    return lambda comm: fastcoll.from_tensor(tensor, group=comm)
+
+
+def _reduced(comm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def reduced(tensor: torch.Tensor) -> torch.Tensor:
+        comm.all_reduce(tensor)
+        return tensor
+
+    return reduced
 
 
 def _with_group(group: object) -> Callable[[Any], Any]:
@@ -184,6 +265,7 @@ def err(rank: Rank, only: int | None) -> tuple[dict[str, Attempt], list[str]]:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("world", "only"), [(1, None), (2, None), (3, 1)])
 def test_every_mistake(pools: Pools, world: int, only: int | None) -> None:
     wrong = []

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from fastcoll.reliability import recorder
+from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
@@ -25,24 +26,32 @@ def wait_for_rank_2(rank: Rank, way: str) -> tuple[float, Attempt, Attempt]:
     """Ranks 0 and 1 wait for rank 2, which comes when it is told to."""
     if rank.rank == 2:
         rank.wait_for("late")
-    if rank.rank == 0:
-        rank.tell("waiting")
     one = attempt(WAITS[way], rank.comm)
     return time.monotonic(), one, attempt(rank.comm.barrier)
 
 
 def interrupt(pool: Pool) -> float:
-    """Send rank 0 a Ctrl-C in its wait; return when."""
-    pool.wait_for("waiting")
-    time.sleep(0.3)  # what it said is some way before the wait
+    """Send rank 0 a Ctrl-C; return when."""
     os.kill(pool.pids[0], signal.SIGINT)
     return time.monotonic()
+
+
+def wait_until_it_waits(pid: int) -> None:
+    """Until the flight recorder of a rank says that it waits in a call."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        newest = [one.operations[-1] for one in recorder.read_process(pid) if one.operations]
+        if any(one.state == "waiting" for one in newest):
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never waited")
 
 
 @pytest.mark.parametrize("way", WAITS)
 def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
     pool = fresh_pool(3)
     pool.start(wait_for_rank_2, way)
+    wait_until_it_waits(pool.pids[0])
     sent = interrupt(pool)
     outcomes = pool.collect(ranks=(0, 1))
     pool.tell("late")
@@ -66,11 +75,15 @@ def wait_for_work(rank: Rank) -> tuple[float, Attempt, float]:
     """Interrupted in Work.wait: the call itself goes on, and the group is whole."""
     if rank.rank == 1:
         rank.wait_for("late")
-    else:
-        rank.tell("waiting")
     tensor = torch.ones(3)
     work = rank.comm.all_reduce(tensor, async_op=True)
-    one = attempt(work.wait)
+
+    def wait() -> None:
+        if rank.rank == 0:
+            rank.tell("waiting")
+        work.wait()
+
+    one = attempt(wait)
     stopped = time.monotonic()
     if rank.rank == 0:
         rank.tell("late")
@@ -82,6 +95,7 @@ def wait_for_work(rank: Rank) -> tuple[float, Attempt, float]:
 def test_a_rank_that_waits_for_a_work(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2)
     pool.start(wait_for_work)
+    pool.wait_for("waiting")
     sent = interrupt(pool)
     first, second = pool.finish()
     assert first[1].kind == "KeyboardInterrupt"
@@ -95,7 +109,6 @@ def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
 
     if rank.rank == 1:
         return time.monotonic(), attempt(rank.wait_for, "late")
-    rank.tell("waiting")
     store = dist.PrefixStore("init", rank.store)
     one = attempt(fastcoll.init, store=store, rank=0, world_size=2, timeout_s=20)
     return time.monotonic(), one
@@ -104,6 +117,7 @@ def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
 def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2, Setup(init=False))
     pool.start(wait_in_init)
+    pool.wait_for("init/fastcoll/2/hello/1/0")  # what rank 0 says of itself, then it waits
     sent = interrupt(pool)
     (outcome,) = pool.collect(ranks=(0,))
     pool.tell("late")
@@ -111,6 +125,41 @@ def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
     stopped, one = outcome.value
     assert one.kind == "KeyboardInterrupt"
     assert stopped - sent < LATE_S
+
+
+def call_in_a_handler(rank: Rank) -> tuple[list[Attempt], float]:
+    """A handler that uses the group whose call its signal interrupted is told that it can't."""
+    uses = {
+        "all_reduce": lambda: rank.comm.all_reduce(torch.ones(2)),
+        "barrier": rank.comm.barrier,
+        "new_group": rank.comm.new_group,
+        "close": rank.comm.close,
+    }
+    seen: list[Attempt] = []
+
+    def handle(_number: int, _frame: object) -> None:
+        seen.extend(attempt(use) for use in uses.values())
+        rank.tell("late")
+
+    signal.signal(signal.SIGUSR2, handle)
+    if rank.rank == 1:
+        rank.wait_for("late")
+    tensor = torch.ones(3)
+    rank.comm.all_reduce(tensor)
+    rank.comm.all_reduce(tensor)
+    return seen, tensor[0].item()
+
+
+def test_a_handler_that_calls(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2)
+    pool.start(call_in_a_handler)
+    wait_until_it_waits(pool.pids[0])
+    os.kill(pool.pids[0], signal.SIGUSR2)
+    (seen, first), (nothing, second) = pool.finish()
+    assert [one.kind for one in seen] == ["UsageError"] * 4
+    assert all("signal handler" in one.text and one.seconds < LATE_S for one in seen)
+    assert nothing == []
+    assert first == second == 4.0
 
 
 def handled(rank: Rank) -> tuple[int, list[float]]:

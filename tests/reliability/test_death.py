@@ -4,8 +4,8 @@
 import os
 import signal
 import tempfile
-import threading
 import time
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -216,25 +216,39 @@ def test_death_before_init_ends_at_the_limit(fresh_pool: Callable[..., Pool]) ->
         assert one.seconds <= 2.0 + LATE_S
 
 
-def be_killed_in_init(rank: Rank, after_s: float) -> Attempt:
+# What a rank does in init, in this order.
+STEPS_OF_INIT = {
+    "introduction": "fastcoll.bootstrap.join.introduce",
+    "exchange": "fastcoll.bootstrap.exchange.StoreExchange.gather",
+    "call": "fastcoll.bootstrap.rendezvous._call",
+    "greeting": "fastcoll.bootstrap.rendezvous._greet",
+    "reply": "fastcoll.bootstrap.rendezvous._read_reply",
+    "descriptors": "fastcoll.bootstrap.mesh.Mesh.exchange_fds",
+    "barrier": "fastcoll.barrier",
+}
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_killed_in_init(rank: Rank, step: str) -> Attempt:
     import fastcoll
 
     if rank.rank == 1:
-        timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
-        timer.start()
+        unittest.mock.patch(STEPS_OF_INIT[step], die).start()
+        for peer in (0, 2):  # they have come: at the limit, nobody else is missing
+            rank.wait_for(f"fastcoll/3/hello/1/{peer}")
     options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 1.0}
     one = attempt(fastcoll.init, store=rank.store, **options)
-    if not one.kind:
-        one = attempt(fastcoll.barrier)
-        time.sleep(0.2 if rank.rank == 1 else 0)
-        one = attempt(fastcoll.barrier) if not one.kind else one
-    return one
+    return one if one.kind else attempt(fastcoll.barrier)
 
 
-@pytest.mark.parametrize("after_ms", [0, 2, 5, 10, 20])
-def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: float) -> None:
+@pytest.mark.parametrize("step", STEPS_OF_INIT)
+def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], step: str) -> None:
+    """Before one of its steps."""
     pool = fresh_pool(3, Setup(init=False))
-    first, second, third = pool.outcomes(be_killed_in_init, after_ms / 1000)
+    first, second, third = pool.outcomes(be_killed_in_init, step)
     assert second.exit_code == -signal.SIGKILL
     for outcome in (first, third):
         one = outcome.value
@@ -245,10 +259,8 @@ def test_death_in_the_middle_of_init(fresh_pool: Callable[..., Pool], after_ms: 
 
 def die_at_the_door(rank: Rank) -> Attempt:
     """Rank 2 has introduced itself for a new group, and dies before it connects to anybody."""
-    from fastcoll.bootstrap import rendezvous
-
     if rank.rank == 2:
-        rendezvous.Listener.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        unittest.mock.patch("fastcoll.bootstrap.rendezvous.Listener.connect", die).start()
     return attempt(rank.comm.new_group)
 
 
@@ -267,12 +279,14 @@ def test_death_in_new_group_is_seen_by_who_waits_for_a_connection(
 
 @pytest.mark.slow
 def test_death_in_new_group_is_seen_on_its_node(fresh_pool: Callable[..., Pool]) -> None:
-    """The same where the group is on two nodes."""
+    """The same where the group is on two nodes, and on the other one."""
     pool = fresh_pool(3, Setup(nodes="baa"))
-    _, second, third = pool.outcomes(die_at_the_door)
-    assert third.exit_code == -signal.SIGKILL
-    assert second.value.kind == "PeerLostError", second.value
-    assert second.value.seconds < LATE_S, second.value
+    *others, last = pool.outcomes(die_at_the_door)
+    assert last.exit_code == -signal.SIGKILL
+    for one in (outcome.value for outcome in others):
+        assert one.kind == "PeerLostError", one
+        assert one.ranks == (2,), one
+        assert one.seconds < LATE_S, one
 
 
 def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:

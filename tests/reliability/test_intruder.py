@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import Pool, Rank, Setup
+from harness import DEADLINE_S, TIMEOUT_S, Pool, Rank, Setup
 
 
 def addresses(pid: int) -> list[tuple[str, int]]:
@@ -49,12 +49,23 @@ def come_up(rank: Rank) -> list[float]:
     import fastcoll
 
     if rank.rank == 1:
-        time.sleep(1.0)
-    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 6}
-    comm = fastcoll.init(store=rank.store, **options)
+        rank.wait_for("intruded")
+    comm = fastcoll.init(
+        store=rank.store, rank=rank.rank, world_size=rank.world_size, timeout_s=TIMEOUT_S
+    )
     tensor = torch.tensor([rank.rank + 1.0])
     comm.all_reduce(tensor)
     return tensor.tolist()
+
+
+def find_doors(pool: Pool) -> list[tuple[str, int]]:
+    """Where rank 0 waits for rank 1, which comes when it is told to."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        if doors := addresses(pool.pids[0]):
+            return doors
+        time.sleep(0.01)
+    raise AssertionError("rank 0 has no door")
 
 
 MESSAGES = {
@@ -70,13 +81,10 @@ MESSAGES = {
 def test_a_stranger_is_ignored(fresh_pool: Callable[..., Pool], kind: str) -> None:
     pool = fresh_pool(2, Setup(init=False))
     pool.start(come_up)
-    strangers: list[socket.socket] = []
-    end = time.monotonic() + 0.9
-    while not strangers and time.monotonic() < end:
-        doors = addresses(pool.pids[0])
-        strangers = [intrude(door, MESSAGES[kind]) for door in doors for _ in range(3)]
+    doors = find_doors(pool)
+    strangers = [intrude(door, MESSAGES[kind]) for door in doors for _ in range(3)]
+    pool.tell("intruded")
     try:
-        assert strangers, "rank 0 has no door"
         assert pool.finish() == [[3.0], [3.0]]
     finally:
         for stranger in strangers:
@@ -86,10 +94,8 @@ def test_a_stranger_is_ignored(fresh_pool: Callable[..., Pool], kind: str) -> No
 def test_a_stranger_that_hangs_up(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2, Setup(init=False))
     pool.start(come_up)
-    time.sleep(0.3)
-    doors = addresses(pool.pids[0])
-    assert doors
-    for door in doors:
+    for door in find_doors(pool):
         for message in MESSAGES.values():
             intrude(door, message).close()
+    pool.tell("intruded")
     assert pool.finish() == [[3.0], [3.0]]

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from test_cleanup import BARE, belongings, come_up, machine, use
 
 from fastcoll.bootstrap import identity
-from harness import Attempt, Pool, Rank, attempt
+from harness import LATE_S, Attempt, Pool, Rank, attempt
 
-SOON_S = 5.0  # far below the limits of the waits: a failure is told, not waited for
+SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
 LIMIT_S = 20.0
 
 

@@ -51,6 +51,9 @@ class Machine {
     for (std::byte* region : regions_) munmap(region, kRegion);
   }
 
+  // A planted bug: a reduce_scatter in place puts its result where another rank's part is read.
+  static inline bool misplaces_parts = false;
+
   const DeviceVerdict& verdict(int rank) const { return verdicts_[size_t(rank)]; }
   bool run() { return simulator_.run(); }
   uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
@@ -197,7 +200,8 @@ class Machine {
       for (int before = 0; before < rank; ++before)
         buffers.input += input_numel(step, before) * elem;
     } else if (step.verb == Verb::reduce_scatter) {  // my chunk of the input
-      buffers.output = buffers.input + size_t(rank) * step.numel * elem;
+      const size_t part = size_t(misplaces_parts ? (rank + 1) % world_ : rank);
+      buffers.output = buffers.input + part * step.numel * elem;
     } else {
       buffers.output = buffers.input;
     }

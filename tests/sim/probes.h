@@ -18,7 +18,7 @@ struct Seen {
 inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t token) {
   // Regions as far as the probes go, and one that is nobody's.
   using Region = std::vector<Pack>;
-  const size_t packs = (kGpuScratchOffsetBytes + 1024) / kPackBytes;
+  const size_t packs = (kGpuScratchOffsetBytes + 2048) / kPackBytes;
   std::vector<Region> regions(size_t(world) + 1, Region(packs));
   std::vector<Seen> seen(size_t(world), Seen{});
   Simulator simulator(world, Schedule::uniform, token);
@@ -54,7 +54,8 @@ inline int run_probes(uint64_t num_seeds) {
     bool as_expected = true;
     for (int rank = 0; rank < world; ++rank) {
       const Seen& mine = seen[size_t(rank)];
-      as_expected = as_expected && (mine.sum[0] == 1) == (rank != misled);
+      for (int type = 0; type < kProbeTypes; ++type)
+        as_expected = as_expected && (mine.sum[type] == 1) == (rank != misled);
       for (int peer = 0; peer < world; ++peer) {
         // The misled rank reads elsewhere, and what it writes does not arrive.
         const uint32_t pushed = rank == astray && peer == misled ? 0 : 1;

@@ -24,10 +24,13 @@ FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
 MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
-REDUCING_KERNELS = 6  # one_shot, one_shot_ll, two_shot, ring, chain, fold
+REDUCING_KERNELS = 7  # one_shot, one_shot_ll, two_shot, ring, chain, fold, add_partials
 MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 
-REDUCING = "template KernelFn reducing_kernel<Protocol, DType::{}>(Algorithm, Verb, bool);"
+REDUCING = """
+template KernelFn reducing_kernel<Protocol, DType::{0}>(Algorithm, Verb, bool);
+template __global__ void add_partials<DType::{0}>(const __grid_constant__ PartialsCall);
+"""
 MOVING = "template KernelFn moving_kernel<Protocol>(Verb, bool);"
 
 # The type that the switch can add and that is not among those above.
@@ -117,7 +120,8 @@ def run(command: list[str]) -> str:
 
 def compile_text(folder: Path, text: str, arch: int) -> Compiled:
     source = folder / f"kernels_{arch}.cu"
-    source.write_text(f'#include "cuda/kernels.cuh"\nnamespace fastcoll {{\n{text}\n}}\n')
+    includes = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
+    source.write_text(f"{includes}namespace fastcoll {{\n{text}\n}}\n")
     command = ["nvcc", *FLAGS, f"-arch=sm_{arch}", "--keep", f"--keep-dir={folder}"]
     cubin = folder / f"kernels_{arch}.out.cubin"
     ptxas = run([*command, "-Xptxas", "-v", "-cubin", str(source), "-o", str(cubin)])

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300
-RUN_LIMIT_S = 240
+RUN_LIMIT_S = 480
 
 # Kernels read the same bytes as packs and as elements, which nvcc allows.
 FLAGS = (
@@ -48,9 +48,13 @@ QUICK = [
     Case("misplaced", "uniform", 2),
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
     Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_reduce"),
+    Case("misplaced_parts", "uniform", 8, WRONG_OR_STUCK, only="multimem reduce_scatter"),
     Case("probes", "uniform", 40),
+    Case("switch_without_halves", "uniform", 40, WRONG_OR_STUCK),
     Case("folds", "uniform", 200),
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
+    Case("partials", "uniform", 200),
+    Case("partials_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
 ]
 
 CASES = [
@@ -58,6 +62,7 @@ CASES = [
     Case("correct", "starving", 60),
     Case("correct", "uniform", 30, only="multimem all_reduce"),
     Case("correct", "starving", 30, only="multimem reduce_scatter"),
+    Case("correct", "uniform", 6, tsan=True, only="multimem reduce_scatter"),
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planted bugs, each a change to Protocol. That a test sees them shows that it can. They are
-// switched on at run time: kernels of their own for each would take a minute to compile.
+// The planted bugs, each a change to Protocol, or to what the kernels run on. That a test sees them
+// shows that it can. They are switched on at run time: kernels of their own for each would take a
+// minute to compile.
 #pragma once
 
 #include <map>
 #include <string>
 
 #include "cuda/channel.cuh"
+#include "machine.h"
 
 namespace fastcoll::sim {
 
@@ -58,6 +60,8 @@ inline bool plant(const std::string& name) {
       {"no_exit", &Planted::kExits},
       {"unchecked_places", &Planted::kChecksPlaces},
       {"uncompared_places", &Planted::kComparesPlaces},
+      {"switch_without_halves", &switch_forgets_halves},
+      {"misplaced_parts", &Machine::misplaces_parts},
   };
   const auto found = switches.find(name);
   if (found == switches.end()) return false;

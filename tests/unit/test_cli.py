@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcoll import env
-from fastcoll.cli import app
+from fastcoll.cli import app, main
 from fastcoll.integrations import c10d_build
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.results import validate
@@ -84,6 +84,11 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (["bench", "all_reduce", "--vs", "nccl"], "nccl"),
         (["bench", "all_reduce", "--sizes", "8:4:2"], "--sizes"),
+        (["bench", "all_reduce", "--sizes", "8:16:x"], "factor"),
+        (["bench", "all_reduce", "--window-us", "nan"], "--window-us"),
+        (["bench", "all_reduce", "--window-us", "-1"], "--window-us"),
+        (["bench", "all_reduce", "--plot", "a.gif"], ".png"),
+        (["tune", "--minutes", "nan"], "--minutes"),
         (["bench", "all_reduce", "--dtype", "float31"], "float31"),
         (["bench", "all_reduce", "--op", "mean"], "mean"),
         (["bench", "all_to_none"], "all_to_none"),
@@ -95,6 +100,64 @@ def test_bad_options_are_named(arguments: list[str], text: str) -> None:
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
     assert text in result.output
+
+
+UNWRITABLE = "/proc/none/file"
+WRITERS = (
+    "bench all_reduce --json FILE",
+    "bench all_reduce --plot FILE.png",
+    "demo --json FILE",
+    "demo --plot FILE.png",
+    "tune --out FILE",
+    "regret --json FILE",
+    "report --out FILE",
+    "report --json FILE",
+    "schedule ring --plot FILE.svg",
+    "plan --topology hgx-h100 --params 7B --layers 2 --hidden 8 --plot FILE.svg",
+    "topo here --json FILE",
+    "inspect --trace FILE",
+)
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_file_that_cannot_be_written_is_told_at_once(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the files of defaults would be
+    result = runner.invoke(app, command.replace("FILE", UNWRITABLE).split())
+    assert result.exit_code == 2, result.output
+    assert "can't write /proc/none" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(env.NODE_ID.name, "[/red]")
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "[/red]" in result.output
+    result = runner.invoke(app, ["topo", "here", "--json", "[/red].json"])
+    assert result.exit_code == 0, result.output
+    assert "this machine: [/red].json" in result.output
+    result = runner.invoke(app, ["topo", "[/red]"])
+    assert result.exit_code == 2
+    assert "[/red]" in result.output
+
+
+def test_the_program_says_what_is_wrong_with_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("RANK", "first"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr("sys.argv", ["fastcoll", "bench", "all_reduce"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "RANK='first' must be a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("level", ["python", "c"])

@@ -76,13 +76,13 @@ def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
 
 
 def settle(hellos):
-    from fastcoll.memory.device import settle
+    from fastcoll.memory.terms import settle
 
     return settle(hellos, OFFSET)
 
 
 def hello(uuid: str = "a", **fields):
-    from fastcoll.memory.device import DeviceHello
+    from fastcoll.memory.terms import DeviceHello
 
     facts = {
         "problem": "",

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fake_driver import THREE, Driver, Links, come, fake_driver, leave_all
+from fake_driver import THREE, Driver, Links, come, leave_all
 from fastcoll import algorithms
-from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError
+from fastcoll.errors import (
+    DriverError,
+    FastcollError,
+    PeerLostError,
+    UnsupportedError,
+    UsageError,
+)
 from fastcoll.plan import Plan
 from fastcoll.selection import select
 from fastcoll.topology import gpu
@@ -23,12 +29,6 @@ from harness import Pools, Rank
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
 )
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    with fake_driver() as fake:
-        yield fake
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -58,7 +58,10 @@ def test_all_regions_come_behind_one_address(driver: Driver) -> None:
             {"refused": {("multicast_map", 0), ("multicast_map", 2)}},
             "rank 2: multicast_map refused",
         ),
-        ({"lost": {("sum", 1)}}, "rank 1: mapped, but the switch's sum was wrong"),
+        (
+            {"lost": {("float16", 1), ("bfloat16", 1)}},
+            "rank 1: mapped, but the switch's sum was wrong: float16, bfloat16",
+        ),
         (
             {"lost": {("store", 1)}},
             "rank 2: mapped, but what the switch was to store did not arrive",
@@ -93,9 +96,10 @@ def test_only_memory_of_descriptors_is_bound(driver: Driver) -> None:
 @pytest.mark.parametrize("same_process", [False, True])
 def test_a_region_stays_bound_until_the_peers_have_left(driver: Driver, same_process: bool) -> None:
     from fastcoll.memory import device
+    from fastcoll.memory.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 1], [device._process] * 2 if same_process else THREE[:2])
+    results = come(links, [0, 1], [PROCESS] * 2 if same_process else THREE[:2])
     bound = results[0][0].multicast.object.bound
     results[0][0].leave()
     links.leave(0)
@@ -120,10 +124,10 @@ def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost
 
 
 def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
-    from fastcoll.memory import device
+    from fastcoll.memory.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 0], [device._process] * 2)
+    results = come(links, [0, 0], [PROCESS] * 2)
     for regions, _, _ in results:
         assert regions.no_multicast.startswith("2 ranks share a GPU")
         assert regions.multicast is None
@@ -131,7 +135,7 @@ def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
 
 
 def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
-    from fastcoll.memory.device import introduce
+    from fastcoll.memory.terms import introduce
 
     facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
     return introduce(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)
@@ -148,6 +152,18 @@ def test_a_region_has_a_size_that_can_be_bound(driver: Driver) -> None:
     refused = introduced(driver, True, 4)
     assert (refused["problem"], refused["granularity"]) == ("", 2 << 20), "a group all the same"
     assert refused["no_multicast"] == "multicast_granularity refused"
+
+
+def test_one_rank_may_forbid_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTCOLL_GPU_MULTICAST", "never")
+    forbidden = introduced(driver, True, 4)
+    assert (forbidden["granularity"], forbidden["problem"]) == (2 << 20, "")
+    reason = forbidden["no_multicast"]
+    assert gpu.multicast_problem(["", reason], 1) == "rank 1: FASTCOLL_GPU_MULTICAST=never"
+    assert "no multicast" in introduced(driver, False, 4)["no_multicast"], "what can't be helped"
+    monkeypatch.setenv("FASTCOLL_GPU_MULTICAST", "always")
+    with pytest.raises(UsageError, match="must be one of auto, never"):
+        introduced(driver, True, 4)
 
 
 @pytest.mark.parametrize(

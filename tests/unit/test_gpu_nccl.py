@@ -82,7 +82,7 @@ def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: D
 
 
 def settled(*names: str, gpus: str = "ab") -> str:
-    from fastcoll.memory.device import DeviceHello, settle
+    from fastcoll.memory.terms import DeviceHello, settle
 
     hellos = [
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, name)
@@ -236,6 +236,26 @@ def test_sends_and_receives(own_pools: Pools) -> None:
     assert all(all(row) for row in own_pools(WORLD).run(messages))
 
 
+def nothing_to_send(rank: Rank) -> float:
+    from fake_gpu import fake_gpu
+    from fastcoll.verbs_p2p import P2POp
+
+    comm = rank.comm.new_group()
+    other = 1 - rank.rank
+    with fake_gpu(comm, reaches_peers=False, no_nccl=""):
+        ops = [P2POp(way, torch.empty(0), other) for way in ("isend", "irecv")]
+        for work in comm.batch_isend_irecv(ops):
+            work.wait()
+        tensor = torch.ones(3)
+        comm.all_reduce(tensor)
+    comm.close()
+    return float(tensor.sum())
+
+
+def test_messages_of_no_elements_need_no_nccl(own_pools: Pools) -> None:
+    assert own_pools(2).run(nothing_to_send) == [6.0, 6.0]
+
+
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
@@ -297,6 +317,51 @@ def test_what_nccl_does_not_end_is_ended(own_pools: Pools) -> None:
         assert found.kind == again.kind == "CollectiveTimeout"
         assert "NCCL did not carry" in found.text
         assert "abort" in log
+
+
+class Unasked:
+    """A work whose event must not be asked for: the driver would invalidate the capture."""
+
+    def is_completed(self) -> bool:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def captured(rank: Rank) -> tuple[bool, bool, Attempt]:
+    """Calls while this thread captures, behind one that ran outside of it and was not waited for.
+
+    The last value: what a look finds after the capture.
+    """
+    from fake_gpu import fake_gpu
+    from fastcoll import device_nccl
+
+    comm = rank.comm.new_group()
+    with fake_gpu(comm, no_nccl=""):
+        comm.all_reduce(torch.ones(4), algorithm="nccl")
+        side = comm._gpus.group._nccl
+        side._running.clear()
+        side._running.append((Unasked(), 0.0))
+        outside, device_nccl.is_current_stream_capturing = (
+            device_nccl.is_current_stream_capturing,
+            lambda: True,
+        )
+        tensors = [torch.ones(4) for _ in range(2)]
+        for tensor, algorithm in zip(tensors, ("auto", "nccl"), strict=True):
+            comm.all_reduce(tensor, algorithm=algorithm)
+        comm.check()
+        device_nccl.is_current_stream_capturing = outside
+        kept = len(side._running) == 1
+        side._running[0] = (Stuck(), 0.0)
+        comm.barrier()  # from here on the group breaks
+        late = attempt(comm.check)
+    comm.close()
+    return all(float(one[0]) == comm.world_size for one in tensors), kept, late
+
+
+def test_a_capture_asks_for_nothing_that_runs_outside_of_it(own_pools: Pools) -> None:
+    for right, kept, late in own_pools(2).run(captured):
+        assert right
+        assert kept, "what is captured is not waited for"
+        assert late.kind == "CollectiveTimeout"
 
 
 def beside(rank: Rank) -> tuple[list[bool], list[Any]]:

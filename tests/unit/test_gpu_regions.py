@@ -2,24 +2,17 @@
 """How ranks come to each other's GPU memory, over a driver made of dictionaries."""
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from fake_driver import THREE, Driver, Links, come, fake_driver, leave_all
+from fake_driver import THREE, Driver, Links, come, leave_all
 from fastcoll.errors import UnsupportedError
 from fastcoll.topology import gpu
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
 )
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    with fake_driver() as fake:
-        yield fake
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
@@ -85,10 +78,10 @@ def test_exported_memory_is_freed_only_when_the_peers_have_left(driver: Driver) 
 
 
 def test_ranks_of_one_process_share_pointers(driver: Driver) -> None:
-    from fastcoll.memory import device
+    from fastcoll.memory.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 0], [device._process] * 2)
+    results = come(links, [0, 0], [PROCESS] * 2)
     assert results[0][0].ptrs == results[1][0].ptrs
     results[0][0].leave()
     links.leave(0)
@@ -98,11 +91,11 @@ def test_ranks_of_one_process_share_pointers(driver: Driver) -> None:
 
 
 def test_one_process_with_two_devices_opens_access_between_them(driver: Driver) -> None:
-    from fastcoll.memory import device
+    from fastcoll.memory.terms import PROCESS
 
     driver.refused = {("vmm_create", 0)}
     links = Links(2)
-    results = come(links, [0, 1], [device._process] * 2)
+    results = come(links, [0, 1], [PROCESS] * 2)
     assert driver.peer_access == {(0, 1), (1, 0)}
     leave_all(links, results, [0, 1])
 

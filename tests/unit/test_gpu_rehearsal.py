@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU tests' own code on the CPU: their cases are well formed, and a wrong result is seen."""
 
+import contextlib
+import importlib
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +93,30 @@ def test_what_the_smoke_tests_call_runs_where_there_is_no_gpu(
         ranks.close()
     assert all("sums are wrong" in text for texts in found for text in texts)
     assert found[0]
+
+
+def test_what_is_called_with_cupys_arrays_runs_with_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setitem(sys.modules, "cupy", np)
+    module = importlib.import_module("test_arrays")
+    monkeypatch.setattr(module, "cupy", np)
+    monkeypatch.setattr(module, "own_stream", lambda me: contextlib.nullcontext(stream))
+    monkeypatch.setattr(module, "NUMEL", 50)
+    ranks = GpuRanks(["cpu"] * 3)
+    try:
+        assert ranks.run(module.verbs) == [[]] * 3
+        assert ranks.run(module.types) == [[]] * 3
+        # Negative control: rank 1 gives something else in every call.
+        right = np.full
+
+        def wrong(*args, **more):
+            return right(*args, **more) + 0.5 * (threading.current_thread().name[:5] == "rank1")
+
+        monkeypatch.setattr(np, "full", wrong)
+        found = ranks.run(module.verbs)
+        assert {"all_reduce", "out", "recv", "all_to_all, 1"} <= set(found[2])
+    finally:
+        ranks.close()
 
 
 def test_the_switchs_cases_run_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's training and its checks: what they accept, and what each of them catches."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 from fastcoll.measure.demo import make_checks
-
-pytest.importorskip("sklearn")
-
 from fastcoll.measure.training import (
     NUM_TRAIN,
     Training,
@@ -17,6 +15,9 @@ from fastcoll.measure.training import (
     batch_indices,
     num_gradients,
 )
+
+# Looked for, not imported: that takes as long as torch, in every process that collects the tests.
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="not run: no scikit-learn")
 
 CONFIG = TrainingConfig(3000, 4, world_size=2, batch_size=64, learning_rate=0.05)
 

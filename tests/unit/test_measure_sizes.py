@@ -4,7 +4,7 @@
 import pytest
 
 from fastcoll.measure.busbw import VERBS, algbw_gbps, bus_factor, busbw_gbps
-from fastcoll.measure.sizes import format_size, parse_count, parse_size, parse_sizes
+from fastcoll.measure.sizes import format_number, format_size, parse_count, parse_size, parse_sizes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -111,3 +111,12 @@ def test_every_verb_has_a_factor_and_nothing_else_has() -> None:
     assert all(bus_factor(verb, 2) >= 0 for verb in VERBS)
     with pytest.raises(ValueError, match="unknown verb"):
         bus_factor("all_to_none", 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (11.64, "11.6"), (999.7, "1000"), (1034.4, "1034")],
+)
+def test_a_number_has_no_exponent(value: float, text: str) -> None:
+    assert format_number(value) == text
+    assert format_number(10_300.4, 4) == "10300"

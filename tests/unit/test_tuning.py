@@ -6,6 +6,8 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 import jsonschema
@@ -22,12 +24,13 @@ from fastcoll.errors import UsageError
 from fastcoll.measure import regret
 from fastcoll.measure.fit import Point, fit
 from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.pool import Pool
 from fastcoll.measure.regret import RegretSettings, is_good, judge, run_regret
 from fastcoll.measure.results import validate
 from fastcoll.measure.rounds import Outcome
-from fastcoll.measure.timer import median_interval
+from fastcoll.measure.timer import median_interval, rounds_interval
 from fastcoll.measure.tune import make_document, write_table
-from fastcoll.measure.variants import VERBS, Variant, request_of
+from fastcoll.measure.variants import VERBS, Variant, request_of, variants_of
 from fastcoll.selection import TuningTable, read_table, select
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
@@ -95,6 +98,82 @@ def test_between_sizes_the_table_is_straight_in_a_log_log_picture() -> None:
     found = TuningTable(document()).measured(request(32 << 10), "one_shot")
     assert found is not None
     assert found.time_us == pytest.approx(40.0)  # 5 of 10 doublings, 1 of 2 decades
+
+
+def choice(*rows: dict[str, Any]) -> str:
+    table = TuningTable(document(list(rows)))
+    return select(request(1024), algorithms.ALL, table).plan.algorithm.name
+
+
+def test_where_the_table_shows_no_difference_the_models_choice_stands() -> None:
+    usual = row("one_shot", 1024, 4.0, low_us=3.5, high_us=4.5)
+    assert select(request(1024), algorithms.ALL).plan.algorithm is Algorithm.one_shot
+    assert choice(usual, row("two_shot", 1024, 3.0, low_us=2.0, high_us=3.5)) == "one_shot"
+    assert choice(usual, row("two_shot", 1024, 3.0, low_us=2.0, high_us=3.4)) == "two_shot"
+    # Of others than the usual one the fastest.
+    chain = row("chain", 1024, 3.0, low_us=2.0, high_us=3.4)
+    assert choice(usual, chain, row("two_shot", 1024, 3.1, high_us=3.4)) == "chain"
+    reasons = select(
+        request(1024),
+        algorithms.ALL,
+        TuningTable(document([usual, row("two_shot", 1024, 3.0, high_us=3.6)])),
+    ).reasons
+    assert "no difference to two_shot" in reasons["one_shot"]
+
+
+def measured_by_chance(rng: Random, times_us: dict[str, float], noise: float) -> str:
+    """Return the choice by a table of two algorithms measured in 8 rounds of 4 windows."""
+    rows = []
+    for name, time_us in times_us.items():
+        windows = []
+        for _ in range(8):
+            state = rng.lognormvariate(0, noise)  # of the machine during a round
+            windows += [time_us * state * rng.lognormvariate(0, 0.02) for _ in range(4)]
+        low_us, high_us = rounds_interval(windows, 8)
+        rows.append(row(name, 1024, median(windows), low_us=low_us, high_us=high_us))
+    return choice(*rows)
+
+
+@pytest.mark.parametrize(
+    ("two_shot_us", "noise", "chosen"),
+    [
+        (10.0, 0.02, "one_shot"),
+        (10.0, 0.3, "one_shot"),
+        (9.0, 0.02, "two_shot"),
+        (5.0, 0.15, "two_shot"),
+    ],
+)
+def test_a_choice_does_not_follow_noise(two_shot_us: float, noise: float, chosen: str) -> None:
+    rng = Random(5)
+    times_us = {"one_shot": 10.0, "two_shot": two_shot_us}
+    found = [measured_by_chance(rng, times_us, noise) for _ in range(100)]
+    assert found.count(chosen) >= 97
+
+
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
+def test_calibration_does_not_favour_a_way_to_copy(vendor: str) -> None:
+    """A machine that copies half as fast does both ways half as fast."""
+    for verb in (Verb.all_gather, Verb.all_to_all, Verb.broadcast):
+        for size_bytes in (256 << 10, 1 << 20, 4 << 20):
+            moved = request(size_bytes, verb=verb, single_copy="auto", cpu_vendor=vendor)
+            get_us = 1 / {"AuthenticAMD": 30e3, "GenuineIntel": 20e3}[vendor]
+            half = Costs(0.16, 2 / 50e3, 2 * get_us, 0.0, 7.5)
+            [usual, slower] = [
+                algorithms.direct.estimate_us(moved, costs)
+                < algorithms.single_copy.estimate_us(moved, costs)
+                for costs in (None, half)
+            ]
+            assert usual == slower, (verb, size_bytes)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_there"), [(1 << 10, True), (2 << 10, False)])
+def test_reduce_scatter_has_a_one_shot_where_it_travels_with_its_flags(
+    size_bytes: int, is_there: bool
+) -> None:
+    pool = Pool("fastcoll", 2, "", [])
+    cell = make_cell("reduce_scatter", "float32", "sum", size_bytes, 2)
+    names = {variant.algorithm for variant in variants_of(pool, cell)}
+    assert names == {"two_shot", "ring", "chain"} | ({"one_shot"} if is_there else set())
 
 
 @st.composite
@@ -296,6 +375,14 @@ def test_regret_judges_every_verb_that_has_a_choice(
     for path, wrong in (("rows", []), ("no_choice", [{"only": "direct"}])):
         with pytest.raises(jsonschema.ValidationError):
             validate(document | {path: wrong})
+
+
+def test_a_round_counts_once_in_the_interval_of_rounds() -> None:
+    far = [10.0] * 4  # a round in another state of the machine
+    near = [1.0, 1.1, 0.9, 1.0]
+    assert rounds_interval(far + near * 7, 8) == (1.0, 1.0)
+    assert rounds_interval(far * 3 + near * 5, 8) == (1.0, 10.0)
+    assert rounds_interval([3.0, 1.0, 2.0], 8) == (1.0, 3.0)
 
 
 def test_the_median_lies_in_its_interval() -> None:

@@ -4,7 +4,7 @@
 Decides the constants of staging and of single copies on CPUs. Must not know which wins.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastcoll.algorithms import shared
 from fastcoll.costs import Costs
@@ -54,7 +54,13 @@ def _prices(request: Request, calibrated: Costs | None, most_bytes: int) -> Pric
     if not request.on_gpu and calibrated is None:
         return prices
     costs = shared.costs(request, calibrated)
-    return replace(prices, give=costs.copy_us_per_byte, get=costs.peer_us_per_byte)
+    # Of single copies nothing is fitted. They keep their relation to staged ones: a fitted price
+    # beside one of other origin would choose by the machine, not by the way.
+    return Prices(
+        give=costs.copy_us_per_byte,
+        get=costs.peer_us_per_byte,
+        read=prices.read / prices.get * costs.peer_us_per_byte,
+    )
 
 
 def _bytes(request: Request) -> tuple[int, int]:

@@ -5,7 +5,8 @@ Decides the order of the steps; the same for the first group and for a part of o
 what a group does with its connections.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
@@ -39,7 +40,10 @@ def checked_members(ranks: Sequence[int] | None, world_size: int) -> list[int]:
     Raises:
         UsageError: There are none, or not all are ranks of the group, or one stands twice.
     """
-    members = sorted(range(world_size) if ranks is None else map(int, ranks))
+    try:
+        members = sorted(range(world_size) if ranks is None else map(operator.index, ranks))
+    except TypeError:
+        raise UsageError(f"ranks must be a sequence of integers, not {ranks!r}") from None
     if not members or not set(members) <= set(range(world_size)):
         raise UsageError(f"ranks {members} are not ranks of a group of {world_size}")
     if len(set(members)) < len(members):
@@ -54,6 +58,8 @@ def join(
     deadline: Deadline,
     members: Sequence[int] = (),
     tuning: str = "",
+    *,
+    on_failure: Callable[[Seat, BaseException], BaseException],
 ) -> Peers | None:
     """Connect some ranks of an exchange, node by node. Collective over all its ranks.
 
@@ -63,6 +69,7 @@ def join(
         deadline: When to give up.
         members: The ranks to connect, in their new order; none means all.
         tuning: Digest of this rank's tuning table, for the others to compare.
+        on_failure: Told of a failure on this node of several; returns what is to be raised.
 
     Returns:
         The connected ranks, or None where this rank is not one of them.
@@ -95,10 +102,16 @@ def join(
         node, local_rank = islands.places[rank]
         there = [ranks[peer] for peer in islands.nodes[node]]
         here = [hellos[peer] for peer in there]
-        mesh = listener.connect(local_rank, here, deadline, lambda at: exchange.is_gone(there[at]))
-        if islands.num_nodes == 1:
-            return Peers(mesh, here)
-        return Peers(mesh, here, Seat(islands, rank, hellos[ranks[0]].token))
+        seat = Seat(islands, rank, hellos[ranks[0]].token) if islands.num_nodes > 1 else None
+        try:
+            mesh = listener.connect(
+                local_rank, here, deadline, lambda at: exchange.is_gone(there[at])
+            )
+        except BaseException as error:
+            if seat is None:
+                raise
+            raise on_failure(seat, error) from error
+        return Peers(mesh, here, seat)
     finally:
         if listener is not None:
             listener.close()

@@ -13,6 +13,7 @@ import typer
 
 from fastcoll.cli.bench import bench
 from fastcoll.cli.build import build
+from fastcoll.cli.console import complain
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
@@ -23,6 +24,7 @@ from fastcoll.cli.report import report
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 from fastcoll.cli.tune import tune
+from fastcoll.errors import FastcollError
 
 app = typer.Typer(
     help="Collectives between the processes of one machine.",
@@ -56,4 +58,8 @@ def main() -> None:
     """Run the command line."""
     # Like Ctrl-C: the rank processes that a command started end with it.
     signal.signal(signal.SIGTERM, _end)
-    app(prog_name="fastcoll")
+    try:
+        app(prog_name="fastcoll")
+    except (FastcollError, OSError) as error:  # of a setting, or a disk that is full by now
+        complain(str(error))
+        sys.exit(2)

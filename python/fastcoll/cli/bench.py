@@ -17,7 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fastcoll import env
-from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.cli.console import (
+    complain,
+    make_console,
+    picture,
+    quiet_progress,
+    writable,
+)
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.pool import NotMeasured
@@ -31,7 +37,7 @@ from fastcoll.measure.session import (
     make_pool,
     run_bench,
 )
-from fastcoll.measure.sizes import format_size, parse_sizes
+from fastcoll.measure.sizes import format_number, format_size, parse_sizes
 from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
 
@@ -105,14 +111,20 @@ def bench(
         bool, typer.Option(help="Keep ranks on a core each (not Gloo's, see bench/README.md).")
     ] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Turns each library takes per size.")] = 4,
-    window_us: Annotated[float, typer.Option(help="Length of one timing window.")] = 3000.0,
+    window_us: Annotated[
+        float,
+        typer.Option(min=1, max=1e7, help="Length of one timing window."),
+    ] = 3000.0,
     mpi_dir: Annotated[
         Path | None, typer.Option(help="Folder with one MPI per subfolder (bench/README.md).")
     ] = None,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the result, with all windows.")
+        Path | None,
+        typer.Option("--json", callback=writable, help="Write the result, with all windows."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the result (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Draw the result (.svg, .png or .pdf).")
+    ] = None,
 ) -> None:
     """Time a verb with fastcoll and with other libraries, taking turns in one run.
 
@@ -208,24 +220,22 @@ def _measure(
     json_path, plot_path = files
     if json_path is not None:
         write(document, json_path)
-        console.print(f"result: {json_path}")
+        typer.echo(f"result: {json_path}")
     if plot_path is not None:
         from fastcoll.measure.plot import plot_bench
 
         plot_bench(document, plot_path)
-        console.print(f"picture: {plot_path}")
+        typer.echo(f"picture: {plot_path}")
     if any(row["cells"][0]["status"] != "measured" for row in document["rows"]):
         raise typer.Exit(1)
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _ratio(ratios: Json, library: str) -> str:
     if library not in ratios:
         return "-"
-    return f"{_number(ratios[library]['median'])}x ({_number(ratios[library]['best'])}x)"
+    return (
+        f"{format_number(ratios[library]['median'])}x ({format_number(ratios[library]['best'])}x)"
+    )
 
 
 def print_document(document: Json, console: Console) -> None:
@@ -262,7 +272,7 @@ def _own_table(rows: list[Json], peers: list[str]) -> Table:
             table.add_row(*head, "not measured")
             continue
         keys = ("time_us", "best_us", "min_rank_us", "max_rank_us", "skew_us")
-        numbers = [_number(cell[key]) for key in (*keys, "algbw_gbps", "busbw_gbps")]
+        numbers = [format_number(cell[key]) for key in (*keys, "algbw_gbps", "busbw_gbps")]
         wrong = "-" if cell["num_wrong"] is None else str(cell["num_wrong"])
         table.add_row(*head, *numbers, wrong, *(_ratio(row["ratios"], peer) for peer in peers))
     return table
@@ -277,7 +287,7 @@ def _peer_table(rows: list[Json], names: list[str]) -> Table:
         cells = []
         for cell in row["cells"]:
             if cell["status"] == "measured":
-                cells.append(f"{_number(cell['time_us'])} ({_number(cell['best_us'])})")
+                cells.append(f"{format_number(cell['time_us'])} ({format_number(cell['best_us'])})")
             else:
                 cells.append("not measured")
         table.add_row(format_size(row["size_bytes"]), *cells)

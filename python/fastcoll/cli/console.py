@@ -5,13 +5,16 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 # A table cut to 80 columns is no use in a log; a terminal tells its own width.
 _LOG_WIDTH = 200
+_PICTURES = (".svg", ".png", ".pdf")
 
 
 def make_console() -> Console:
@@ -21,14 +24,40 @@ def make_console() -> Console:
 
 def complain(text: str) -> None:
     """Say on stderr what went wrong."""
-    Console(stderr=True).print(f"[red]error:[/red] {text}", highlight=False)
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"[red]error:[/red] {escape(text)}", highlight=False)
 
 
 def matplotlib_is_there() -> None:
     """End with code 2 if pictures can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        complain("pictures need matplotlib: pip install 'fastcoll\\[bench]'")
+        complain("pictures need matplotlib: pip install 'fastcoll[bench]'")
         raise typer.Exit(2)
+
+
+def writable(path: Path | None) -> Path | None:
+    """Return a file that an option names, if it can be written: told before minutes are spent.
+
+    Its folder is made. For the callback of an option.
+    """
+    if path is None:
+        return None
+    try:
+        was_there = path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+        if not was_there:
+            path.unlink(missing_ok=True)  # under torchrun every rank tries
+    except OSError as error:
+        raise typer.BadParameter(f"can't write {path}: {error.strerror}") from None
+    return path
+
+
+def picture(path: Path | None) -> Path | None:
+    """Return the same of a picture, whose ending says of what kind it is."""
+    if path is not None and path.suffix not in _PICTURES:
+        raise typer.BadParameter(f"{path}: a picture ends in {', '.join(_PICTURES)}")
+    return writable(path)
 
 
 @contextmanager

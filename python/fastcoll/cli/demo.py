@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.cli.console import complain, make_console, picture, quiet_progress, writable
 from fastcoll.measure.demo import PHASES, make_config, run_demo
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
-from fastcoll.measure.sizes import parse_count
+from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll.measure.training import num_gradients
 
 Json = dict[str, Any]
@@ -35,11 +35,12 @@ def demo(
     symmetric: Annotated[
         bool, typer.Option("--symmetric", help="fastcoll's gradients come from fastcoll.empty().")
     ] = False,
-    plot: Annotated[Path, typer.Option(help="Where the picture goes (PNG).")] = Path(
+    plot: Annotated[Path, typer.Option(help="Where the picture goes.", callback=picture)] = Path(
         "fastcoll-demo.png"
     ),
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the result with all steps.")
+        Path | None,
+        typer.Option("--json", callback=writable, help="Write the result with all steps."),
     ] = None,
 ) -> None:
     """Train a network on handwritten digits on several ranks, and check that it went right.
@@ -49,7 +50,7 @@ def demo(
     """
     for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
         if importlib.util.find_spec(module) is None:
-            complain(f"the demo needs {package}: pip install 'fastcoll\\[demo]'")
+            complain(f"the demo needs {package}: pip install 'fastcoll[demo]'")
             raise typer.Exit(2)
     try:
         num_params = parse_count(params)
@@ -79,23 +80,23 @@ def demo(
                 complain(f"the demo stopped: {error}")
                 raise typer.Exit(1) from None
     _print_document(document, console)
-    _save(document, plot, json_path, console)
+    _save(document, plot, json_path)
     if not all(check["passed"] for check in document["checks"]):
         raise typer.Exit(1)
 
 
-def _save(document: Json, plot: Path, json_path: Path | None, console: Console) -> None:
+def _save(document: Json, plot: Path, json_path: Path | None) -> None:
     from fastcoll.measure.plot import plot_demo
 
     plot_demo(document, plot)
-    console.print(f"picture: {plot}", highlight=False)
+    typer.echo(f"picture: {plot}")
     if json_path is not None:
         write(document, json_path)
-        console.print(f"result: {json_path}", highlight=False)
+        typer.echo(f"result: {json_path}")
 
 
 def _milliseconds(phase: Json, key: str) -> str:
-    return f"{phase[key] / 1e3:.3g}" if key in phase else "-"
+    return format_number(phase[key] / 1e3) if key in phase else "-"
 
 
 def _print_document(document: Json, console: Console) -> None:

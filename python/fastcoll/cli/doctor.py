@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fastcoll.cli.console import make_console
@@ -232,7 +233,8 @@ def _gpu_part() -> Findings:
     gpus = gpu.gpus()
     for one in gpus:
         handles = "descriptors" if one.has_vmm_fds else "no descriptors of its memory"
-        multicast = "multicast" if one.has_multicast else "no multicast"
+        without = one.no_multicast
+        multicast = f"no multicast: {without}" if without else "multicast"
         text = f"{one.name}, sm_{one.capability}, {one.num_sms} SMs, {handles}, {multicast}"
         yield Finding("GPU", f"cuda:{one.index}", text)
     apart = gpu.pairs_without_access()
@@ -333,7 +335,9 @@ def doctor(
     for finding in findings:
         if finding.section != section:
             table.add_section()
-        text = f"{finding.value}\n[dim]{finding.help}[/dim]" if finding.help else finding.value
+        text = escape(finding.value)
+        if finding.help:
+            text += f"\n[dim]{escape(finding.help)}[/dim]"
         title = finding.section if finding.section != section else ""
         table.add_row(title, finding.name, text, _MARKS[finding.state])
         section = finding.section

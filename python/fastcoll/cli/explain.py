@@ -21,7 +21,7 @@ from fastcoll.measure.busbw import VERBS as MEASURED
 from fastcoll.measure.busbw import busbw_gbps
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import available_cpus
-from fastcoll.measure.sizes import format_size
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.libraries import Offer, offers
@@ -150,7 +150,7 @@ def library_table(others: list[Offer]) -> Table:
     for name in ("library", "algorithm", "time us", ""):
         table.add_column(name, justify="right" if name == "time us" else "left")
     for one in others:
-        time_us = "" if one.time_us is None else f"{one.time_us:.4g}"
+        time_us = "" if one.time_us is None else format_number(one.time_us, 4)
         table.add_row(one.library, one.algorithm, time_us, one.remark)
     return table
 
@@ -159,7 +159,7 @@ def choice(found: Comparison) -> str:
     """Return what is chosen, and what nothing can beat."""
     return (
         f"choice: [bold]{found.best.algorithm}[/bold]; no algorithm can take less than "
-        f"{found.least_us:.4g} us here"
+        f"{format_number(found.least_us, 4)} us here"
     )
 
 
@@ -187,12 +187,12 @@ def comparison_table(found: Comparison, cluster: Cluster) -> Table:
         busbw = ""
         if found.verb in MEASURED:
             rate = busbw_gbps(found.verb, found.size_bytes, candidate.time_us, found.world_size)
-            busbw = f"{rate:.3g}"
+            busbw = format_number(rate)
         share = found.least_us / candidate.time_us if candidate.time_us else 1.0
         segments = candidate.num_segments
         table.add_row(
             candidate.algorithm,
-            f"{candidate.time_us:.4g}",
+            format_number(candidate.time_us, 4),
             busbw,
             f"{share:.0%}",
             f"{segments} segments" if segments > 1 else "",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console
+from fastcoll.cli.console import complain, make_console, writable
 from fastcoll.errors import DriverError
 from fastcoll.reliability.recorder import Operation, RankStatus, find_pids, read_process, to_trace
 
@@ -71,7 +71,10 @@ def inspect(
     last: Annotated[int, typer.Option(min=1, help="Calls of each rank to show.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print all calls as JSON.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the times to this file for Chrome or Perfetto.")
+        Path | None,
+        typer.Option(
+            callback=writable, help="Write the times to this file for Chrome or Perfetto."
+        ),
     ] = None,
 ) -> None:
     """Show what ranks did last, from outside: live, stuck or stopped ones of the same user."""

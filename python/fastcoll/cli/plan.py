@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, matplotlib_is_there
+from fastcoll.cli.console import make_console, matplotlib_is_there, picture
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
-from fastcoll.measure.sizes import parse_count
+from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll.model.charts import plan_bars
 from fastcoll.model.figures import save
 from fastcoll.model.mapping import Mapped, axes_of, mappings
@@ -31,7 +31,8 @@ def plan(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and step.")] = 4096,
     dtype_bytes: Annotated[int, typer.Option(min=1, max=8, help="2 for bf16.")] = 2,
     utilisation: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the peak that computation reaches.")
+        float,
+        typer.Option(min=0.01, max=1, help="Share of the peak that computation reaches."),
     ] = 0.4,
     ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
@@ -39,12 +40,15 @@ def plan(
         str, typer.Option(help="Which axes get the neighbours: tensor=8,pipeline=2,data=4, say.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Draw it (.svg, .png or .pdf).")
+    ] = None,
 ) -> None:
     """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
 
     Which verbs, how often, over how many bytes, on which links, what hides behind computation. With
-    --groups: what it costs to deal out the ranks to these groups in every order.
+    --groups: what it costs to deal out the ranks to these groups in every order. Fails where the
+    model fits in no strategy.
     """
     workload = Workload(count_option(params), layers, hidden, tokens, dtype_bytes, utilisation)
     if plot is not None:
@@ -64,11 +68,13 @@ def plan(
         save(plan_bars(sentences, plan_title(workload, cluster)), plot)
     if as_json:
         typer.echo(json.dumps(plan_json(sentences), indent=1))
-        return
-    console = make_console()
-    console.print(plan_table(sentences, plan_title(workload, cluster)))
-    for line in remarks(sentences, workload, cluster):
-        console.print(line, highlight=False)
+    else:
+        console = make_console()
+        console.print(plan_table(sentences, plan_title(workload, cluster)))
+        for line in remarks(sentences, workload, cluster):
+            console.print(line, highlight=False)
+    if all(one.problem for one in sentences):
+        raise typer.Exit(1)
 
 
 def _sizes(text: str) -> dict[str, int]:
@@ -89,18 +95,26 @@ def _print_mappings(found: list[Mapped], cluster: Cluster, as_json: bool) -> Non
     for name in (*axes, "all", "of the best"):
         table.add_column(name, justify="right")
     for one in found:
-        times = [f"{one.axis_us[name] / 1e3:.3g}" for name in axes]
+        times = [format_number(one.axis_us[name] / 1e3) for name in axes]
         ratio = one.time_us / found[0].time_us if found[0].time_us else 1.0
-        table.add_row(", ".join(one.order), *times, f"{one.time_us / 1e3:.3g}", f"{ratio:.3g}x")
+        table.add_row(
+            ", ".join(one.order),
+            *times,
+            format_number(one.time_us / 1e3),
+            f"{format_number(ratio)}x",
+        )
     make_console().print(table)
 
 
 def count_option(text: str) -> int:
     """Return the number of parameters that --params gives."""
     try:
-        return parse_count(text)
+        count = parse_count(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--params") from None
+    if count == 0:
+        raise typer.BadParameter("a model has parameters", param_hint="--params")
+    return count
 
 
 def plan_json(sentences: list[Sentence]) -> list[dict[str, Any]]:
@@ -125,7 +139,7 @@ def plan_title(workload: Workload, cluster: Cluster) -> str:
 def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> list[str]:
     """Return what the times rest on, and what a careless mapping would cost."""
     lines = [
-        f"computation: {sentences[0].compute_us / 1e3:.4g} ms per step at "
+        f"computation: {format_number(sentences[0].compute_us / 1e3, 4)} ms per step at "
         f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s"
     ]
     if all(one.problem for one in sentences):
@@ -138,7 +152,7 @@ def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> 
         near_us, far_us = mapping_us("all_reduce", cluster, cluster.local_size, 64e6)
         lines.append(
             "placement: tensor and expert groups are neighbours here; dealt out over the nodes "
-            f"their all_reduce of 64 MB takes {far_us / near_us:.3g} times as long"
+            f"their all_reduce of 64 MB takes {format_number(far_us / near_us)} times as long"
         )
     return lines
 
@@ -153,15 +167,15 @@ def plan_table(sentences: list[Sentence], title: str) -> Table:
     for one in sentences:
         said = "\n".join(map(_said, one.phrases))
         if one.bubble_us:
-            said += f"\nbubble {one.bubble_us / 1e3:.3g} ms"
+            said += f"\nbubble {format_number(one.bubble_us / 1e3)} ms"
         moving_us = sum(phrase.time_us for phrase in one.phrases)
         result = f"[red]{one.problem}[/red]" if one.problem else f"{one.efficiency:.0%}"
         table.add_row(
             one.strategy,
             said or "nothing",
-            f"{moving_us / 1e3:.3g}",
-            f"{one.exposed_us / 1e3:.3g}",
-            f"{one.memory_gb:.3g}",
+            format_number(moving_us / 1e3),
+            format_number(one.exposed_us / 1e3),
+            format_number(one.memory_gb),
             result,
         )
         table.add_section()
@@ -169,5 +183,6 @@ def plan_table(sentences: list[Sentence], title: str) -> Table:
 
 
 def _said(phrase: Phrase) -> str:
-    size = f"{phrase.size_bytes / 1e6:.3g} MB"
+    amount = phrase.size_bytes / 1e6
+    size = f"{format_number(amount)} MB" if amount < 1e3 else f"{format_number(amount / 1e3)} GB"
     return f"{phrase.times} x {phrase.verb} of {size} in {phrase.ranks}, {phrase.links}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.cli.console import complain, make_console, quiet_progress, writable
 from fastcoll.cli.tune import sizes_option, verbs_option, worlds_option
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured
@@ -31,7 +31,9 @@ def regret(
     verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
         VERBS
     ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", callback=writable, help="Write the result.")
+    ] = None,
 ) -> None:
     """Time all algorithms that can carry out a call, and hold the chosen one against the best.
 
@@ -66,7 +68,7 @@ def regret(
         console.print(line, highlight=False)
     if json_path is not None:
         write(document, json_path)
-        console.print(f"result: {json_path}")
+        typer.echo(f"result: {json_path}")
 
 
 def regret_table(document: Json) -> Table:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import matplotlib_is_there
+from fastcoll.cli.console import matplotlib_is_there, writable
 from fastcoll.cli.explain import choice, comparison_table, library_table
 from fastcoll.cli.findings import Findings, find_all
 from fastcoll.cli.html import Section, page
@@ -21,7 +21,7 @@ from fastcoll.cli.schedule import schedule_table, verdict
 from fastcoll.cli.topo import MAX_MATRIX, bandwidth_matrix, machine_tree, network_tree, rings_of
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.cli.tune import fastest_table, fit_of, gpus_of
-from fastcoll.measure.sizes import format_size
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.model.builders import build
 from fastcoll.model.charts import cost_curves, plan_bars, published_times
 from fastcoll.model.checker import check
@@ -38,9 +38,9 @@ Json = dict[str, Any]
 
 
 def report(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
-        "fastcoll-report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", callback=writable, help="The page to write.")
+    ] = Path("fastcoll-report.html"),
     topology: Annotated[str, typer.Option(help=MACHINE_HELP)] = "hgx-h100",
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
@@ -53,7 +53,8 @@ def report(
         typer.Option(help="Show a file of `fastcoll regret` or `fastcoll tune`; may be repeated."),
     ] = None,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers of the page, too.")
+        Path | None,
+        typer.Option("--json", callback=writable, help="Write the numbers of the page, too."),
     ] = None,
 ) -> None:
     """Write one page with all that is known of a topology before anything runs on it.
@@ -129,12 +130,8 @@ def _costs(found: Findings) -> Section:
     for name, curve in {**curves, "least possible": least}.items():
         known = dict(curve)
         times = [known.get(one.size_bytes) for one in found.curve]
-        table.add_row(name, *("" if time is None else _shown(time) for time in times))
+        table.add_row(name, *("" if time is None else format_number(time, 4) for time in times))
     return Section("What algorithms cost", [cost_curves(curves, title, least), table])
-
-
-def _shown(time_us: float) -> str:
-    return f"{time_us:.4g}" if time_us < 1e4 else f"{time_us:.0f}"
 
 
 def _choices(found: Findings) -> Section:
@@ -154,7 +151,7 @@ def _published(found: Findings) -> Section:
         for name in ("system", "size", "published us", "predicted us", "error", "source"):
             table.add_column(name, justify="left" if name in ("system", "source") else "right")
         for row in rows:
-            times = f"{row.published_us:g}", f"{row.predicted_us:.3g}"
+            times = f"{row.published_us:g}", format_number(row.predicted_us)
             cells = row.system, format_size(row.size_bytes), *times, f"{row.error:+.0%}"
             table.add_row(*cells, row.source)
         parts += [published_times(rows, title), table]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, matplotlib_is_there
+from fastcoll.cli.console import make_console, matplotlib_is_there, picture
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
 from fastcoll.measure.sizes import format_size
 from fastcoll.model.builders import build
@@ -33,7 +33,9 @@ def schedule(
     size: Annotated[str, typer.Option(help="Size of the message, such as 1M.")] = "1M",
     topology: Annotated[str | None, typer.Option(help=MACHINE_HELP)] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it (.svg, .png or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Draw it (.svg, .png or .pdf).")
+    ] = None,
 ) -> None:
     """Show how an algorithm moves data: what each rank does when, its proof and its time.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from fastcoll.cli.console import make_console
+from fastcoll.cli.console import make_console, writable
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.model.placement import best_ring, disjoint_rings
 from fastcoll.model.rankfile import Launcher, rank_file
@@ -37,7 +37,10 @@ def topo(
     machine: Annotated[str | None, typer.Argument(help=MACHINE_HELP)] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write this machine, found out, as such a file.")
+        Path | None,
+        typer.Option(
+            "--json", callback=writable, help="Write this machine, found out, as such a file."
+        ),
     ] = None,
     hosts: Annotated[
         str, typer.Option(help="Print how to start a rank on every device of these hosts, a,b,...")
@@ -89,7 +92,7 @@ def _look_around(console: Console, json_path: Path | None) -> None:
         console.print(f"not found: {problem}", highlight=False, style="yellow")
     if json_path is not None:
         json_path.write_text(json.dumps(describe(found), indent=1) + "\n")
-        console.print(f"this machine: {json_path}", highlight=False)
+        typer.echo(f"this machine: {json_path}")
 
 
 def _list() -> Table:

@@ -69,5 +69,5 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (UsageError, UnsupportedError) as error:
-        complain(str(error).replace("[", "\\["))
+        complain(str(error))
         raise typer.Exit(2) from None

@@ -19,16 +19,17 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.algorithms import shared
 from fastcoll.cli.bench import Device, agree_on_folder
-from fastcoll.cli.console import complain, make_console, quiet_progress
+from fastcoll.cli.console import complain, make_console, quiet_progress, writable
 from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
-from fastcoll.measure.sizes import format_size, parse_sizes
+from fastcoll.measure.sizes import format_number, format_size, parse_sizes
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune
 from fastcoll.measure.variants import VERBS
 from fastcoll.topology import gpu
 
-_SIZES = "64,512,2K,4K,8K,16K,64K,128K,256K,512K,1M,4M,16M"
+# Where algorithms take turns in being the best, by powers of 2.
+_SIZES = "64,512,1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,4M,16M"
 _GPU_SIZES = "256,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 Json = dict[str, Any]
 
@@ -41,9 +42,9 @@ def default_worlds() -> list[int]:
 
 
 def tune(
-    out: Annotated[Path, typer.Option(help="The table to write, or to go on with.")] = Path(
-        "fastcoll-tuning.json"
-    ),
+    out: Annotated[
+        Path, typer.Option(callback=writable, help="The table to write, or to go on with.")
+    ] = Path("fastcoll-tuning.json"),
     ranks: Annotated[
         str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
     ] = "",
@@ -54,7 +55,8 @@ def tune(
         VERBS
     ),
     minutes: Annotated[
-        float, typer.Option(min=0.05, help="Stop after this long; run again to go on.")
+        float,
+        typer.Option(min=0.05, help="Stop after this long; run again to go on."),
     ] = 4.5,
     device: Annotated[
         Device, typer.Option(help="cuda adds rows of GPUs, or measures them anew.")
@@ -183,7 +185,7 @@ def _print_part(part: Json, path: Path, remarks: list[str]) -> None:
         remarks.append("not complete: run the command again to go on")
     remarks.append(f"table: {path}; groups use it with {env.TUNING.name}={path.name} on every rank")
     for remark in remarks:
-        console.print(remark, highlight=False)
+        console.print(remark, highlight=False, markup=False)
 
 
 def fastest_table(document: Json) -> Table:
@@ -208,7 +210,7 @@ def fit_of(document: Json) -> str:
 
 
 def _gbps(us_per_byte: float) -> str:
-    return f"{1e-3 / us_per_byte:.3g} GB/s" if us_per_byte else "free"
+    return f"{format_number(1e-3 / us_per_byte)} GB/s" if us_per_byte else "free"
 
 
 def _winners(rows: list[Json]) -> list[list[str]]:
@@ -230,7 +232,14 @@ def _winners(rows: list[Json]) -> list[list[str]]:
         else:
             runs.append([key[0], key[1], key[2], key[2], name, row["time_us"], row["time_us"]])
     return [
-        [verb, ranks, format_size(low), format_size(high), name, f"{first:.4g} to {last:.4g}"]
+        [
+            verb,
+            ranks,
+            format_size(low),
+            format_size(high),
+            name,
+            f"{format_number(first, 4)} to {format_number(last, 4)}",
+        ]
         for verb, ranks, low, high, name, first, last in runs
     ]
 

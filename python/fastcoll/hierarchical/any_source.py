@@ -82,7 +82,7 @@ class AnySource(Uncounted):
             local.wait(max(deadline.left_s(), 0.001))
         except FastcollError as error:
             if local.is_completed():
-                raise self._ends.watch.of_island(error) from error
+                raise
             raise self._late(receive, deadline) from error
         return local.source_rank()
 

@@ -20,9 +20,17 @@ from fastcoll.hierarchical.meeting import Asked, meet, trade
 from fastcoll.hierarchical.reductions import Reduction
 from fastcoll.memory.array import ArrayView
 from fastcoll.parts import PartsCall, PartsOperands, Side, check_parts
-from fastcoll.reliability.limits import call_limit_s
-from fastcoll.reliability.settings import checked_numerics
-from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Numerics, Verb
+from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s
+from fastcoll.reliability.settings import Settings, checked_numerics
+from fastcoll.types import (
+    COUNTED,
+    FLOAT_DTYPES,
+    ITEMSIZE,
+    REDUCTIONS,
+    Numerics,
+    Verb,
+    order_matters,
+)
 
 AnyCall: TypeAlias = Call | PartsCall | ListCall
 GatherWords = Callable[[list[int]], list[list[int]]]
@@ -40,11 +48,12 @@ class Arguments:
     def __init__(self, operands: Operands | PartsOperands, verb: Verb, world_size: int) -> None:
         self.given: list[torch.Tensor]
         self.got: list[torch.Tensor]
+        device = operands.device
         if isinstance(operands, PartsOperands):
             self._output = operands.output
             source = operands.input and operands.input.dense(fill=True)
             self._target = operands.output and operands.output.dense(fill=False)
-            self.given, self.got = _of_side(source), _of_side(self._target)
+            self.given, self.got = _of_side(source, device), _of_side(self._target, device)
             self.bring_back = self._bring_parts_back
             self._keeps: object = source
             return
@@ -63,17 +72,20 @@ class Arguments:
 def _cut(address: int, array: ArrayView | None, count: int) -> list[torch.Tensor]:
     if array is None:
         return []
-    whole = tensor_at(address, array.dtype, array.numel)
+    whole = tensor_at(address, array.dtype, array.numel, array.device)
     numel = array.numel // count
     return [whole[rank * numel :][:numel] for rank in range(count)]
 
 
-def _of_side(side: Side | None) -> list[torch.Tensor]:
+def _of_side(side: Side | None, device: int) -> list[torch.Tensor]:
     if side is None:
         return []
     dtype = side.views[0].dtype
     parts = side.parts() if side.cut else side.parts()[:1]
-    return [tensor_at(address, dtype, num_bytes // ITEMSIZE[dtype]) for address, num_bytes in parts]
+    return [
+        tensor_at(address, dtype, num_bytes // ITEMSIZE[dtype], device)
+        for address, num_bytes in parts
+    ]
 
 
 def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | PartsOperands]:
@@ -94,12 +106,29 @@ def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | 
     else:
         for one in check_list(call, rank, world_size):
             checked += one.tensors if isinstance(one, ListOperands) else [one]
-    if any(operands.device >= 0 for operands in checked):
-        raise UnsupportedError(
-            "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or "
-            "make a group of each node's ranks with new_group()"
-        )
     return checked
+
+
+def limit_of(call: AnyCall, settings: Settings) -> float:
+    """Return the limit of a call in seconds."""
+    limit_s = call_limit_s(call.timeout_s)
+    return settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
+
+
+def by_carrier(
+    call: AnyCall, operands: Operands | PartsOperands, settings: Settings, lanes: Lanes
+) -> bool:
+    """Return whether the carrier reduces, with roundings of its own."""
+    dtype, op = operands.dtype, operands.op
+    numerics = call.numerics or settings.numerics_between
+    if numerics is None:
+        numerics = "fast" if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else "same_bits"
+    return (
+        numerics == "fast"
+        and call.verb in REDUCTIONS
+        and order_matters(dtype, op)
+        and lanes.carrier(0).reduces(dtype, op)
+    )
 
 
 def carry_out(
@@ -110,7 +139,7 @@ def carry_out(
     numerics: Numerics,
     gather_words: GatherWords,
 ) -> None:
-    """Make a call.
+    """Make a call on CPUs.
 
     Args:
         lanes: This rank's lanes.
@@ -134,11 +163,18 @@ def carry_out(
         if lanes.is_leader:
             trade(lanes, asked, _NOTHING)
         lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
-        if reduces:
-            _reduce(lanes, asked, arguments, how)
-        else:
-            _move(lanes, asked, arguments, gather_words)
+        run_phases(lanes, asked, arguments, how, gather_words)
     arguments.bring_back()
+
+
+def run_phases(
+    lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction, gather_words: GatherWords
+) -> None:
+    """Carry out what crosses in lanes: all of a call but its beginning, on CPUs or on GPUs."""
+    if asked.verb in REDUCTIONS:
+        _reduce(lanes, asked, arguments, how)
+    else:
+        _move(lanes, asked, arguments, gather_words)
 
 
 def _reduce(lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction) -> None:

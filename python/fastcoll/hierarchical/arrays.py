@@ -11,11 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from fastcoll import _C
+from fastcoll.memory.symmetric import bytes_at
 from fastcoll.types import FLOAT_DTYPES, ITEMSIZE, TORCH_DTYPES, DType, Op, order_matters
 
 
-def tensor_at(address: int, dtype: DType, numel: int) -> torch.Tensor:
-    """Return a tensor on memory that somebody else owns and keeps."""
+def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch.Tensor:
+    """Return a tensor on memory that somebody else owns and keeps; `device`: -1 for the CPU."""
+    if device >= 0:
+        return bytes_at(address, numel * ITEMSIZE[dtype], device).view(TORCH_DTYPES[dtype])
     if numel == 0:
         return torch.empty(0, dtype=TORCH_DTYPES[dtype])
     memory = (ctypes.c_char * (numel * ITEMSIZE[dtype])).from_address(address)

@@ -28,7 +28,8 @@ def maker_of(name: str) -> MakeCarrier:
     if make is None:
         raise UsageError(
             f'there is no carrier "{name}" for tensors on CPUs; there are {", ".join(CARRIERS)} '
-            "and the backends registered with torch.distributed"
+            "and the backends registered with torch.distributed. Between GPUs NCCL carries, "
+            "whatever is named here"
         )
     return make
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.distributed import Store
@@ -27,6 +28,7 @@ from fastcoll.hierarchical.arrays import as_bytes, tensor_at
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier, Started
 from fastcoll.hierarchical.patient_store import PatientStore
+from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch
 from fastcoll.memory.array import copy_back, dense_copy
 from fastcoll.pairs import ANY, Transfer
@@ -54,6 +56,7 @@ class Ends:
         store: What they are made over.
         board: Where a sender says that it has begun to send.
         watch: Knows the group's verdict.
+        waits: Who waits for whom.
         limit_s: Of a transfer that has none of its own.
     """
 
@@ -62,6 +65,7 @@ class Ends:
     store: Store
     board: Board
     watch: Watch
+    waits: Waits
     limit_s: float
 
     def deadline(self, transfer: Transfer) -> Deadline:
@@ -143,7 +147,8 @@ class Channel(Uncounted):
 
         if not self._sends:
             self._turns.enter(transfer)
-        work = TransferBetween(run, transfer)
+        told = partial(self._ends.waits.told, self.peer, self._sends)
+        work = TransferBetween(run, transfer, told)
         self._queue.put(work)
         return work
 
@@ -269,11 +274,14 @@ class Channel(Uncounted):
         self._ends.check(self.is_closed)
 
     def _late(self, deadline: Deadline) -> FastcollError:
-        return self._ends.watch.heard() or CollectiveTimeout(
+        if verdict := self._ends.watch.heard():
+            return verdict
+        told, rank = self._ends.waits.follow(self.peer)
+        return CollectiveTimeout(
             f"{self._name()} waited {deadline.limit_s:g} s for rank {self.peer}, which did not "
-            f"{'receive' if self._sends else 'send'} it. Use of this group is over: call "
+            f"{'receive' if self._sends else 'send'} it{told}. Use of this group is over: call "
             "fastcoll.shrink() or fastcoll.destroy()",
-            [self.peer],
+            [rank],
         )
 
     def _compare(self, expected: list[int], found: list[int]) -> None:

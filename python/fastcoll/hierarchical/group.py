@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.distributed import PrefixStore, Store
 
@@ -24,28 +25,32 @@ from fastcoll.errors import (
     PeerLostError,
     UsageError,
 )
-from fastcoll.hierarchical.arguments import AnyCall, Arguments, carry_out, check_all
+from fastcoll.hierarchical.arguments import (
+    AnyCall,
+    Arguments,
+    by_carrier,
+    carry_out,
+    check_all,
+    limit_of,
+)
 from fastcoll.hierarchical.board import Board
-from fastcoll.hierarchical.carriers import make_lane, maker_of
+from fastcoll.hierarchical.carriers import maker_of
 from fastcoll.hierarchical.channels import Ends
 from fastcoll.hierarchical.island import Island
 from fastcoll.hierarchical.lanes import Lanes
+from fastcoll.hierarchical.making import make_lanes
 from fastcoll.hierarchical.meeting import Asked
+from fastcoll.hierarchical.node_gpus import NodeGpus, Parts
 from fastcoll.hierarchical.node_transfers import NodeTransfers
 from fastcoll.hierarchical.survivors import agree, come
+from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.parts import PartsOperands
 from fastcoll.reliability.call_sites import at_call_site, tracing
-from fastcoll.reliability.limits import GROUP_LIMIT, call_limit_s, group_limit_s
+from fastcoll.reliability.limits import group_limit_s
 from fastcoll.reliability.settings import Settings
 from fastcoll.types import (
-    FLOAT_DTYPES,
-    ITEMSIZE,
-    REDUCTIONS,
-    DType,
-    Op,
     Verb,
-    order_matters,
 )
 from fastcoll.verbs_objects import ObjectMethods
 from fastcoll.verbs_p2p import P2PMethods
@@ -60,12 +65,12 @@ _abandoned: list[object] = []
 class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
-    Has the verbs of a `Communicator`; a send to another node is over when it is received. Sums go
-    over the ranks of a node, then over the nodes. Between nodes `numerics` is "same_bits" by
-    default, but for SUM and PRODUCT of half types, which the carrier reduces: with m nodes the
-    result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16
-    and 2^-8 for bfloat16. MPI has no half types: there these go as bytes, and have the same bits
-    too.
+    Has the verbs of a `Communicator`, but for sends and receives on GPUs; a send to another node is
+    over when it is received. Sums go over the ranks of a node, then over the nodes. Between nodes
+    `numerics` is "same_bits" by default, but for SUM and PRODUCT of half types, which the carrier
+    reduces: with m nodes the result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum,
+    with u = 2^-11 for float16 and 2^-8 for bfloat16. MPI has no half types: there these go as
+    bytes, and have the same bits too.
     """
 
     _transfers: NodeTransfers
@@ -97,20 +102,17 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self._closed = False
         self._lock = threading.RLock()
         self._queue = CallQueue(self)
-        node, local_rank = islands.places[rank]
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = Board(store, seat.nonce)
         self._watch = Watch(name, rank, islands, island, self._board)
         make = maker_of(settings.carrier)
-        carriers = [
-            make_lane(
-                make, PrefixStore(f"lane{lane}", own), node, islands.num_nodes, settings.timeout_s
-            )
-            for lane in islands.lanes_of(node, local_rank)
-        ]
+        carriers = make_lanes(make, own, seat, island, self._board, settings.timeout_s)
         self._lanes = Lanes(islands, rank, island, carriers, self._watch)
-        ends = Ends(seat, make, own, self._board, self._watch, settings.timeout_s)
+        waits = Waits(self._board, rank)
+        ends = Ends(seat, make, own, self._board, self._watch, waits, settings.timeout_s)
         self._transfers = NodeTransfers(ends, island)
+        self._own_store = own
+        self._gpus: NodeGpus | None = None  # until the first call with a tensor there
 
     @property
     def rank(self) -> int:
@@ -133,6 +135,11 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         checked = [
             (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
         ]
+        on_gpus = [one for one in checked if one[1].device >= 0]
+        if on_gpus:
+            if len(on_gpus) < len(checked):
+                raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+            return self._issue_on_gpus(on_gpus, async_op)
 
         def run() -> None:
             for call, operands in checked:
@@ -149,6 +156,34 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             self._queue.submit(run, []).wait()
         return None
 
+    def _issue_on_gpus(
+        self, checked: Sequence[tuple[AnyCall, Operands | PartsOperands]], async_op: bool
+    ) -> Work | None:
+        self.check()
+        if self._gpus is None:
+            parts = Parts(
+                self, self._lanes, self._island, self._watch, self._own_store, self._settings
+            )
+            self._gpus = NodeGpus(parts, checked[0][1].device)
+        return self._gpus.issue(checked, async_op)
+
+    def in_turn(self, task: Callable[[int], None]) -> None:
+        """Do something that is a call to the other nodes, without waiting for it.
+
+        `task` is given the call's number; it comes behind asynchronous calls that are queued.
+        """
+
+        def run() -> None:
+            with self._lock:
+                self.check_host()
+                self._sequence += 1
+                task(self._sequence)
+
+        if self._queue.idle():
+            run()
+        else:
+            self._queue.submit(run, [])
+
     def idle(self) -> bool:
         """Return whether no call is queued; part of the queue's interface."""
         return self._num_queued == 0
@@ -164,21 +199,9 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     def await_native(self) -> None:
         """Part of the queue's interface: nothing is queued elsewhere."""
 
-    def _by_carrier(self, call: AnyCall, dtype: DType, op: Op) -> bool:
-        """Return whether the carrier reduces, with roundings of its own."""
-        numerics = call.numerics or self._settings.numerics_between
-        if numerics is None:
-            numerics = "fast" if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else "same_bits"
-        return (
-            numerics == "fast"
-            and call.verb in REDUCTIONS
-            and order_matters(dtype, op)
-            and self._lanes.carrier(0).reduces(dtype, op)
-        )
-
     def _run(self, call: AnyCall, operands: Operands | PartsOperands) -> None:
         with self._lock:
-            self.check()
+            self.check_host()
             self._sequence += 1
             asked = Asked(
                 self._sequence,
@@ -188,11 +211,10 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
                 operands.numel,
                 operands.root,
                 operands.splits,
-                self._by_carrier(call, operands.dtype, operands.op),
+                by_carrier(call, operands, self._settings, self._lanes),
             )
             self._watch.begin(self._sequence, call.verb.name)
-            limit_s = call_limit_s(call.timeout_s)
-            limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
+            limit_s = limit_of(call, self._settings)
             try:
                 self._lanes.begin(limit_s)
                 carry_out(
@@ -217,7 +239,13 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         self._lanes.abandon()
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has."""
+        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        self.check_host()
+        if self._gpus is not None:
+            self._gpus.check_island()
+
+    def check_host(self) -> None:
+        """Raise what is known on the CPU to have broken the group."""
         if self._closed:
             raise UsageError(f'group "{self.name}" was destroyed')
         if self._watch.error is not None:
@@ -225,9 +253,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
 
     def gather_words(self, words: list[int]) -> list[list[int]]:
         """Gather integers from all ranks. Collective."""
-        rows = torch.empty(self.world_size, len(words), dtype=torch.int64)
-        given = torch.tensor(words, dtype=torch.int64)
-        self.issue(Call(verb=Verb.all_gather, input=given, output=rows))
+        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=np.array(words, np.int64), output=rows))
         result: list[list[int]] = rows.tolist()
         return result
 
@@ -241,6 +268,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
             f"{reason or 'no reason given'}. Use of this group is over: call fastcoll.destroy()"
         )
         self._watch.fail(AbortedError(text, [self.rank]))
+        if self._gpus is not None:
+            self._gpus.stop()
 
     # ---- memory and groups -----------------------------------------------------------------------
 
@@ -332,6 +361,8 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         if self._closed:
             return
         self._queue.join()
+        if self._gpus is not None:
+            self._gpus.close()
         self._closed = True
         self._transfers.close()
         if self._watch.error is None:

@@ -8,6 +8,8 @@ l % n in slot l // n. Must not know verbs.
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,7 +20,7 @@ from fastcoll.errors import FastcollError
 from fastcoll.hierarchical.arrays import as_bytes, copy, split
 from fastcoll.hierarchical.carrier import Carrier, Started
 from fastcoll.hierarchical.island import Island
-from fastcoll.hierarchical.watch import SPEAKING_S, Watch
+from fastcoll.hierarchical.watch import SPEAKING_S
 from fastcoll.parts import PartsCall
 from fastcoll.types import REDUCE_OPS, Op, Verb
 
@@ -34,6 +36,24 @@ _NUM_AT_ONCE = 4
 _ISLAND_SLACK_S = SPEAKING_S + 3.0
 
 
+@dataclass(frozen=True)
+class Buffers:
+    """Where what goes through lanes lies, and how much of a message does so at once."""
+
+    device: torch.device
+    segment_bytes: int
+
+
+class Waits(Protocol):
+    """What ends waits for other nodes: `Watch` on CPUs, `Hops` in the stream of a GPU."""
+
+    def wait(self, transfers: Iterable[Started], deadline: Deadline) -> None:
+        """Wait for transfers to be over."""
+
+    def of_island(self, error: FastcollError) -> FastcollError:
+        """Return an error of this node's ranks with their numbers in the whole group."""
+
+
 class Lanes:
     """This rank's part in the phases of one call after another."""
 
@@ -43,7 +63,8 @@ class Lanes:
         rank: int,
         island: Island,
         carriers: Sequence[Carrier],
-        watch: Watch,
+        watch: Waits,
+        buffers: Buffers | None = None,
     ) -> None:
         self.islands = islands
         self.rank = rank
@@ -52,10 +73,13 @@ class Lanes:
         self.num_local = len(islands.nodes[self.node])
         self.num_lanes = islands.num_lanes
         self.num_slots = islands.slots(self.node)
+        buffers = buffers or Buffers(torch.device("cpu"), SEGMENT_BYTES)
+        self.segment_bytes = buffers.segment_bytes
         self.is_leader = self.local_rank == 0
         self._island = island
         self._carriers = carriers
         self._watch = watch
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=buffers.device)
         self._deadline = Deadline(0)
 
     def begin(self, limit_s: float) -> None:
@@ -211,8 +235,8 @@ class Lanes:
         outgoing = [None if one is None else as_bytes(one) for one in given]
         sizes = [0 if one is None else one.numel() for one in outgoing]
         tensors = [one for one in outgoing if one is not None and one.numel() > 0]
-        source = tensors[0] if len(tensors) == 1 else torch.cat([_NOTHING, *tensors])
-        target = torch.empty(sum(expected), dtype=torch.uint8)
+        source = tensors[0] if len(tensors) == 1 else torch.cat([self._nothing, *tensors])
+        target = self._nothing.new_empty(sum(expected))
         transfer = self._carriers[slot].all_to_all(target, source, expected, sizes)
         return split(target, expected), transfer
 
@@ -267,9 +291,6 @@ class Lanes:
             active.append((segment, next(segment)))
         while active:
             advance()
-
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def cuts(total: int, step: int) -> Iterable[tuple[int, int]]:

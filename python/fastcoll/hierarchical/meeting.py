@@ -8,16 +8,17 @@ before all nodes have agreed, and a call that fits into its packets is over afte
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fastcoll.errors import DesyncError
 from fastcoll.hierarchical.arrays import partial_dtype
+from fastcoll.hierarchical.carrier import Started
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
 
-_WORDS = struct.Struct("=QQQiBBBB")
+_WORDS = struct.Struct("=QQQiBBBBB")
 _HEAD_BYTES = 64
 # What a node sends in all its packets together. To save a second trip is worth that many bytes:
 # they take as long on a link of 10 Gbit/s and 50 us or of 1 Gbit/s and 0.5 ms, and where links are
@@ -45,6 +46,11 @@ class Asked:
     root: int
     splits: int
     by_carrier: bool
+    on_gpus: bool = False
+
+    def numbered(self, sequence: int) -> "Asked":
+        """Return this call with its number."""
+        return replace(self, sequence=sequence)
 
     def pack(self) -> bytes:
         """Return the fields as bytes."""
@@ -57,16 +63,16 @@ class Asked:
             self.dtype,
             self.op,
             self.by_carrier,
+            self.on_gpus,
         )
         return words.ljust(_HEAD_BYTES, b"\0")
 
     @staticmethod
     def unpack(data: bytes) -> "Asked":
         """Read what `pack` wrote."""
-        sequence, numel, splits, root, verb, dtype, op, by_carrier = _WORDS.unpack_from(data)
-        return Asked(
-            sequence, Verb(verb), DType(dtype), Op(op), numel, root, splits, bool(by_carrier)
-        )
+        sequence, numel, splits, root, *codes, by_carrier, on_gpus = _WORDS.unpack_from(data)
+        kinds = Verb(codes[0]), DType(codes[1]), Op(codes[2])
+        return Asked(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
 
     def describe(self) -> str:
         """Return the call as a line of text."""
@@ -82,6 +88,8 @@ class Asked:
             words.append(f"root={self.root}")
         if self.verb in REDUCTIONS:
             words.append("numerics=" + ("fast" if self.by_carrier else "same_bits"))
+        if self.on_gpus:
+            words.append("on GPUs")
         return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
 
     def given_bytes(self, world_size: int) -> int:
@@ -136,19 +144,46 @@ def trade(lanes: Lanes, asked: Asked, content: torch.Tensor) -> list[torch.Tenso
     Raises:
         DesyncError: The nodes make different calls; all leaders raise it.
     """
+    packets = hand_over(lanes, 0, asked, content)
+    lanes.wait([packets.transfer])
+    return packets.contents()
+
+
+@dataclass(frozen=True)
+class Packets:
+    """What the ranks of a lane say to each other; complete when `transfer` is over.
+
+    Attributes:
+        ranks: Who serves the lane on each node.
+    """
+
+    ranks: Sequence[int]
+    packets: Sequence[torch.Tensor]
+    transfer: Started
+
+    def contents(self) -> list[torch.Tensor]:
+        """Return what each node's packet holds behind its head.
+
+        Raises:
+            DesyncError: The heads differ.
+        """
+        _compare(self.ranks, torch.stack([packet[:_HEAD_BYTES] for packet in self.packets]))
+        return [packet[_HEAD_BYTES:] for packet in self.packets]
+
+
+def hand_over(lanes: Lanes, slot: int, asked: Asked, content: torch.Tensor) -> Packets:
+    """Start to tell the other nodes, in one of this rank's lanes, what it calls."""
     packet = torch.cat([_bytes_of(asked), content])
     room = _HEAD_BYTES + packet_room(lanes)
     if not lanes.takes_less:
         packet = torch.cat([packet, packet.new_zeros(room - packet.numel())])
     others = [node != lanes.node for node in range(lanes.num_nodes)]
     packets, transfer = lanes.exchange(
-        0, [packet if other else None for other in others], [room * other for other in others]
+        slot, [packet if other else None for other in others], [room * other for other in others]
     )
-    lanes.wait([transfer])
     packets[lanes.node] = packet
-    leaders = [ranks[0] for ranks in lanes.islands.nodes]
-    _compare(leaders, torch.stack([packet[:_HEAD_BYTES] for packet in packets]))
-    return [packet[_HEAD_BYTES:] for packet in packets]
+    _, lane = lanes.lanes()[slot]
+    return Packets([ranks[lane % len(ranks)] for ranks in lanes.islands.nodes], packets, transfer)
 
 
 def _bytes_of(asked: Asked) -> torch.Tensor:

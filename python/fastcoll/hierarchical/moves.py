@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import torch
 
 from fastcoll.hierarchical.arrays import split
-from fastcoll.hierarchical.lanes import SEGMENT_BYTES, Lanes, Segment, cuts
+from fastcoll.hierarchical.lanes import Lanes, Segment, cuts
 
 
 def _columns(lanes: Lanes) -> int:
     """Return how many bytes of each rank's part a segment takes."""
-    return max(64, SEGMENT_BYTES // (lanes.num_lanes * lanes.num_nodes))
+    return max(64, lanes.segment_bytes // (lanes.num_lanes * lanes.num_nodes))
 
 
 def broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> None:
     """Copy the root's bytes to all others."""
     lanes.drive(
         _broadcast(lanes, root, data[first:last])
-        for first, last in cuts(data.numel(), SEGMENT_BYTES)
+        for first, last in cuts(data.numel(), lanes.segment_bytes)
     )
 
 
@@ -187,7 +187,7 @@ def all_to_all(
     What a node gets from one rank comes in one piece, in the lane of that rank.
     """
     largest = max(max(row) for row in counts)
-    step = max(64, SEGMENT_BYTES // len(counts))
+    step = max(64, lanes.segment_bytes // len(counts))
     lanes.drive(
         _all_to_all(
             lanes,

@@ -14,6 +14,7 @@ from typing import Any, cast
 from fastcoll.errors import UnsupportedError
 from fastcoll.hierarchical.any_source import AnySource
 from fastcoll.hierarchical.channels import Channel, Ends, Turns
+from fastcoll.hierarchical.island_transfers import IslandTransfers
 from fastcoll.pairs import ANY, Transfer, TransferCall, check_transfer
 from fastcoll.transfers import AnyTransferWork, Transfers, TransferWork
 
@@ -23,8 +24,8 @@ _NO_LIMIT_S = 1e9
 
 def _no_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
     raise UnsupportedError(
-        "tensors on GPUs are not supported in a group over several nodes: pass .cpu(), or make a "
-        "group of each node's ranks with new_group()"
+        "sends and receives of tensors on GPUs are not supported in a group over several nodes: "
+        "pass .cpu(), or make a group of each node's ranks with new_group()"
     )
 
 
@@ -35,7 +36,8 @@ class NodeTransfers(Transfers):
         self._ends = ends
         islands = ends.seat.islands
         self._node, _ = islands.places[ends.seat.rank]
-        self._local = Transfers(island, _no_gpus, islands.nodes[self._node])
+        ranks = islands.nodes[self._node]
+        self._local = IslandTransfers(island, _no_gpus, ranks, ends.watch, ends.waits)
         self._lock = threading.Lock()
         self._is_closed = False
         self._channels: dict[tuple[bool, int, int], Channel] = {}

@@ -24,7 +24,7 @@ from fastcoll.hierarchical.arrays import (
     split,
     widen,
 )
-from fastcoll.hierarchical.lanes import SEGMENT_BYTES, Lanes, Segment, cuts
+from fastcoll.hierarchical.lanes import Lanes, Segment, cuts
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
 
 # Up to here a trip costs more than the bytes that it saves; not measured for more than two nodes.
@@ -52,6 +52,10 @@ class Reduction:
         """The type of node partials."""
         return self.dtype if self.by_carrier else partial_dtype(self.dtype, self.op)
 
+    def widen(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Write a rank's elements as partials."""
+        widen(target, source, self.dtype)
+
     def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
         """Reduce the partials of all nodes, in their order, to the result."""
         dtype = TORCH_DTYPES[self.partial]
@@ -66,7 +70,7 @@ class Reduction:
 
 def all_reduce(lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor) -> None:
     """Reduce `source` of all ranks into everybody's `target`; they may be one."""
-    step = SEGMENT_BYTES // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
     lanes.drive(
         _all_reduce(lanes, how, source[first:last], target[first:last])
         for first, last in cuts(source.numel(), step)
@@ -80,7 +84,7 @@ def _all_reduce(
     buffer = _spread(lanes, how, source, numel)
     mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     chunks = [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
-    result = torch.empty(lanes.num_slots * numel, dtype=target.dtype)
+    result = target.new_empty(lanes.num_slots * numel)
     results = [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
     if how.by_carrier:
         yield from _by_carrier(lanes, how, chunks, results)
@@ -97,12 +101,12 @@ def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> t
     same = how.partial is how.dtype
     if same and lanes.in_order and source.numel() == size:
         return source
-    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial])
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=source.device)
     if lanes.in_order:
-        widen(buffer[: source.numel()], source, how.dtype)
+        how.widen(buffer[: source.numel()], source)
         return buffer
     for place, piece in zip(lanes.by_lane(buffer), split(source, max(numel, 1)), strict=False):
-        widen(place[: piece.numel()], piece, how.dtype)
+        how.widen(place[: piece.numel()], piece)
     return buffer
 
 
@@ -181,7 +185,7 @@ def reduce_scatter(
     num_bytes = ITEMSIZE[how.partial] * lanes.num_lanes * lanes.num_nodes
     lanes.drive(
         _reduce_scatter(lanes, how, [part[first:last] for part in parts], target[first:last])
-        for first, last in cuts(target.numel(), max(64, SEGMENT_BYTES // num_bytes))
+        for first, last in cuts(target.numel(), max(64, lanes.segment_bytes // num_bytes))
     )
 
 
@@ -190,12 +194,12 @@ def _reduce_scatter(
 ) -> Segment:
     num_nodes, numel = lanes.num_nodes, target.numel()
     size = lanes.num_local * lanes.num_slots * num_nodes * numel
-    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial])
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=target.device)
     for lane, place in enumerate(lanes.by_lane(buffer)):
         for node, piece in enumerate(place.view(num_nodes, numel)):
             rank = lanes.islands.rank_in_lane(node, lane)
             if rank is not None:
-                widen(piece, parts[rank], how.dtype)
+                how.widen(piece, parts[rank])
     mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     partials = mine.view(lanes.num_slots, num_nodes, numel)
     own_bytes = partials[0, 0].nbytes

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fastcoll.hierarchical.arrays import as_bytes, copy, partial_op, split, widen
+from fastcoll.hierarchical.arrays import as_bytes, copy, partial_op, split
 from fastcoll.hierarchical.lanes import Lanes
 from fastcoll.hierarchical.meeting import Asked, trade
 from fastcoll.hierarchical.reductions import Reduction
@@ -27,7 +27,7 @@ def reduce(
     numel = len(given) * asked.numel
     partials = torch.empty(numel, dtype=TORCH_DTYPES[how.partial])
     for place, part in zip(split(partials, max(asked.numel, 1)), given, strict=False):
-        widen(place, part, asked.dtype)
+        how.widen(place, part)
     partials = lanes.island_reduce(partials, partial_op(how.op), how.numerics)
     # A byte more: nobody goes on before the leader has seen that all nodes make this call.
     told = torch.zeros(numel * TORCH_DTYPES[how.dtype].itemsize + 1, dtype=torch.uint8)

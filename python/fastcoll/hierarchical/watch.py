@@ -62,7 +62,7 @@ class Watch:
             try:
                 transfer.wait()
             except RuntimeError as error:
-                raise self._broken(str(error)) from error
+                raise self.broken(str(error)) from error
 
     def _wait(self, transfer: Started, deadline: Deadline) -> None:
         began = time.monotonic()
@@ -73,16 +73,21 @@ class Watch:
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + _LOOK_EVERY_S
-                if not said and self._local_rank == 0:
-                    self._board.arrive(self._node, self.sequence)
+                if not said:
+                    self.arrive()
                 said = True
                 self._check_island()
                 if verdict := self._board.verdict():
                     raise verdict
             if deadline.passed():
-                raise self._late(deadline)
+                raise self.late(deadline)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def arrive(self) -> None:
+        """Say on the board that this node waits in the call; its leader does."""
+        if self._local_rank == 0:
+            self._board.arrive(self._node, self.sequence)
 
     def _check_island(self) -> None:
         try:
@@ -119,7 +124,8 @@ class Watch:
         found = [node for node in missing or () if node != self._node]
         return found or others
 
-    def _late(self, deadline: Deadline) -> FastcollError:
+    def late(self, deadline: Deadline) -> FastcollError:
+        """Return the error of a wait that came to its limit."""
         if verdict := self.heard():
             return verdict
         nodes = self._suspects()
@@ -130,9 +136,9 @@ class Watch:
             self._ranks_of(nodes),
         )
 
-    def _broken(self, reason: str) -> FastcollError:
-        if self._local_rank == 0:
-            self._board.arrive(self._node, self.sequence)
+    def broken(self, reason: str) -> FastcollError:
+        """Return the error of a transfer that failed."""
+        self.arrive()
         if verdict := self.heard():
             return verdict
         nodes = self._suspects()

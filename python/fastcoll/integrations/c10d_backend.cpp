@@ -346,6 +346,13 @@ class FastcollBackend final : public c10d::Backend {
   CallQueue queue_{core_};
 };
 
+// Python gets a handle as one of its own class, not of torch's base.
+template <class Handle>
+void add_handle(const py::module_& module, const char* name) {
+  py::class_<Handle, c10d::Work, c10::intrusive_ptr<Handle>>(module, name)
+      .def("exception", &error_of);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -360,6 +367,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                                                                   "FastcollBackend")
       .def(py::init<py::object, const py::object&, int, int>(), py::arg("group"),
            py::arg("communicator"), py::arg("rank"), py::arg("size"));
+  add_handle<NativeWork>(module, "NativeWork");
+  add_handle<PythonWork>(module, "PythonWork");
+  add_handle<TransferWork>(module, "TransferWork");
+  add_handle<BatchWork>(module, "BatchWork");
   module.def("finish", [] {
     const WithoutGil without_gil;
     Threads::drain();

@@ -63,6 +63,22 @@ void raise_unless_done(FastcollOutcome outcome, const FastcollFailure& failure) 
   if (outcome == kFastcollFailed) CallFailed(failure).raise();
 }
 
+// What a call raised, or None: for Python, as torch 2.11 has Work.exception, but can't hand it
+// over.
+py::object error_of(const c10d::Work& work) {
+  const std::exception_ptr raised = work.exception();
+  if (!raised) return py::none();
+  try {
+    try {
+      std::rethrow_exception(raised);
+    } catch (const CallFailed& failed) {
+      failed.raise();
+    }
+  } catch (const py::error_already_set& error) {
+    return error.value();
+  }
+}
+
 double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
 
 // what: of what kind it is that goes on.

@@ -7,7 +7,8 @@ Decides how a bucket of gradients is averaged. Must not know how DDP fills its b
 import torch
 from torch.distributed import GradBucket
 
-from fastcoll.api import GroupLike, all_reduce
+from fastcoll.api import all_reduce
+from fastcoll.groups import GroupLike
 from fastcoll.types import ReduceOp
 
 

@@ -19,10 +19,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fastcoll import api_parts
-from fastcoll.api import GroupLike
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.groups import AnyCommunicator, communicator_of
+from fastcoll.groups import AnyCommunicator, GroupLike, communicator_of, rank_in
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
@@ -67,7 +65,7 @@ def code_of(op: object) -> int:
 
 def root_of(src: int, group: GroupLike) -> int:
     """Return the group rank of a root, which is a global rank for a torch process group."""
-    return api_parts.rank_in(getattr(group, "real_obj", group), src, "src")
+    return rank_in(getattr(group, "real_obj", group), src, "src")
 
 
 # ---- the functions -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ are called from C++ (DDP, functional collectives), the others by torch.distribut
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -37,26 +37,17 @@ NAME = "fastcoll"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
 
 
-def _limit_s(opts: Any) -> float | None:
-    """Return the limit that a call was given, if any."""
-    limit_s: float = opts.timeout.total_seconds() if opts is not None else 0
-    return limit_s if limit_s > 0 else None
-
-
 def _op(opts: Any) -> object:
     """Return what to reduce with; by the object that the C functions know, where there is one."""
     if opts is None:
         return ReduceOp.SUM
-    op = opts.reduceOp.op
-    return REDUCE_OPS[int(op)] if int(op) < len(REDUCE_OPS) else op
+    op = opts.reduceOp
+    code = hash(op)  # asking for `op.op`, and that for its number, takes half a microsecond
+    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
 
 
 def _root(opts: Any) -> int:
     return opts.rootRank if opts is not None else 0
-
-
-def _asks_for_work(opts: Any) -> bool:
-    return opts is None or getattr(opts, "asyncOp", True)
 
 
 def _one(tensors: Tensors) -> torch.Tensor:
@@ -162,18 +153,19 @@ class FastcollProcessGroup(ProcessGroup):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def _asynchronous(self, opts: Any) -> bool:
-        return self._coalescing is not None or _asks_for_work(opts)
+    def _begin(self, opts: Any) -> tuple[AnyCommunicator, bool, float | None]:
+        """Count a call; return who carries it out, whether asynchronously, and its limit.
 
-    def _run(
-        self, function: Callable[..., Any], *arguments: object, opts: Any, asynchronous: bool
-    ) -> TorchWork | None:
-        """Carry out a call by the C function of its verb: one that it knows needs no Python."""
+        The C function of its verb does: one whose plan is known needs no more Python than here.
+        """
         self._sequence += 1
-        limit_s = _limit_s(opts) or self._default_limit_s
-        return self._wrap(function(*arguments, self.communicator, asynchronous, timeout_s=limit_s))
+        if opts is None:
+            return self.communicator, True, self._default_limit_s
+        asynchronous: bool = opts.asyncOp or self._coalescing is not None
+        limit_s: float = opts.timeout.total_seconds()
+        return self.communicator, asynchronous, limit_s if limit_s > 0 else self._default_limit_s
 
-    def _wrap(self, work: Work | None) -> TorchWork | None:
+    def _handle(self, work: Work | None) -> TorchWork | None:
         return None if work is None else self._track(work)
 
     def _track(self, work: Work | TransferWork) -> TorchWork:
@@ -196,35 +188,43 @@ class FastcollProcessGroup(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce`."""
-        tensor, op, asynchronous = _one(tensors), _op(opts), self._asynchronous(opts)
+        tensor, op = _one(tensors), _op(opts)
+        comm, asynchronous, limit_s = self._begin(opts)
         if tensor.is_sparse:
-            self._sequence += 1
-            sum_sparse(self.communicator, tensor, op)
-            return self._wrap(completed([tensor])) if asynchronous else None
-        return self._run(_C.all_reduce, tensor, op, opts=opts, asynchronous=asynchronous)
+            sum_sparse(comm, tensor, op)
+            return self._handle(completed([tensor])) if asynchronous else None
+        return self._handle(_C.all_reduce(tensor, op, comm, asynchronous, timeout_s=limit_s))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce_coalesced`."""
-        asynchronous = _asks_for_work(opts)
-        return self._run(
-            _C.all_reduce_coalesced, tensors, _op(opts), opts=opts, asynchronous=asynchronous
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.all_reduce_coalesced(tensors, _op(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.broadcast`."""
-        tensor, asynchronous = _one(tensors), self._asynchronous(opts)
-        return self._run(_C.broadcast, tensor, _root(opts), opts=opts, asynchronous=asynchronous)
+        tensor = _one(tensors)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.broadcast(tensor, _root(opts), comm, asynchronous, timeout_s=limit_s)
+        )
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.reduce`."""
-        tensor, root, asynchronous = _one(tensors), _root(opts), self._asynchronous(opts)
-        return self._run(_C.reduce, tensor, root, _op(opts), opts=opts, asynchronous=asynchronous)
+        tensor, root = _one(tensors), _root(opts)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.reduce(tensor, root, _op(opts), comm, asynchronous, timeout_s=limit_s)
+        )
 
     def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_gather`."""
         [parts] = outputs
-        asynchronous = self._asynchronous(opts)
-        return self._run(_C.all_gather, parts, _one(inputs), opts=opts, asynchronous=asynchronous)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.all_gather(parts, _one(inputs), comm, asynchronous, timeout_s=limit_s)
+        )
 
     def allgather_coalesced(
         self, outputs: Lists, inputs: Tensors, opts: Any = None
@@ -233,64 +233,77 @@ class FastcollProcessGroup(ProcessGroup):
         if any(len(of_rank) != len(inputs) for of_rank in outputs):
             sizes = [len(of_rank) for of_rank in outputs]
             raise UsageError(f"{len(inputs)} tensors to gather, but lists for {sizes} of them")
-        self._sequence += 1
-        limit_s = _limit_s(opts) or self._default_limit_s
+        comm, asynchronous, limit_s = self._begin(opts)
         calls = (
             PartsCall(verb=Verb.all_gather, input=tensor, output=parts, timeout_s=limit_s)
             for *parts, tensor in zip(*outputs, inputs, strict=True)
         )
-        return self._wrap(self.communicator.issue_all(calls, self._asynchronous(opts)))
+        return self._handle(comm.issue_all(calls, asynchronous))
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor`."""
-        asynchronous = self._asynchronous(opts)
-        return self._run(
-            _C.all_gather_into_tensor, output, input, opts=opts, asynchronous=asynchronous
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.all_gather_into_tensor(output, input, comm, asynchronous, timeout_s=limit_s)
         )
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor_coalesced`."""
-        function, asynchronous = _C.all_gather_into_tensor_coalesced, _asks_for_work(opts)
-        return self._run(function, outputs, inputs, opts=opts, asynchronous=asynchronous)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.all_gather_into_tensor_coalesced(
+                outputs, inputs, comm, asynchronous, timeout_s=limit_s
+            )
+        )
 
     def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.reduce_scatter`."""
         [parts] = inputs
-        asynchronous = self._asynchronous(opts)
-        return self._run(
-            reduce_scatter, _one(outputs), parts, _op(opts), opts=opts, asynchronous=asynchronous
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            reduce_scatter(_one(outputs), parts, _op(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor`."""
-        function, asynchronous = _C.reduce_scatter_tensor, self._asynchronous(opts)
-        return self._run(function, output, input, _op(opts), opts=opts, asynchronous=asynchronous)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.reduce_scatter_tensor(
+                output, input, _op(opts), comm, asynchronous, timeout_s=limit_s
+            )
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor_coalesced`."""
-        function, asynchronous = _C.reduce_scatter_tensor_coalesced, _asks_for_work(opts)
-        return self._run(function, outputs, inputs, _op(opts), opts=opts, asynchronous=asynchronous)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.reduce_scatter_tensor_coalesced(
+                outputs, inputs, _op(opts), comm, asynchronous, timeout_s=limit_s
+            )
+        )
 
     def gather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.gather`."""
-        parts, asynchronous = outputs[0] if outputs else None, self._asynchronous(opts)
-        return self._run(
-            _C.gather, _one(inputs), parts, _root(opts), opts=opts, asynchronous=asynchronous
+        parts = outputs[0] if outputs else None
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.gather(_one(inputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.scatter`."""
-        parts, asynchronous = inputs[0] if inputs else None, self._asynchronous(opts)
-        return self._run(
-            _C.scatter, _one(outputs), parts, _root(opts), opts=opts, asynchronous=asynchronous
+        parts = inputs[0] if inputs else None
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.scatter(_one(outputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def all_to_all_single(
@@ -303,19 +316,21 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.all_to_all_single`; torch gives an empty list for equal parts."""
         splits = output_split_sizes or None, input_split_sizes or None
-        asynchronous = self._asynchronous(opts)
-        return self._run(
-            _C.all_to_all_single, output, input, *splits, opts=opts, asynchronous=asynchronous
+        comm, asynchronous, limit_s = self._begin(opts)
+        work: Any = _C.all_to_all_single(  # the output is given, so it is not returned
+            output, input, *splits, comm, asynchronous, timeout_s=limit_s
         )
+        return self._handle(work)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_to_all`."""
-        asynchronous = self._asynchronous(opts)
-        return self._run(_C.all_to_all, outputs, inputs, opts=opts, asynchronous=asynchronous)
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(_C.all_to_all(outputs, inputs, comm, asynchronous, timeout_s=limit_s))
 
     def barrier(self, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.barrier`."""
-        return self._run(_C.barrier, opts=opts, asynchronous=self._asynchronous(opts))
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(_C.barrier(comm, asynchronous, timeout_s=limit_s))
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcoll import api, api_parts
-from fastcoll.api import GroupLike
+from fastcoll.groups import GroupLike
 from fastcoll.integrations import ops
 from fastcoll.types import ReduceOp
 

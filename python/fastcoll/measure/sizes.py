@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as people type and read them. Knows nothing of verbs, dtypes or libraries."""
+"""Sizes and numbers as people type and read them. Knows nothing of verbs, dtypes or libraries."""
 
 import re
 
@@ -33,7 +33,9 @@ def parse_sizes(text: str) -> list[int]:
     if len(parts) > 3:
         raise ValueError(f"{text!r} is not a range; write BEGIN:END:FACTOR, such as 8:256M:4")
     begin_bytes, end_bytes = parse_size(parts[0]), parse_size(parts[1])
-    factor = int(parts[2]) if len(parts) == 3 else 2
+    factor = 2
+    if len(parts) == 3:
+        factor = int(parts[2]) if parts[2].isdecimal() else 0
     if not 0 < begin_bytes <= end_bytes or factor < 2:
         raise ValueError(f"{text!r}: the range must grow, from above 0, by a factor of 2 or more")
     sizes = []
@@ -50,6 +52,12 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % (1 << shift) == 0:
             return f"{size_bytes >> shift} {unit}"
     return f"{size_bytes} B"
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """Return a number with so many digits that count, without an exponent if it is large."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
 
 
 def parse_count(text: str) -> int:

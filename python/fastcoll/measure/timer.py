@@ -86,6 +86,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[high]
 
 
+def rounds_interval(values: Sequence[float], num_rounds: int) -> tuple[float, float]:
+    """Return the 95 % interval of the median of values that were taken in rounds of equal length.
+
+    That of the rounds' medians: values of one round were taken in one state of the machine, so many
+    of them say no more of the next state than one does.
+    """
+    length = max(1, len(values) // num_rounds)
+    rounds = [values[begin : begin + length] for begin in range(0, len(values), length)]
+    return median_interval([statistics.median(one) for one in rounds])
+
+
 def summarise(windows_us: Sequence[Sequence[float]]) -> Summary:
     """Sum up `windows_us[window][rank]`, the time of one call on each rank in each window."""
     slowest = [max(window) for window in windows_us]

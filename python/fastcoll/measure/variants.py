@@ -92,7 +92,8 @@ def request_of(
 def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
     """Return every algorithm that runs a cell, at every segment size that makes a difference.
 
-    reduce_scatter has one shot only: its one_shot is two_shot, and is left out.
+    reduce_scatter has one shot only: its one_shot is two_shot, and is left out, but where it
+    travels with its flags.
     """
     request = request_of(cell, "fast", single_copy="auto")
     segmented = request.staged_bytes > _LEAST_SEGMENTED_BYTES
@@ -100,7 +101,10 @@ def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
         Variant(pool, candidate.name, segment_bytes)
         for candidate in algorithms.ALL
         if candidate.admits(request) is None
-        and (cell.verb, candidate.name) != ("reduce_scatter", "one_shot")
+        and (
+            (cell.verb, candidate.name) != ("reduce_scatter", "one_shot")
+            or candidate.plan(request).inline
+        )
         for segment_bytes in (
             SEGMENTS_BYTES
             if segmented and candidate.name != "single_copy"  # stages nothing

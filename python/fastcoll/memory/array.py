@@ -6,7 +6,7 @@ ranks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.memory.foreign import as_tensor, is_foreign
 from fastcoll.types import FROM_TORCH, ITEMSIZE, DType
 
 Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
@@ -28,10 +29,11 @@ class ArrayView:
     """One array argument.
 
     Attributes:
-        source: The user's array.
+        source: The user's array; of one of CuPy's kind, a tensor on its memory.
         dense: The elements lie one after another, in C order, as they mean.
         device: Index of the GPU they lie on; -1 for the CPU.
         strides_bytes: Bytes between neighbours, by dimension.
+        stream: Where the library of an array of CuPy's kind works now; None: torch's current one.
     """
 
     source: Array
@@ -43,6 +45,7 @@ class ArrayView:
     dense: bool
     writable: bool
     device: int = -1
+    stream: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -67,18 +70,15 @@ def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
         return _view_tensor(array, name, gpu)
     if isinstance(array, np.ndarray):
         return _view_numpy(array, name)
-    if gpu and hasattr(array, "__cuda_array_interface__"):
-        return _view_tensor(_as_tensor(array, name), name, gpu)
+    if gpu and is_foreign(array):
+        return _view_foreign(array, name)
     raise UsageError(f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}")
 
 
-def _as_tensor(array: object, name: str) -> torch.Tensor:
-    """Return a tensor on the same memory of a GPU."""
-    try:
-        return torch.as_tensor(array, device="cuda")
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        kind = type(array).__name__
-        raise UnsupportedError(f"{name}, a {kind}, can't be taken as a tensor: {error}") from error
+def _view_foreign(array: Any, name: str) -> ArrayView:
+    facts = array.__cuda_array_interface__
+    found = _view_tensor(as_tensor(array, name), name, gpu=True)
+    return replace(found, stream=facts.get("stream"), writable=not facts["data"][1])
 
 
 def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
@@ -87,13 +87,12 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
         raise UnsupportedError(
             f"{name} is on {tensor.device}; this verb takes tensors on {places}: pass {name}.cpu()"
         )
+    if tensor.is_nested:
+        raise UnsupportedError(f"{name} is a nested tensor; pass {name}.unbind() as a list")
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
     if _has_no_memory(tensor):
-        raise UnsupportedError(
-            f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
-            "tensor inside (to_local() of a DTensor)"
-        )
+        raise _no_memory(tensor, name)
     dtype = FROM_TORCH.get(tensor.dtype)
     if dtype is None:
         raise _unknown_dtype(name, tensor.dtype)
@@ -101,7 +100,7 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
     return ArrayView(
         source=tensor,
         dtype=dtype,
-        ptr=tensor.data_ptr(),
+        ptr=_address(tensor, name),
         shape=tuple(tensor.shape),
         strides_bytes=tuple(stride * itemsize for stride in tensor.stride()),
         numel=tensor.numel(),
@@ -115,11 +114,48 @@ def _has_no_memory(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
 
 
+def _no_memory(tensor: torch.Tensor, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
+        "tensor inside (to_local() of a DTensor), and call outside of torch.func's transforms"
+    )
+
+
+def _address(tensor: torch.Tensor, name: str) -> int:
+    """Return where a tensor's elements lie, all of them.
+
+    FSDP and users free a tensor's memory by resizing its storage; it keeps its shape then.
+    """
+    try:
+        ptr, held_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+    except RuntimeError as error:  # of what torch.func hands out
+        raise _no_memory(tensor, name) from error
+    if tensor.numel() == 0:
+        return ptr
+    last = sum(
+        stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    needed_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if held_bytes < needed_bytes:
+        raise UsageError(
+            f"{name} needs {needed_bytes} bytes, but its storage has {held_bytes}: it was freed or "
+            "resized"
+        )
+    if ptr == 0:
+        raise _no_memory(tensor, name)
+    return ptr
+
+
 def _view_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
     # By name, so that the bfloat16 and float8 of ml_dtypes are taken too.
     dtype = _FROM_NUMPY.get(array.dtype.name)
-    if dtype is None or not array.dtype.isnative:
+    if dtype is None:
         raise _unknown_dtype(name, array.dtype)
+    if not array.dtype.isnative:
+        raise UnsupportedError(
+            f"{name} has dtype {array.dtype}, in the other byte order than this machine; pass "
+            f"{name}.astype({dtype.name!r})"
+        )
     return ArrayView(
         source=array,
         dtype=dtype,
@@ -146,7 +182,8 @@ def check_output(output: ArrayView, name: str) -> None:
     """
     if not output.writable:
         raise UsageError(f"{name} is read-only")
-    if any(
+    # Of an array without elements NumPy has all strides 0.
+    if output.numel > 0 and any(
         stride == 0 and size > 1
         for size, stride in zip(output.shape, output.strides_bytes, strict=True)
     ):

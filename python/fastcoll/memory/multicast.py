@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One address for all ranks' regions, through which the switch adds and stores (NVLink SHARP).
 
-Decides whether a group has it: the object is really made, and tried out by a sum and a store
-through it. Every rank learns of every failure, so all have it or none has. Must not know verbs
-or streams.
+Decides whether a group has it: the object is really made, and tried out by sums of every type and
+a store through it. Every rank learns of every failure, so all have it or none has. Must not know
+verbs or streams.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ from fastcoll.memory.link import Link, problem_of, problems, take_step
 
 if TYPE_CHECKING:
     from fastcoll.memory.device import Regions
+
+_TYPES = ("float32", "float16", "bfloat16")  # whose sums are tried: csrc/cuda/launch.h, Probe
 
 
 def join_multicast(regions: "Regions", link: Link, group: _cuda.Group) -> str:
@@ -88,8 +90,9 @@ class _Joining:
         self._group.probe(_cuda.Probe.operands, self._token)
 
     def _sum(self) -> None:
-        if self._group.probe(_cuda.Probe.sum, self._token)[0] != 1:
-            raise UnsupportedError("mapped, but the switch's sum was wrong")
+        right = self._group.probe(_cuda.Probe.sum, self._token)[: len(_TYPES)]
+        if bad := [name for name, is_right in zip(_TYPES, right, strict=True) if is_right != 1]:
+            raise UnsupportedError(f"mapped, but the switch's sum was wrong: {', '.join(bad)}")
 
     def _look(self) -> None:
         seen = self._group.probe(_cuda.Probe.stored, self._token)[: self._world_size]

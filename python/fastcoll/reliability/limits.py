@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit of a wait: the call's own, else the group's, else FASTCOLL_TIMEOUT_S, else 30 s.
 
-Decides which one holds. Must not know who waits.
+Decides which one holds, and what the longest is. Must not know who waits.
 """
 
 from fastcoll import env
 from fastcoll.errors import UsageError
 
+# Eleven days: what sockets and stores can still be told in their units. Longer is as good as that.
+MOST_S = 1e6
 GROUP_LIMIT = -1.0  # tells the C++ core to use the group's own limit
 
 
@@ -16,7 +18,7 @@ def group_limit_s(timeout_s: float | None) -> float:
     Raises:
         UsageError: It is not a positive number of seconds.
     """
-    return env.TIMEOUT_S.get() if timeout_s is None else _checked(timeout_s)
+    return _checked(env.TIMEOUT_S.get() if timeout_s is None else timeout_s)
 
 
 def call_limit_s(timeout_s: float | None) -> float:
@@ -35,4 +37,4 @@ def _checked(timeout_s: float) -> float:
         value = -1.0
     if not 0 < value < float("inf"):
         raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-    return value
+    return min(value, MOST_S)

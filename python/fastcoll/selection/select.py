@@ -2,8 +2,10 @@
 """Choose the algorithm of one call.
 
 Decides which candidate runs a request: the one that was asked for, or the fastest of those that
-the tuning table knows, or the cheapest by the model. Pure: no process group, no device, no
-environment, no private or symmetric memory, so that every rank comes to the same plan.
+the tuning table knows, or the cheapest by the model. Where the table can't tell the fastest from
+what would run without a table, that stands: the difference may be the noise of one measurement.
+Pure: no process group, no device, no environment, no private or symmetric memory, so that every
+rank comes to the same plan.
 """
 
 from collections.abc import Sequence
@@ -58,13 +60,18 @@ def select(
         UnsupportedError: The algorithm asked for does not admit the request.
     """
     reasons: dict[str, str] = {}
-    admitted: list[tuple[bool, float, Candidate]] = []
+    known: dict[str, Measured] = {}
+    admitted: dict[str, Candidate] = {}
+    costs_us: dict[str, float] = {}
     for candidate in candidates:
         reason = candidate.admits(request)
         if reason is None:
+            admitted[candidate.name] = candidate
             measured = table.measured(request, candidate.name) if table else None
+            if measured:
+                known[candidate.name] = measured
             cost_us = measured.time_us if measured else _modelled_us(request, candidate, table)
-            admitted.append((measured is None, cost_us, candidate))
+            costs_us[candidate.name] = cost_us
             reason = f"{cost_us:.2f} us" + (" (measured)" if measured else "")
         reasons[candidate.name] = reason
     if request.algorithm != "auto":
@@ -72,9 +79,14 @@ def select(
     elif not admitted:
         raise UnsupportedError(f"no algorithm runs {request}: {reasons}")
     else:
-        *_, best = min(admitted, key=lambda entry: entry[:2])
-    measured = table.measured(request, best.name) if table else None
-    return Choice(_plan(request, best, measured), reasons)
+        name = min(known or costs_us, key=costs_us.__getitem__)
+        if known:
+            usual = min(admitted.values(), key=lambda one: one.estimate_us(request)).name
+            if usual != name and usual in known and known[usual].low_us <= known[name].high_us:
+                reasons[usual] += f"; no difference to {name}, so the model's choice stands"
+                name = usual
+        best = admitted[name]
+    return Choice(_plan(request, best, known.get(best.name)), reasons)
 
 
 def _modelled_us(request: Request, candidate: Candidate, table: TuningTable | None) -> float:

@@ -29,16 +29,22 @@ Json = dict[str, Any]
 # How a row calls reductions whose parts NCCL moves and a kernel of ours adds.
 NCCL_MOVES = "nccl_moves"
 # (verb, ranks, algorithm, CPUs between them) or, on GPUs, (verb, ranks, algorithm, ranks per GPU,
-# channels) -> segment -> [(bytes, us)], bytes ascending.
+# channels) -> segment -> [(bytes, (us, low us, high us))], bytes ascending.
 _Key = tuple[str | int, ...]
-_Curves = dict[int, list[tuple[int, float]]]
+_Times = tuple[float, float, float]
+_Curves = dict[int, list[tuple[int, _Times]]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the table says of one algorithm: its time with the best segment size, and that size."""
+    """What the table says of one algorithm: its time with the best segment size, and that size.
+
+    `low_us` to `high_us` is where the time lies, as far as the measurement could tell.
+    """
 
     time_us: float
+    low_us: float
+    high_us: float
     segment_bytes: int
 
 
@@ -74,7 +80,11 @@ class TuningTable:
             # Kernels cut messages by themselves.
             segment_bytes = int(row.get("segment_bytes", 0))
             points = self._curves.setdefault(key, {}).setdefault(segment_bytes, [])
-            points.append((int(row["size_bytes"]), float(row["time_us"])))
+            low_us, time_us, high_us = (
+                float(row[name]) for name in ("low_us", "time_us", "high_us")
+            )
+            times = (time_us, min(low_us, time_us), max(high_us, time_us))
+            points.append((int(row["size_bytes"]), times))
 
     def measured(self, request: Request, algorithm: str) -> Measured | None:
         """Return what a request takes by an algorithm, between the sizes that were measured.
@@ -92,9 +102,9 @@ class TuningTable:
             where = (min(world, request.num_cpus),)
         key = (request.verb.name, world, algorithm, *where)
         found = [
-            Measured(time_us, segment_bytes)
+            Measured(*times, segment_bytes)
             for segment_bytes, points in self._curves.get(key, {}).items()
-            if (time_us := _between(points, request.staged_bytes)) is not None
+            if (times := _between(points, request.staged_bytes)) is not None
         ]
         return min(found, key=lambda one: (one.time_us, one.segment_bytes), default=None)
 
@@ -107,17 +117,21 @@ def _name_on_gpus(request: Request, algorithm: str) -> str:
     return algorithm if nccl_adds(request.dtype, request.op, any_order=any_order) else NCCL_MOVES
 
 
-def _between(points: list[tuple[int, float]], size_bytes: int) -> float | None:
-    """Return the time at a size, straight between its neighbours in a log-log picture."""
+def _between(points: list[tuple[int, _Times]], size_bytes: int) -> _Times | None:
+    """Return the times at a size, straight between its neighbours in a log-log picture."""
     if not points or not points[0][0] <= size_bytes <= points[-1][0]:
         return None
-    at = bisect_left(points, (size_bytes, 0.0))
-    right_bytes, right_us = points[at]
+    at = bisect_left([num_bytes for num_bytes, _ in points], size_bytes)
+    right_bytes, right = points[at]
     if right_bytes == size_bytes:
-        return right_us
-    left_bytes, left_us = points[at - 1]
+        return right
+    left_bytes, left = points[at - 1]
     share = math.log(size_bytes / left_bytes) / math.log(right_bytes / left_bytes)
-    return float(left_us * (right_us / left_us) ** share)
+    time_us, low_us, high_us = (
+        left_us * (right_us / left_us) ** share
+        for left_us, right_us in zip(left, right, strict=True)
+    )
+    return time_us, low_us, high_us
 
 
 @cache

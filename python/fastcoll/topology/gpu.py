@@ -51,10 +51,10 @@ class Gpu:
 
     @property
     def no_multicast(self) -> str:
-        """Why a switch can't add what lies in its memory; empty: it can."""
-        if self.has_multicast:
-            return ""
-        return "its GPU or driver has no multicast (NVLink SHARP)"
+        """Why a switch can't add what lies in its memory, or is not to; empty: it can."""
+        if not self.has_multicast:
+            return "its GPU or driver has no multicast (NVLink SHARP)"
+        return "FASTCOLL_GPU_MULTICAST=never" if env.GPU_MULTICAST.get() == "never" else ""
 
 
 def problem() -> str:

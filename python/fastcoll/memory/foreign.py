@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on GPUs that are not torch's, CuPy's above all: their memory and their streams.
+
+Decides how a tensor is laid on their memory, and in which stream a call on them runs: the one in
+which their library works now. Must not know verbs or ranks.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fastcoll.errors import UnsupportedError
+
+_LEGACY = 1  # what the interface calls the default stream, as 0 would say nothing
+_UNORDERED = -1  # of DLPack's protocol: who asks sees to the order itself
+
+
+class Placed(Protocol):
+    """An argument, as far as streams go."""
+
+    @property
+    def stream(self) -> int | None:
+        """The stream that its library works in; None: torch's current one."""
+
+
+def is_foreign(array: object) -> bool:
+    """Return whether it is an array of CuPy's kind."""
+    return not isinstance(array, torch.Tensor) and hasattr(array, "__cuda_array_interface__")
+
+
+def as_tensor(array: Any, name: str) -> torch.Tensor:
+    """Return a tensor on the same memory of a GPU, which keeps the array alive.
+
+    Raises:
+        UnsupportedError: There can be none.
+    """
+    kind = type(array).__name__
+    try:
+        if hasattr(array, "__dlpack__"):  # it knows more types and other devices
+            tensor = torch.from_dlpack(array.__dlpack__(stream=_UNORDERED))
+        else:
+            tensor = torch.as_tensor(array, device="cuda")
+    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedError(f"{name}, a {kind}, can't be taken as a tensor: {error}") from error
+    if tensor.numel() and tensor.data_ptr() != array.__cuda_array_interface__["data"][0]:
+        raise UnsupportedError(
+            f"{name}, a {kind}, is on another GPU than torch's current one, so torch copied it: "
+            "call torch.cuda.set_device first"
+        )
+    return tensor
+
+
+def stream_of(arrays: Sequence[Placed], device: int) -> Any:
+    """Return the stream in which a call on these arrays runs; None: torch's current one."""
+    pointer = next((one.stream for one in arrays if one.stream is not None), None)
+    return None if pointer is None else _stream(pointer, device)
+
+
+def _stream(pointer: int, device: int) -> Any:
+    if pointer == _LEGACY:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(pointer, device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def in_their_stream(arrays: Sequence[Placed], device: int) -> Iterator[None]:
+    """Let their stream be the current one.
+
+    Where a call has tensors too, or arrays of several libraries, it comes behind what all their
+    streams have now, and they go on behind it. Nothing else is ordered: a stream that is being
+    captured can't wait for one that is not.
+    """
+    main = stream_of(arrays, device)
+    if main is None:
+        yield
+        return
+    current = torch.cuda.current_stream(device)
+    pointers = {one.stream for one in arrays}
+    others = [current if one is None else _stream(one, device) for one in pointers]
+    others = [one for one in others if one.cuda_stream != main.cuda_stream]
+    for one in others:
+        main.wait_stream(one)
+    with torch.cuda.stream(main):
+        yield
+    for one in others:
+        one.wait_stream(main)

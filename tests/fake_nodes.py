@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs made of the CPU in a group over several nodes: an island's as in fake_gpu.py, Gloo for NCCL.
+
+A stream does not run by itself here: what a hop brings is there when a stream waits for it, not
+before, and what it takes must not change until then. So whoever reads without waiting, or writes
+too early, has wrong bits.
+"""
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+import fake_gpu
+from fastcoll import device_nccl
+from fastcoll.hierarchical import arrays, node_gpus
+from fastcoll.hierarchical.arrays import finish, reduce_into, tensor_at
+from fastcoll.types import TORCH_DTYPES, DType, Op
+
+_POISON = 0xA5
+SEGMENT_BYTES = 1 << 20
+_MOST_PARTIALS = 2  # so that three nodes take more than one kernel
+
+
+class Hop:
+    """A collective of a lane: it starts when it is waited for; one of a stuck lane never ends."""
+
+    def __init__(self, lane: "Lane", name: str, start: Callable[[], Any], given: Any) -> None:
+        self._lane, self._log, self._name, self._start = lane, lane.hops, name, start
+        self._given, self._before = given, given.clone()
+        self._is_over = False
+        self._log.append(f"start {name}")
+
+    def is_completed(self) -> bool:
+        return self._is_over
+
+    def wait(self) -> bool:
+        if self._lane.is_stuck:
+            return True  # as on a GPU: it is the stream that waits
+        assert torch.equal(self._given, self._before), "a hop's input was changed under way"
+        work = self._start()
+        while not work.is_completed():
+            if self._lane.is_aborted:
+                return True
+            time.sleep(0.0005)
+        work.wait()
+        self._is_over = True
+        self._log.append(f"wait {self._name}")
+        return True
+
+
+class Lane(fake_gpu.Gloo):
+    """What stands for NCCL's process group of a lane.
+
+    Attributes:
+        hops: What was started and waited for, in order.
+    """
+
+    def __init__(self, store: Any, node: int, num_nodes: int, is_stuck: bool) -> None:
+        super().__init__(store, node, num_nodes)
+        self.hops: list[str] = []
+        self.is_stuck = is_stuck
+        self.is_aborted = False
+        self._is_connected = False
+
+    def abort(self) -> None:
+        self.hops.append("abort")
+        self.is_aborted = True
+        # Gloo's own would wait for what never ends: the group stays until the process ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        def start() -> Any:
+            return self._group.allreduce(tensors, options)
+
+        if not self._is_connected:  # the host waits for this one
+            self._is_connected = True
+            return start()
+        return Hop(self, "all_reduce", start, tensors[0])
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Hop:
+        def start() -> Any:
+            return self._group.broadcast(tensors, options)
+
+        return Hop(self, "broadcast", start, tensors[0])
+
+    def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any) -> Hop:
+        output.fill_(_POISON)
+        return Hop(
+            self,
+            "all_to_all",
+            lambda: self._group.alltoall_base(output, input, *rest),
+            input,
+        )
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> Hop:
+        output.fill_(_POISON)
+        return Hop(
+            self,
+            "all_gather",
+            lambda: self._group._allgather_base(output, input, options),
+            input,
+        )
+
+
+def _add_partials(
+    device: int,
+    dtype: DType,
+    op: Op,
+    widened: bool,
+    rows: Sequence[int],
+    target: int,
+    numel: int,
+    divisor: int,
+    stream: int,
+) -> None:
+    """What the kernel does (kernels/cuda/partials.cuh)."""
+    assert (op is Op.AVG) == (divisor != 0), "only an average is divided"
+    assert len(rows) <= _MOST_PARTIALS
+    partial = DType.float32 if widened else dtype
+    total = torch.empty(numel, dtype=TORCH_DTYPES[partial])
+    reduce_into(total, [tensor_at(row, partial, numel) for row in rows], partial, op)
+    finish(tensor_at(target, dtype, numel), total, dtype, op, divisor)
+
+
+def facts(device: int) -> dict[str, str]:
+    """What a rank says of its GPU."""
+    return {"problem": "", "uuid": "its own", "nccl": "2.30.4, several ranks on one GPU"}
+
+
+@contextlib.contextmanager
+def fake_node_gpus(
+    comm: Any, about: Callable[[int], dict[str, str]] = facts, *, is_stuck: bool = False
+) -> Iterator[SimpleNamespace]:
+    """CPU tensors pass for tensors of a GPU in this rank's process; `comm` is over nodes.
+
+    Yields `lanes`, which the group's first call fills, `core` of the island, and `is_capturing`.
+    """
+    lanes: list[Lane] = []
+
+    def make(*args: Any) -> Lane:
+        lanes.append(Lane(*args, is_stuck))
+        return lanes[-1]
+
+    def tensor(address: int, num_bytes: int, device: int) -> torch.Tensor:
+        return fake_gpu._bytes_at(address, num_bytes, device)
+
+    state = SimpleNamespace(lanes=lanes, is_capturing=False)
+    with fake_gpu.fake_gpu(comm._island) as core, contextlib.ExitStack() as patches:
+        state.core = core
+        for owner, name, value in (
+            (device_nccl, "make", make),
+            (arrays, "bytes_at", tensor),
+            (node_gpus, "SEGMENT_BYTES", SEGMENT_BYTES),
+            (node_gpus, "_facts", about),
+            (node_gpus, "_place", lambda device: torch.device("cpu")),
+            (node_gpus, "_is_capturing", lambda: state.is_capturing),
+            (node_gpus, "_ignore_captures", lambda: None),
+            (node_gpus, "_most_partials", lambda: _MOST_PARTIALS),
+            (node_gpus, "_add_partials", _add_partials),
+            (torch.cuda, "Stream", fake_gpu._Stream),
+            (torch.cuda, "Event", fake_gpu._Event),
+            (torch.cuda, "current_stream", fake_gpu._Stream),
+            (torch.cuda, "stream", contextlib.nullcontext),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, value))
+        try:
+            yield state
+        finally:
+            if comm._gpus is not None:
+                comm._gpus.close()
+                comm._gpus = None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA tensors over several nodes, which FASTCOLL_NODE_ID makes of one machine: NCCL for the hop.
+
+A lane has a rank of each node, and NCCL wants a GPU for each of its ranks: two GPUs, or an NCCL
+that lets ranks share one (2.30, NCCL_MULTI_RANK_GPU_ENABLE=1).
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_processes import VERBS, as_gpu_rank
+from work import Case, perform
+
+import harness
+from fastcoll.topology import gpu
+from fastcoll.types import DType
+
+FreshPool = Callable[..., harness.Pool]
+
+
+def maps() -> list[str]:
+    num_gpus = torch.cuda.device_count()
+    if num_gpus >= 4 or gpu.nccl_name().endswith(gpu.NCCL_SHARES):
+        return ["aabb", "aaab"]
+    return ["ab"] if num_gpus >= 2 and gpu.nccl_version() else []
+
+
+pytestmark = pytest.mark.skipif(
+    not maps(),
+    reason="not run: NCCL has no two GPUs here, nor lets ranks share one "
+    "(2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1)",
+)
+
+
+def exact(rank: harness.Rank) -> list[str]:
+    cases = [
+        Case(verb, dtype, numel, seed=numel, root=rank.world_size - 1)
+        for verb in VERBS
+        if verb != "exchange"
+        for dtype in (DType.float32, DType.int64)
+        for numel in (1, 70_000)
+    ]
+    cases.append(Case("all_reduce", DType.float32, 5 << 20))
+    return perform(as_gpu_rank(rank), cases)
+
+
+@pytest.mark.parametrize("nodes", maps())
+def test_nodes_get_the_cpus_bits(fresh_pool: FreshPool, nodes: str) -> None:
+    pool = fresh_pool(len(nodes), harness.Setup(nodes=nodes))
+    problems = [text for texts in pool.run(exact, deadline_s=120) for text in texts]
+    assert not problems, "\n".join(problems[:8])
+
+
+def captured(rank: harness.Rank) -> list[float]:
+    me = as_gpu_rank(rank)
+    ones = torch.ones(70_000, device=me.device)
+    out = torch.zeros_like(ones)
+    rank.comm.all_reduce(ones, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        rank.comm.all_reduce(ones, out=out)
+    found = []
+    for turn in range(1, 4):
+        ones.fill_(turn)
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append(float(out.mean()))
+    rank.comm.check()
+    return found
+
+
+@pytest.mark.parametrize("nodes", maps())
+def test_a_call_over_nodes_can_be_captured(fresh_pool: FreshPool, nodes: str) -> None:
+    pool = fresh_pool(len(nodes), harness.Setup(nodes=nodes))
+    for found in pool.run(captured, deadline_s=120):
+        assert found == [len(nodes) * turn for turn in (1, 2, 3)]

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel that adds what several nodes have summed.
+#pragma once
+
+#include "cuda/partials.cuh"
+#include "draw.h"
+
+namespace fastcoll::sim {
+
+inline void (*partials_kernel(DType dtype))(const PartialsCall&) {
+  switch (dtype) {
+    case DType::float32:
+      return add_partials<DType::float32>;
+    case DType::float64:
+      return add_partials<DType::float64>;
+    case DType::float16:
+      return add_partials<DType::float16>;
+    case DType::float8_e4m3fn:
+      return add_partials<DType::float8_e4m3fn>;
+    case DType::int16:
+      return add_partials<DType::int16>;
+    default:
+      return add_partials<DType::boolean>;
+  }
+}
+
+// swaps: adds the nodes in another order, which must be seen. What a node has summed is drawn as an
+// element, of narrow floats half of the time widened.
+inline int run_partials(uint64_t num_seeds, bool swaps) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    const DType dtype = swaps ? DType::float32 : kDTypes[pick(random, std::size(kDTypes))];
+    Op op = Op::sum;
+    if (!swaps) do
+        op = Op(pick(random, kNumOps));
+      while (!op_has_meaning(dtype, op));
+    const bool narrow = dtype == DType::float16 || dtype == DType::float8_e4m3fn;
+    const bool widened = narrow && pick(random, 2) == 0;
+    const size_t num_rows = 1 + pick(random, kMaxPartials), numel = swaps ? 200 : pick(random, 300);
+    const int world = int(num_rows * (1 + pick(random, 8)));  // what an average divides by
+    const size_t elem = dtype_size(dtype), stride = numel * (widened ? sizeof(float) : elem);
+    std::vector<std::vector<uint64_t>> rows(num_rows, std::vector<uint64_t>(stride / 8 + 1));
+    std::vector<unsigned char> output(numel * elem + kMarginBytes, kFiller);
+    std::vector<Codes> inputs;
+    PartialsCall call{};
+    for (size_t row = 0; row < num_rows; ++row) {
+      inputs.push_back(reference::random_codes(dtype, numel, random));
+      auto* to = reinterpret_cast<std::byte*>(rows[row].data());
+      for (size_t i = 0; i < numel; ++i) {
+        if (widened) {
+          const float value =
+              float(reference::decode(*reference::float_format(dtype), inputs[row][i]));
+          std::memcpy(to + i * sizeof value, &value, sizeof value);
+        } else {
+          std::memcpy(to + i * elem, &inputs[row][i], elem);
+        }
+      }
+      call.rows[swaps ? num_rows - 1 - row : row] = to;
+    }
+    call.output = reinterpret_cast<std::byte*>(output.data());
+    call.numel = numel;
+    call.num_rows = int32_t(num_rows);
+    call.divisor = op == Op::avg ? world : 0;
+    call.op = op;
+    call.widened = widened;
+    Simulator simulator(1, Schedule::uniform, seed);
+    const auto kernel = partials_kernel(dtype);
+    const int blocks = 1 + int(pick(random, 3)), threads = 1 + int(pick(random, 6));
+    simulator.enqueue(0, {blocks, threads, [=] { kernel(call); }});
+    bool right = simulator.run();
+    for (size_t i = 0; i < numel; ++i) {
+      Codes codes;
+      for (const Codes& input : inputs) codes.push_back(input[i]);
+      const uint64_t wanted = reference::reference(dtype, op, codes, world);
+      right = right && std::memcmp(output.data() + i * elem, &wanted, elem) == 0;
+    }
+    for (size_t i = numel * elem; i < output.size(); ++i) right = right && output[i] == kFiller;
+    if (right) continue;
+    std::fprintf(stderr, "WRONG: the sum of %d nodes, %s %s, seed %d\n", int(num_rows), op_name(op),
+                 dtype_name(dtype), int(seed));
+    return 1;
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+}  // namespace fastcoll::sim
