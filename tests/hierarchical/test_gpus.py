@@ -16,7 +16,7 @@ import pytest
 import torch
 from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
 from perform import Result, compare, perform_all
-from test_verbs import ranks_by_node
+from test_verbs import check_uneven, ranks_by_node
 
 import oracle
 from fake_nodes import SEGMENT_BYTES
@@ -205,21 +205,7 @@ def others(rank: Rank) -> None:
 
     me, world, comm = rank.rank, rank.world_size, rank.comm.new_group()
     with fake_node_gpus(comm) as fake:
-        for scale in (1, 3000):
-            sizes = [
-                [scale * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)
-            ]
-            source = torch.cat(
-                [torch.full((size,), 10.0 * me + dst) for dst, size in enumerate(sizes[me])]
-            )
-            expected = [row[me] for row in sizes]
-            target = torch.zeros(sum(expected))
-            comm.all_to_all_single(target, source, expected, sizes[me])
-            want = [torch.full((size,), 10.0 * src + me) for src, size in enumerate(expected)]
-            assert torch.equal(target, torch.cat(want))
-            outs = [torch.zeros(scale * (peer + 1)) for peer in range(world)]
-            comm.all_gather(outs, torch.full((scale * (me + 1),), float(me)))
-            assert all((out == peer).all() for peer, out in enumerate(outs))
+        check_uneven(comm)
         listed = [torch.full((size,), me, dtype=torch.int32) for size in (3, 4000)]
         fastcoll.all_reduce_coalesced(listed, group=comm)
         assert all((tensor == sum(range(world))).all() for tensor in listed)

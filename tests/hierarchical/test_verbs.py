@@ -6,6 +6,7 @@ that divide neither.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import psutil
@@ -120,9 +121,9 @@ def perform_plain(rank: Rank, dtype: str, numel: int) -> np.ndarray:
     return tensor.double().numpy()
 
 
-def uneven(rank: Rank) -> None:
+def check_uneven(comm: Any) -> None:
     """Lists and split sizes, whose parts differ from rank to rank."""
-    me, world, comm = rank.rank, rank.world_size, rank.comm
+    me, world = comm.rank, comm.world_size
     for scale in (1, 3000):
         outs = [torch.zeros(scale * (peer + 1)) for peer in range(world)]
         comm.all_gather(outs, torch.full((scale * (me + 1),), float(me)))
@@ -136,9 +137,14 @@ def uneven(rank: Rank) -> None:
         comm.all_to_all_single(target, source, expected, sizes[me])
         want = [torch.full((size,), 10.0 * src + me) for src, size in enumerate(expected)]
         assert torch.equal(target, torch.cat(want))
+
+
+def uneven(rank: Rank) -> None:
+    check_uneven(rank.comm)
+    me, world = rank.rank, rank.world_size
     parts = [torch.full((peer + 1,), float(me)) for peer in range(world)]
     mine = torch.zeros(me + 1)
-    comm.reduce_scatter(mine, parts)
+    rank.comm.reduce_scatter(mine, parts)
     assert (mine == sum(range(world))).all()
 
 

@@ -73,7 +73,7 @@ class AnySource(Uncounted):
             quietly(local.withdraw)  # nothing is written to the user's memory from here on
             if self.is_closed:
                 raise
-            raise self._ends.watch.fail(error, in_call=False) from error
+            raise self._ends.watch.fail(error) from error
         finally:
             self._turns.leave(receive)
 

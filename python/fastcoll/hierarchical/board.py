@@ -60,8 +60,8 @@ class Board:
 
     def settle(self, error: FastcollError, limit_s: float) -> FastcollError:
         """Make `error` the group's verdict unless it has one; return the one that holds."""
-        found = self.say_first("verdict", _write(error), limit_s)
-        return error if found is None else _read(found)
+        found = self.say_first("verdict", written(error), limit_s)
+        return told_in(found or "") or error
 
     def say(self, key: str, text: str, limit_s: float) -> None:
         """Write something, if the store answers in time."""
@@ -125,7 +125,7 @@ class Board:
     def _look(self) -> None:
         def get() -> None:
             if self._store.check(["verdict"]):
-                self._verdict = _read(self._store.get("verdict").decode())
+                self._verdict = told_in(self._store.get("verdict").decode())
 
         self._quietly(get)
         self._asking.clear()
@@ -149,14 +149,18 @@ class Board:
             return
 
 
-def _write(error: FastcollError) -> str:
+def written(error: FastcollError, most: int | None = None) -> str:
+    """Return a text that `told_in` reads; of the error's own at most so many characters."""
     ranks = list(getattr(error, "ranks", ()))
-    return json.dumps({"kind": type(error).__name__, "text": str(error), "ranks": ranks})
+    return json.dumps({"kind": type(error).__name__, "text": str(error)[:most], "ranks": ranks})
 
 
-def _read(text: str) -> FastcollError:
-    fields = json.loads(text)
+def told_in(text: str) -> FastcollError | None:
+    """Return the error that was written into a text, if it holds one whole."""
+    start = text.find('{"kind":')
+    try:
+        fields, _ = json.JSONDecoder().raw_decode(text, max(start, 0))
+    except ValueError:
+        return None
     kind = _KINDS.get(fields["kind"])
-    if kind is None:
-        return DesyncError(fields["text"])
-    return kind(fields["text"], fields["ranks"])
+    return DesyncError(fields["text"]) if kind is None else kind(fields["text"], fields["ranks"])

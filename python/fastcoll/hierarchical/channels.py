@@ -205,7 +205,7 @@ class Channel(Uncounted):
             self._abandon(dense, head, self._head)
             if self.is_closed:
                 raise
-            raise self._ends.watch.fail(error, in_call=False) from error
+            raise self._ends.watch.fail(error) from error
         if not transfer.sends and dense is not array:
             copy_back(array, dense)
 

@@ -280,7 +280,10 @@ class HierarchicalCommunicator(ObjectMethods, P2PMethods):
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
         """See `fastcoll.empty`; the tensor is shared by the ranks of this node."""
-        return self._island.empty(*size, dtype=dtype, device=device)
+        try:
+            return self._island.empty(*size, dtype=dtype, device=device)
+        except FastcollError as error:
+            raise self._watch.of_island(error) from error
 
     def new_group(
         self,

@@ -159,11 +159,11 @@ class Hops:
                 else:
                     self._examine(call)
         except FastcollError as error:
-            self.fail(error, in_call=False)
+            self.fail(error)
             raise
         except RuntimeError as error:
             lost = self._about(call).broken(str(error))
-            self.fail(lost, in_call=False)
+            self.fail(lost)
             raise lost from error
 
     def _forget(self, call: HopCall) -> None:
@@ -192,9 +192,9 @@ class Hops:
         if deadline.passed():
             raise about.late(deadline)
 
-    def fail(self, error: FastcollError, *, in_call: bool = True) -> FastcollError:
+    def fail(self, error: FastcollError) -> FastcollError:
         """Break the group and end what runs; return the group's verdict. See `Watch.fail`."""
-        verdict = self._watch.fail(error, in_call=in_call)
+        verdict = self._watch.fail(error)
         self.stop()
         return verdict
 

@@ -37,9 +37,6 @@ class Island(Protocol):
     def peer_is_gone(self, peer: int) -> bool:
         """Return whether the process of one of its ranks ended or left."""
 
-    def fail(self, kind: int, text: str, ranks: Sequence[int]) -> object:
-        """Break it from the thread of its calls; raises what broke it."""
-
     def abort(self, reason: str | None = None) -> None:
         """Break it from any thread."""
 

@@ -25,10 +25,10 @@ from fastcoll.transfers import (
 _Timeout = float | timedelta | None
 
 
-class IslandWork(TransferWork):
-    """A transfer within a node."""
+class _OnIsland(TransferWork):
+    """What the transfers within a node do alike."""
 
-    __slots__ = ("_transfer", "_transfers")
+    __slots__ = ()
     _transfer: Transfer
     _transfers: "IslandTransfers"
 
@@ -41,20 +41,16 @@ class IslandWork(TransferWork):
         return self._transfers.ranks[super().source_rank()]
 
 
-class StridedIslandWork(StridedTransferWork):
+class IslandWork(_OnIsland):
+    """A transfer within a node."""
+
+    __slots__ = ("_transfer", "_transfers")
+
+
+class StridedIslandWork(_OnIsland, StridedTransferWork):
     """A transfer within a node of what lies in pieces."""
 
     __slots__ = ("_transfer", "_transfers")
-    _transfer: Transfer
-    _transfers: "IslandTransfers"
-
-    def wait(self, timeout: _Timeout = None) -> bool:
-        """See `StridedTransferWork.wait`."""
-        return self._transfers.waited(self, self._transfer, super().wait, timeout)
-
-    def source_rank(self) -> int:
-        """Return the group rank that sent what was received here; for complete transfers."""
-        return self._transfers.ranks[super().source_rank()]
 
 
 class IslandTransfers(Transfers):
@@ -70,7 +66,7 @@ class IslandTransfers(Transfers):
 
     def _post(self, transfer: Transfer) -> TransferWork:
         work = post(self._group, transfer, IslandWork, StridedIslandWork)
-        assert isinstance(work, IslandWork | StridedIslandWork)
+        assert isinstance(work, _OnIsland)
         work._transfer, work._transfers = transfer, self
         return work
 
@@ -88,7 +84,7 @@ class IslandTransfers(Transfers):
             with self._waits.told(self.ranks[transfer.peer], transfer.sends):
                 while not work._wait_for(LONG_S):
                     if verdict := self._watch.verdict():
-                        raise self._watch.fail(verdict, in_call=False)
+                        raise self._watch.fail(verdict)
                 return wait(None)
         except FastcollError as error:
             raise self._verdict(error) from error
@@ -102,5 +98,5 @@ class IslandTransfers(Transfers):
             if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:
                 told, rank = self._waits.follow(found.ranks[0])
                 found = CollectiveTimeout(f"{found}{told}", [rank])
-            return self._watch.fail(found, in_call=False)
+            return self._watch.fail(found)
         return error

@@ -3,14 +3,14 @@
 
 Decides what ends a wait (the transfer, the limit, a verdict from anywhere) and whom an error names.
 A rank that fails writes the verdict on the board, which ranks of other nodes read while they wait,
-and breaks its island, which wakes up those who wait there. Must not know what is transferred.
+and breaks its island with it, which wakes up those who wait there: they need no store to know it.
+Must not know what is transferred.
 """
 
 import time
 from collections.abc import Callable, Iterable
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.errors import (
     AbortedError,
@@ -18,7 +18,7 @@ from fastcoll.errors import (
     FastcollError,
     PeerLostError,
 )
-from fastcoll.hierarchical.board import Board
+from fastcoll.hierarchical.board import Board, told_in, written
 from fastcoll.hierarchical.carrier import Started
 from fastcoll.hierarchical.island import Island
 
@@ -31,6 +31,8 @@ _GRACE_S = 1.0
 # What a rank needs from the end of its patience until its island knows: it listens, asks who is
 # missing and settles the verdict, each for the grace if the store does not answer.
 SPEAKING_S = 3 * _GRACE_S
+# Characters of an error that fit into an island's verdict, whatever of them is escaped.
+_ISLAND_TEXT = 800
 
 
 class Watch:
@@ -148,36 +150,23 @@ class Watch:
             self._ranks_of(nodes),
         )
 
-    def fail(self, error: FastcollError, *, in_call: bool = True) -> FastcollError:
-        """Break the group, everywhere; return its verdict.
-
-        `in_call`: by the thread that makes the group's calls, while it makes one.
-        """
+    def fail(self, error: FastcollError) -> FastcollError:
+        """Break the group, everywhere and from any thread; return its verdict."""
         if self.error is None:
-            found = self._board.settle(error, _GRACE_S)
-            self.error = found
-            self._break_island(found, in_call)
+            self.error = found = self._board.settle(error, _GRACE_S)
+            quietly(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
         return self.error
 
     def of_island(self, error: FastcollError) -> FastcollError:
         """Return an error of this node's ranks with their numbers in the whole group."""
         if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
             return error
+        if verdict := told_in(str(error)):
+            return verdict
         local = error.ranks
         ranks = [self._islands.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
-        if not local and not isinstance(error, AbortedError):
-            # Another rank of this node broke it (_break_island): an island can't pass on who is
-            # to blame elsewhere.
-            ranks = self._ranks_of(self._suspects())
         return type(error)(f"{self._who()}{names}: {error}", ranks)
-
-    def _break_island(self, error: FastcollError, in_call: bool) -> None:
-        kind = KINDS.get(type(error)) if in_call else None
-        if kind is None:  # from any thread: it must not wait for a call that it is to end
-            quietly(lambda: self._island.abort(str(error)))
-        else:
-            quietly(lambda: self._island.fail(kind, str(error), []))
 
 
 def quietly(task: Callable[[], object]) -> None:
