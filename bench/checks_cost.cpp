@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it costs a small call that every call is checked: two ranks as processes, pinned, and two
 // groups of them on the same kind of memory. One runs the code that ships; the other the same code
-// without descriptor, stamp and look at the verdict. Windows of both take turns.
+// without descriptor, stamp and look at the verdict. A third, the first one's twin, shows what is
+// chance: how the compiler and the caches treat one of several copies. Windows take turns.
 //
 //   checks_cost NUM_WINDOWS CALLS_PER_WINDOW CPU_OF_RANK_0 CPU_OF_RANK_1
 //
-// Prints one line a window, from rank 0: nanoseconds a call with checks, and without.
+// Prints one line a window, from rank 0: nanoseconds a call with checks, without, and the twin's.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -21,6 +22,9 @@ using namespace fastcoll;
 
 namespace {
 
+// All of this file only, or the compiler would take more care of some than of others.
+struct Checked : StdAtomics {};
+struct Twin : StdAtomics {};
 struct Unchecked : StdAtomics {
   static constexpr bool kChecksCalls = false;
 };
@@ -79,26 +83,29 @@ std::byte* shared_memory() {
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const int num_windows = std::atoi(argv[1]), calls = std::atoi(argv[2]);
-  std::byte* with = shared_memory();
-  std::byte* without = shared_memory();
+  std::byte* memory[] = {shared_memory(), shared_memory(), shared_memory()};
   const pid_t child = fork();
   const int rank = child == 0 ? 1 : 0;
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   CPU_SET(std::atoi(argv[3 + rank]), &cpus);
   if (sched_setaffinity(0, sizeof cpus, &cpus) != 0) return 2;
-  Rank<StdAtomics> checked(with, rank);
-  Rank<Unchecked> unchecked(without, rank);
-  checked.window(calls);
-  unchecked.window(calls);
+  Rank<Checked> checked(memory[0], rank);
+  Rank<Unchecked> unchecked(memory[1], rank);
+  Rank<Twin> twin(memory[2], rank);
+  const auto window = [&](int variant) {
+    return variant == 0 ? checked.window(calls)
+                        : (variant == 1 ? unchecked.window(calls) : twin.window(calls));
+  };
+  for (int variant = 0; variant < 3; ++variant) window(variant);
   for (int i = 0; i < num_windows; ++i) {
-    // Who comes first changes, so that neither always runs on what the other left behind.
-    double times[2];
-    for (int turn = 0; turn < 2; ++turn) {
-      const bool is_checked = (i + turn) % 2 == 0;
-      times[is_checked ? 0 : 1] = is_checked ? checked.window(calls) : unchecked.window(calls);
+    // Who comes first changes, so that nobody always runs on what the same one left behind.
+    double times[3];
+    for (int turn = 0; turn < 3; ++turn) {
+      const int variant = i % 2 == 0 ? (i + turn) % 3 : (i + 3 - turn) % 3;
+      times[variant] = window(variant);
     }
-    if (rank == 0) std::printf("%.3f %.3f\n", times[0], times[1]);
+    if (rank == 0) std::printf("%.3f %.3f %.3f\n", times[0], times[1], times[2]);
   }
   if (rank == 1) return 0;
   int status = 0;

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fastcoll.measure.sizes import format_size, parse_size
+from fastcoll.measure.sizes import format_number, format_size, parse_size
 
 Json = dict[str, Any]
 
@@ -116,7 +116,8 @@ def judge(goal: Goal, document: Json | None) -> Verdict:
         return Verdict(what, text, "not measured", None)
     worst, size_bytes = min(known)
     best = min(_ratio(row, goal.peers, "best") or 0.0 for row in rows)
-    found = f"{worst:.3g}x at {format_size(size_bytes)} (best windows {best:.3g}x)"
+    found = f"{format_number(worst)}x at {format_size(size_bytes)}"
+    found += f" (best windows {format_number(best)}x)"
     return Verdict(what, text, found, worst >= goal.least)
 
 
@@ -171,13 +172,13 @@ def _list_verdicts(folder: Path) -> Iterator[Verdict]:
     yield Verdict(
         f"{what}, against Gloo's",
         f">= {LEAST_LIST_RATIO:g}x",
-        f"{gloo:.3g}x",
+        f"{format_number(gloo)}x",
         gloo >= LEAST_LIST_RATIO,
     )
     yield Verdict(
         f"{what}, against one call of their size",
         f"<= {MOST_LIST_COST:g}x",
-        f"{one_call:.3g}x",
+        f"{format_number(one_call)}x",
         one_call <= MOST_LIST_COST,
     )
     calls_ns = lists["calls_ns"]
@@ -201,7 +202,7 @@ def _node_verdicts(folder: Path) -> Iterator[Verdict]:
         yield Verdict(
             f"2 hosts of 2 ranks, {order}, {size} against gloo",
             f">= {least:g}x",
-            f"{ratio:.3g}x",
+            f"{format_number(ratio)}x",
             ratio >= least,
         )
     share = pipelining["whole_over_phases"]
@@ -234,7 +235,7 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
             yield Verdict(
                 f"DDP, {size} parameters, {backend}, against Gloo",
                 f">= {least:g}x",
-                f"{ratio:.3g}x ({times[backend]:.0f} us)",
+                f"{format_number(ratio)}x ({times[backend]:.0f} us)",
                 ratio >= least,
             )
 
@@ -255,7 +256,7 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
         yield Verdict(
             "demo --params 25M, communication against Gloo",
             f">= {LEAST_DEMO_RATIO}x",
-            f"{ratio:.3g}x, checks {'passed' if checks else 'FAILED'}",
+            f"{format_number(ratio)}x, checks {'passed' if checks else 'FAILED'}",
             checks and ratio >= LEAST_DEMO_RATIO,
         )
 

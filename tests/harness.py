@@ -17,6 +17,7 @@ import functools
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 import unittest.mock
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,30 @@ def _sendable(error: BaseException) -> BaseException:
     return RemoteError(f"{type(error).__name__}: {error}")
 
 
+@contextlib.contextmanager
+def ranks_with(**env: str) -> Iterator[None]:
+    """Let pools that are made meanwhile start ranks in which these are set from the first on.
+
+    `Setup.env` is enough for what is read after that: not for what the loader or Python reads.
+    """
+    server: Any = multiprocessing.forkserver.ForkServer()
+    server.set_forkserver_preload(PRELOAD)
+    with unittest.mock.patch.dict(os.environ, env):
+        server.ensure_running()
+    try:
+        with unittest.mock.patch.object(
+            multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process
+        ):
+            yield
+    finally:
+        server._stop()
+
+
 def _be_there(me: Rank) -> None:
     pass
 
 
-def _come_up(me: Rank, timeout_s: float | None) -> None:
+def come_up(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
     import fastcoll
 
     limit = {} if timeout_s is None else {"timeout_s": timeout_s}
@@ -177,6 +197,10 @@ def rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setu
     os.environ.update(setup.env)
     if setup.nodes:
         os.environ["FASTCOLL_NODE_ID"] = setup.nodes[me.rank]
+        # The store of a loaded machine answers late; here no link to it is ever cut.
+        from fastcoll.hierarchical.board import Board
+
+        Board.ANSWER_S = LATE_S
     import torch
     import torch.distributed as dist
 
@@ -221,7 +245,7 @@ class Pool:
         # All are there before one waits for another: a process may be late by more than its limit.
         self.finish()
         if setup.init:
-            self.run(_come_up, setup.timeout_s)
+            self.run(come_up, setup.timeout_s)
 
     def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Start a process and a connection for each rank; `rank_main` is given both."""

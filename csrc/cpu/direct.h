@@ -72,7 +72,7 @@ class Direct {
   }
 
   void barrier() {
-    group_.arrive_inlined(nullptr, 0);
+    group_.arrive_inlined("", 0);
     for (int peer = 0; peer < world_; ++peer)
       if (peer != rank_) group_.wait_arrival(peer);
   }
@@ -104,7 +104,7 @@ class Direct {
     const size_t own_bytes = part_for(rank_).num_bytes;
     // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
     // here.
-    if (!gives(rank_)) group_.arrive_inlined(nullptr, 0);
+    if (!gives(rank_)) group_.arrive_inlined("", 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
     else if (call_.list) group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
     else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);

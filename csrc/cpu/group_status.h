@@ -13,7 +13,7 @@
 namespace fastcoll {
 
 template <class P>
-void Group<P>::write_descriptor() {
+FASTCOLL_HOT void Group<P>::write_descriptor() {
   Descriptor& entry = my_entry();
   const PlanWords words = plan_words(*plan_);
   P::store_relaxed(entry.sequence, 2 * call_ - 1);

@@ -95,10 +95,11 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
            call_name() + " lost rank " + std::to_string(peer) +
                ", which could not finish init: " + text + ". Call fastcoll.destroy()",
            farewell.ranks);
+    const int pid = options_.links[peer].pid;
     fail(ErrorKind::peer_lost,
-         call_name() + " lost rank " + std::to_string(peer) + ": process " +
-             std::to_string(options_.links[peer].pid) + " " + fate(options_.links[peer]) +
-             "; it had " + what_it_did_last(peer, now_us()) +
+         call_name() + " lost rank " + std::to_string(peer) + ": " +
+             (pid > 0 ? "process " + std::to_string(pid) : "its process, in another namespace,") +
+             " " + fate(options_.links[peer]) + "; it had " + what_it_did_last(peer, now_us()) +
              ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
          uint64_t{1} << peer);
   }

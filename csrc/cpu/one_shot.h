@@ -12,7 +12,7 @@ namespace fastcoll {
 
 // The message travels inside the flag lines: no location, no second line for small messages.
 template <class P>
-void one_shot_inlined(Call<P>& call) {
+FASTCOLL_HOT void one_shot_inlined(Call<P>& call) {
   Group<P>& group = call.group;
   const size_t num_bytes = call.input_numel() * call.elem_bytes();
   const size_t own_start =
@@ -94,7 +94,6 @@ Staging one_shot_staging(const Call<P>& call) {
 
 template <class P>
 void one_shot(Call<P>& call) {
-  if (call.plan.inlined) return one_shot_inlined(call);
   if (call.scatters()) return two_shot(call);
   one_shot_staged(call);
 }

@@ -86,6 +86,7 @@ void run(Call<P>& call, Host& host, double timeout_s) {
   group.begin(plan, staging(call), host, timeout_s);
   try {
     if (group.world_size() == 1) run_alone(call);
+    else if (plan.inlined && plan.algorithm == Algorithm::one_shot) one_shot_inlined(call);
     else run_together(call);
   } catch (...) {
     group.abandon();

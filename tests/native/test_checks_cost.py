@@ -15,14 +15,15 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "checks_cost.py"
 
 def test_the_median_difference_and_its_interval() -> None:
     script = runpy.run_path(str(SCRIPT))
-    rows = [(110.0 + noise, 100.0 + noise) for noise in range(101)]
+    rows = [(110.0 + noise, 100.0 + noise, 111.0 + noise) for noise in range(101)]
     found = script["report"](rows)
     assert found["extra_ns"] == 10
     assert found["extra_ns_interval"] == (10, 10)
     assert found["checked_ns"] == 160
+    assert found["chance_ns"] == -1
     assert found["reached"]  # 10 ns
-    slow = script["report"]([(130.0, 100.0), (131.0, 100.0), (132.0, 100.0)])
-    assert not slow["reached"]
+    assert not script["report"]([(130.0 + noise, 100.0, 130.0) for noise in range(3)])["reached"]
+    assert not script["report"]([(110.0 + noise, 100.0, 101.0) for noise in range(3)])["reached"]
     low, high = script["interval"]([float(number) for number in range(400)])
     assert low < 200 < high
     assert 30 < high - low < 50

@@ -9,21 +9,17 @@ one that ships.
 """
 
 import ctypes
-import multiprocessing.forkserver
 import os
 import re
 import subprocess
 import sysconfig
-import unittest.mock
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pybind11
 
-import harness
+from harness import ranks_with
 
 ROOT = Path(__file__).parents[2]
 COMPILER = "g++"
@@ -70,21 +66,9 @@ def _run(command: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@contextmanager
-def ranks_from(folder: Path) -> Iterator[None]:
+def ranks_from(folder: Path) -> AbstractContextManager[None]:
     """Let pools that are made meanwhile start ranks which import the library from a folder."""
-    server: Any = multiprocessing.forkserver.ForkServer()
-    server.set_forkserver_preload(harness.PRELOAD)
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    with unittest.mock.patch.dict(os.environ, PYTHONPATH=path):
-        server.ensure_running()
-    try:
-        with unittest.mock.patch.object(
-            multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process
-        ):
-            yield
-    finally:
-        server._stop()
+    return ranks_with(PYTHONPATH=os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 class Points:

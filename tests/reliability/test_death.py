@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer that dies: known within a second, by name; a peer that only left is no loss."""
 
+import ctypes
 import os
 import signal
 import tempfile
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from test_fork import in_child
 
-from harness import LATE_S, Attempt, Outcome, Pool, Pools, Rank, Setup, attempt
+from harness import LATE_S, Attempt, Outcome, Pool, Pools, Rank, Setup, attempt, come_up
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
@@ -132,6 +134,39 @@ def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> Non
     pool.start(fork_then_wait)
     killed = kill(pool, 2, 0.5)
     assert_lost(pool.collect(ranks=(0, 1)), 2, killed)
+
+
+CLONE_NEWPID = 0x20000000
+
+
+def lose_an_unseen_process(rank: Rank) -> Attempt:
+    come_up(rank)
+    rank.comm.barrier()
+    assert rank.comm._mesh.pids[0] == 0, "it is visible"
+    return attempt(rank.comm.all_reduce, torch.ones(3))
+
+
+def live_in_containers(rank: Rank) -> Attempt | None:
+    """Rank 1 does not see the process of rank 0, as in another container."""
+    if rank.rank == 1:
+        denied = ctypes.CDLL(None).unshare(CLONE_NEWPID)
+        rank.store.set("denied", "yes" if denied else "")
+        return None if denied else in_child(lose_an_unseen_process, rank)
+    if not rank.store.get("denied") and os.fork() == 0:
+        come_up(rank)
+        rank.comm.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def test_a_dead_peer_in_another_process_namespace(fresh_pool: Callable[..., Pool]) -> None:
+    [_, lost] = fresh_pool(2, Setup(init=False)).run(live_in_containers)
+    if lost is None:
+        pytest.skip("not run: this process may not make namespaces")
+    assert lost.kind == "PeerLostError", lost
+    assert lost.ranks == (0,)
+    assert lost.seconds < LATE_S
+    assert "its process, in another namespace, ended (with" in lost.text
 
 
 def leave(rank: Rank, way: str) -> list[float]:

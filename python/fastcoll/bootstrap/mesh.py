@@ -22,6 +22,7 @@ from fastcoll.errors import CollectiveTimeout, DesyncError, DriverError, PeerLos
 
 _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
+_SO_PEERPIDFD = 77  # of <asm-generic/socket.h>
 
 
 # The message with which a rank joins in bootstrap/shrink.py.
@@ -54,7 +55,7 @@ class Mesh:
     Attributes:
         socket_fds: By rank; -1 for this one.
         pids: Process ids by rank; 0 where not visible.
-        pidfds: By rank; -1 for this one and where not visible.
+        pidfds: By rank; -1 for this one and where there is none.
         unread: By rank, what a peer that ends the group has sent to end it (`bootstrap.shrink`)
             while something else was awaited.
     """
@@ -76,12 +77,11 @@ class Mesh:
     @classmethod
     def of_sockets(cls, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> "Mesh":
         """Make a mesh of a connection to every peer, which it takes over."""
-        pids = [
-            peer_credentials(sockets[peer])[0] if peer in sockets else 0
-            for peer in range(world_size)
-        ]
+        pids, pidfds = [0] * world_size, [-1] * world_size
         pids[rank] = os.getpid()
-        pidfds = [-1 if peer == rank else _pidfd(pid) for peer, pid in enumerate(pids)]
+        for peer, connection in sockets.items():
+            pids[peer], _ = peer_credentials(connection)
+            pidfds[peer] = _pidfd(connection, pids[peer])
         fds = [sockets[peer].detach() if peer in sockets else -1 for peer in range(world_size)]
         return cls(rank, fds, pids, pidfds)
 
@@ -232,10 +232,13 @@ def is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
-def _pidfd(pid: int) -> int:
-    if pid <= 0:
-        return -1
+def _pidfd(connection: socket.socket, pid: int) -> int:
+    """Return a descriptor of the process at the other end, -1 where none can be had."""
+    try:  # of Linux 6.5: also of a process that is not visible, and never of a later one
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        pass
     try:
-        return os.pidfd_open(pid)
+        return os.pidfd_open(pid) if pid > 0 else -1
     except OSError:
         return -1

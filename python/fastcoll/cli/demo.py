@@ -118,7 +118,8 @@ def _print_document(document: Json, console: Console) -> None:
     console.print(table)
     ratio = document["communication_ratio"]
     console.print(
-        f"communication takes [bold]{ratio:.3g}x[/bold] less time with fastcoll than with Gloo"
+        f"communication takes [bold]{format_number(ratio)}x[/bold] less time with fastcoll than "
+        "with Gloo"
         + ("; both trainings end in the same bits" if document["same_bits_as_gloo"] else ""),
         highlight=False,
     )

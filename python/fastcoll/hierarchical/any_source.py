@@ -26,7 +26,6 @@ from fastcoll.transfers import TransferBetween, TransferWork
 from fastcoll.work import CallQueue
 
 _FIRST_PAUSE_S, _FIRST_LOOK_S = 50e-6, 1e-3
-_ANSWER_S = 1.0  # how long a look waits for the store
 
 
 class AnySource(Uncounted):
@@ -109,7 +108,7 @@ class AnySource(Uncounted):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _find_senders(self, receive: Transfer) -> None:
-        for text in self._ends.board.appended(self._key, self._num_senders, _ANSWER_S):
+        for text in self._ends.board.appended(self._key, self._num_senders):
             self._num_senders += 1
             self._channels.append(self._channel(receive, int(text)))
 

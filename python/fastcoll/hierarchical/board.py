@@ -48,8 +48,11 @@ def _own_connection(store: Store) -> Store:
 class Board:
     """The store as the group uses it after its making.
 
-    `nonce` is a text that no other group has: so the prefixes of `store` are not needed.
+    `nonce` is a text that no other group has: so the prefixes of `store` are not needed. Limits are
+    in seconds; None is `ANSWER_S`.
     """
+
+    ANSWER_S = 1.0
 
     def __init__(self, store: Store, nonce: str) -> None:
         # Kept: the connection is shared as long as torch's object for this store is the same one.
@@ -58,20 +61,20 @@ class Board:
         self._asking = threading.Event()
         self._verdict: FastcollError | None = None
 
-    def settle(self, error: FastcollError, limit_s: float) -> FastcollError:
+    def settle(self, error: FastcollError) -> FastcollError:
         """Make `error` the group's verdict unless it has one; return the one that holds."""
-        found = self.say_first("verdict", written(error), limit_s)
+        found = self.say_first("verdict", written(error))
         return told_in(found or "") or error
 
-    def say(self, key: str, text: str, limit_s: float) -> None:
+    def say(self, key: str, text: str, limit_s: float | None = None) -> None:
         """Write something, if the store answers in time."""
         self._ask(lambda: self._store.set(key, text), limit_s)
 
-    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
+    def say_first(self, key: str, text: str, limit_s: float | None = None) -> str | None:
         """Write something unless somebody has; return what stands there, None without an answer."""
         return self._ask(lambda: self._store.compare_set(key, "", text).decode(), limit_s)
 
-    def read(self, key: str, limit_s: float) -> str | None:
+    def read(self, key: str, limit_s: float | None = None) -> str | None:
         """Return what was written, "" if nothing was; None without an answer."""
 
         def look() -> str:
@@ -88,7 +91,7 @@ class Board:
 
         self._ask(write, limit_s)
 
-    def appended(self, key: str, known: int, limit_s: float) -> list[str]:
+    def appended(self, key: str, known: int) -> list[str]:
         """Return what was appended after the first `known` texts, as far as the store answers."""
 
         def look() -> list[str]:
@@ -99,7 +102,7 @@ class Board:
                 texts.append(self._store.get(f"{key}/{number}").decode())
             return texts
 
-        return self._ask(look, limit_s) or []
+        return self._ask(look) or []
 
     def verdict(self) -> FastcollError | None:
         """Return the verdict as far as it is known; asks for news, but does not wait for them."""
@@ -112,7 +115,7 @@ class Board:
         """Say, some time, that a node waits for the others in a call."""
         run_in_pool(self._quietly, lambda: self._store.set(f"at/{node}", str(sequence)))
 
-    def missing(self, num_nodes: int, sequence: int, limit_s: float) -> list[int] | None:
+    def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes that have not said that they are in a call; None without an answer."""
 
         def look() -> list[int]:
@@ -120,7 +123,7 @@ class Board:
             at = [int(self._store.get(key)) if self._store.check([key]) else 0 for key in keys]
             return [node for node, number in enumerate(at) if number < sequence]
 
-        return self._ask(look, limit_s)
+        return self._ask(look)
 
     def _look(self) -> None:
         def get() -> None:
@@ -130,7 +133,7 @@ class Board:
         self._quietly(get)
         self._asking.clear()
 
-    def _ask(self, question: Callable[[], T], limit_s: float) -> T | None:
+    def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
         answers: list[T] = []
         answered = threading.Event()
 
@@ -139,7 +142,7 @@ class Board:
             answered.set()
 
         run_in_pool(run)
-        answered.wait(limit_s)
+        answered.wait(self.ANSWER_S if limit_s is None else limit_s)
         return answers[0] if answers else None
 
     def _quietly(self, task: Callable[[], object]) -> None:

@@ -20,7 +20,6 @@ from fastcoll.hierarchical.patient_store import PatientStore
 from fastcoll.types import Verb
 
 _LOOK_EVERY_S = 0.1  # for a verdict: each look is a question to the store
-_ANSWER_S = 1.0  # how long the store is waited for
 
 
 def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
@@ -29,9 +28,9 @@ def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
     An error that is one rank's own is to the others the loss of that rank.
     """
     if isinstance(error, CollectiveTimeout | PeerLostError):
-        return board.settle(error, _ANSWER_S)
+        return board.settle(error)
     reason = f"rank {seat.rank} gave up: {type(error).__name__}: {error}"
-    board.settle(PeerLostError(reason, [seat.rank]), _ANSWER_S)
+    board.settle(PeerLostError(reason, [seat.rank]))
     return error
 
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from fastcoll.hierarchical.board import Board
 
-_ANSWER_S = 1.0  # how long the store is waited for
-
 
 class Waits:
     """One rank's sight of them."""
@@ -31,7 +29,7 @@ class Waits:
         self._write("")
 
     def _write(self, text: str) -> None:
-        self._board.say(f"waits/{self._rank}", text, _ANSWER_S)
+        self._board.say(f"waits/{self._rank}", text)
 
     def follow(self, peer: int) -> tuple[str, int]:
         """Return whom a rank waits for, and so on, as text; and the rank at the end.
@@ -41,7 +39,7 @@ class Waits:
         told, rank, seen = "", peer, {self._rank}
         while rank not in seen:
             seen.add(rank)
-            what = self._board.read(f"waits/{rank}", _ANSWER_S)
+            what = self._board.read(f"waits/{rank}")
             if not what:
                 return told, rank
             told += f"; rank {rank} {what}" if not told else f", which {what}"

@@ -29,8 +29,8 @@ _LONG_S, _LOOK_EVERY_S = 0.05, 0.1
 # How long a rank that lost a connection, or its patience, lets those speak who know more.
 _GRACE_S = 1.0
 # What a rank needs from the end of its patience until its island knows: it listens, asks who is
-# missing and settles the verdict, each for the grace if the store does not answer.
-SPEAKING_S = 3 * _GRACE_S
+# missing and settles the verdict, if the store does not answer.
+SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
 # Characters of an error that fit into an island's verdict, whatever of them is escaped.
 _ISLAND_TEXT = 800
 
@@ -122,7 +122,7 @@ class Watch:
     def _suspects(self) -> list[int]:
         """Return the nodes that do not wait in this call, as far as can be told."""
         others = [node for node in range(self._islands.num_nodes) if node != self._node]
-        missing = self._board.missing(self._islands.num_nodes, self.sequence, _GRACE_S)
+        missing = self._board.missing(self._islands.num_nodes, self.sequence)
         found = [node for node in missing or () if node != self._node]
         return found or others
 
@@ -153,7 +153,7 @@ class Watch:
     def fail(self, error: FastcollError) -> FastcollError:
         """Break the group, everywhere and from any thread; return its verdict."""
         if self.error is None:
-            self.error = found = self._board.settle(error, _GRACE_S)
+            self.error = found = self._board.settle(error)
             quietly(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
         return self.error
 
