@@ -6,6 +6,11 @@
 
 Prints a line for each size and order of the ranks, and writes all times to --json. Needs root: see
 hosts.py.
+
+Pipelining is judged where hop and phases within the hosts take as long, as far as that can be had:
+few cores make the packets no faster than they do, however fast the link, and what keeps all cores
+busy hides nothing. So the link has --rate-mbit at most, and what counts is how much of the shorter
+one is hidden: 0.6 of it is 0.7 of the sum where both take as long.
 """
 
 import argparse
@@ -145,8 +150,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     from hosts import Hosts
 
     orders: dict[str, Any] = {}
+    rate_mbit = args.rate_mbit or 1000
     for name, order in ORDERS.items():
-        with Hosts(args.rate_mbit, args.delay_ms) as hosts:
+        with Hosts(rate_mbit, args.delay_ms) as hosts:
             found = on_hosts(hosts, order, "gloo", args.json)
         orders[name] = {"times_s": found, "gloo_over_fastcoll": {}}
         for num_bytes, times in found.items():
@@ -154,38 +160,42 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             orders[name]["gloo_over_fastcoll"][num_bytes] = round(gloo / ours, 3)
             row = f"{gloo / ours:5.2f}x  gloo {gloo * 1e3:8.2f} ms  fastcoll {ours * 1e3:8.2f} ms"
             print(f"{name:12} {int(num_bytes):>9} B  {row}", flush=True)
-    settings = {"world_size": 4, "rate_mbit": args.rate_mbit, "delay_ms": args.delay_ms}
+    settings = {"world_size": 4, "rate_mbit": rate_mbit, "delay_ms": args.delay_ms}
     return {"kind": "hierarchical", **provenance(), "settings": settings, "orders": orders}
 
 
 def pipelining(args: argparse.Namespace) -> dict[str, Any]:
-    """Set the link's rate so that both phases take as long, then compare sum and whole."""
+    """Set the link's rate so that both phases take as long, if it can; compare sum and whole."""
     from hosts import Hosts
 
     with Hosts() as hosts:
         free = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
         intra = statistics.median(free["intra"])
-        rate_mbit = args.bytes * 8e-6 / intra
+        rate_mbit = min(args.rate_mbit or 2000, args.bytes * 8e-6 / intra)
         hosts.set_rate(rate_mbit)
         found = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
     middle = {name: statistics.median(times) for name, times in found.items()}
-    share = middle["whole"] / (middle["intra"] + middle["hop"])
+    intra, hop, whole = (middle[name] for name in ("intra", "hop", "whole"))
+    hidden = (intra + hop - whole) / min(intra, hop)
     text = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in middle.items())
-    print(f"{args.bytes} B at {rate_mbit:.0f} Mbit/s: {text}; whole / sum of phases {share:.2f}")
+    print(
+        f"{args.bytes} B at {rate_mbit:.0f} Mbit/s: {text}; hidden of the shorter one {hidden:.2f}"
+    )
     settings = {"world_size": 4, "num_bytes": args.bytes, "rate_mbit": round(rate_mbit, 1)}
     return {
         "kind": "pipelining",
         **provenance(),
         "settings": settings,
         "times_s": found,
-        "whole_over_phases": round(share, 3),
+        "hop_over_intra": round(hop / intra, 3),
+        "hidden_of_shorter": round(hidden, 3),
     }
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rate-mbit", type=float, default=1000)
+    parser.add_argument("--rate-mbit", type=float, help="of the link; 1000, pipelining 2000")
     parser.add_argument("--delay-ms", type=float, default=2)
     parser.add_argument("--pipelining", action="store_true")
     parser.add_argument("--bytes", type=int, default=64 << 20)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -180,9 +181,10 @@ def test_thousands_of_groups_leave_nothing(fresh_pool: Callable[..., Pool]) -> N
         assert len(held) == 10
         assert len({fds for fds, _, _ in held}) == 1
         assert len({mappings for _, mappings, _ in held}) == 1
-        # Once, the allocator takes 2 MiB more. Besides, 100 bytes for each group are too many.
+        # The allocator takes 2 MiB at once, and some at the start: what each group takes is in all
+        # steps. 100 bytes are too many.
         steps = [after[2] - before[2] for before, after in pairwise(held)]
-        assert (sum(steps) - max(steps)) * 1024 < 100 * count, held
+        assert median(steps) * 1024 < 100 * count / 10, held
 
 
 def dropped_groups(rank: Rank, count: int) -> list[int]:
