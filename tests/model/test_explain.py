@@ -85,7 +85,9 @@ def test_large_worlds_are_priced_by_one_rank() -> None:
     assert found.best.algorithm == "hierarchical_ring"
     reasons = {c.algorithm: c.reason for c in found.candidates}
     assert "not priced" in reasons["chain"]
-    assert "ranks per node" in reasons["ring"]
+    assert "neighbours are on other nodes" in reasons["ring"]
+    with pytest.raises(UsageError, match=r'too many steps for 4000 ranks.*numerics="fast" admits'):
+        compare("all_reduce", many, 4000, 1 << 30)
 
 
 def test_ranks_that_do_not_fit() -> None:

@@ -85,6 +85,11 @@ def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
     shifts = shifts_of(schedule, cluster.local_size)
     if shifts is None:
         raise UsageError(f"not priced: too many steps for {schedule.world_size} ranks")
+    if shifts.local_size != cluster.local_size:
+        raise UsageError(
+            f"not priced: too many steps for {schedule.world_size} ranks, some of whose neighbours "
+            "are on other nodes"
+        )
     return simulate_regular(schedule, cluster.under_one_leaf(), size_bytes, shifts).time_us
 
 
@@ -124,7 +129,8 @@ def compare(
         candidates.append(priced(verb, algorithm, cluster, world_size, size_bytes))
     candidates.sort(key=lambda c: (c.time_us is None, c.time_us or 0.0))
     if candidates[0].time_us is None:
-        raise UsageError(f"no algorithm of {verb} could be priced: {candidates[0].reason}")
+        more = '; numerics="fast" admits more of them' if numerics == "same_bits" else ""
+        raise UsageError(f"no algorithm of {verb} could be priced: {candidates[0].reason}{more}")
     least = least_us(verb, cluster, world_size, size_bytes)
     return Comparison(verb, world_size, size_bytes, candidates, least)
 
