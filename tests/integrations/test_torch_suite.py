@@ -26,6 +26,7 @@ CASES = (
     "test_ddp_grad_div_uneven_inputs",
     "test_ddp_join_model_equivalence",
     "test_ddp_logging_data_cpu",
+    "test_ddp_profiling_torch_profiler",
     "test_ddp_static_graph_nested_types",
     "test_destroy_full_group",
     "test_gather_full_group",

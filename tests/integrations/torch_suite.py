@@ -4,6 +4,8 @@
     python tests/integrations/torch_suite.py              all cases, 2 and 4 ranks, both backends
     python tests/integrations/torch_suite.py --world 2 test_all_reduce_sum test_gather
 
+fastcoll is the group of Python or the compiled one, as FASTCOLL_TORCH_BACKEND says.
+
 The cases are those of the installed torch (`torch.testing._internal.distributed`). They are gated
 by backend name, by GPUs and by the number of ranks, so the source is loaded with these gates open
 and with CUDA's devices meaning the CPU; both backends see the same source. A case that passes on
@@ -360,20 +362,31 @@ def lost(gloo: Outcomes, ours: Outcomes) -> list[str]:
     ]
 
 
+def _summary(outcomes: Outcomes) -> dict[str, Any]:
+    """Return how many cases passed, and which did not."""
+    by_kind: dict[str, list[str]] = {"pass": [], "fail": [], "skip": []}
+    for name, row in outcomes.items():
+        by_kind[row["outcome"]].append(name)
+    return {"passed": len(by_kind["pass"]), "failed": by_kind["fail"], "skipped": by_kind["skip"]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, action="append", help="ranks; default 2 and 4")
     parser.add_argument("--here", choices=BACKENDS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="where to write all outcomes")
+    parser.add_argument("--json", type=Path, help="where to record the outcomes")
     parser.add_argument("cases", nargs="*", help="default: all")
     args = parser.parse_args()
     if args.here:
         _run_here(args.here, args.world[0], args.cases)
         return 0
-    everything, num_lost = {}, 0
-    for world in args.world or [2, 4]:
+    from fastcoll import env
+    from fastcoll.measure.results import provenance, write
+
+    origin, worlds, num_lost = provenance(), args.world or [2, 4], 0
+    recorded = {}
+    for world in worlds:
         results = {backend: run(backend, world, args.cases) for backend in BACKENDS}
-        everything[world] = results
         for backend, outcomes in results.items():
             kinds = [row["outcome"] for row in outcomes.values()]
             counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("pass", "fail", "skip"))
@@ -389,8 +402,13 @@ def main() -> int:
         print(f"  LOST: {' '.join(missing) or 'none'}")
         for name in missing:
             print(f"---- {name}\n{results['fastcoll'][name]['log']}")
+        summaries = {backend: _summary(outcomes) for backend, outcomes in results.items()}
+        recorded[str(world)] = summaries | {"lost": missing, "passed_here_only": won}
     if args.json:
-        args.json.write_text(json.dumps(everything, indent=1))
+        settings = {"world_size": max(worlds), "torch_backend": env.TORCH_BACKEND.get()}
+        write(
+            {"kind": "torch_suite", **origin, "settings": settings, "worlds": recorded}, args.json
+        )
     return 1 if num_lost else 0
 
 

@@ -17,6 +17,7 @@ from fastcoll.communicator import Communicator
 from fastcoll.groups import adopt
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_group import NAME, FastcollProcessGroup
+from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 
 def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
@@ -32,10 +33,10 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
         name=opts.group_id,
     )
     adopt(comm)
-    group = FastcollProcessGroup(comm, opts.store)
     # What is compiled has the core of one node.
     if compiled is None or not isinstance(comm, Communicator):
-        return group
+        return ProfiledProcessGroup(comm, opts.store)
+    group = FastcollProcessGroup(comm, opts.store)
     backend: dist.Backend = compiled.FastcollBackend(group, comm, rank, world_size)
     return backend
 

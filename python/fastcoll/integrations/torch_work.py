@@ -6,15 +6,17 @@
 Decides what torch may ask of a call that was started. Must not know groups.
 """
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
 from fastcoll.transfers import TransferBetween, TransferWork
-from fastcoll.work import Work
+from fastcoll.work import Work, run_in_pool
 
 
 class TorchWork(dist.Work):
@@ -23,12 +25,42 @@ class TorchWork(dist.Work):
     def __init__(self, works: Sequence[Work | TransferWork]) -> None:
         super().__init__()
         self._works = works
+        self._recorded: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the calls are complete; raises what they raised. Of no time: no limit here."""
         for work in self._works:
             work.wait(timeout)
+        if self._recorded is not None:
+            self._recorded.wait()
         return True
+
+    def end_with(self, event: record_function) -> None:
+        """Let the profiler's event end when the calls are complete; who waits, waits for that too.
+
+        In another thread than this one, whatever completes them: by that torch tells what was
+        asynchronous.
+        """
+        caller = threading.get_ident()
+        ended: torch.futures.Future[None] = torch.futures.Future()
+        event._call_end_callbacks_on_future(ended)
+        calls, recorded = self.get_future(), torch.futures.Future[Any]()
+
+        def end() -> None:
+            ended.set_result(None)
+            try:
+                recorded.set_result(calls.value())
+            except Exception as error:
+                recorded.set_exception(error)
+
+        def complete(_: object) -> None:
+            if threading.get_ident() == caller:
+                run_in_pool(end)
+            else:
+                end()
+
+        self._recorded = recorded
+        calls.add_done_callback(complete)
 
     def synchronize(self) -> None:
         """Do as `wait`: there are no streams."""
@@ -59,6 +91,8 @@ class TorchWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
+        if self._recorded is not None:
+            return self._recorded
         if len(self._works) == 1:
             return self._works[0].get_future()
         every = torch.futures.collect_all([work.get_future() for work in self._works])
