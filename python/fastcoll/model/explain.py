@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm for a collective on a topology, and why: all candidates, priced or refused.
 
-Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order, over
-several nodes what the ranks of each have added, in the order of the nodes; that is not listed but
-proven, on a schedule of a few ranks.
+Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order, and
+over several nodes the sums of these in the order of the nodes; that is not listed but proven, on a
+schedule of a few ranks.
 """
 
 from dataclasses import dataclass

@@ -107,7 +107,9 @@ class Grid(NamedTuple):
 def phases(verb: str, grid: Grid, between: Between) -> Program:
     """Yield what `grid.rank` does between staging and delivery."""
     mates, twins = grid.mates(), grid.twins()
-    if verb in ("all_reduce", "reduce_scatter") or (verb == "reduce" and between.gather):
+    if verb == "reduce":
+        yield from _reduce(grid, between)
+    if verb in ("all_reduce", "reduce_scatter"):
         yield from direct.reduce_scatter(mates)
         yield from between.reduce_scatter(twins)
     if verb in ("all_reduce", "all_gather"):
@@ -117,14 +119,6 @@ def phases(verb: str, grid: Grid, between: Between) -> Program:
         if grid.at_roots_place:
             yield from trees.broadcast(grid.twins(whole=True))
         yield from direct.broadcast(grid.mates(whole=True))
-    if verb == "reduce" and between.gather:
-        yield from between.gather(twins)
-        if twins.me == twins.root:
-            yield from direct.gather(mates)
-    elif verb == "reduce":
-        yield from direct.reduce(grid.mates(whole=True))
-        if grid.at_roots_place:
-            yield from trees.reduce(grid.twins(whole=True))
     if verb == "gather":
         yield from direct.gather(grid.mates(of_node=True))
         if grid.at_roots_place:
@@ -136,6 +130,20 @@ def phases(verb: str, grid: Grid, between: Between) -> Program:
     if verb == "all_to_all":
         sizes = (grid.num_nodes, grid.local_size, grid.width)
         yield from exchange.hierarchical_all_to_all(grid.rank, *sizes)
+
+
+def _reduce(grid: Grid, between: Between) -> Program:
+    mates, twins = grid.mates(), grid.twins()
+    if between.gather:
+        yield from direct.reduce_scatter(mates)
+        yield from between.reduce_scatter(twins)
+        yield from between.gather(twins)
+        if twins.me == twins.root:
+            yield from direct.gather(mates)
+        return
+    yield from direct.reduce(grid.mates(whole=True))
+    if grid.at_roots_place:
+        yield from trees.reduce(grid.twins(whole=True))
 
 
 def local_size_of(world_size: int, local_size: int | None) -> int:
