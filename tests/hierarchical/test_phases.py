@@ -221,6 +221,15 @@ PLANS = [
         "lane 0 all_gather, wait lane 0, island all_gather",
     ),
     (
+        (TWO, Verb.reduce, LARGE, False),
+        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, island gather",
+    ),
+    (
+        (THREE, Verb.reduce, LARGE, False),
+        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, "
+        "lane 0 all_to_all, wait lane 0, island gather",
+    ),
+    (
         (TWO, Verb.reduce_scatter, LARGE, False),
         f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0",
     ),
@@ -254,6 +263,18 @@ def words(entries: Iterable[Entry]) -> str:
 @pytest.mark.parametrize(("call", "plan"), PLANS, ids=lambda one: getattr(one, "name", None))
 def test_a_call_follows_its_plan(call: tuple[Islands, Verb, int, bool], plan: str) -> None:
     assert words(run(*call)[0]) == plan
+
+
+@pytest.mark.parametrize("islands", [TWO, THREE], ids=["2+2", "2+1+1"])
+def test_only_the_roots_node_gets_the_result(islands: Islands) -> None:
+    """The rank of a lane on node 0, the root's, gives no sums and gets those of all others."""
+    for rank, entries in enumerate(run(islands, Verb.reduce, LARGE)):
+        of_lanes = [entry for entry in entries if entry.whom.startswith("lane")]
+        last = of_lanes[-1]
+        gives, gets = sum(last.given), sum(last.expected)
+        assert (gets > 0, gives > 0) == (
+            (True, False) if rank in islands.nodes[0] else (False, True)
+        )
 
 
 def test_segments_overlap() -> None:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice on paper: what is refused and why, what wins where, and what nothing can beat."""
 
+from dataclasses import replace
+
 import pytest
 
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.explain import adds_in_rank_order, compare, price_us
+from fastcoll.model.checker import check
+from fastcoll.model.explain import adds_in_order, compare, price_us
 from fastcoll.model.limits import least_us
-from fastcoll.model.schedule import VERBS
+from fastcoll.model.schedule import REDUCTIONS, VERBS
+from fastcoll.model.values import node_by_node
 from fastcoll.topology.cluster import Cluster
 from fastcoll.topology.model import MACHINES, load_machine, load_network
 
@@ -46,14 +50,17 @@ def test_the_paper_agrees_with_the_library_about_same_bits() -> None:
         for algorithm in algorithms.ALL:
             if algorithm.name in algorithms_of(verb.name):
                 admitted = algorithm.admits(request) is None
-                assert admitted == adds_in_rank_order(verb.name, algorithm.name), algorithm.name
+                assert admitted == adds_in_order(verb.name, algorithm.name), algorithm.name
 
 
 def test_small_messages_take_one_step_and_large_ones_move_less() -> None:
     assert compare("all_reduce", H100, 8, 64).best.algorithm == "one_shot"
     assert compare("all_reduce", H100, 8, 64 << 20).best.algorithm == "two_shot"
     assert compare("all_reduce", H100, 8, 64 << 20, "fast").best.algorithm == "multimem"
-    assert compare("all_reduce", FOUR_NODES, 32, 64 << 20, "fast").best.algorithm == "hierarchical"
+    assert (
+        compare("all_reduce", FOUR_NODES, 32, 64 << 20, "fast").best.algorithm
+        == "hierarchical_direct"
+    )
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -82,12 +89,41 @@ def test_large_worlds_are_priced_by_one_rank() -> None:
     ring = build("all_reduce", "hierarchical_ring", 4000, local_size=8)
     assert price_us(ring, many, 1e9) > 2 * 499 * 3
     found = compare("all_reduce", many, 4000, 1 << 30, "fast")
-    assert found.best.algorithm == "hierarchical_ring"
+    assert found.best.algorithm == "hierarchical_direct"
     reasons = {c.algorithm: c.reason for c in found.candidates}
     assert "not priced" in reasons["chain"]
     assert "neighbours are on other nodes" in reasons["ring"]
+    assert compare("all_reduce", many, 4000, 1 << 30).best == found.best
     with pytest.raises(UsageError, match=r'too many steps for 4000 ranks.*numerics="fast" admits'):
-        compare("all_reduce", many, 4000, 1 << 30)
+        compare("reduce", many, 4000, 1 << 30)
+
+
+def test_what_has_a_root_is_priced_step_by_step() -> None:
+    many = Cluster(load_machine("hgx-h100"), 64, load_network("ndr-rail"))
+    for verb in ("gather", "scatter"):
+        assert compare(verb, many, 512, 1 << 20).best.time_us
+    assert compare("reduce", many, 256, 1 << 20).best.algorithm == "hierarchical_direct"
+
+
+def test_over_nodes_same_bits_adds_node_by_node() -> None:
+    """As fastcoll.hierarchical.reductions does: what the ranks of a node have added, in order."""
+    proof = check(build("all_reduce", "hierarchical_direct", 6, local_size=2))
+    assert set(proof.orders.values()) == {"0 + 1 + (2 + 3) + (4 + 5)"} == {node_by_node(3, 2)}
+    assert node_by_node(1, 3) == node_by_node(3, 1) == "0 + 1 + 2"
+    for verb in REDUCTIONS:
+        found = compare(verb, FOUR_NODES, 32, 1 << 20)
+        admitted = [c.algorithm for c in found.candidates if not c.reason]
+        assert admitted == ["hierarchical_direct"], verb
+        assert "does not add node by node" in found.candidates[-1].reason
+        for local_size in (1, 2, 3, 4, 6):
+            assert adds_in_order(verb, "hierarchical_direct", local_size)
+    # In pairs of nodes, not one after the other: of three nodes that can't be told.
+    assert not adds_in_order("all_reduce", "hierarchical", 3)
+    machine = load_machine("l40s-pcie")
+    one = replace(machine, ranks=machine.ranks[:1])
+    one_each = Cluster(one, 4, load_network("roce-100"))
+    admitted = {c.algorithm for c in compare("all_reduce", one_each, 4, 64).candidates if c.time_us}
+    assert admitted >= {"two_shot", "hierarchical_direct"}
 
 
 def test_ranks_that_do_not_fit() -> None:

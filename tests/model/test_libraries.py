@@ -28,11 +28,13 @@ def test_its_algorithms_are_known(library) -> None:
 
 def test_fastcolls_are_those_that_it_has() -> None:
     named = {name for names in BY_NAME["fastcoll"].algorithms.values() for name in names}
-    # single_copy is direct without staging, nccl another library; hierarchical for several nodes.
+    # single_copy is direct without staging, nccl another library.
     # copy_engine and multimem are not promised before a machine has shown where they win.
     unpromised = {"copy_engine", "multimem"}
     of_one_machine = {one.name for one in algorithms.ALL} - {"single_copy", "nccl"} - unpromised
-    assert named == of_one_machine | {"hierarchical"}
+    over_nodes = BY_NAME["fastcoll"].over_nodes
+    assert over_nodes is not None
+    assert named == of_one_machine | set(over_nodes)
 
 
 def test_a_library_is_as_good_as_its_best_algorithm_and_what_a_call_costs() -> None:
@@ -68,6 +70,10 @@ def test_several_nodes() -> None:
     by_name = {one.library: one for one in offers(found, found, cluster)}
     assert by_name["NCCL"].algorithm == "hierarchical"
     assert "order" not in by_name["NCCL"].remark  # any order was asked for
+    found = compare("broadcast", cluster, 16, 1 << 26)
+    by_name = {one.library: one for one in offers(found, found, cluster)}
+    assert found.best.algorithm != "hierarchical"
+    assert by_name["fastcoll"].algorithm == "hierarchical"  # no other way over nodes
 
 
 def test_the_command_shows_them() -> None:

@@ -182,8 +182,11 @@ def _reduce(lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction) ->
         reductions.reduce_scatter(lanes, how, arguments.given, arguments.got[0])
         return
     source = arguments.given[0]
-    target = arguments.got[0] if arguments.got else torch.empty_like(source)
-    reductions.all_reduce(lanes, how, source, target)
+    if asked.verb is Verb.reduce:
+        target = arguments.got[0] if arguments.got else None
+        reductions.reduce(lanes, how, asked.root, source, target)
+        return
+    reductions.all_reduce(lanes, how, source, arguments.got[0])
 
 
 def _move(lanes: Lanes, asked: Asked, arguments: Arguments, gather_words: GatherWords) -> None:

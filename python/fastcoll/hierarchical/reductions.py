@@ -6,10 +6,10 @@ crosses: node partials in the type that has all their bits, summed in the order 
 rank itself, or, where the bits may differ, what the carrier sums. With m nodes a chunk of S bytes
 costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
 (Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same bytes, one trip
-less.
+less. In a reduce the last trip goes to the root's node only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from fastcoll.hierarchical.arrays import (
     split,
     widen,
 )
+from fastcoll.hierarchical.carrier import Started
 from fastcoll.hierarchical.lanes import Lanes, Segment, cuts
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
 
@@ -77,22 +78,77 @@ def all_reduce(lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch
     )
 
 
+def reduce(
+    lanes: Lanes, how: Reduction, root: int, source: torch.Tensor, target: torch.Tensor | None
+) -> None:
+    """Reduce `source` of all ranks into the root's `target`; they may be one."""
+    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    lanes.drive(
+        _reduce(
+            lanes, how, root, source[first:last], None if target is None else target[first:last]
+        )
+        for first, last in cuts(source.numel(), step)
+    )
+
+
 def _all_reduce(
     lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor
 ) -> Segment:
+    chunks = _of_island(lanes, how, source)
+    result, results = _room(lanes, chunks, target.dtype)
+    if how.by_carrier:
+        yield from _by_carrier(lanes, how, chunks, results)
+    elif _goes_whole(lanes, chunks):
+        yield from _whole_chunks(lanes, how, chunks, results)
+    else:
+        sums = yield from _sum_shards(lanes, how, chunks, results)
+        yield from _gather_shards(lanes, sums, results)
+    _collect(lanes, result, target)
+
+
+def _reduce(
+    lanes: Lanes,
+    how: Reduction,
+    root: int,
+    source: torch.Tensor,
+    target: torch.Tensor | None,
+) -> Segment:
+    root_node, local_root = lanes.islands.places[root]
+    chunks = _of_island(lanes, how, source)
+    result, results = _room(lanes, chunks, source.dtype)
+    if how.by_carrier:
+        yield from _by_carrier(lanes, how, chunks, results)
+    elif _goes_whole(lanes, chunks):
+        yield from _whole_chunks(lanes, how, chunks, results, only=root_node)
+    else:
+        sums = yield from _sum_shards(lanes, how, chunks, results)
+        yield from _gather_shards_on(lanes, root_node, sums, results)
+    if lanes.node != root_node:
+        return
+    everything = lanes.island_gather(result, local_root)
+    if target is not None and everything is not None:
+        _put_in_order(lanes, everything.view(-1), target)
+
+
+def _of_island(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
+    """Reduce within the island; return the chunk of each of this rank's lanes."""
     numel = -(-source.numel() // lanes.num_lanes)
     buffer = _spread(lanes, how, source, numel)
     mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
-    chunks = [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
-    result = target.new_empty(lanes.num_slots * numel)
-    results = [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
-    if how.by_carrier:
-        yield from _by_carrier(lanes, how, chunks, results)
-    elif lanes.num_nodes == 2 or chunks[0].nbytes <= _SHORT_CHUNK_BYTES:
-        yield from _whole_chunks(lanes, how, chunks, results)
-    else:
-        yield from _shards(lanes, how, chunks, results)
-    _collect(lanes, result, target)
+    return [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+
+
+def _room(
+    lanes: Lanes, chunks: list[torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return room for the results of all slots, and of each of this rank's lanes."""
+    numel = chunks[0].numel()
+    result = chunks[0].new_empty(lanes.num_slots * numel, dtype=dtype)
+    return result, [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+
+
+def _goes_whole(lanes: Lanes, chunks: list[torch.Tensor]) -> bool:
+    return lanes.num_nodes == 2 or chunks[0].nbytes <= _SHORT_CHUNK_BYTES
 
 
 def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> torch.Tensor:
@@ -116,7 +172,10 @@ def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor) -> None:
     if lanes.in_order and size == target.numel():
         lanes.island_all_gather(result, target)
         return
-    everything = lanes.island_all_gather(result)
+    _put_in_order(lanes, lanes.island_all_gather(result), target)
+
+
+def _put_in_order(lanes: Lanes, everything: torch.Tensor, target: torch.Tensor) -> None:
     if lanes.in_order:
         copy(target, everything[: target.numel()])
         return
@@ -134,27 +193,37 @@ def _by_carrier(
     yield [lanes.carrier(slot).all_reduce(one, how.op) for slot, one in enumerate(results)]
 
 
+def _give(
+    lanes: Lanes, slot: int, tensor: torch.Tensor, only: int | None
+) -> tuple[list[torch.Tensor], Started]:
+    """Start to give a tensor to the lane's other nodes, or to one; each gives as much."""
+    nodes, gets = range(lanes.num_nodes), only in (None, lanes.node)
+    given = [tensor if node != lanes.node and only in (None, node) else None for node in nodes]
+    expected = [tensor.nbytes if node != lanes.node and gets else 0 for node in nodes]
+    return lanes.exchange(slot, given, expected)
+
+
 def _whole_chunks(
-    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+    lanes: Lanes,
+    how: Reduction,
+    chunks: list[torch.Tensor],
+    results: list[torch.Tensor],
+    only: int | None = None,
 ) -> Segment:
-    others = [node != lanes.node for node in range(lanes.num_nodes)]
-    exchanges = [
-        lanes.exchange(
-            slot,
-            [chunk if other else None for other in others],
-            [chunk.nbytes * other for other in others],
-        )
-        for slot, chunk in enumerate(chunks)
-    ]
+    """Give chunks to all nodes, or to the one that wants the result."""
+    exchanges = [_give(lanes, slot, chunk, only) for slot, chunk in enumerate(chunks)]
     yield [transfer for _, transfer in exchanges]
+    if only not in (None, lanes.node):
+        return
     for (rows, _), chunk, result in zip(exchanges, chunks, results, strict=True):
         rows[lanes.node] = chunk
         how.reduce(result, rows)
 
 
-def _shards(
+def _sum_shards(
     lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
-) -> Segment:
+) -> Generator[Sequence[Started], None, list[torch.Tensor]]:
+    """Give each node a shard of every chunk; return the results of this node's shards."""
     numel = -(-chunks[0].numel() // lanes.num_nodes)
     shards = [
         [chunk[first * numel :][:numel] for first in range(lanes.num_nodes)] for chunk in chunks
@@ -166,16 +235,33 @@ def _shards(
         expected = [0 if part is mine else mine.nbytes for part in parts]
         exchanges.append(lanes.exchange(slot, given, expected))
     yield [transfer for _, transfer in exchanges]
-    gathered, transfers = [], []
-    for slot, (rows, _) in enumerate(exchanges):
-        mine = rows[lanes.node] = shards[slot][lanes.node]
-        sums = torch.zeros(numel, dtype=results[slot].dtype)
-        how.reduce(sums[: mine.numel()], rows)
-        gathered.append(sums.new_empty(numel * lanes.num_nodes))
-        transfers.append(lanes.carrier(slot).all_gather(as_bytes(gathered[-1]), as_bytes(sums)))
-    yield transfers
+    sums = [result.new_zeros(numel) for result in results]
+    for (rows, _), parts, one in zip(exchanges, shards, sums, strict=True):
+        mine = rows[lanes.node] = parts[lanes.node]
+        how.reduce(one[: mine.numel()], rows)
+    return sums
+
+
+def _gather_shards(lanes: Lanes, sums: list[torch.Tensor], results: list[torch.Tensor]) -> Segment:
+    gathered = [one.new_empty(one.numel() * lanes.num_nodes) for one in sums]
+    yield [
+        lanes.carrier(slot).all_gather(as_bytes(whole), as_bytes(one))
+        for slot, (whole, one) in enumerate(zip(gathered, sums, strict=True))
+    ]
     for whole, result in zip(gathered, results, strict=True):
         copy(result, whole[: result.numel()])
+
+
+def _gather_shards_on(
+    lanes: Lanes, node: int, sums: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    exchanges = [_give(lanes, slot, one, node) for slot, one in enumerate(sums)]
+    yield [transfer for _, transfer in exchanges]
+    if lanes.node != node:
+        return
+    for (rows, _), one, result in zip(exchanges, sums, results, strict=True):
+        rows[node] = as_bytes(one)
+        copy(result, torch.cat(rows).view(result.dtype)[: result.numel()])
 
 
 def reduce_scatter(

@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm for a collective on a topology, and why: all candidates, priced or refused.
 
-Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order;
-that is not listed but proven, on a schedule of a few ranks.
+Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order, and
+over several nodes the sums of these in the order of the nodes; that is not listed but proven, on a
+schedule of a few ranks.
 """
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import accumulate
 from typing import Literal
 
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.builders.hierarchical import BETWEEN
 from fastcoll.model.checker import check
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.limits import least_us
-from fastcoll.model.regular import shifts_of, simulate_on_switch, simulate_regular
+from fastcoll.model.regular import ROOTLESS, shifts_of, simulate_on_switch, simulate_regular
 from fastcoll.model.schedule import REDUCTIONS, VERBS, Copy, Reduce, Schedule, moved
 from fastcoll.model.simulator import simulate
+from fastcoll.model.values import node_by_node
 from fastcoll.topology.cluster import Cluster
 
 _PIPELINED = ("chain", "double_binary_tree", "multimem")
 _SEGMENTS = (1, 4, 16, 64)
-_PROOF_RANKS = 6
-_MAX_TRANSFERS = 30_000  # of all ranks: a second or some
+# Four nodes of three: by two, trees and doubling would seem to add node by node.
+_PROOF_RANKS, _PROOF_LOCAL = 12, 3
+_MAX_TRANSFERS = 40_000  # of all ranks: some seconds
 _MAX_RANKS = 256
+_MAX_RANKS_OF_A_ROOT = 1024  # where no rank can stand for all
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,18 @@ class Comparison:
 
 
 @cache
-def adds_in_rank_order(verb: str, algorithm: str) -> bool:
-    """Return whether an algorithm adds 0 + 1 + ... + n-1, as proven for a few ranks."""
-    return check(build(verb, algorithm, _PROOF_RANKS)).rank_order
+def adds_in_order(verb: str, algorithm: str, local_size: int = _PROOF_RANKS) -> bool:
+    """Return whether an algorithm adds in rank order on each node and then in that of the nodes.
+
+    As proven for 12 ranks.
+
+    Args:
+        verb: A reduction.
+        algorithm: One of `algorithms_of(verb)`.
+        local_size: Ranks per node, which divide 12; all of them: rank order.
+    """
+    proof = check(build(verb, algorithm, _PROOF_RANKS, local_size=local_size))
+    return set(proof.orders.values()) == {node_by_node(_PROOF_RANKS // local_size, local_size)}
 
 
 def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
@@ -77,10 +91,8 @@ def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
     switch = on_one_switch(cluster, schedule.world_size)
     if switch and shifts_of(schedule):
         return simulate_on_switch(schedule, switch, size_bytes).time_us
-    steps = islice(schedule.program(0, 0), _MAX_TRANSFERS)
-    num_moves = sum(len(moved(step)) for step in steps if isinstance(step, Copy | Reduce))
-    num_transfers = num_moves * schedule.world_size * schedule.num_channels
-    if num_transfers <= _MAX_TRANSFERS and schedule.world_size <= _MAX_RANKS:
+    max_ranks = _MAX_RANKS if schedule.verb in ROOTLESS else _MAX_RANKS_OF_A_ROOT
+    if schedule.world_size <= max_ranks and _has_few_transfers(schedule):
         return simulate(schedule, cluster, size_bytes).time_us
     shifts = shifts_of(schedule, cluster.local_size)
     if shifts is None:
@@ -91,6 +103,16 @@ def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
             "are on other nodes"
         )
     return simulate_regular(schedule, cluster.under_one_leaf(), size_bytes, shifts).time_us
+
+
+def _has_few_transfers(schedule: Schedule) -> bool:
+    programs = (
+        schedule.program(rank, channel)
+        for rank in range(schedule.world_size)
+        for channel in range(schedule.num_channels)
+    )
+    moves = (len(moved(s)) for steps in programs for s in steps if isinstance(s, Copy | Reduce))
+    return all(total <= _MAX_TRANSFERS for total in accumulate(moves))
 
 
 def compare(
@@ -107,7 +129,7 @@ def compare(
         cluster: The topology.
         world_size: Ranks that take part: the first ones; whole nodes if there are several.
         size_bytes: The larger of what a rank gives and gets.
-        numerics: "same_bits" refuses reductions in any but rank order.
+        numerics: "same_bits" refuses reductions in any but rank order, over nodes node by node.
 
     Raises:
         UsageError: The ranks don't fit the topology.
@@ -130,16 +152,22 @@ def compare(
     candidates.sort(key=lambda c: (c.time_us is None, c.time_us or 0.0))
     if candidates[0].time_us is None:
         more = '; numerics="fast" admits more of them' if numerics == "same_bits" else ""
-        raise UsageError(f"no algorithm of {verb} could be priced: {candidates[0].reason}{more}")
+        reasons = [c.reason for c in candidates]
+        reason = next((r for r in reasons if r.startswith("not priced")), reasons[0])
+        raise UsageError(f"no algorithm of {verb} could be priced: {reason}{more}")
     least = least_us(verb, cluster, world_size, size_bytes)
     return Comparison(verb, world_size, size_bytes, candidates, least)
 
 
 def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numerics: str) -> str:
-    if verb in REDUCTIONS and numerics == "same_bits" and not adds_in_rank_order(verb, algorithm):
-        return 'does not add in rank order, as numerics="same_bits" asks for'
-    if algorithm.startswith("hierarchical") and world_size <= cluster.local_size:
+    one_node = world_size <= cluster.local_size
+    if algorithm in BETWEEN and one_node:
         return "there is one node only"
+    if verb in REDUCTIONS and numerics == "same_bits":
+        local_size = _PROOF_RANKS if one_node else _PROOF_LOCAL if cluster.local_size > 1 else 1
+        if not adds_in_order(verb, algorithm, local_size):
+            order = "in rank order" if one_node else "node by node"
+            return f'does not add {order}, as numerics="same_bits" asks for'
     if algorithm == "multimem" and (not cluster.machine.multicast or cluster.num_nodes > 1):
         return "no switch adds and multicasts for all ranks"
     return ""

@@ -21,6 +21,7 @@ from fastcoll.model.explain import Comparison
 from fastcoll.topology.cluster import Cluster
 
 _BETWEEN = ("hierarchical", "hierarchical_ring")
+_ORDERED = "hierarchical_direct"
 _MOVING = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
 
 
@@ -32,6 +33,7 @@ class Library:
         devices: Whose memory it works on.
         algorithms: By verb; a verb that is missing is none of its own.
         orders: Whether it adds in rank order on request.
+        over_nodes: What it has of these where ranks are on several nodes, None: all.
         call_us: Cost of a call on top of what moves, None if it is not known.
         source: Where `call_us` is from.
     """
@@ -42,6 +44,7 @@ class Library:
     orders: bool
     call_us: Mapping[str, float]
     source: str
+    over_nodes: tuple[str, ...] | None = None
 
 
 LIBRARIES = (
@@ -49,14 +52,15 @@ LIBRARIES = (
         "fastcoll",
         ("cpu", "gpu"),
         {
-            "all_reduce": ("one_shot", "two_shot", "ring", "chain", "hierarchical"),
-            "reduce_scatter": ("one_shot", "ring", "hierarchical"),
-            "reduce": ("one_shot", "hierarchical"),
+            "all_reduce": ("one_shot", "two_shot", "ring", "chain", *_BETWEEN, _ORDERED),
+            "reduce_scatter": ("one_shot", "ring", *_BETWEEN, _ORDERED),
+            "reduce": ("one_shot", "hierarchical", _ORDERED),
             **dict.fromkeys(_MOVING, ("direct", "hierarchical")),
         },
         orders=True,
         call_us={"cpu": 0.0},
         source="8 bytes take 0.2 us between 2 CPUs, no more than the wires do; no GPU measured yet",
+        over_nodes=(*_BETWEEN, _ORDERED),
     ),
     Library(
         "NCCL",
@@ -137,21 +141,23 @@ def offers(found: Comparison, fast: Comparison, cluster: Cluster) -> list[Offer]
         fast: The same with numerics="fast", for libraries that have an order of their own.
         cluster: Where.
     """
-    device = "gpu" if cluster.machine.ranks[0].startswith("gpu") else "cpu"
     same = found != fast
     made = [
         _offer(
-            library, found if library.orders else fast, device, tells=same and not library.orders
+            library, found if library.orders else fast, cluster, tells=same and not library.orders
         )
         for library in LIBRARIES
     ]
     return sorted(made, key=lambda one: (one.time_us is None, one.time_us or 0.0))
 
 
-def _offer(library: Library, found: Comparison, device: str, *, tells: bool) -> Offer:
+def _offer(library: Library, found: Comparison, cluster: Cluster, *, tells: bool) -> Offer:
+    device = "gpu" if cluster.machine.ranks[0].startswith("gpu") else "cpu"
     if device not in library.devices:
         return Offer(library.name, "", None, f"works on {' and '.join(library.devices)} tensors")
     names = library.algorithms[found.verb]
+    if library.over_nodes is not None and found.world_size > cluster.local_size:
+        names = tuple(name for name in names if name in library.over_nodes)
     able = [c for c in found.candidates if c.algorithm in names and c.time_us is not None]
     if not able:
         return Offer(library.name, "", None, f"none of {', '.join(names)} could be priced")

@@ -30,7 +30,8 @@ _ADDING = frozenset(
     )
 )
 _XORING = frozenset(("recursive_doubling", "recursive_halving", "rabenseifner"))
-_ROOTLESS = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))
+ROOTLESS = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))
+"""The verbs in which ranks can be alike."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def shifts_of(schedule: Schedule, local_size: int | None = None) -> Shifts | Non
         local_size: Ranks per node of a hierarchical schedule, which is not regular without.
     """
     name, n = schedule.algorithm, schedule.world_size
-    if schedule.verb not in _ROOTLESS:
+    if schedule.verb not in ROOTLESS:
         return None
     is_power = n & (n - 1) == 0
     if name in _ADDING:
@@ -73,7 +74,8 @@ def shifts_of(schedule: Schedule, local_size: int | None = None) -> Shifts | Non
     if local_size is None:
         return None
     num_nodes = n // local_size
-    if name == "hierarchical_ring" or (name, schedule.verb) == ("hierarchical", "all_to_all"):
+    adding = ("hierarchical_ring", "hierarchical_direct")
+    if name in adding or (name, schedule.verb) == ("hierarchical", "all_to_all"):
         return Shifts(local_size, num_nodes)
     if name == "hierarchical" and num_nodes & (num_nodes - 1) == 0:
         return Shifts(local_size, num_nodes, xor_nodes=True)

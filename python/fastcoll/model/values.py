@@ -51,3 +51,10 @@ def in_rank_order(value: Value) -> bool:
         value = value.parts[0]
     ranks.append(value.rank)
     return ranks == sorted(ranks, reverse=True)
+
+
+def node_by_node(num_nodes: int, local_size: int) -> str:
+    """Return the order "0 + 1 + (2 + 3) + (4 + 5)": within nodes, then over them."""
+    firsts = range(0, num_nodes * local_size, local_size)
+    sums = [" + ".join(map(str, range(first, first + local_size))) for first in firsts]
+    return " + ".join([sums[0], *(f"({s})" if local_size > 1 else s for s in sums[1:])])

@@ -6,7 +6,7 @@ modules of this package; which phases it has in `recipes`.
 """
 
 from fastcoll.errors import UsageError
-from fastcoll.model.builders.hierarchical import BETWEEN, RINGED, Grid, local_size_of, phases
+from fastcoll.model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
 from fastcoll.model.builders.recipes import RECIPES, Recipe
 from fastcoll.model.builders.team import Piece, Team
 from fastcoll.model.schedule import VERBS, Copy, Program, Schedule, Span
@@ -17,7 +17,7 @@ __all__ = ["algorithms_of", "build"]
 def algorithms_of(verb: str) -> list[str]:
     """Return the names of the algorithms that have a schedule for a verb."""
     flat = [name for of_verb, name in RECIPES if of_verb == verb]
-    return [*flat, *(name for name in BETWEEN if name == "hierarchical" or verb in RINGED)]
+    return [*flat, *(name for name, between in BETWEEN.items() if verb in between.verbs)]
 
 
 def build(
@@ -38,7 +38,7 @@ def build(
         root: Rank that gives in broadcast and scatter, and gets in reduce and gather.
         num_segments: Pieces of a chunk, or of the message where it isn't shared out, that are
             moved one after the other: pipelining for chain, double_binary_tree and multimem.
-        local_size: hierarchical: ranks per node; without it, what divides them most evenly.
+        local_size: hierarchical ones: ranks per node; without it, what divides them most evenly.
 
     Raises:
         UsageError: The verb or algorithm is unknown, or the sizes don't fit.
@@ -91,7 +91,7 @@ def _hierarchical(
 ) -> Schedule:
     def program(rank: int, channel: int) -> Program:
         del channel
-        by_place = verb == "all_reduce"
+        by_place = verb in ("all_reduce", "reduce")
         grid = Grid(world_size // local_size, local_size, 1, rank, root, by_place)
         yield from stage(verb, grid.everyone(), 1)
         yield from phases(verb, grid, BETWEEN[algorithm])

@@ -11,24 +11,33 @@ from typing import NamedTuple
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import direct, doubling, exchange, rings, trees
 from fastcoll.model.builders.team import Team
-from fastcoll.model.schedule import Program
+from fastcoll.model.schedule import VERBS, Program
 
 Phase = Callable[[Team], Program]
+_SHARED_OUT = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 class Between(NamedTuple):
-    """How the nodes' ranks of one place reduce and gather among themselves."""
+    """How the nodes' ranks of one place reduce and gather among themselves, in which verbs.
+
+    With `gather`, a reduce is shared out too, and the root gathers; else whole messages climb a
+    tree.
+    """
 
     reduce_scatter: Phase
     all_gather: Phase
+    verbs: tuple[str, ...]
+    gather: Phase | None = None
 
 
 BETWEEN = {
-    "hierarchical": Between(doubling.halving_reduce_scatter, doubling.doubling_all_gather),
-    "hierarchical_ring": Between(rings.reduce_scatter, rings.all_gather),
+    "hierarchical": Between(doubling.halving_reduce_scatter, doubling.doubling_all_gather, VERBS),
+    "hierarchical_ring": Between(rings.reduce_scatter, rings.all_gather, _SHARED_OUT),
+    # Adds the nodes' sums in the order of the nodes, which is what same_bits asks for over nodes.
+    "hierarchical_direct": Between(
+        direct.reduce_scatter, direct.all_gather, (*_SHARED_OUT, "reduce"), direct.gather
+    ),
 }
-RINGED = ("all_reduce", "reduce_scatter", "all_gather")
-"""The verbs for which the second one differs from the first."""
 
 
 class Grid(NamedTuple):
@@ -98,6 +107,8 @@ class Grid(NamedTuple):
 def phases(verb: str, grid: Grid, between: Between) -> Program:
     """Yield what `grid.rank` does between staging and delivery."""
     mates, twins = grid.mates(), grid.twins()
+    if verb == "reduce":
+        yield from _reduce(grid, between)
     if verb in ("all_reduce", "reduce_scatter"):
         yield from direct.reduce_scatter(mates)
         yield from between.reduce_scatter(twins)
@@ -108,10 +119,6 @@ def phases(verb: str, grid: Grid, between: Between) -> Program:
         if grid.at_roots_place:
             yield from trees.broadcast(grid.twins(whole=True))
         yield from direct.broadcast(grid.mates(whole=True))
-    if verb == "reduce":
-        yield from direct.reduce(grid.mates(whole=True))
-        if grid.at_roots_place:
-            yield from trees.reduce(grid.twins(whole=True))
     if verb == "gather":
         yield from direct.gather(grid.mates(of_node=True))
         if grid.at_roots_place:
@@ -123,6 +130,20 @@ def phases(verb: str, grid: Grid, between: Between) -> Program:
     if verb == "all_to_all":
         sizes = (grid.num_nodes, grid.local_size, grid.width)
         yield from exchange.hierarchical_all_to_all(grid.rank, *sizes)
+
+
+def _reduce(grid: Grid, between: Between) -> Program:
+    mates, twins = grid.mates(), grid.twins()
+    if between.gather:
+        yield from direct.reduce_scatter(mates)
+        yield from between.reduce_scatter(twins)
+        yield from between.gather(twins)
+        if twins.me == twins.root:
+            yield from direct.gather(mates)
+        return
+    yield from direct.reduce(grid.mates(whole=True))
+    if grid.at_roots_place:
+        yield from trees.reduce(grid.twins(whole=True))
 
 
 def local_size_of(world_size: int, local_size: int | None) -> int:
