@@ -275,6 +275,72 @@ def test_buckets_are_reduced_during_the_backward_pass(
     assert during == 0 if waits else during >= 5
 
 
+# ---- memory of DDP's buckets ---------------------------------------------------------------------
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory that processes share."""
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= address < last:
+            return "memfd:" in line
+    raise AssertionError("no such memory")
+
+
+def buckets(rank: Rank, disable: str | None) -> tuple[set[bool], float]:
+    """Train a little; return where the buckets lie, and a gradient."""
+    places = set()
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        places.add(is_shared(bucket.buffer()))
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0])
+
+    kept = os.environ["DDP_DISABLE_COMM_MEM"]  # by making the group
+    if disable is not None:
+        os.environ["DDP_DISABLE_COMM_MEM"] = disable
+    try:
+        layers = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+        model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.01)  # type: ignore[arg-type]
+        model.register_comm_hook(None, reduce)
+        for _ in range(3):  # after the first, the buckets are made anew
+            model.zero_grad()
+            model(torch.full((4, 300), rank.rank + 1.0)).sum().backward()
+    finally:
+        os.environ["DDP_DISABLE_COMM_MEM"] = kept
+    assert layers[1].bias.grad is not None
+    return places, layers[1].bias.grad[0].item()
+
+
+@pytest.mark.parametrize(("disable", "shared"), [(None, {True}), ("1", {False})])
+def test_buckets_lie_where_all_ranks_reach_them(
+    compiled_pools: Callable[[int], Pool], disable: str | None, shared: set[bool]
+) -> None:
+    rows = compiled_pools(2).run(on_backend, "fastcoll", buckets, disable)
+    assert rows == [(shared, 8.0)] * 2
+
+
+def lent(rank: Rank) -> list[bool]:
+    """As FSDP2 asks for what it communicates from (set_allocate_memory_from_process_group)."""
+    group, cpu = dist.group.WORLD, torch.device("cpu")
+    assert group is not None
+    backend = group._get_backend(cpu)
+    tensors = [backend.allocate_tensor(9, dtype=dtype, device=cpu) for dtype in DTYPES]
+    assert [(tensor.numel(), tensor.dtype) for tensor in tensors] == [(9, d) for d in DTYPES]
+    return [backend.supports_tensor_alloc(cpu), *map(is_shared, tensors)]
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.complex32)
+
+
+def test_memory_is_lent(compiled_pools: Callable[[int], Pool]) -> None:
+    """What fastcoll does not know is plain."""
+    rows = compiled_pools(2).run(on_backend, "fastcoll", lent)
+    assert rows == [[True, True, True, False]] * 2
+
+
 # ---- without it ----------------------------------------------------------------------------------
 
 

@@ -64,6 +64,21 @@ class FastcollBackend final : public c10d::Backend {
     queue_.join();
   }
 
+  // ---- DDP's buckets ----
+
+  // On CPUs, whose devices have no index.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override { return index < 0; }
+
+  // A symmetric tensor: the ranks reduce it where it lies. Collective, as making buckets is.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+    if (!dtype_of(dtype)) return at::empty({size}, options);
+    const py::gil_scoped_acquire gil;
+    return group_.attr("communicator")
+        .attr("empty")(size, py::arg("dtype") = dtype)
+        .cast<at::Tensor>();
+  }
+
   // ---- verbs that may run here ----
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {

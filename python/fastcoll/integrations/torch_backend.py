@@ -5,10 +5,12 @@ Decides how a group comes to be when torch asks for one. `import fastcoll` regis
 `init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know what the groups do.
 """
 
+import os
 from datetime import timedelta
 from functools import wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +40,17 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
         return ProfiledProcessGroup(comm, opts.store)
     group = FastcollProcessGroup(comm, opts.store)
     backend: dist.Backend = compiled.FastcollBackend(group, comm, rank, world_size)
+    _lend_memory_to_ddp()
     return backend
+
+
+def _lend_memory_to_ddp() -> None:
+    """Let DDP's buckets be symmetric tensors: torch asks the backend for them only if told so.
+
+    Not where there are GPUs: NCCL would be asked, too, and that is not for fastcoll to decide.
+    """
+    if torch.cuda.device_count() == 0:
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 
 def register() -> None:
