@@ -240,6 +240,22 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
             )
 
 
+def _suite_verdicts(folder: Path) -> Iterator[Verdict]:
+    for backend in ("compiled", "python"):
+        what = f"PyTorch's own cases that pass on Gloo, {backend}"
+        suite = _load(folder, f"torch-suite-{backend}")
+        if suite is None:
+            yield Verdict(what, "all pass", "not measured", None)
+            continue
+        worlds = suite["worlds"]
+        lost = [name for world in worlds.values() for name in world["lost"]]
+        passed = ", ".join(
+            f"{world['fastcoll']['passed']} ({world['gloo']['passed']} on Gloo) of {ranks} ranks"
+            for ranks, world in worlds.items()
+        )
+        yield Verdict(what, "all pass", f"{len(lost)} lost; passed: {passed}", not lost)
+
+
 def verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield how every goal stands."""
     for goal in GOALS:
@@ -247,6 +263,7 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
     yield from _core_verdicts(folder)
     yield from _list_verdicts(folder)
     yield from _torch_verdicts(folder)
+    yield from _suite_verdicts(folder)
     yield from _node_verdicts(folder)
     yield from _choice_verdicts(folder)
     demo = _load(folder, "demo-25M")

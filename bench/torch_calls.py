@@ -9,7 +9,7 @@ for DDP of what its communication adds to a step, medians of steps with and with
 Whatever the backend, DDP copies all gradients into its buckets and back. With 25 million of them
 that is no small part, so a step that copies and does not communicate is the other one there, and a
 row of its own has both.
-The networks are those of `fastcoll demo`. Two to three minutes. Nothing else should run meanwhile.
+The networks are those of `fastcoll demo`. Four minutes. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
     dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
     slow = 10 if backend == "gloo" else 1
-    added_us, communication_us = ddp_step_us(25_000_000, 5)
+    added_us, communication_us = ddp_step_us(25_000_000, 15)
     rows = {
         "all_reduce, 8 B": best_us(lambda: dist.all_reduce(small), 1000 // slow),
         "all_reduce, 8 B, async_op and wait": best_us(
