@@ -193,6 +193,11 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
 )
 
 
+def let_ddp_borrow() -> None:
+    """Let DDP ask its backend for the memory of its buckets, unless the user has said whether."""
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+
+
 def cache_dir() -> Path:
     """Return where what is compiled at first use is kept."""
     if CACHE_DIR.is_set():

@@ -5,7 +5,6 @@ Decides how a group comes to be when torch asks for one. `import fastcoll` regis
 `init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know what the groups do.
 """
 
-import os
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from fastcoll import env
 from fastcoll.communicator import Communicator
 from fastcoll.groups import adopt
 from fastcoll.integrations import c10d_build
@@ -50,7 +50,7 @@ def _lend_memory_to_ddp() -> None:
     Not where there are GPUs: NCCL would be asked, too, and that is not for fastcoll to decide.
     """
     if torch.cuda.device_count() == 0:
-        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+        env.let_ddp_borrow()
 
 
 def register() -> None:
