@@ -113,6 +113,21 @@ def test_the_reasons_name_every_candidate() -> None:
     assert "us" in reasons["one_shot"]
 
 
+def test_the_root_of_a_large_reduce_is_helped() -> None:
+    """Of bench/results: one_shot to a segment, where the others stage; from 512 KiB on two_shot."""
+    for num_bytes in (32 << 10, 128 << 10):
+        assert reduced_by(num_bytes) == "one_shot"
+    for num_bytes in (512 << 10, 2 << 20, 16 << 20):
+        assert reduced_by(num_bytes) == "two_shot"
+
+
+def reduced_by(num_bytes: int) -> str:
+    request = Request(
+        *(Verb.reduce, DType.float32, Op.SUM, num_bytes // 4, 0, 2, "auto", "same_bits", 2)
+    )
+    return select(request, algorithms.ALL).plan.algorithm.name
+
+
 def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options: Any) -> str:
     request = Request(
         *(verb, DType.uint8, Op.SUM, num_bytes, 0, world, "auto", "same_bits", 2),
