@@ -258,6 +258,8 @@ class Simulation:
         flow.stamp = -1
         for link in flow.usage:
             del self.flows_of[link][flow]
+            if not self.flows_of[link]:
+                del self.flows_of[link]  # an empty dict remembers how large it was
         self.dirty.update(flow.usage)
         stream = flow.stream
         stream.num_flows -= 1
@@ -273,7 +275,7 @@ class Simulation:
         """Set the rates of all flows that something changed for."""
         while self.dirty:
             link = self.dirty.pop()
-            if not self.flows_of[link]:
+            if link not in self.flows_of:
                 continue
             together = self._sharing_with(link)
             if len(together) == 1:
@@ -293,9 +295,12 @@ class Simulation:
     def _sharing_with(self, link: Link) -> list[Flow]:
         """Return the flows over a link, those that they share other links with, and so on."""
         found = dict.fromkeys(self.flows_of[link])
-        todo = list(found)
+        todo, seen = list(found), {link}
         while todo:
             for other in todo.pop().usage:
+                if other in seen:
+                    continue
+                seen.add(other)
                 for flow in self.flows_of[other]:
                     if flow not in found:
                         found[flow] = None
