@@ -5,6 +5,8 @@ Decides how a refusal is worded: the file, the path in it, what is wrong and wha
 """
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,25 @@ def read_json(path: Path) -> Any:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON")
+
+
+def worst_fault(document: Any, schema_path: Path) -> Exception | None:
+    """Return the jsonschema.ValidationError that says best why a document is not what it should be.
+
+    The schema is read, and itself checked, once.
+    """
+    return _finder(schema_path)(document)
+
+
+@cache
+def _finder(schema_path: Path) -> Callable[[Any], Exception | None]:
+    import jsonschema  # here: fastcoll itself needs torch and numpy alone
+
+    schema = json.loads(schema_path.read_text())
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    faults = validator(schema).iter_errors
+    return lambda document: jsonschema.exceptions.best_match(faults(document))
 
 
 def check(document: object, schema: dict[str, Any], path: str) -> None:

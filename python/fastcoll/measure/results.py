@@ -9,10 +9,10 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fastcoll.documents import worst_fault
 from fastcoll.measure.busbw import algbw_gbps, busbw_gbps
 from fastcoll.measure.machine import (
     load_average,
@@ -129,12 +129,6 @@ def bench_document(record: BenchRecord, origin: Json) -> Json:
     return {"kind": "bench", **origin, **asdict(record)}
 
 
-@cache
-def _schema() -> Json:
-    schema: Json = json.loads(_SCHEMA_PATH.read_text())
-    return schema
-
-
 def validate(document: Json) -> None:
     """Check a document against the schema.
 
@@ -142,9 +136,9 @@ def validate(document: Json) -> None:
         jsonschema.ValidationError: it does not fit.
     """
     # Through JSON and back, so that what is checked is what a reader of the file will see.
-    import jsonschema  # here: machines with GPUs may have none, and measure all the same
-
-    jsonschema.validate(json.loads(json.dumps(document)), _schema())
+    fault = worst_fault(json.loads(json.dumps(document)), _SCHEMA_PATH)
+    if fault is not None:
+        raise fault
 
 
 def write(document: Json, path: Path) -> None:

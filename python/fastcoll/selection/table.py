@@ -12,12 +12,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastcoll.costs import Costs
-from fastcoll.documents import read_json
+from fastcoll.documents import read_json, worst_fault
 from fastcoll.errors import UsageError
 from fastcoll.types import REDUCTIONS, Request, nccl_adds
 
@@ -134,25 +133,16 @@ def _between(points: list[tuple[int, _Times]], size_bytes: int) -> _Times | None
     return time_us, low_us, high_us
 
 
-@cache
-def _schema() -> Json:
-    schema: Json = json.loads(_SCHEMA_PATH.read_text())
-    return schema
-
-
 def validate(document: object) -> None:
     """Check a table against its schema.
 
     Raises:
         UsageError: It does not fit; the text says where.
     """
-    import jsonschema  # here: fastcoll itself needs torch and numpy alone
-
-    try:
-        jsonschema.validate(document, _schema())
-    except jsonschema.ValidationError as error:
-        where = error.json_path.replace("$", "", 1) or "the whole file"
-        raise UsageError(f"{where}: {error.message[:200]}") from None
+    fault: Any = worst_fault(document, _SCHEMA_PATH)
+    if fault is not None:
+        where = fault.json_path.replace("$", "", 1) or "the whole file"
+        raise UsageError(f"{where}: {fault.message[:200]}")
 
 
 def read_table(path: Path, identity: Mapping[str, object]) -> TuningTable:
