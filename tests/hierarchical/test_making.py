@@ -3,10 +3,13 @@
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
@@ -65,3 +68,79 @@ def test_a_node_that_does_not_come_is_named_at_the_limit(fresh_pool: FreshPool, 
         assert one.kind == "CollectiveTimeout", one
         assert one.ranks == (2,), one
         assert "node 1" in one.text
+
+
+def dawdle(rank: Rank, victim: int, slow: int, before: str, limit_s: float) -> tuple[Attempt, bool]:
+    """One rank fails; another one is slow on its way into a lane of which the victim is none.
+
+    Returns:
+        What came of the call, and whether this rank's lane was made.
+    """
+    from fastcoll.hierarchical import carriers, making
+
+    usual, made = carriers.CARRIERS["gloo"], []
+
+    def gloo(*args: Any) -> Any:
+        if rank.rank == slow and before == "connecting":
+            time.sleep(1)  # a verdict is known by then
+        made.append(usual(*args))
+        return made[0]
+
+    def make_lane(*args: Any) -> Any:
+        if rank.rank == victim:
+            time.sleep(0.2)
+            raise ValueError("the test says so")
+        if rank.rank == slow and before == "coming":
+            time.sleep(1)
+        return carriers.make_lane(*args)
+
+    carriers.CARRIERS["gloo"], making.make_lane = gloo, make_lane  # type: ignore[assignment]
+    try:
+        return attempt(rank.comm.new_group, timeout_s=limit_s), bool(made)
+    finally:
+        carriers.CARRIERS["gloo"], making.make_lane = usual, carriers.make_lane
+
+
+@pytest.mark.parametrize("before", ["coming", "connecting"])
+@pytest.mark.parametrize("slow", [0, 2])
+def test_ranks_of_a_lane_connect_together_or_not_at_all(
+    fresh_pool: FreshPool, slow: int, before: str
+) -> None:
+    """Else Gloo, which hears of nothing, would wait for a rank that heard of an error and left."""
+    outcomes = fresh_pool(4, Setup(nodes="aabb")).run(dawdle, 3, slow, before, LIMIT_S)
+    for one, _ in outcomes[:3]:
+        assert (one.kind, one.ranks) == ("PeerLostError", (3,)), one
+        assert one.seconds < LATE_S, one
+    assert [made for _, made in outcomes] == [before == "connecting", False] * 2, outcomes
+
+
+def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
+    """Gloo waits five times its limit for a rank that said where it is, and never came."""
+    from fastcoll.bootstrap.deadline import Deadline
+    from fastcoll.hierarchical.patient_store import PatientStore
+    from fastcoll.hierarchical.torch_carrier import gloo
+
+    limit_s = 0.5
+    shared = HashStore()
+
+    class Leaves(PatientStore):
+        def wait(self, *_: Any) -> None:
+            raise RuntimeError("the test says so")
+
+    came = threading.Event()
+    here = shared, "lane", Deadline(LATE_S), came.set, (0, 1)
+    seconds = []
+
+    def wait() -> None:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="onnect"):
+            gloo(PatientStore(*here), 0, 2, limit_s)
+        seconds.append(time.monotonic() - start)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert came.wait(LATE_S)
+    with pytest.raises(RuntimeError, match="the test says so"):
+        gloo(Leaves(*here), 1, 2, limit_s)
+    waiting.join()
+    assert limit_s <= seconds[0] < 3 * limit_s

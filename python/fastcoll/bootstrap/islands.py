@@ -50,6 +50,10 @@ class Islands:
         """Return the lanes that a rank serves; the first is its own."""
         return list(range(local_rank, self.num_lanes, len(self.nodes[node])))
 
+    def ranks_of(self, lane: int) -> list[int]:
+        """Return the ranks that serve a lane, one of each node."""
+        return [ranks[lane % len(ranks)] for ranks in self.nodes]
+
     def lane_of_slot(self, node: int, local_rank: int, slot: int) -> int | None:
         """Return a lane that a rank serves by its number among them, None if there is none."""
         lane = local_rank + slot * len(self.nodes[node])

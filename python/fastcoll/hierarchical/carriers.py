@@ -4,11 +4,10 @@
 Decides which carrier a name means. Must not know what one is asked to do.
 """
 
-from torch.distributed import Store
-
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.hierarchical import mpi_carrier, torch_carrier
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier
+from fastcoll.hierarchical.patient_store import PatientStore
 
 CARRIERS: dict[str, MakeCarrier] = {"gloo": torch_carrier.gloo, "mpi": mpi_carrier.mpi}
 
@@ -34,16 +33,15 @@ def maker_of(name: str) -> MakeCarrier:
     return make
 
 
-def make_lane(
-    make: MakeCarrier, store: Store, node: int, num_nodes: int, limit_s: float
-) -> Carrier:
-    """Make one lane. Collective over it.
+def make_lane(make: MakeCarrier, store: PatientStore, node: int, num_nodes: int) -> Carrier:
+    """Make one lane. Collective over it, the ranks of `store`.
 
     Raises:
         CollectiveTimeout: A rank of the lane did not come.
     """
     try:
-        return make(store, node, num_nodes, limit_s)
+        store.meet()
+        return make(store, node, num_nodes, store.deadline.left_s())
     except RuntimeError as error:
         if isinstance(error, FastcollError):
             raise

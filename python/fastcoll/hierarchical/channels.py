@@ -239,9 +239,10 @@ class Channel(Uncounted):
             if self._sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}"
-            store = PatientStore(ends.store, name, left_s, self._check)
+            store = PatientStore(ends.store, name, deadline, self._check, (source, target))
             try:
-                self._carrier = ends.make(store, int(not self._sends), 2, left_s)
+                store.meet()
+                self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())
             except RuntimeError as error:
                 self._check()  # torch may have wrapped what ended the wait
                 if isinstance(error, UsageError):

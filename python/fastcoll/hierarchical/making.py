@@ -9,6 +9,7 @@ import time
 
 from torch.distributed import Store
 
+from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.calls import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
@@ -81,13 +82,14 @@ def make_lanes(
     islands = seat.islands
     node, local_rank = islands.places[seat.rank]
     look = _Look(board, seat, island)
+    deadline = Deadline(limit_s)
     try:
         own.set(f"come/{seat.rank}", "")
         lanes = []
         for lane in islands.lanes_of(node, local_rank):
-            store = PatientStore(own, f"lane{lane}", limit_s, look)
+            store = PatientStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
             try:
-                lanes.append(make_lane(make, store, node, islands.num_nodes, limit_s))
+                lanes.append(make_lane(make, store, node, islands.num_nodes))
             except CollectiveTimeout as error:
                 look.now()  # torch may have wrapped what ended the wait
                 raise _late(own, seat, lane, error) from error
@@ -103,9 +105,9 @@ def make_lanes(
 
 def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
     """Return an error that names who did not come; if all began to, the others of the lane."""
-    places, nodes = seat.islands.places, seat.islands.nodes
+    places = seat.islands.places
     missing = [rank for rank in places if not own.check([f"come/{rank}"])]
     if not missing:
-        missing = [ranks[lane % len(ranks)] for ranks in nodes if seat.rank not in ranks]
+        missing = [rank for rank in seat.islands.ranks_of(lane) if rank != seat.rank]
     there = seat.islands.describe(sorted({places[rank][0] for rank in missing}))
     return CollectiveTimeout(f"{error}: no answer from ranks {missing}, of {there}", missing)

@@ -183,7 +183,7 @@ def hand_over(lanes: Lanes, slot: int, asked: Asked, content: torch.Tensor) -> P
     )
     packets[lanes.node] = packet
     _, lane = lanes.lanes()[slot]
-    return Packets([ranks[lane % len(ranks)] for ranks in lanes.islands.nodes], packets, transfer)
+    return Packets(lanes.islands.ranks_of(lane), packets, transfer)
 
 
 def _bytes_of(asked: Asked) -> torch.Tensor:

@@ -309,7 +309,7 @@ def _require(rows: Sequence[dict[str, str]], lanes: Lanes) -> None:
     """Raise UnsupportedError, on all ranks alike, if NCCL can't carry between these GPUs."""
     islands, most = lanes.islands, 1
     for lane in range(islands.num_lanes):
-        uuids = [rows[ranks[lane % len(ranks)]]["uuid"] for ranks in islands.nodes]
+        uuids = [rows[rank]["uuid"] for rank in islands.ranks_of(lane)]
         most = max(most, *map(uuids.count, uuids))
     if problem := gpu.nccl_problem([row["nccl"] for row in rows], most):
         raise UnsupportedError(

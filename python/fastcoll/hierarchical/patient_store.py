@@ -6,26 +6,63 @@ this one asks again and again.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1e-3, 0.05
+_GO, _STOP = b"go", b"stop"
 
 
 class PatientStore(Store):
-    """What Gloo and MPI's lanes ask of a store, on another one."""
+    """What Gloo and MPI's lanes ask of a store, on another one.
 
-    def __init__(self, store: Store, prefix: str, limit_s: float, look: Callable[[], None]) -> None:
-        """Stand for a part of `store`; `look` raises what ends a wait."""
+    A carrier's connecting can't be ended, so ranks do it together or not at all: see `meet`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        deadline: Deadline,
+        look: Callable[[], None],
+        ranks: Iterable[int],
+    ) -> None:
+        """Stand for a part of `store` that `ranks` use; `look` raises what ends a wait."""
         super().__init__()
+        self.deadline = deadline
         self._look = look
+        self._ranks = frozenset(ranks)
         self._under = PrefixStore(prefix, store)
-        self._limit_s = limit_s
+        self._all_go = False
+
+    def meet(self) -> None:
+        """Wait until all ranks are here; after that only the loss of one of them ends a wait.
+
+        Whether all go on is decided once, by the first to know: the last one to come, or one who
+        hears why it is to leave.
+        """
+        try:
+            if self._under.add("here", 1) == len(self._ranks):
+                fate = self._decide(_GO)
+            else:
+                self.wait(["fate"])
+                fate = self._under.get("fate")
+        except RuntimeError:
+            if self._decide(_STOP) == _STOP:
+                raise
+            fate = _GO
+        if fate == _STOP:
+            self.wait(["the reason, which whoever stopped tells"])
+        self._all_go = True
+
+    def _decide(self, fate: bytes) -> bytes:
+        return self._under.compare_set("fate", "", fate.decode())
 
     def set(self, key: str, value: Any) -> None:
         """Write something."""
@@ -45,12 +82,20 @@ class PatientStore(Store):
         return self._under.add(key, value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of them were written."""
-        deadline = Deadline(self._limit_s if timeout is None else timeout.total_seconds())
+        """Wait until all of them were written, or the deadline has passed."""
+        del timeout  # Gloo's own
         pause_s = _FIRST_PAUSE_S
         while not self.check(keys):
-            self._look()
-            if deadline.passed():
-                raise RuntimeError(f"nobody wrote {keys} within {deadline.limit_s:g} s")
+            try:
+                self._look()
+            except FastcollError as error:
+                if not self._all_go or self._loses_a_rank(error):
+                    raise
+            if self.deadline.passed():
+                raise RuntimeError(f"nobody wrote {keys} within {self.deadline.limit_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _loses_a_rank(self, error: FastcollError) -> bool:
+        lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
+        return not self._ranks.isdisjoint(lost)

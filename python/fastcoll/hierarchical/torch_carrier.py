@@ -102,7 +102,8 @@ def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
     """Make a lane of Gloo; see `MakeCarrier`."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices, options._threads = _gloo_devices(os.getpid()), 2
-    options._timeout = timedelta(seconds=limit_s)
+    # Five times this long it waits for a connection, and asks nobody.
+    options._timeout = max(timedelta(seconds=limit_s) / 5, timedelta(milliseconds=1))
     group = dist.ProcessGroupGloo(store, node, num_nodes, options)
     return TorchCarrier(group, _GLOO_SUMS, takes_less=True)
 
