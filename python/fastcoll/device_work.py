@@ -16,7 +16,7 @@ from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.memory.array import Array, ArrayView
 from fastcoll.memory.foreign import stream_of
 from fastcoll.pairs import Transfer
-from fastcoll.work import Work
+from fastcoll.work import Work, limit_of_wait
 
 _POLL_S = 0.0002
 
@@ -87,7 +87,7 @@ class DeviceWork(Work):
         """Let the current stream wait for the call.
 
         Args:
-            timeout: Seconds for which the program itself waits; None or 0 do not wait.
+            timeout: Seconds for which the program itself waits; None, 0 or less do not wait.
 
         Returns:
             True.
@@ -96,12 +96,11 @@ class DeviceWork(Work):
             FastcollError: What broke the group, if that is known already.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
-        end = time.monotonic() + (timeout or 0)
-        while timeout and not self.is_completed():
+        limit_s = limit_of_wait(timeout)
+        end = time.monotonic() + (limit_s or 0)
+        while limit_s and not self.is_completed():
             if time.monotonic() > end:
-                raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
+                raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
             self._group.check()
             time.sleep(_POLL_S)
         torch.cuda.current_stream(self._group.device).wait_event(self._event)

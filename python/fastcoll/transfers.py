@@ -19,7 +19,7 @@ from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.memory.array import Array, copy_back, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
-from fastcoll.work import Work, run_in_pool
+from fastcoll.work import Work, limit_of_wait, run_in_pool
 
 _lock = threading.Lock()  # of the futures
 LONG_S = 0.1  # a wait between nodes that takes longer is told there
@@ -33,10 +33,9 @@ class TransferWork(_C.TransferWork):
     _future: torch.futures.Future[Any]
 
     def _wait(self, timeout: float | timedelta | None = None) -> bool:
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
-        if not self._wait_for(timeout or 0):
-            raise CollectiveTimeout(f"the transfer is not complete after {timeout:g} s; it goes on")
+        limit_s = limit_of_wait(timeout)
+        if not self._wait_for(limit_s or 0):
+            raise CollectiveTimeout(f"the transfer is not complete after {limit_s:g} s; it goes on")
         return True
 
     def withdraw(self) -> bool:
@@ -149,7 +148,7 @@ class TransferBetween(Work):
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `Work.wait`."""
-        if not timeout and not self._done.wait(LONG_S):
+        if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
             with self._on_long_wait():
                 return super().wait()
         return super().wait(timeout)

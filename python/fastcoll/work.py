@@ -70,6 +70,13 @@ def run_in_pool(task: Callable[..., object], *args: object) -> None:
         raise FastcollError(f"no thread for an asynchronous call: {error}") from error
 
 
+def limit_of_wait(timeout: float | timedelta | None) -> float | None:
+    """Return the limit of a wait in seconds; as for torch, 0 and less are none."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    return timeout if timeout is not None and timeout > 0 else None
+
+
 class Work:
     """A call that was started with `async_op=True`."""
 
@@ -85,7 +92,7 @@ class Work:
         """Wait until the call is complete.
 
         Args:
-            timeout: Seconds to wait here; None or 0 wait as long as the call itself may take.
+            timeout: Seconds to wait here; None, 0 or less wait as long as the call itself may take.
 
         Returns:
             True.
@@ -94,10 +101,9 @@ class Work:
             FastcollError: What the call raised.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
-        if not self._done.wait(timeout or None):
-            raise CollectiveTimeout(f"the call is not complete after {timeout:g} s; it goes on")
+        limit_s = limit_of_wait(timeout)
+        if not self._done.wait(limit_s):
+            raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
         if self._error is not None:
             raise self._error
         return True

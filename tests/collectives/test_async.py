@@ -196,6 +196,28 @@ def test_closing_completes_what_was_queued(pools: Pools) -> None:
     assert pools(2).run(close_with_pending) == [32.0, 32.0]
 
 
+def wait_for_no_time(rank: Rank, limit: Any, what: str) -> bool:
+    """Rank 0 waits for what is not complete, and begins to before rank 1 comes."""
+    import fastcoll
+
+    if rank.rank == 1:
+        rank.wait_for("waiting")
+        time.sleep(0.1)
+    if what == "call":
+        work = fastcoll.all_reduce(torch.ones(2), async_op=True)
+    else:
+        work = (fastcoll.isend, fastcoll.irecv)[rank.rank](torch.ones(2), 1 - rank.rank)
+    if rank.rank == 0:
+        rank.tell("waiting")
+    return bool(work.wait(limit))
+
+
+@pytest.mark.parametrize("what", ["call", "transfer"])
+@pytest.mark.parametrize("limit", [None, 0, -1, timedelta(seconds=-1)])
+def test_no_time_is_no_limit(pools: Pools, limit: Any, what: str) -> None:
+    assert pools(2).run(wait_for_no_time, limit, what) == [True, True]
+
+
 def fail(rank: Rank) -> dict[str, Any]:
     import fastcoll
 

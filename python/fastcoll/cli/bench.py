@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fastcoll import env
+from fastcoll import algorithms, env, scheduled
 from fastcoll.cli.console import (
     complain,
     make_console,
@@ -81,6 +81,17 @@ def _choice(text: str, choices: tuple[str, ...], option: str) -> str:
             f"{text!r} is not one of {', '.join(choices)}", param_hint=f"--{option}"
         )
     return text.lower()
+
+
+def _algorithm(name: str) -> str:
+    """Return an algorithm's name; whether it suits the call its ranks know."""
+    names = ("auto", *(one.name for one in algorithms.ALL))
+    if name in names or name.startswith(scheduled.PREFIX):
+        return name
+    raise typer.BadParameter(
+        f"{name!r} is not one of {', '.join(names)} or {scheduled.PREFIX}NAME",
+        param_hint="--algorithm",
+    )
 
 
 def bench(
@@ -149,8 +160,8 @@ def bench(
         device=device.value,
         level=level.value,
         symmetric=symmetric,
-        algorithm=algorithm,
-        numerics=numerics,
+        algorithm=_algorithm(algorithm),
+        numerics=numerics and _choice(numerics, ("same_bits", "fast"), "numerics"),
         pin=pin,
         mpi_dir=mpi_dir or mpi.default_mpi_dir(),
         budget=Budget(window_us=window_us, num_rounds=rounds),

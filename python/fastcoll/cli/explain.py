@@ -11,12 +11,12 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table
 
-from fastcoll import algorithms, env, tuning
+from fastcoll import _C, algorithms, env, tuning
 from fastcoll.cli.bench import Device
 from fastcoll.cli.console import make_console
 from fastcoll.cli.probes import try_peer
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
-from fastcoll.errors import UsageError
+from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.measure.busbw import VERBS as MEASURED
 from fastcoll.measure.busbw import busbw_gbps
 from fastcoll.measure.pattern import make_cell
@@ -103,6 +103,11 @@ def _explain_here(
 ) -> None:
     if verb not in VERBS:
         raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+    if world_size > _C.K_MAX_WORLD:
+        raise UnsupportedError(
+            f"{world_size} ranks: a group has at most {_C.K_MAX_WORLD} on one machine; "
+            "--topology and --network tell of more machines"
+        )
     tuned = tuning.find()
     cell = make_cell(verb, "float32", "sum", size_bytes, world_size)
     asked = cast(SingleCopy, env.SINGLE_COPY.get())

@@ -21,6 +21,7 @@ from fastcoll.transfers import (
     TransferWork,
     post,
 )
+from fastcoll.work import limit_of_wait
 
 _Timeout = float | timedelta | None
 
@@ -79,7 +80,7 @@ class IslandTransfers(Transfers):
     ) -> bool:
         """Wait for one of them; if that takes long, tell the group, and listen to it."""
         try:
-            if timeout or transfer.peer == ANY or work._wait_for(LONG_S):
+            if limit_of_wait(timeout) or transfer.peer == ANY or work._wait_for(LONG_S):
                 return wait(timeout)
             with self._waits.told(self.ranks[transfer.peer], transfer.sends):
                 while not work._wait_for(LONG_S):
