@@ -127,7 +127,7 @@ def disturb(pool: Pool, stop: threading.Event, longest_s: float) -> Callable[[],
     return end
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_that_are_stopped_and_continued(pools: Pools, world: int) -> None:
     pool = pools(world)
     end = disturb(pool, threading.Event(), 0.03)

@@ -84,7 +84,7 @@ def fuzz(pools: Pools, world: int, examples: int, fixed: bool) -> None:
     run()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_random_sequences(pools: Pools, world: int) -> None:
     fuzz(pools, world, 60, fixed=True)
 
@@ -141,7 +141,9 @@ def without_pause(rank: Rank, rounds: int, seed: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("world", "rounds"), [(2, 30_000), (4, 8000), (8, 600)])
+@pytest.mark.parametrize(
+    ("world", "rounds"), [pytest.param(2, 30_000, marks=pytest.mark.slow), (4, 8000), (8, 600)]
+)
 def test_no_pause_between_calls(pools: Pools, world: int, rounds: int) -> None:
     assert pools(world).run(without_pause, rounds, world) == [""] * world
 

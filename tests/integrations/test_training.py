@@ -423,7 +423,7 @@ def redistributed(rank: Rank) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_tensors_are_laid_out_as_on_gloo(bare_pools: Any, world: int) -> None:
     ours = bare_pools(world).run(on_backend, "fastcoll", redistributed)
     assert same(ours, bare_pools(world).run(on_backend, "gloo", redistributed))

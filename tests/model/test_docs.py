@@ -86,12 +86,14 @@ def test_a_page_shows_what_its_programs_and_commands_print(page: Path) -> None:
     assert wrong_commands(text) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_whole_program_of_a_page_runs(program: str, tmp_path: Path) -> None:
     done = run_as_told(program, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_computes_something_else_fails(tmp_path: Path) -> None:
     """The negative control."""
     [star] = whole_programs((DOCS / "schedules.md").read_text())
@@ -131,6 +133,7 @@ def wrong_rows(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_of_builders_is_true() -> None:
     text = (DOCS / "schedules.md").read_text()
     assert wrong_rows(text) == []

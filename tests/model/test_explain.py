@@ -74,6 +74,7 @@ def test_nothing_beats_the_limit(machine: str, verb: str) -> None:
         assert found.best.time_us >= found.least_us > 0
 
 
+@pytest.mark.slow
 def test_nothing_beats_the_limit_between_nodes() -> None:
     two_nodes = Cluster(load_machine("hgx-h100"), 2, load_network("ndr-rail"))
     for verb in VERBS:
@@ -98,6 +99,7 @@ def test_large_worlds_are_priced_by_one_rank() -> None:
         compare("reduce", many, 4000, 1 << 30)
 
 
+@pytest.mark.slow
 def test_what_has_a_root_is_priced_step_by_step() -> None:
     many = Cluster(load_machine("hgx-h100"), 64, load_network("ndr-rail"))
     for verb in ("gather", "scatter"):

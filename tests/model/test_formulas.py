@@ -57,6 +57,7 @@ def test_agreement_would_notice_a_wrong_formula() -> None:
         assert right + extra != pytest.approx(right, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_1024_rank_run_is_exact() -> None:
     for algorithm in ("tree", "recursive_doubling"):
         found = simulated_us("all_reduce", algorithm, 1024, 1e6)

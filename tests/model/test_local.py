@@ -214,6 +214,7 @@ def test_a_machine_that_tells_nothing_has_a_core(tmp_path: Path) -> None:
     assert "NVML: integer division" in find(tmp_path, driverless, [0]).problems[0]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

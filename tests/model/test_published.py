@@ -84,6 +84,7 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(document, text: str, tmp_path
         read_series(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject) -> None:
@@ -96,6 +97,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject
         assert "damaged.json" in str(error)
 
 
+@pytest.mark.slow
 def test_the_committed_scores_are_those_of_the_code() -> None:
     committed = (BENCH / "results" / "model" / "published.md").read_text()
     assert committed == bench_script().report()

@@ -150,6 +150,7 @@ def test_ranks_that_are_not_alike_are_on_no_switch() -> None:
     assert on_one_switch(Cluster(dataclasses.replace(whole, wires=slow)), 8) is None
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_ranks_in_seconds() -> None:
     nodes = 12_500
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -255,8 +255,8 @@ def test_inspect_shows_every_call_with_its_time_and_place(
     operations: list[dict[str, Any]] = []
     while time.monotonic() < end:
         found = json.loads(CliRunner().invoke(app, command).stdout)["ranks"][0]
-        operations = found["operations"][-4:]
-        if operations and operations[-1]["state"] == "waiting":
+        operations = found["operations"]
+        if len(operations) == 4 and operations[-1]["state"] == "waiting":
             break
         time.sleep(0.05)
     shown = CliRunner().invoke(app, command[:1] + command[4:]).output

@@ -139,6 +139,7 @@ def many_groups(rank: Rank, count: int) -> list[int]:
     return held
 
 
+@pytest.mark.slow
 def test_200_groups_hold_as_much_as_one(fresh_pool: Callable[..., Pool]) -> None:
     for held in fresh_pool(2).run(many_groups, 200):
         assert len(held) == 40

@@ -352,7 +352,7 @@ def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt
 
     if rank.rank == slow:
         rendezvous._call = call_late
-    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 20.0}
+    options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 12.0}
     one = attempt(fastcoll.init, store=rank.store, **options)
     return one if one.kind else attempt(fastcoll.barrier)
 

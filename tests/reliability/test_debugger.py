@@ -14,7 +14,7 @@ import torch
 
 from harness import Attempt, Pool, Rank, attempt
 
-ATTACH, DETACH, SEIZE = 16, 17, 0x4206  # of <linux/ptrace.h>
+ATTACH, DETACH, SEIZE, INTERRUPT = 16, 17, 0x4206, 0x4207  # of <linux/ptrace.h>
 WALL = 0x40000000  # waitpid: also for a process that is no child
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
@@ -32,7 +32,10 @@ def debugger(pid: int, how: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _ptrace(DETACH, pid, None, None)
+        if how == SEIZE:  # only who is stopped can be let go
+            _ptrace(INTERRUPT, pid, None, None)
+            os.waitpid(pid, WALL)
+        assert _ptrace(DETACH, pid, None, None) == 0
 
 
 def wait_for(file: Path) -> None:

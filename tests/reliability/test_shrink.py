@@ -142,6 +142,7 @@ def push_until_error(rank: Rank, numel: int) -> Any:
     return failed, again, early, late, kept, torch.unique(tensor).tolist(), after
 
 
+@pytest.mark.slow
 def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool]) -> None:
     """Left out after the limit; when it goes on it hears so and writes nothing of the others'."""
     pool = fresh_pool(3)

@@ -5,6 +5,7 @@ import pytest
 import soak
 
 
+@pytest.mark.slow
 def test_killed_at_random_points() -> None:
     results = [soak.episode(seed, ("kill",)) for seed in (1, 2)]
     assert not [problem for result in results for problem in result.problems]

@@ -83,7 +83,7 @@ def variety(world: int, dtypes: Sequence[str], repeats: int) -> Iterator[Case]:
         yield Case(algorithm, verb, dtype, numel, ops[turn % len(ops)], 64, 1 + turn % 2, turn)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_the_oracles(
     interpreters: Callable[..., Any], new_world: Callable[..., World], world: int
 ) -> None:
@@ -102,6 +102,7 @@ def test_every_dtype_and_operation(
     assert problems(cases, reports) == []
 
 
+@pytest.mark.slow
 def test_messages_longer_than_scratch(
     interpreters: Callable[..., Any], new_world: Callable[..., World]
 ) -> None:

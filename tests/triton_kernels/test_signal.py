@@ -73,6 +73,7 @@ def test_a_fast_peer_may_be_ahead(run: Callable[..., Any], delay: mutants.Bug) -
     assert problems(cases, run(2, cases, [delay])) == []
 
 
+@pytest.mark.slow
 def test_an_equality_wait_is_caught(run: Callable[..., Any]) -> None:
     bugs = [DAWDLE_BEFORE_WAITS, EQUALITY_WAIT]
     verdict = run(2, calls("two_shot", 2), bugs, limits_s=(2.0, 60.0))[0].verdict
@@ -134,6 +135,7 @@ def test_a_rank_that_never_arrives(run: Callable[..., Any], algorithm: str, verb
                 assert (got == oracle.FLOATS[case.dtype].canonical_nan).all(), case
 
 
+@pytest.mark.slow
 def test_poison_that_goes_unseen_is_caught(run: Callable[..., Any]) -> None:
     cases = mixed("one_shot", "all_reduce", 1)
     reports = run(4, cases, [UNSEEN_POISON], limits_s=(4.0, 4.0, 4.0, 1.0), absent=(2,))

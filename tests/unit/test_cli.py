@@ -163,6 +163,7 @@ def test_the_program_says_what_is_wrong_with_the_environment(
     assert "RANK='first' must be a whole number" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["python", "c"])
 def test_a_small_bench_runs_and_its_file_fits(level: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
@@ -214,6 +215,7 @@ def test_every_verb_has_a_compiled_loop(verb: str, tmp_path: Path) -> None:
     assert all(cell["num_wrong"] == (None if verb == "barrier" else 0) for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_small_demo_trains_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")

@@ -163,6 +163,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return load
 
 
+@pytest.mark.slow
 def test_what_is_measured_runs_and_is_reported(
     tmp_path: Path,
     on_cpu: Callable[[str], Any],

@@ -58,6 +58,7 @@ def test_without_a_driver_there_are_no_devices_and_errors_are_clear() -> None:
     assert _cuda.device_count() == (count, reason)
 
 
+@pytest.mark.slow
 def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
     program = (
         "import sys; sys.modules['fastcoll._cuda'] = None\n"

@@ -103,6 +103,7 @@ def test_bad_rows_of_gpus_are_refused_with_the_reason(
         read_table(file, identity_of(changed))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_damaged_table_is_read_or_refused(

@@ -139,6 +139,7 @@ def test_a_command_can_be_typed_again() -> None:
     assert command_line(argv) == "fastcoll bench all_reduce --json a.json"
 
 
+@pytest.mark.slow
 def test_recorded_results_fit_the_schema() -> None:
     folder = Path(__file__).parents[2] / "bench" / "results"
     for path in folder.glob("*/*.json"):

@@ -262,6 +262,7 @@ def test_a_sum_in_struct_arithmetic() -> None:
     assert reduce_columns("float32", "SUM", *words) == expected
 
 
+@pytest.mark.slow
 def test_large_inputs_take_seconds_not_minutes() -> None:
     start = time.monotonic()
     column = np.ones(1 << 22, np.float32).view(np.uint32)

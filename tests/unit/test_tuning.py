@@ -259,6 +259,7 @@ def test_what_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
         read_table(file, identity_of(document()))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_table_is_read_or_refused(
