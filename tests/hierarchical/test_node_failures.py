@@ -127,10 +127,14 @@ def test_a_killed_node_is_named(fresh_pool: FreshPool, numel: int) -> None:
     for victim in (1, 2):
         os.kill(pool.pids[victim], signal.SIGKILL)
     [first, _] = pool.collect()[0].value
-    # Whether the last breath of a rank reached the board, or none did.
-    assert first.kind == "PeerLostError", first
-    assert set(first.ranks) <= {1, 2}
-    assert first.ranks
+    if numel > 8 and first.kind == "CollectiveTimeout":
+        # Gloo tells nothing to the message that it was in the middle of; nobody is left who could.
+        assert first.ranks == (1, 2), first
+    else:
+        # Whether the last breath of a rank reached the board, or none did.
+        assert first.kind == "PeerLostError", first
+        assert set(first.ranks) <= {1, 2}
+        assert first.ranks
     assert first.seconds < LIMIT_S + LATE_S
 
 
