@@ -58,10 +58,14 @@ def test_a_message_that_nobody_compares_fails_the_test(fresh_pool: FreshPool) ->
     assert {one.value.kind if one.value else "" for one in outcomes} != {"DesyncError"}
 
 
-def never_comes(rank: Rank, peer: int, stuck: bool) -> Attempt:
+def never_comes(
+    rank: Rank, peer: int, stuck: bool, plant: Callable[[], Any] | None = None
+) -> Attempt:
     """Rank 0 does not send; or it does, but its stream never gets so far."""
     comm = rank.hasty_group(LIMIT_S)
     with slow_node_gpus(comm) as slow:
+        if plant is not None:
+            plant()
         if rank.rank == peer:
             found = attempt(comm.recv, torch.ones(400), 0)
             rank.tell(f"{comm.name} over")
@@ -81,3 +85,16 @@ def test_a_sender_that_is_late_is_named(fresh_pool: FreshPool, peer: int, stuck:
     assert {one.kind for one in found} == {"CollectiveTimeout"}, found
     assert {one.ranks for one in found} == {(0,)}, found
     assert found[peer].seconds < LIMIT_S + LATE_S
+
+
+def ignores_the_stream() -> None:
+    """A send does not wait for its stream."""
+    from fastcoll.hierarchical.payloads import GpuPayload
+
+    GpuPayload._await_stream = lambda self, wait: None  # type: ignore[method-assign]
+
+
+def test_a_stuck_stream_that_nobody_waits_for_fails_the_test(fresh_pool: FreshPool) -> None:
+    """Negative control."""
+    outcomes = fresh_pool(3, Setup(nodes="aab")).outcomes(never_comes, 2, True, ignores_the_stream)
+    assert {one.value.ranks if one.value else None for one in outcomes} != {(0,)}
