@@ -202,7 +202,7 @@ class Channel(Uncounted):
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
         payload = payload or HostPayload(transfer)
-        head = torch.tensor([array.dtype, array.numel], dtype=torch.int64)
+        head = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
         try:
             self._check()
             if transfer.sends:
@@ -214,7 +214,9 @@ class Channel(Uncounted):
                 told, started = self._listen(deadline)
                 self._wait([started], deadline)
                 self._head = None
-                self._compare(head.tolist(), told.tolist())
+                expected, found = head.tolist(), told.tolist()
+                self._compare(expected[:2], found[:2])
+                payload = payload.cut_as(found[2])
                 self._receive(payload, deadline)
         except FastcollError as error:
             self._abandon(payload, head, self._head)
@@ -252,7 +254,7 @@ class Channel(Uncounted):
         """Return the head of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._head is None:
-            head = torch.zeros(2, dtype=torch.int64)
+            head = torch.zeros(3, dtype=torch.int64)
             self._head = head, carrier.broadcast(head, 0)
         return self._head
 

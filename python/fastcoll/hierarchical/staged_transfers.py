@@ -11,19 +11,15 @@ import threading
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import FastcollError
 from fastcoll.hierarchical.channels import Ends, Uncounted
 from fastcoll.hierarchical.island_transfers import IslandTransfers
-from fastcoll.hierarchical.payloads import GpuPayload, HostPayload
+from fastcoll.hierarchical.payloads import GpuPayload, HostPayload, copy_on_host
 from fastcoll.hierarchical.polling import comes_true
 from fastcoll.hierarchical.watch import quietly
-from fastcoll.memory.array import view
 from fastcoll.pairs import Transfer
 from fastcoll.transfers import TransferBetween, TransferWork
-from fastcoll.types import TORCH_DTYPES
 from fastcoll.work import CallQueue
 
 
@@ -82,7 +78,7 @@ class Way(Uncounted):
         elif transfer.sends:
             run = partial(self._send, transfer, payload)
         else:
-            host = _host_copy(transfer)
+            host = copy_on_host(transfer)
             run = partial(self._receive, transfer, payload, host, self._post(host))
 
         def run_in_turn() -> int:
@@ -109,7 +105,7 @@ class Way(Uncounted):
 
     def _send(self, transfer: Transfer, payload: GpuPayload) -> None:
         deadline = self._ends.deadline(transfer)
-        host = _host_copy(transfer)
+        host = copy_on_host(transfer)
         with payload.here():
             self._copy(transfer, payload, host, deadline)
         self._await(self._post(replace(host, limit_s=max(deadline.left_s(), 0.001))))
@@ -133,14 +129,7 @@ class Way(Uncounted):
         peer = self._local.ranks[transfer.peer]
         name = f"{verb} {way} rank {peer} with tag {transfer.tag} (rank {self._ends.seat.rank})"
         wait = self._ends.for_gpu(name, self._check, deadline)
-        whole = HostPayload(host)
-        for index in range(payload.num_pieces):
-            if not transfer.sends:
-                payload.piece(index).copy_(whole.piece(index))
-            payload.move(index, wait)
-            if transfer.sends:
-                whole.piece(index).copy_(payload.piece(index))
-        payload.finish(wait)
+        payload.move_all(HostPayload(host), wait)
 
     def _post(self, transfer: Transfer) -> TransferWork:
         return self._local.start_checked([transfer])[0]
@@ -152,9 +141,3 @@ class Way(Uncounted):
 
     def _check(self) -> None:
         self._ends.check(self.is_closed)
-
-
-def _host_copy(transfer: Transfer) -> Transfer:
-    """Return the same transfer, of memory of the CPU's."""
-    tensor = torch.empty(transfer.array.shape, dtype=TORCH_DTYPES[transfer.array.dtype])
-    return replace(transfer, array=view(tensor, "copy"))
