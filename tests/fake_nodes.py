@@ -18,8 +18,9 @@ import torch
 
 import fake_gpu
 from fastcoll import device_nccl
-from fastcoll.hierarchical import arrays, node_gpus
+from fastcoll.hierarchical import arrays, captures, node_gpus
 from fastcoll.hierarchical.arrays import finish, reduce_into, tensor_at
+from fastcoll.topology import gpu
 from fastcoll.types import TORCH_DTYPES, DType, Op
 
 _POISON = 0xA5
@@ -159,8 +160,9 @@ def fake_node_gpus(
             (node_gpus, "SEGMENT_BYTES", SEGMENT_BYTES),
             (node_gpus, "_facts", about),
             (node_gpus, "_place", lambda device: torch.device("cpu")),
-            (node_gpus, "_is_capturing", lambda: state.is_capturing),
-            (node_gpus, "_ignore_captures", lambda: None),
+            (gpu, "require", lambda: None),
+            (captures, "is_capturing", lambda: state.is_capturing),
+            (captures, "ignore_captures", lambda: None),
             (node_gpus, "_most_partials", lambda: _MOST_PARTIALS),
             (node_gpus, "_add_partials", _add_partials),
             (torch.cuda, "Stream", fake_gpu._Stream),

@@ -31,6 +31,11 @@ def _send(
     compares neither tags nor sizes); sends and receives that need each other to get on belong in
     one `batch_isend_irecv` there.
 
+    In a group over several nodes a tensor on a GPU goes through the host, also within a node, and
+    everything is as on CPUs: tags, order, errors, and that it is the program which waits. It is
+    sent as the current stream leaves it, and overwritten once that has done what it has now; both
+    count for the limit. Either side may be on a CPU. Such a call can't be captured.
+
     Args:
         tensor: Tensor, NumPy array, or an array of CuPy's kind.
         dst: Rank in the group; the global rank if `group` is a torch process group.
@@ -66,7 +71,7 @@ def _recv(
     Args:
         tensor: Where it goes, of the dtype and number of elements that are sent.
         src: Rank in the group; the global rank if `group` is a torch process group; None is
-            whoever sends first, which can't be had on GPUs.
+            whoever sends first, which can't be had for a tensor on a GPU.
         group: See `send`, as for the other arguments and the errors.
         tag: See `send`.
         timeout_s: Limit of this call.

@@ -143,6 +143,7 @@ class TransferBetween(Work):
             self._peer = run()
 
         super().__init__(keep_peer, [transfer.array.source])
+        self._device = transfer.array.device
         self._peer = transfer.peer
         self._on_long_wait = on_long_wait
 
@@ -152,6 +153,11 @@ class TransferBetween(Work):
             with self._on_long_wait():
                 return super().wait()
         return super().wait(timeout)
+
+    def _new_future(self) -> torch.futures.Future[Any]:
+        if self._device < 0:
+            return super()._new_future()
+        return torch.futures.Future(devices=[torch.device("cuda", self._device)])
 
     def source_rank(self) -> int:
         """Return the group rank that sent what was received here; for complete transfers."""
@@ -181,10 +187,14 @@ class Transfers:
         if any(transfer.array.device >= 0 for transfer in transfers):
             check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
             return list(self._on_gpus(transfers, True))
-        works = [self._post(transfer) for transfer in transfers]
+        return list(self.start_checked(transfers))
+
+    def start_checked(self, transfers: Sequence[Transfer]) -> list[TransferWork]:
+        """Start transfers of the CPU's memory whose arguments were checked; see `start`."""
+        works = [self.post(transfer) for transfer in transfers]
         if self._group.has_open_transfers():
             self.drive()
-        return list(works)
+        return works
 
     def run(self, call: TransferCall) -> int:
         """Start a transfer and wait until it is complete; return the peer.
@@ -195,11 +205,12 @@ class Transfers:
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)
             return transfer.peer
-        work = self._post(transfer)
+        work = self.post(transfer)
         work.wait()
         return work.source_rank()
 
-    def _post(self, transfer: Transfer) -> TransferWork:
+    def post(self, transfer: Transfer) -> TransferWork:
+        """Start one of the CPU's memory that is waited for soon: nobody else moves it on."""
         return post(self._group, transfer)
 
     def drive(self) -> None:

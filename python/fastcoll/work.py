@@ -133,10 +133,13 @@ class Work:
         """Return a future of the list of outputs."""
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = self._new_future()
                 if self._done.is_set():
                     self._complete(self._future)
             return self._future
+
+    def _new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
 
     def _execute(self) -> None:
         """Run the call; the outcome waits for `_finish`."""

@@ -11,21 +11,14 @@ from collections.abc import Callable
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.hierarchical.channels import (
-    LONGEST_PAUSE_S,
-    LOOK_EVERY_S,
-    Channel,
-    Ends,
-    Turns,
-    Uncounted,
-    senders_key,
-)
+from fastcoll.hierarchical.channels import Channel, Ends, Turns, Uncounted, senders_key
+from fastcoll.hierarchical.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 from fastcoll.hierarchical.watch import quietly
 from fastcoll.pairs import Transfer
 from fastcoll.transfers import TransferBetween, TransferWork
 from fastcoll.work import CallQueue
 
-_FIRST_PAUSE_S, _FIRST_LOOK_S = 50e-6, 1e-3
+_FIRST_LOOK_S = 1e-3
 
 
 class AnySource(Uncounted):
@@ -66,7 +59,7 @@ class AnySource(Uncounted):
             channel = self._first(receive, local, deadline)
             if channel is None:
                 return self._from_island(receive, local, deadline)
-            channel.carry_out(receive, deadline)
+            channel.carry_out(receive, deadline=deadline)
             return channel.peer
         except FastcollError as error:
             quietly(local.withdraw)  # nothing is written to the user's memory from here on
@@ -87,7 +80,7 @@ class AnySource(Uncounted):
 
     def _first(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> Channel | None:
         """Wait for the first message; return its channel, None if it is the island's."""
-        pause_s, look_s, next_look = _FIRST_PAUSE_S, _FIRST_LOOK_S, 0.0
+        pause_s, look_s, next_look = FIRST_PAUSE_S, _FIRST_LOOK_S, 0.0
         while True:
             if local.is_completed():
                 return None

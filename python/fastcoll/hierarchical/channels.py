@@ -7,8 +7,8 @@ Decides which receive gets a message and what ends a wait. Must not know how byt
 """
 
 import threading
-import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,21 +24,19 @@ from fastcoll.errors import (
     PeerLostError,
     UsageError,
 )
-from fastcoll.hierarchical.arrays import as_bytes, tensor_at
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier, Started
 from fastcoll.hierarchical.patient_store import PatientStore
+from fastcoll.hierarchical.payloads import HostPayload, Payload, WaitFor
+from fastcoll.hierarchical.polling import comes_true
 from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch
-from fastcoll.memory.array import copy_back, dense_copy
 from fastcoll.pairs import ANY, Transfer
 from fastcoll.reliability.limits import GROUP_LIMIT
 from fastcoll.transfers import TransferBetween
 from fastcoll.types import DType
 from fastcoll.work import CallQueue
 
-LOOK_EVERY_S = 0.1  # for a verdict: each look is a question to the store
-LONGEST_PAUSE_S = 1e-3
 # What a carrier may still read or write after an error; gone with the process.
 _abandoned: list[object] = []
 
@@ -79,6 +77,20 @@ class Ends:
             raise UsageError("the group was destroyed before the transfer was complete")
         if verdict := self.watch.verdict():
             raise verdict
+
+    def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
+        """Return how a transfer waits for this rank's GPU."""
+
+        def wait(is_over: Callable[[], bool]) -> None:
+            if not comes_true(is_over, check, deadline):
+                raise CollectiveTimeout(
+                    f"{name} waited {deadline.limit_s:g} s for its own GPU, whose stream has still "
+                    "to do what it was given before. Use of this group is over: call "
+                    "fastcoll.shrink() or fastcoll.destroy()",
+                    [self.seat.rank],
+                )
+
+        return wait
 
 
 class Turns:
@@ -135,12 +147,12 @@ class Channel(Uncounted):
         self._is_lost = False
         self._queue = CallQueue(self)
 
-    def start(self, transfer: Transfer) -> TransferBetween:
-        """Queue a transfer."""
+    def start(self, transfer: Transfer, payload: Payload | None = None) -> TransferBetween:
+        """Queue a transfer; `payload` if it is on a GPU."""
 
         def run() -> int:
             try:
-                self.carry_out(transfer)
+                self.carry_out(transfer, payload)
             finally:
                 self._turns.leave(transfer)
             return self.peer
@@ -181,55 +193,74 @@ class Channel(Uncounted):
 
     # ---- one message -----------------------------------------------------------------------------
 
-    def carry_out(self, transfer: Transfer, deadline: Deadline | None = None) -> None:
+    def carry_out(
+        self,
+        transfer: Transfer,
+        payload: Payload | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
-        dense = array if array.dense else dense_copy(array, fill=transfer.sends)
-        head = torch.tensor([array.dtype, array.numel], dtype=torch.int64)
-        data = as_bytes(tensor_at(dense.ptr, dense.dtype, dense.numel))
+        payload = payload or HostPayload(transfer)
+        head = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
         try:
             self._check()
             if transfer.sends:
                 deadline = deadline or self._ends.deadline(transfer)
-                carrier = self._made(deadline)
-                self._wait([carrier.broadcast(head, 0), *self._bytes(carrier, data)], deadline)
+                self._send(head, payload, deadline)
             else:
                 self._await_turn(transfer)
                 deadline = deadline or self._ends.deadline(transfer)
                 told, started = self._listen(deadline)
                 self._wait([started], deadline)
                 self._head = None
-                self._compare(head.tolist(), told.tolist())
-                self._wait(self._bytes(self._made(deadline), data), deadline)
+                expected, found = head.tolist(), told.tolist()
+                self._compare(expected[:2], found[:2])
+                payload = payload.cut_as(found[2])
+                self._receive(payload, deadline)
         except FastcollError as error:
-            self._abandon(dense, head, self._head)
+            self._abandon(payload, head, self._head)
             if self.is_closed:
                 raise
             raise self._ends.watch.fail(error) from error
-        if not transfer.sends and dense is not array:
-            copy_back(array, dense)
 
-    @staticmethod
-    def _bytes(carrier: Carrier, data: torch.Tensor) -> list[Started]:
-        return [carrier.broadcast(data, 0)] if data.numel() > 0 else []
+    def _send(self, head: torch.Tensor, payload: Payload, deadline: Deadline) -> None:
+        carrier = self._made(deadline)
+        for_gpu = self._ends.for_gpu(self._name(), self._check, deadline)
+        under_way = deque([carrier.broadcast(head, 0)])
+        with payload.here():
+            for index in range(payload.num_pieces):
+                while len(under_way) >= payload.num_slots:
+                    self._wait([under_way.popleft()], deadline)
+                payload.move(index, for_gpu)
+                under_way.append(carrier.broadcast(payload.piece(index), 0))
+        self._wait(under_way, deadline)
+
+    def _receive(self, payload: Payload, deadline: Deadline) -> None:
+        carrier = self._made(deadline)
+        for_gpu = self._ends.for_gpu(self._name(), self._check, deadline)
+        coming: deque[Started] = deque()
+        num_asked = 0
+        with payload.here():
+            for index in range(payload.num_pieces):
+                while num_asked < min(index + payload.num_slots, payload.num_pieces):
+                    coming.append(carrier.broadcast(payload.piece(num_asked), 0))
+                    num_asked += 1
+                self._wait([coming.popleft()], deadline)
+                payload.move(index, for_gpu)
+            payload.finish(for_gpu)
 
     def _listen(self, deadline: Deadline) -> tuple[torch.Tensor, Started]:
         """Return the head of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._head is None:
-            head = torch.zeros(2, dtype=torch.int64)
+            head = torch.zeros(3, dtype=torch.int64)
             self._head = head, carrier.broadcast(head, 0)
         return self._head
 
     def _await_turn(self, transfer: Transfer) -> None:
         """Wait for receives from any rank that were started before; their limits end that."""
-        pause_s, next_look = 50e-6, 0.0
-        while not self._turns.is_next(transfer, self.peer):
-            if (now := time.monotonic()) >= next_look:
-                next_look = now + LOOK_EVERY_S
-                self._check()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        comes_true(lambda: self._turns.is_next(transfer, self.peer), self._check)
 
     def _made(self, deadline: Deadline) -> Carrier:
         if self._carrier is None:
@@ -251,17 +282,9 @@ class Channel(Uncounted):
         return self._carrier
 
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
-        next_look = time.monotonic()
         for transfer in transfers:
-            pause_s = 50e-6
-            while not transfer.is_completed():
-                if (now := time.monotonic()) >= next_look:
-                    next_look = now + LOOK_EVERY_S
-                    self._check()
-                if deadline.passed():
-                    raise self._late(deadline)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if not comes_true(transfer.is_completed, self._check, deadline):
+                raise self._late(deadline)
             try:
                 transfer.wait()
             except RuntimeError as error:

@@ -65,12 +65,12 @@ _abandoned: list[object] = []
 class HierarchicalCommunicator(ObjectMethods, P2PMethods):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
-    Has the verbs of a `Communicator`, but for sends and receives on GPUs; a send to another node is
-    over when it is received. Sums go over the ranks of a node, then over the nodes. Between nodes
-    `numerics` is "same_bits" by default, but for SUM and PRODUCT of half types, which the carrier
-    reduces: with m nodes the result is within (m + 1) u (|x_0| + |x_1| + ...) of the exact sum,
-    with u = 2^-11 for float16 and 2^-8 for bfloat16. MPI has no half types: there these go as
-    bytes, and have the same bits too.
+    Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors
+    on GPUs are sent and received through the host (see `fastcoll.send`). Sums go over the ranks of
+    a node, then over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and
+    PRODUCT of half types, which the carrier reduces: with m nodes the result is within
+    (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16 and 2^-8 for
+    bfloat16. MPI has no half types: there these go as bytes, and have the same bits too.
     """
 
     _transfers: NodeTransfers

@@ -65,7 +65,8 @@ class IslandTransfers(Transfers):
         self._watch = watch
         self._waits = waits
 
-    def _post(self, transfer: Transfer) -> TransferWork:
+    def post(self, transfer: Transfer) -> TransferWork:
+        """See `Transfers.post`."""
         work = post(self._group, transfer, IslandWork, StridedIslandWork)
         assert isinstance(work, _OnIsland)
         work._transfer, work._transfers = transfer, self

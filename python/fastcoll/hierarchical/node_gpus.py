@@ -20,6 +20,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls import Operands
 from fastcoll.device_work import DeviceWork, beside
 from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
+from fastcoll.hierarchical import captures
 from fastcoll.hierarchical.arguments import AnyCall, Arguments, by_carrier, limit_of, run_phases
 from fastcoll.hierarchical.arrays import copy
 from fastcoll.hierarchical.hops import HopCall, Hops
@@ -116,18 +117,8 @@ def _add_partials(*args: Any) -> None:
     _cuda.add_partials(*args)
 
 
-def _ignore_captures() -> None:
-    from fastcoll import _cuda
-
-    _cuda.ignore_captures()
-
-
 def _place(device: int) -> torch.device:
     return torch.device("cuda", device)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _facts(device: int) -> dict[str, str]:
@@ -154,7 +145,7 @@ class NodeGpus:
             UsageError: The stream is being captured.
             CollectiveTimeout: NCCL does not connect.
         """
-        if _is_capturing():
+        if captures.is_capturing():
             raise UsageError(
                 "a group's first call on GPUs makes connections, so it can't be captured: make one "
                 "call before the capture"
@@ -170,7 +161,9 @@ class NodeGpus:
             for _, lane in cpu.lanes()
         ]
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._hops = Hops(parts.watch, self._carriers, _is_capturing, _ignore_captures)
+        self._hops = Hops(
+            parts.watch, self._carriers, captures.is_capturing, captures.ignore_captures
+        )
         self._lanes = Lanes(
             islands,
             cpu.rank,
@@ -229,7 +222,7 @@ class NodeGpus:
                     f"cuda:{operands.device}: a rank has one GPU; make another group for "
                     "another one"
                 )
-            if operands.splits == COUNTED and _is_capturing():
+            if operands.splits == COUNTED and captures.is_capturing():
                 raise UsageError(
                     "the split sizes of an all_to_all over several nodes are exchanged by the "
                     "CPUs, so it can't be captured: give equal parts"
@@ -256,7 +249,7 @@ class NodeGpus:
         limit_s = limit_of(call, settings)
         rounds = by_carrier(call, operands, settings, self._lanes)
         began = None
-        if not _is_capturing():
+        if not captures.is_capturing():
             began = torch.cuda.Event()  # type: ignore[no-untyped-call]
             began.record(stream)
         hop = HopCall(call.verb.name, limit_s, began)

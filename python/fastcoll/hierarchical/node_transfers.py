@@ -2,19 +2,21 @@
 """Sends and receives in a group over several nodes: which go where.
 
 Within a node they are the island's, between nodes a channel's, and a receive from any rank is both.
-Must not know how messages travel.
+Tensors on GPUs go the same ways, through the CPU's memory. Must not know how messages travel.
 """
 
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 from fastcoll.errors import UnsupportedError
 from fastcoll.hierarchical.any_source import AnySource
 from fastcoll.hierarchical.channels import Channel, Ends, Turns
 from fastcoll.hierarchical.island_transfers import IslandTransfers
+from fastcoll.hierarchical.payloads import GpuPayload
+from fastcoll.hierarchical.staged_transfers import StagedTransfers
 from fastcoll.pairs import ANY, Transfer, TransferCall, check_transfer
 from fastcoll.transfers import AnyTransferWork, Transfers, TransferWork
 
@@ -22,11 +24,12 @@ from fastcoll.transfers import AnyTransferWork, Transfers, TransferWork
 _NO_LIMIT_S = 1e9
 
 
-def _no_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
-    raise UnsupportedError(
-        "sends and receives of tensors on GPUs are not supported in a group over several nodes: "
-        "pass .cpu(), or make a group of each node's ranks with new_group()"
-    )
+# A transfer whose arguments are checked; with its payload if it is on a GPU.
+_Checked: TypeAlias = tuple[Transfer, GpuPayload | None]
+
+
+def _not_on_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
+    raise AssertionError("a tensor on a GPU got to the island")
 
 
 class NodeTransfers(Transfers):
@@ -37,7 +40,8 @@ class NodeTransfers(Transfers):
         islands = ends.seat.islands
         self._node, _ = islands.places[ends.seat.rank]
         ranks = islands.nodes[self._node]
-        self._local = IslandTransfers(island, _no_gpus, ranks, ends.watch, ends.waits)
+        self._local = IslandTransfers(island, _not_on_gpus, ranks, ends.watch, ends.waits)
+        self._staged = StagedTransfers(ends, self._local)
         self._lock = threading.Lock()
         self._is_closed = False
         self._channels: dict[tuple[bool, int, int], Channel] = {}
@@ -46,18 +50,11 @@ class NodeTransfers(Transfers):
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start transfers; they move on whether or not somebody waits for them."""
-        checked = [(call, self._checked(call)) for call in calls]
-        return [self._start(call, transfer) for call, transfer in checked]
+        return [self._start(one) for one in [self._checked(call) for call in calls]]
 
     def run(self, call: TransferCall) -> int:
         """Start a transfer and wait until it is complete; return the peer."""
-        transfer = self._checked(call)
-        if transfer.peer != ANY:
-            node, local_rank = self._ends.seat.islands.places[transfer.peer]
-            if node == self._node:
-                self._local.run(replace(call, peer=local_rank))
-                return transfer.peer
-        work = self._start(call, transfer)
+        work = self._start(self._checked(call), waits=True)
         work.wait()
         return work.source_rank()
 
@@ -67,31 +64,40 @@ class NodeTransfers(Transfers):
             self._is_closed = True
             for one in (*self._any.values(), *self._channels.values()):
                 one.is_closed = True
+        self._staged.close()
         # Receives from any rank use channels, and may just be making one.
         for source in self._any.values():
             source.close()
         for channel in self._channels.values():
             channel.close()
 
-    def _checked(self, call: TransferCall) -> Transfer:
+    def _checked(self, call: TransferCall) -> _Checked:
         transfer = check_transfer(call, len(self._ends.seat.islands.places))
-        if transfer.array.device >= 0:
-            _no_gpus([transfer], False)
-        return transfer
+        if transfer.array.device < 0:
+            return transfer, None
+        if transfer.peer == ANY:
+            raise UnsupportedError(
+                "a receive from any rank can't be had on GPUs, as in a group of one node: name "
+                "src, or receive into the CPU's memory"
+            )
+        return transfer, GpuPayload(transfer)
 
-    def _start(self, call: TransferCall, transfer: Transfer) -> AnyTransferWork:
+    def _start(self, checked: _Checked, *, waits: bool = False) -> AnyTransferWork:
+        """Start a transfer; `waits`: it is waited for at once, so nobody else has to drive it."""
+        transfer, payload = checked
         if transfer.peer == ANY:
 
             def post() -> TransferWork:
-                [work] = self._local.start([replace(call, timeout_s=_NO_LIMIT_S)])
-                return cast(TransferWork, work)
+                return self._local.start_checked([replace(transfer, limit_s=_NO_LIMIT_S)])[0]
 
             return self._any_source(transfer.tag).start(transfer, post)
         node, local_rank = self._ends.seat.islands.places[transfer.peer]
-        if node == self._node:
-            [work] = self._local.start([replace(call, peer=local_rank)])
-            return work
-        return self._channel(transfer, transfer.peer).start(transfer)
+        if node != self._node:
+            return self._channel(transfer, transfer.peer).start(transfer, payload)
+        local = replace(transfer, peer=local_rank)
+        if self._staged.takes(local):
+            return self._staged.start(local, payload)
+        return self._local.post(local) if waits else self._local.start_checked([local])[0]
 
     def _any_source(self, tag: int) -> AnySource:
         with self._lock:

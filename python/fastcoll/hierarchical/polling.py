@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a thread waits for what nobody can wake it up for: it asks, more and more rarely.
+
+Decides how often. Must not know what is waited for.
+"""
+
+import time
+from collections.abc import Callable
+
+from fastcoll.bootstrap.deadline import Deadline
+
+LOOK_EVERY_S = 0.1  # for a verdict: each look is a question to the store
+FIRST_PAUSE_S = 50e-6
+LONGEST_PAUSE_S = 1e-3
+
+
+def comes_true(
+    condition: Callable[[], bool], check: Callable[[], None], deadline: Deadline | None = None
+) -> bool:
+    """Wait until a condition holds; return False if the deadline passed before.
+
+    Args:
+        condition: What is asked again and again.
+        check: Raises what ends the wait from outside; asked now and then.
+        deadline: None: `check` alone ends it.
+    """
+    pause_s, next_look = FIRST_PAUSE_S, time.monotonic() + LOOK_EVERY_S
+    while not condition():
+        if (now := time.monotonic()) >= next_look:
+            next_look = now + LOOK_EVERY_S
+            check()
+        if deadline is not None and deadline.passed():
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    return True
