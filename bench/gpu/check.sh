@@ -146,7 +146,7 @@ tests() {
   gpu_tests failures 80 30 -- tests/gpu/test_failures.py
   gpu_tests nccl 120 80 "${lazily[@]}" -- tests/gpu/test_nccl.py
   # The first file is skipped, and listed so, where NCCL has no two GPUs.
-  gpu_tests nodes 120 80 "${lazily[@]}" -- tests/gpu/test_nodes.py tests/gpu/test_node_transfers.py
+  gpu_tests nodes 120 80 "${lazily[@]}" -- tests/gpu/test_nodes.py tests/gpu/test_node_sends.py
   gpu_tests processes 140 80 "${lazily[@]}" -- tests/gpu/test_processes.py
 }
 extras() {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives of CUDA tensors over several nodes, with the CPU in the GPUs' place.
 
-What real streams and copy engines do is for tests/gpu/test_node_transfers.py.
+What real streams and copy engines do is for tests/gpu/test_node_sends.py.
 """
 
 import dataclasses

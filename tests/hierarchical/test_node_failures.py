@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -136,6 +136,50 @@ def test_a_killed_node_is_named(fresh_pool: FreshPool, numel: int) -> None:
         assert set(first.ranks) <= {1, 2}
         assert first.ranks
     assert first.seconds < LIMIT_S + LATE_S
+
+
+class Deaf:
+    """A transfer that never hears that it failed, if a later one of its lane could tell."""
+
+    started: ClassVar[list["Deaf"]] = []
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._is_deaf = False
+        self.started.append(self)
+
+    def is_completed(self) -> bool:
+        if not self._is_deaf and self._inner.is_completed():
+            later = self.started[self.started.index(self) + 1 :]
+            self._is_deaf = not self._inner.is_success() and bool(later)
+            return not self._is_deaf
+        return False
+
+    def wait(self) -> object:
+        return self._inner.wait()
+
+
+def call_deaf(rank: Rank, numel: int) -> list[Attempt]:
+    if rank.rank == 0:
+        carrier = rank.comm._lanes.carrier(0)
+        exchange, gather = carrier.all_to_all, carrier.all_gather
+        carrier.all_to_all = lambda *args: Deaf(exchange(*args))
+        carrier.all_gather = lambda *args: Deaf(gather(*args))
+    return calls_until_broken(rank, numel)
+
+
+def test_a_transfer_that_hears_of_nothing_does_not_hold_up_the_others(
+    fresh_pool: FreshPool,
+) -> None:
+    """Gloo does not tell the one in whose middle a connection broke; those behind it do."""
+    limit_s = 20.0
+    pool = cluster(fresh_pool, "ab", limit_s)
+    pool.start(call_deaf, 100_000_000)  # of 100 segments, several under way at once
+    time.sleep(1)
+    os.kill(pool.pids[1], signal.SIGKILL)
+    [first, _] = pool.collect()[0].value
+    assert (first.kind, first.ranks) == ("PeerLostError", (1,)), first
+    assert first.seconds < limit_s / 2, first
 
 
 @pytest.mark.slow

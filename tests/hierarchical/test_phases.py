@@ -66,7 +66,7 @@ class Record:
     def lane(self, number: int) -> "Lane":
         return Lane(self, f"lane {number}")
 
-    def wait(self, transfers: Iterable[Any], deadline: object) -> None:
+    def wait(self, transfers: Iterable[Any], *_: object) -> None:
         self.entries.append(Entry("wait", " ".join(str(one) for one in transfers)))
 
 

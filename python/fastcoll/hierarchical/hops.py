@@ -116,9 +116,11 @@ class Hops:
                 self._thread.start()
             self._changed.notify()
 
-    def wait(self, transfers: Iterable[Started], deadline: Deadline) -> None:
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
         """Let the current stream wait for transfers."""
-        del deadline  # the thread sees to it
+        del deadline, behind  # the thread sees to them
         for transfer in transfers:
             try:
                 transfer.wait()

@@ -47,8 +47,10 @@ class Buffers:
 class Waits(Protocol):
     """What ends waits for other nodes: `Watch` on CPUs, `Hops` in the stream of a GPU."""
 
-    def wait(self, transfers: Iterable[Started], deadline: Deadline) -> None:
-        """Wait for transfers to be over."""
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
+        """Wait for transfers to be over; `behind` are others under way, which may fail first."""
 
     def of_island(self, error: FastcollError) -> FastcollError:
         """Return an error of this node's ranks with their numbers in the whole group."""
@@ -270,9 +272,9 @@ class Lanes:
         """Whether a lane buffer has the lanes one after another."""
         return self.num_slots == 1 or self.num_local == 1
 
-    def wait(self, transfers: Iterable[Started]) -> None:
-        """Wait for transfers, for as long as the call may take."""
-        self._watch.wait(transfers, self._deadline)
+    def wait(self, transfers: Sequence[Started], behind: Iterable[Started] = ()) -> None:
+        """Wait for transfers, for as long as the call may take; see `Waits`."""
+        self._watch.wait(transfers, self._deadline, behind)
 
     def drive(self, segments: Iterable[Segment]) -> None:
         """Carry out segments, some at once, in the same order on every rank of the island."""
@@ -280,7 +282,7 @@ class Lanes:
 
         def advance() -> None:
             segment, transfers = active.popleft()
-            self.wait(transfers)
+            self.wait(transfers, [one for _, later in active for one in later])
             following = next(segment, None)
             if following is not None:
                 active.append((segment, following))

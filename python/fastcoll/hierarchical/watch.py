@@ -8,7 +8,7 @@ Must not know what is transferred.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Islands
@@ -53,20 +53,25 @@ class Watch:
         """Say which call the waits to come belong to."""
         self.sequence, self.call = sequence, call
 
-    def wait(self, transfers: Iterable[Started], deadline: Deadline) -> None:
-        """Wait for transfers to be over.
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
+        """Wait for transfers to be over; `behind` are others under way.
 
         Raises:
             FastcollError: The group's verdict, or what shall become it.
         """
-        for transfer in transfers:
-            self._wait(transfer, deadline)
-            try:
-                transfer.wait()
-            except RuntimeError as error:
-                raise self.broken(str(error)) from error
+        for index, transfer in enumerate(transfers):
+            self._wait(transfer, deadline, (*transfers[index + 1 :], *behind))
+            self._end(transfer)
 
-    def _wait(self, transfer: Started, deadline: Deadline) -> None:
+    def _end(self, transfer: Started) -> None:
+        try:
+            transfer.wait()
+        except RuntimeError as error:
+            raise self.broken(str(error)) from error
+
+    def _wait(self, transfer: Started, deadline: Deadline, behind: Sequence[Started]) -> None:
         began = time.monotonic()
         next_look = began + _LONG_S
         said = False
@@ -81,6 +86,10 @@ class Watch:
                 self._check_island()
                 if verdict := self._board.verdict():
                     raise verdict
+                # Gloo does not tell the transfer in whose middle a connection broke.
+                for other in behind:
+                    if other.is_completed():
+                        self._end(other)
             if deadline.passed():
                 raise self.late(deadline)
             time.sleep(pause_s)
