@@ -234,6 +234,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         if self.traces:
             run = at_call_site(run)
         if async_op:
+            self.refuse_handler()  # whose wait would be one for itself
             return self._queue.submit(run, outputs)
         if self._queue.idle():
             run()

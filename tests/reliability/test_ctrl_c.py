@@ -131,6 +131,7 @@ def call_in_a_handler(rank: Rank) -> tuple[list[Attempt], float]:
     """A handler that uses the group whose call its signal interrupted is told that it can't."""
     uses = {
         "all_reduce": lambda: rank.comm.all_reduce(torch.ones(2)),
+        "asynchronous": lambda: rank.comm.all_reduce(torch.ones(2), async_op=True),
         "barrier": rank.comm.barrier,
         "new_group": rank.comm.new_group,
         "close": rank.comm.close,
@@ -156,7 +157,7 @@ def test_a_handler_that_calls(fresh_pool: Callable[..., Pool]) -> None:
     wait_until_it_waits(pool.pids[0])
     os.kill(pool.pids[0], signal.SIGUSR2)
     (seen, first), (nothing, second) = pool.finish()
-    assert [one.kind for one in seen] == ["UsageError"] * 4
+    assert [one.kind for one in seen] == ["UsageError"] * 5
     assert all("signal handler" in one.text and one.seconds < LATE_S for one in seen)
     assert nothing == []
     assert first == second == 4.0
