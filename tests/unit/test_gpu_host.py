@@ -5,6 +5,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +72,18 @@ def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
     )
     assert "GPU" in done.stdout
     assert done.stdout.strip().endswith("[] none False")
+
+
+@pytest.mark.slow
+def test_all_tests_are_found_without_the_gpu_part() -> None:
+    program = (
+        "import sys; sys.modules['fastcoll._cuda'] = None\n"
+        "import pytest\n"
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 # ---- terms ---------------------------------------------------------------------------------------
