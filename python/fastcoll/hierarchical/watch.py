@@ -21,11 +21,11 @@ from fastcoll.errors import (
 from fastcoll.hierarchical.board import Board, told_in, written
 from fastcoll.hierarchical.carrier import Started
 from fastcoll.hierarchical.island import Island
+from fastcoll.hierarchical.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
 # A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
 # that serves a thousand nodes, often enough to hear of an error well within a second.
-_LONG_S, _LOOK_EVERY_S = 0.05, 0.1
+_LONG_S = 0.05
 # How long a rank that lost a connection, or its patience, lets those speak who know more.
 _GRACE_S = 1.0
 # What a rank needs from the end of its patience until its island knows: it listens, asks who is
@@ -75,11 +75,11 @@ class Watch:
         began = time.monotonic()
         next_look = began + _LONG_S
         said = False
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while not transfer.is_completed():
             now = time.monotonic()
             if now >= next_look:
-                next_look = now + _LOOK_EVERY_S
+                next_look = now + LOOK_EVERY_S
                 if not said:
                     self.arrive()
                 said = True
@@ -93,7 +93,7 @@ class Watch:
             if deadline.passed():
                 raise self.late(deadline)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def arrive(self) -> None:
         """Say on the board that this node waits in the call; its leader does."""
