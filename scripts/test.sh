@@ -16,6 +16,7 @@ case ${1:-} in
 esac
 
 install_checkout test
-# Four files at a time, on two cores: most of a test is waiting. Whole files: they share ranks and
-# builds. In the order of tests/conftest.py.
-exec python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"
+# Three files at a time, on two cores: some of a test is waiting, but each worker collects all tests
+# and has ranks of its own. Whole files: they share ranks and builds. In the order of
+# tests/conftest.py.
+exec python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"

@@ -157,7 +157,16 @@ def functional(rank: Rank) -> list[Any]:
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "program", [reductions, moves, shuffles, objects, groups, asynchronous, functional]
+    "program",
+    [
+        reductions,
+        moves,
+        shuffles,
+        objects,
+        groups,
+        asynchronous,
+        pytest.param(functional, marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_as_on_gloo(bare_pools: Any, program: Program, world: int) -> None:
     ours = bare_pools(world).run(on_backend, "fastcoll", program)

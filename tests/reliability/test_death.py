@@ -99,7 +99,7 @@ def reduce_until_error(rank: Rank, numel: int, algorithm: str) -> tuple[float, l
 @pytest.mark.parametrize(
     "algorithm", ["auto", "symmetric", "one_shot", "two_shot", "ring", "chain"]
 )
-@pytest.mark.parametrize(("world", "dead"), [(2, 0), (4, 1)])
+@pytest.mark.parametrize(("world", "dead"), [(2, 0), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_killed_in_the_middle(
     fresh_pool: Callable[..., Pool], algorithm: str, world: int, dead: int
 ) -> None:

@@ -96,7 +96,10 @@ def be_refused(
     }
 
 
-@pytest.mark.parametrize("what", ["init", "new_group", "symmetric"])
+@pytest.mark.parametrize(
+    "what",
+    ["init", *(pytest.param(what, marks=pytest.mark.slow) for what in ("new_group", "symmetric"))],
+)
 @pytest.mark.parametrize(
     ("scarce", "most", "hint"),
     [(few_descriptors, 11, "ulimit -n"), (little_memory, 5, "mapping")],

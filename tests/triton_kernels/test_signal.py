@@ -104,6 +104,7 @@ def test_a_single_buffer_is_caught(run: Callable[..., Any]) -> None:
     assert "wrong" in "".join(problems(cases, reports))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bugs", [(), (UNCHECKED_TAKEN,)], ids=["right", "unchecked"])
 def test_the_ring_waits_for_its_neighbour(
     run: Callable[..., Any], bugs: tuple[mutants.Bug, ...]
@@ -120,7 +121,10 @@ def mixed(algorithm: str, verb: str, count: int) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize(("algorithm", "verb"), WAYS)
+@pytest.mark.parametrize(
+    ("algorithm", "verb"),
+    [WAYS[0], *(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS[1:])],
+)
 def test_a_rank_that_never_arrives(run: Callable[..., Any], algorithm: str, verb: str) -> None:
     """Rank 3 waits for 2 in vain; the others learn of it, long before their own limit."""
     cases = mixed(algorithm, verb, 20)
