@@ -343,7 +343,14 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     def _exchange_fds(self, make: Callable[[], int]) -> list[int]:
         self._num_exchanges += 1
         deadline = Deadline(self._settings.timeout_s)
-        return self._mesh.exchange_fds(make, self._num_exchanges, deadline)
+        fds = self._mesh.exchange_fds(make, self._num_exchanges, deadline)
+        try:
+            self.check_host()  # who comes late finds everybody's, also of those who gave up
+        except FastcollError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
 
     @property
     def socket_fds(self) -> list[int]:

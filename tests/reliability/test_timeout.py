@@ -109,6 +109,7 @@ def rank_1_keeps_its_descriptor(rank: Rank) -> list[Attempt]:
         group._exchange_fds = late
     attempts = [attempt(group.empty, (4,)), attempt(group.barrier)]
     rank.tell(f"rank {rank.rank} has no descriptor")
+    rank.wait_for("rank 1 has no descriptor")  # it has to hear of the verdict, not of who left
     group.close()
     return attempts
 
