@@ -324,8 +324,13 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
 
     def add_shared_arena(self, num_bytes: int) -> int:
         """Add an arena and return its address. Collective; part of the heap's interface."""
+
+        def make() -> int:
+            self.check_host()  # who comes late would find what the others sent, and they gave up
+            return create_arena(num_bytes)
+
         try:
-            fds = self._exchange_fds(lambda: create_arena(num_bytes))
+            fds = self._exchange_fds(make)
             arena_idx = self.add_arena(fds, num_bytes)
         except BaseException as error:
             # The others may have got theirs: the heaps are not in step any more.
@@ -343,14 +348,7 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
     def _exchange_fds(self, make: Callable[[], int]) -> list[int]:
         self._num_exchanges += 1
         deadline = Deadline(self._settings.timeout_s)
-        fds = self._mesh.exchange_fds(make, self._num_exchanges, deadline)
-        try:
-            self.check_host()  # who comes late finds everybody's, also of those who gave up
-        except FastcollError:
-            for fd in fds:
-                os.close(fd)
-            raise
-        return fds
+        return self._mesh.exchange_fds(make, self._num_exchanges, deadline)
 
     @property
     def socket_fds(self) -> list[int]:
