@@ -124,6 +124,7 @@ def push_until_error(rank: Rank, numel: int) -> Any:
     one_more += 7
     tensor = fastcoll.zeros(numel)
     address = tensor.data_ptr()
+    rank.tell(f"rank {rank.rank} has memory")
     failed = ""
     while not failed:
         failed = attempt(fastcoll.all_reduce, tensor, timeout_s=1.5).kind
@@ -147,6 +148,8 @@ def test_a_rank_stopped_in_the_middle_of_a_push(fresh_pool: Callable[..., Pool])
     """Left out after the limit; when it goes on it hears so and writes nothing of the others'."""
     pool = fresh_pool(3)
     pool.start(push_until_error, 4_000_000)
+    for rank in range(3):
+        pool.wait_for(f"rank {rank} has memory")
     time.sleep(0.3)
     os.kill(pool.pids[1], signal.SIGSTOP)
     for survivor in (0, 2):
