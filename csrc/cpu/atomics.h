@@ -64,10 +64,10 @@ struct StdAtomics {
   static constexpr int kYields = 64;  // then sleep
   static constexpr int kSpinsPerYield = 50;
   // Whether fetching a line that is written takes so long that writing past the caches is better
-  // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. On a
-  // Zen 3, calls with near cores (5 to 12 ticks to fetch, up to 20 in the smallest copies) take
-  // twice as long past the caches (6 to 25 ticks), with far ones (22 to 37, against 6 to 12) less
-  // than half as long. Next to no copy past the caches takes fewer ticks than 6.
+  // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. In
+  // an experiment on a Zen 3, calls with near cores (5 to 12 ticks to fetch, up to 20 in the
+  // smallest copies) took twice as long past the caches (6 to 25 ticks), with far ones (22 to 37,
+  // against 6 to 12) about half as long. Hardly a copy past the caches took fewer ticks than 6.
   static constexpr bool is_slow(uint64_t fetching, uint64_t streaming) {
     return fetching >= std::max<uint64_t>(streaming, 6) + 10;
   }
