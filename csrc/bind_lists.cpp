@@ -3,11 +3,8 @@
 
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <tuple>
 
-#include "fast_calls.h"
-#include "fast_prepare.h"
 #include "python_host.h"
 
 namespace fastcoll {
@@ -34,50 +31,19 @@ List list_of(const Plan& plan, const PieceList& pieces) {
   return list;
 }
 
-// A call on lists that was looked at and may be made later.
-struct ListRun {
-  std::vector<PreparedList> lists;
-  py::tuple outputs, inputs;  // kept alive, whatever becomes of the user's lists
-};
-
 }  // namespace
 
 void bind_lists(py::module_& module, py::class_<ProcessGroup>& group) {
-  py::class_<ListRun>(module, "ListRun")
-      .def(
-          "run",
-          [](const ListRun& run, ProcessGroup& group, double timeout_s) {
-            PythonHost host;
-            run_lists(group, run.lists, host, timeout_s);
-          },
-          py::arg("group"), py::arg("timeout_s"));
-  group
-      .def(
-          "run_list",
-          [](ProcessGroup& group, const Plan& plan, const PieceList& pieces, double timeout_s) {
-            const Plan copy = plan;
-            const List list = list_of(plan, pieces);
-            PythonHost host;
-            host.blocking();
-            group.run(copy, list, host, timeout_s);
-          },
-          py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
-      .def(
-          "prepare_lists",
-          [](ProcessGroup& group, int verb, const py::object& outputs, const py::object& inputs,
-             const py::object& op) -> std::optional<ListRun> {
-            const std::optional<Op> known = op_of(op.ptr());
-            const auto is_list = [](const py::object& object) {
-              return PyList_CheckExact(object.ptr()) || PyTuple_CheckExact(object.ptr());
-            };
-            if (!known || !is_list(outputs) || !is_list(inputs)) return {};
-            ListRun run{{}, py::tuple(outputs), py::tuple(inputs)};
-            run.lists = prepare_lists(Verb(verb), group, run.outputs.ptr(), run.inputs.ptr(),
-                                      verb_reduces(Verb(verb)) ? *known : Op::sum, {});
-            if (run.lists.empty()) return {};
-            return run;
-          },
-          py::arg("verb"), py::arg("outputs"), py::arg("inputs"), py::arg("op"));
+  group.def(
+      "run_list",
+      [](ProcessGroup& group, const Plan& plan, const PieceList& pieces, double timeout_s) {
+        const Plan copy = plan;
+        const List list = list_of(plan, pieces);
+        PythonHost host;
+        host.blocking();
+        group.run(copy, list, host, timeout_s);
+      },
+      py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"));
   module.def(
       "list_splits",
       [](const std::vector<std::pair<int, uint64_t>>& tensors, int dtype) {

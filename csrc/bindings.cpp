@@ -12,6 +12,7 @@
 #include "cpu/reduce.h"
 #include "cpu/status.h"
 #include "fast_calls.h"
+#include "kept_memory.h"
 #include "local_reduce.h"
 #include "memory/memfd.h"
 #include "process_group.h"
@@ -144,7 +145,7 @@ void bind_group(py::module_& module) {
                host.blocking();
                group.drive(host);
              }
-             release_dropped();
+             release_kept();
            })
       .def("refuse_handler", &ProcessGroup::refuse_handler)
       .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
@@ -174,9 +175,15 @@ void bind_group(py::module_& module) {
       .def("arena_ptr",
            [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })
       .def("remove_arena", &ProcessGroup::remove_arena, without_gil)
-      .def("async_begin", &ProcessGroup::async_begin)
-      .def("async_end", &ProcessGroup::async_end)
-      .def("await_native", &ProcessGroup::await_native, without_gil)
+      .def("async_begin", [](ProcessGroup& group) { group.queue().begin_in_python(); })
+      .def("async_end", [](ProcessGroup& group) { group.queue().end_in_python(); })
+      .def(
+          "await_native",
+          [](ProcessGroup& group) {
+            Host host;
+            group.await_queued(host);
+          },
+          without_gil)
       .def("idle", &ProcessGroup::idle)
       .def("check", &ProcessGroup::check)
       .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)

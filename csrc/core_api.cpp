@@ -10,6 +10,7 @@
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
+#include "threads.h"
 
 namespace fastcoll {
 
@@ -61,9 +62,6 @@ void raise(const FastcollFailure* failure) {
 bool traces(const FastcollGroup* group) { return ours(group).traces(); }
 bool idle(const FastcollGroup* group) { return ours(group).idle(); }
 
-bool begin_async(FastcollGroup* group) { return ours(group).begin_native(); }
-void end_async(FastcollGroup* group) { ours(group).end_native(); }
-
 void put(FastcollFailure* into, ErrorKind kind, const char* text, uint64_t ranks) {
   into->kind = uint32_t(kind);
   into->ranks = ranks;
@@ -87,15 +85,59 @@ FastcollOutcome outcome_of(FastcollFailure* failure, Call call) {
   return kFastcollFailed;
 }
 
-FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* input, void* output,
-                    double timeout_s, FastcollFailure* failure) {
+Plan plan_of(const FastcollPlan* plan) {
   Plan copy;
   std::memcpy(static_cast<void*>(&copy), plan->bytes, sizeof copy);
+  return copy;
+}
+
+FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* input, void* output,
+                    double timeout_s, FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     DetachedHost host;
-    ours(group).run(copy, input, output, host, timeout_s);
+    ours(group).run(plan_of(plan), input, output, host, timeout_s);
     return kFastcollDone;
   });
+}
+
+class CallWithWork final : public QueuedCall {
+ public:
+  CallWithWork(ProcessGroup& group, const FastcollQueuedCall& call)
+      : group_(group), plan_(plan_of(call.plan)), call_(call) {}
+  ~CallWithWork() override { call_.drop(call_.work); }
+  CallWithWork(const CallWithWork&) = delete;
+  CallWithWork& operator=(const CallWithWork&) = delete;
+
+  void run() noexcept override {
+    outcome_ = outcome_of(&failure_, [&] {
+      DetachedHost host;
+      group_.run(plan_, call_.input, call_.output, host, call_.timeout_s);
+      return kFastcollDone;
+    });
+  }
+  void over() noexcept override {
+    call_.over(call_.work, outcome_ == kFastcollDone ? nullptr : &failure_);
+  }
+
+ private:
+  ProcessGroup& group_;
+  const Plan plan_;
+  const FastcollQueuedCall call_;
+  FastcollOutcome outcome_ = kFastcollPending;
+  FastcollFailure failure_;
+};
+
+FastcollOutcome queue(FastcollGroup* group, const FastcollQueuedCall* call,
+                      FastcollFailure* failure) {
+  return outcome_of(failure, [&] {
+    const auto queued = std::make_shared<CallWithWork>(ours(group), *call);
+    ours(group).refuse_child();
+    return ours(group).queue().push(queued) ? kFastcollDone : kFastcollPending;
+  });
+}
+
+void run_task(void (*task)(void* context), void* context) {
+  run_in_thread([task, context] { task(context); });
 }
 
 FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCall* call,
@@ -143,9 +185,10 @@ constexpr FastcollCoreApi kApi = {
     raise,
     traces,
     idle,
-    begin_async,
-    end_async,
     run,
+    queue,
+    run_task,
+    drain_threads,
     start_transfer,
     look_at_transfer,
     wait_for_transfer,

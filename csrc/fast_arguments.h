@@ -7,11 +7,28 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "process_group.h"
 #include "tensor_view.h"
 
 namespace fastcoll {
+
+// Owns a reference, perhaps none.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {
+    if (!object) PyErr_Clear();
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
 
 inline bool given(PyObject* object) { return object && object != Py_None; }
 

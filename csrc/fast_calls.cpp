@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "call_site.h"
+#include "call_work.h"
 #include "fast_arguments.h"
 #include "fast_prepare.h"
 #include "fast_transfers.h"
@@ -78,7 +79,7 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
     while (i < signature.num_params && param_names[size_t(verb)][size_t(i)] != name) ++i;
     if (i == signature.num_params || !put(i, args[num_args + k])) return false;
   }
-  return !sorted[kAsyncOp] || sorted[kAsyncOp] == Py_False;
+  return !sorted[kAsyncOp] || PyBool_Check(sorted[kAsyncOp]);
 }
 
 // Keeps the tensors of a list alive while the GIL is away.
@@ -117,21 +118,86 @@ constexpr Verb verb_of_lists(FastVerb verb) {
                                                            : Verb::all_gather;
 }
 
-// False if it is no fast call; then nothing has happened.
+// What a Work returns: the tensors that hold results.
+PyObject* outputs_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
+  const auto is_root = [&] { return args[kRoot] && root_of(group, args[kRoot]) == group.rank(); };
+  switch (verb) {
+    case FastVerb::barrier:
+      return PyList_New(0);
+    case FastVerb::gather:
+      if (args[kRoot] ? !is_root() : group.rank() != 0) return PyList_New(0);
+      [[fallthrough]];
+    case FastVerb::all_gather:
+      return PySequence_List(args[kSecond]);
+    case FastVerb::all_to_all:
+    case FastVerb::all_reduce_coalesced:
+    case FastVerb::reduce_scatter_tensor_coalesced:
+    case FastVerb::all_gather_into_tensor_coalesced:
+      return PySequence_List(args[kTensor]);
+    case FastVerb::all_reduce:
+      return Py_BuildValue("[O]", given(args[kSecond]) ? args[kSecond] : args[kTensor]);
+    case FastVerb::reduce:
+      return Py_BuildValue("[O]",
+                           given(args[kSecond]) && is_root() ? args[kSecond] : args[kTensor]);
+    default:
+      return Py_BuildValue("[O]", args[kTensor]);
+  }
+}
+
+// Null if it is no fast call; then nothing has happened.
 template <FastVerb kVerb>
-bool run_collective(ProcessGroup& group, Args& args) {
+PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
+  ProcessGroup& group = caller.group;
+  group.refuse_handler();  // whose wait would be one for itself
+  group.refuse_child();
+  if (group.traces()) return nullptr;  // where it was made is known in this thread only
+  const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
+  if constexpr (kVerb < FastVerb::all_reduce_coalesced)
+    call->one = prepare(kVerb, group, args, op, call->parts);
+  else
+    call->lists =
+        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.asked);
+  if (call->one.plan.hash == 0 && call->lists.empty()) return nullptr;
+  const Owned outputs(outputs_of(kVerb, group, args));
+  const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
+                                args[kSecond] ? args[kSecond] : Py_None));
+  if (!outputs.get() || !kept.get()) throw Interrupted{};
+  return queue_call(caller, call, kept.get(), outputs.get());
+}
+
+// The same.
+template <FastVerb kVerb>
+PyObject* run_collective(const Caller& caller, Args& args) {
+  ProcessGroup& group = caller.group;
+  const bool is_async = args[kAsyncOp] == Py_True;
   const std::optional<Op> op = op_of(args[kOp]);
-  if (!op || !group.idle()) return false;
-  if constexpr (!takes_sequences(kVerb)) return run_one(kVerb, group, args, *op);
-  const Kept first(args[kTensor]), second(args[kSecond]);
-  args[kTensor] = first.or_given(args[kTensor]);
-  args[kSecond] = second.or_given(args[kSecond]);
-  if constexpr (kVerb < FastVerb::all_reduce_coalesced) return run_one(kVerb, group, args, *op);
-  const auto lists =
-      prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
-  PythonHost host;
-  run_lists(group, lists, host, args.timeout_s);
-  return !lists.empty();
+  if (!op) return nullptr;
+  if (!is_async && !group.idle()) [[unlikely]] {
+    PythonHost host;
+    host.blocking();
+    group.await_queued(host);
+  }
+  // What Python has queued, C++ does not wait for.
+  if (!is_async && !group.idle()) [[unlikely]]
+    return nullptr;
+  if constexpr (!takes_sequences(kVerb)) {
+    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    return run_one(kVerb, group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+  } else {
+    const Kept first(args[kTensor]), second(args[kSecond]);
+    args[kTensor] = first.or_given(args[kTensor]);
+    args[kSecond] = second.or_given(args[kSecond]);
+    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
+      return run_one(kVerb, group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+    } else {
+      const auto lists =
+          prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
+      PythonHost host;
+      run_lists(group, lists, host, args.timeout_s);
+      return lists.empty() ? nullptr : Py_NewRef(Py_None);
+    }
+  }
 }
 
 // A new reference to the result; null if it is no fast call. Transfers go beside the group's calls,
@@ -144,7 +210,7 @@ PyObject* run_fast(const Caller& caller, Args& args) {
   else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv)
     return start_transfer(kSends, caller, args);
   else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
-  else return run_collective<kVerb>(caller.group, args) ? Py_NewRef(Py_None) : nullptr;
+  else return run_collective<kVerb>(caller, args);
 }
 
 template <FastVerb kVerb>
@@ -261,6 +327,7 @@ PyMethodDef setters[] = {
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
     {"set_numpy_type", set_numpy_type, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
+    {"set_call_work", set_call_work, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -283,7 +350,7 @@ bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   for (int i = 0; i < kNumAlgorithms; ++i)
     algorithm_strings[size_t(i)] = PyUnicode_InternFromString(algorithm_name(Algorithm(i)));
   numerics_strings = {PyUnicode_InternFromString("same_bits"), PyUnicode_InternFromString("fast")};
-  return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) &&
+  return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) && add_call_work(module) &&
          add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;
 }
 

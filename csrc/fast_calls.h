@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public verbs as C functions (METH_FASTCALL): a call whose plan is known, on contiguous CPU
 // tensors, runs without a Python frame. Every other call goes to the Python function of the same
-// name (set_fallback), which checks, plans and explains.
+// name (set_fallback), which checks, plans and explains. With async_op=True it is queued here.
 //
 // Plain CPython here: pybind11 costs seconds of compile time in every file that includes it.
 #pragma once

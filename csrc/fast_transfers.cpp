@@ -40,22 +40,6 @@ std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObjec
   return transfer;
 }
 
-// Owns a reference, perhaps none.
-class Owned {
- public:
-  explicit Owned(PyObject* object) : object_(object) {
-    if (!object) PyErr_Clear();
-  }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  ~Owned() { Py_XDECREF(object_); }
-  PyObject* get() const { return object_; }
-  PyObject* release() { return std::exchange(object_, nullptr); }
-
- private:
-  PyObject* object_;
-};
-
 // Whether the `op` of a P2POp sends; nothing if it is none of the usual words for it.
 std::optional<bool> is_send(PyObject* op) {
   const auto is = [op](const char* name, FastVerb verb) {

@@ -99,8 +99,7 @@ ProcessGroup::~ProcessGroup() {
 
 ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host) : group_(group) {
   // A forked child may have inherited the lock from a thread it has not.
-  if (group.forked_.load(std::memory_order_relaxed)) [[unlikely]]
-    group.require_usable();
+  group.refuse_child();
   guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
   if (!guard_.owns_lock()) [[unlikely]] {
     group.refuse_handler();
@@ -119,12 +118,16 @@ void ProcessGroup::refuse_handler() const {
                       "program to look at");
 }
 
-void ProcessGroup::require_usable() const {
+void ProcessGroup::refuse_child() const {
   if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
     throw Failure(ErrorKind::usage,
                   "group \"" + name_ +
                       "\" belongs to the parent of this forked process, which is no rank "
                       "of it: make a group of its own with fastcoll.init()");
+}
+
+void ProcessGroup::require_usable() const {
+  refuse_child();
   if (closed_.load(std::memory_order_relaxed)) [[unlikely]]
     throw Failure(ErrorKind::usage, "group \"" + name_ + "\" was destroyed");
 }
@@ -249,26 +252,11 @@ void ProcessGroup::remove_arena(int arena_idx) {
   arena = Arena{};
 }
 
-bool ProcessGroup::begin_native() {
-  uint64_t seen = queued_.load(std::memory_order_relaxed);
-  do {
-    if (seen % kQueuedNative != 0) return false;
-  } while (!queued_.compare_exchange_weak(seen, seen + kQueuedNative, std::memory_order_relaxed));
-  return true;
-}
-
-void ProcessGroup::end_native() {
-  const uint64_t before = queued_.fetch_sub(kQueuedNative, std::memory_order_release);
-  if (before / kQueuedNative == 1) queued_.notify_all();
-}
-
-void ProcessGroup::await_native() {
-  uint64_t seen = queued_.load(std::memory_order_acquire);
-  // A forked child has not the thread that would end them.
-  while (seen / kQueuedNative != 0 && !forked_.load(std::memory_order_relaxed)) {
-    queued_.wait(seen, std::memory_order_acquire);
-    seen = queued_.load(std::memory_order_acquire);
-  }
+void ProcessGroup::await_queued(Host& host) {
+  constexpr std::chrono::milliseconds kLook(50);  // for Ctrl-C
+  // A forked child has not the thread that gets them done.
+  while (!forked_.load(std::memory_order_relaxed) && !queue_->await(kLook))
+    if (host.interrupted()) throw Interrupted{};
 }
 
 void ProcessGroup::check() {
@@ -321,7 +309,7 @@ uint64_t ProcessGroup::settle_survivors(uint64_t ranks) {
 }
 
 void ProcessGroup::abort(const std::string& reason) {
-  if (forked_.load(std::memory_order_relaxed)) require_usable();
+  refuse_child();
   const std::lock_guard pads(pads_mutex_);
   require_usable();
   group_->settle_verdict(ErrorKind::aborted,
@@ -335,10 +323,11 @@ void ProcessGroup::abort(const std::string& reason) {
 void ProcessGroup::close() {
   if (forked_.load(std::memory_order_relaxed)) return;
   refuse_handler();
+  Host host;
+  await_queued(host);
   if (p2p_) p2p_->close();
   bool is_private = true;
   {
-    Host host;
     const Turn turn(*this, host);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;

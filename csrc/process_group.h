@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "call_queue.h"
 #include "cpu/call.h"
 #include "cpu/p2p.h"
 #include "cpu/program.h"
@@ -93,15 +94,10 @@ class ProcessGroup {
   std::byte* arena_ptr(int arena_idx);
   void remove_arena(int arena_idx);
 
-  // While asynchronous calls are queued a synchronous one has to go behind them. There are two
-  // queues: Python's, and one of native code (core_api.h), which takes a call only while Python's
-  // is empty; so what Python queues waits for what native code has queued before it.
-  void async_begin() { queued_.fetch_add(kQueued, std::memory_order_relaxed); }
-  void async_end() { queued_.fetch_sub(kQueued, std::memory_order_release); }
-  bool begin_native();
-  void end_native();
-  void await_native();  // until native code has nothing queued
-  bool idle() const { return queued_.load(std::memory_order_acquire) == 0; }
+  CallQueue& queue() { return *queue_; }
+  bool idle() const { return queue_->idle(); }  // a call may run at once, ahead of nothing
+  // Wait until nothing is queued outside of Python. Throws Interrupted.
+  void await_queued(Host& host);
 
   void check();                             // throws the verdict of a broken or closed group
   void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
@@ -116,6 +112,7 @@ class ProcessGroup {
 
   // Throws UsageError in a handler of a signal that interrupted a call of this group.
   void refuse_handler() const;
+  void refuse_child() const;          // throws UsageError in a forked child
   bool peer_is_gone(int peer) const;  // its process ended, or left the group
   void close();                       // idempotent; own arenas live on until destruction
 
@@ -162,8 +159,7 @@ class ProcessGroup {
   std::mutex mutex_;  // held during a call, by a Turn
   std::atomic<std::thread::id> in_turn_{};
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
-  static constexpr uint64_t kQueued = 1, kQueuedNative = uint64_t{1} << 32;
-  std::atomic<uint64_t> queued_{0};  // calls: Python's in the low half, native code's above
+  const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
   std::array<CachedPlan, kPlans> plans_{};

@@ -8,6 +8,7 @@
 
 #include "call_site.h"
 #include "fast_prepare.h"
+#include "kept_memory.h"
 #include "python_errors.h"
 #include "python_host.h"
 
@@ -24,13 +25,6 @@ struct TransferWork {
 
 GroupOf* group_in_object = nullptr;
 PyTypeObject* heir = nullptr;
-
-// Without a handle, and their memory in use. Guarded by the GIL.
-struct Dropped {
-  std::shared_ptr<Transfer> transfer;
-  PyObject* kept;
-};
-std::vector<Dropped> dropped;
 
 TransferWork& work_of(PyObject* object) { return *reinterpret_cast<TransferWork*>(object); }
 
@@ -86,15 +80,15 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
 void deallocate(PyObject* object) {
   TransferWork& work = work_of(object);
   if (work.transfer && !work.transfer->done)
-    dropped.push_back({std::move(work.transfer), std::exchange(work.kept, nullptr)});
+    keep_until({work.transfer, &work.transfer->done}, std::exchange(work.kept, nullptr));
   work.transfer.~shared_ptr();
   Py_XDECREF(work.kept);
   Py_DECREF(work.caller.object);
   Py_TYPE(object)->tp_free(object);
 }
 
-// Null with a Python error set; else whether it is complete.
-PyObject* wait_at_most(TransferWork& work, double limit_s) {
+PyObject* wait_at_most(PyObject* self, double limit_s) {
+  TransferWork& work = work_of(self);
   try {
     bool is_complete;
     {
@@ -108,25 +102,6 @@ PyObject* wait_at_most(TransferWork& work, double limit_s) {
   } catch (const Interrupted&) {  // its Python error is set already
   }
   return nullptr;
-}
-
-PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
-  // No limit is None, or nothing of whatever kind: torch gives a timedelta of no length.
-  const bool is_usual = !kwnames && num_args <= 1;
-  const int has_limit = is_usual && num_args == 1 ? PyObject_IsTrue(args[0]) : !is_usual;
-  if (has_limit < 0) return nullptr;
-  if (!has_limit) return wait_at_most(work_of(self), 0);
-  static PyObject* const name = PyUnicode_InternFromString("_wait");
-  PyObject* method = PyObject_GetAttr(self, name);
-  PyObject* result =
-      method ? PyObject_Vectorcall(method, args, size_t(num_args), kwnames) : nullptr;
-  Py_XDECREF(method);
-  return result;
-}
-
-PyObject* wait_for(PyObject* self, PyObject* seconds) {
-  const double limit_s = PyFloat_AsDouble(seconds);
-  return limit_s == -1 && PyErr_Occurred() ? nullptr : wait_at_most(work_of(self), limit_s);
 }
 
 PyObject* is_completed(PyObject* self, PyObject*) {
@@ -156,23 +131,22 @@ PyObject* source_rank(PyObject* self, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&wait)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "wait(timeout=None)\n--\n\n"
-     "Wait until the transfer is complete.\n\n"
-     "Args:\n"
-     "    timeout: Seconds to wait here; None or 0 wait as long as the transfer may take.\n\n"
-     "Returns:\n"
-     "    True.\n\n"
-     "Raises:\n"
-     "    FastcollError: What went wrong with the transfer.\n"
-     "    CollectiveTimeout: `timeout` ran out; the transfer goes on."},
+    wait_method<wait_at_most>(
+        "wait(timeout=None)\n--\n\n"
+        "Wait until the transfer is complete.\n\n"
+        "Args:\n"
+        "    timeout: Seconds to wait here; None or 0 wait as long as the transfer may take.\n\n"
+        "Returns:\n"
+        "    True.\n\n"
+        "Raises:\n"
+        "    FastcollError: What went wrong with the transfer.\n"
+        "    CollectiveTimeout: `timeout` ran out; the transfer goes on."),
     {"is_completed", is_completed, METH_NOARGS,
      "is_completed()\n--\n\nReturn whether the transfer is over, well or not."},
     {"source_rank", source_rank, METH_NOARGS,
      "source_rank()\n--\n\n"
      "Return the group rank that sent what was received here; for complete transfers."},
-    {"_wait_for", wait_for, METH_O, nullptr},
+    {"_wait_for", wait_for<wait_at_most>, METH_O, nullptr},
     {"_withdraw", withdraw, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -213,7 +187,7 @@ PyObject* new_transfer_work(const Caller& caller, PyObject* kept) {
 
 void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>> transfers,
                  std::span<PyObject* const> works) {
-  release_dropped();
+  release_kept();
   bool must_drive;
   {
     PythonHost host;
@@ -226,26 +200,11 @@ void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>
   if (must_drive) drive(caller);
 }
 
-void release_dropped() {
-  if (dropped.empty()) return;
-  std::vector<PyObject*> released;
-  std::erase_if(dropped, [&](const Dropped& one) {
-    if (one.transfer->done) released.push_back(one.kept);
-    return one.transfer->done.load();
-  });
-  for (PyObject* kept : released) Py_DECREF(kept);  // runs any code: when the list is whole again
-}
-
 bool add_transfer_work(PyObject* module, GroupOf* group_of_object) {
   group_in_object = group_of_object;
   return PyModule_AddType(module, &type) == 0;
 }
 
-PyObject* set_transfer_work(PyObject*, PyObject* object) {
-  if (!PyType_Check(object) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(object), &type))
-    return PyErr_Format(PyExc_TypeError, "set_transfer_work takes a subclass of TransferWork");
-  Py_XSETREF(heir, reinterpret_cast<PyTypeObject*>(Py_NewRef(object)));
-  Py_RETURN_NONE;
-}
+PyObject* set_transfer_work(PyObject*, PyObject* object) { return set_heir(object, type, heir); }
 
 }  // namespace fastcoll

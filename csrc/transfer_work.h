@@ -10,15 +10,9 @@
 #include <span>
 
 #include "fast_calls.h"
-#include "process_group.h"
+#include "work_type.h"
 
 namespace fastcoll {
-
-// A group, and the Python object that it lives in.
-struct Caller {
-  ProcessGroup& group;
-  PyObject* object;
-};
 
 // A handle of what is not started yet, or null with a Python error set. `kept`: whose memory it is.
 PyObject* new_transfer_work(const Caller& caller, PyObject* kept);
@@ -27,9 +21,6 @@ PyObject* new_transfer_work(const Caller& caller, PyObject* kept);
 // Interrupted where a Python error is set.
 void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>> transfers,
                  std::span<PyObject* const> works);
-
-// Let go of the memory of transfers that are over and whose handles are gone.
-void release_dropped();
 
 // Add the type to the module. False with a Python error set.
 bool add_transfer_work(PyObject* module, GroupOf* group_of_object);

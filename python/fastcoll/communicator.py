@@ -211,10 +211,6 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         outputs: list[Array] = []
         on_gpus: list[CheckedCall] = []
         for call in calls:
-            if isinstance(call, ListCall) and (prepared := self._prepared(call)):
-                runs.append(partial(prepared.run, self, call_limit_s(call.timeout_s)))
-                outputs += call.outputs
-                continue
             for operands in self._checked(call):
                 if not isinstance(operands, ListOperands) and operands.device >= 0:
                     on_gpus.append((call, operands))
@@ -241,12 +237,6 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         else:
             self._queue.submit(run, []).wait()
         return None
-
-    def _prepared(self, call: ListCall) -> _C.ListRun | None:
-        """Return the call if C++ can tell that it is right, and knows its plan."""
-        if call.algorithm != "auto" or call.numerics not in (None, self._settings.numerics):
-            return None
-        return self.prepare_lists(call.verb, call.outputs, call.inputs, call.op)
 
     def _checked(
         self, call: Call | PartsCall | ListCall
@@ -452,7 +442,6 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
             return
         self.refuse_handler()
         self._queue.join()
-        self.await_native()
         self._closed = True
         _living.discard(self)
         try:

@@ -4,6 +4,7 @@
 Decides what it means to wait there. Must not know how calls are started.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ class DeviceWork(Work):
     """
 
     def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
-        super().__init__(lambda: None, outputs)
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
         self._group = group
         self._started = started
         self._event = started.event
@@ -112,10 +115,6 @@ class DeviceWork(Work):
     def is_completed(self) -> bool:
         """Return whether the call is over, well or not."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def is_success(self) -> bool:
-        """Return whether the call is over and the group in order."""
-        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
         """Return what broke the group; None while the call runs or if it went well."""

@@ -16,63 +16,29 @@ import torch
 from fastcoll import _C
 from fastcoll.calls import check_one_device
 from fastcoll.device_work import DeviceTransferWork
-from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.errors import FastcollError
 from fastcoll.memory.array import Array, copy_back, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
-from fastcoll.work import Work, limit_of_wait, run_in_pool
+from fastcoll.work import NativeHandle, QueuedWork, limit_of_wait, run_in_pool
 
-_lock = threading.Lock()  # of the futures
 LONG_S = 0.1  # a wait between nodes that takes longer is told there
 OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
-class TransferWork(_C.TransferWork):
+class TransferWork(_C.TransferWork, NativeHandle):
     """A send or a receive that was started; what must be quick of it is in C++."""
 
     __slots__ = ("__weakref__", "_future")
-    _future: torch.futures.Future[Any]
-
-    def _wait(self, timeout: float | timedelta | None = None) -> bool:
-        limit_s = limit_of_wait(timeout)
-        if not self._wait_for(limit_s or 0):
-            raise CollectiveTimeout(f"the transfer is not complete after {limit_s:g} s; it goes on")
-        return True
+    WHAT = "transfer"
 
     def withdraw(self) -> bool:
         """End a receive that no message was found for; False if one was, or it failed."""
         return self._withdraw()
 
-    def is_success(self) -> bool:
-        """Return whether the transfer is over and went well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """Return what went wrong; None while the transfer goes on or if it went well."""
-        if self.is_completed():
-            try:
-                self.wait()
-            except FastcollError as error:
-                return error
-        return None
-
     def result(self) -> list[Array]:
         """Wait, then return the tensor."""
         self.wait()
         return [self._kept]
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of a list of the tensor."""
-        with _lock:
-            if not hasattr(self, "_future"):
-                self._future = torch.futures.Future()
-                run_in_pool(self._complete, self._future)
-            return self._future
-
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        try:
-            future.set_result(self.result())
-        except Exception as error:
-            future.set_exception(error)
 
 
 class StridedTransferWork(TransferWork):
@@ -131,7 +97,7 @@ def post(
     return work
 
 
-class TransferBetween(Work):
+class TransferBetween(QueuedWork):
     """A send or a receive between nodes; it runs in the order of its queue."""
 
     def __init__(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous calls: the handle a user gets, and the queue behind it.
 
-Decides in which thread a queued call runs: first in, first out within a group, at most one
-thread per group with queued calls, from one pool for the process. Must not know what a call does.
+Decides in which thread a call runs that needs Python: first in, first out within a group, at most
+one thread per group with queued calls, from one pool for the process. Those that need none are
+queued in C++ (csrc/call_queue.h). Must not know what a call does.
 """
 
 import os
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from fastcoll import _C
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.memory.array import Array
 
@@ -80,13 +82,8 @@ def limit_of_wait(timeout: float | timedelta | None) -> float | None:
 class Work:
     """A call that was started with `async_op=True`."""
 
-    def __init__(self, run: Callable[[], None], outputs: list[Array]) -> None:
-        self._run: Callable[[], None] | None = run
-        self._outputs = outputs
-        self._error: Exception | None = None
-        self._done = threading.Event()
-        self._lock = threading.Lock()
-        self._future: torch.futures.Future[Any] | None = None
+    __slots__ = ()
+    _outputs: list[Array]
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the call is complete.
@@ -101,6 +98,112 @@ class Work:
             FastcollError: What the call raised.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
+        raise NotImplementedError
+
+    def is_completed(self) -> bool:
+        """Return whether the call is over, well or not."""
+        raise NotImplementedError
+
+    def exception(self) -> Exception | None:
+        """Return what the call raised; None while it runs or if it went well."""
+        raise NotImplementedError
+
+    def is_success(self) -> bool:
+        """Return whether the call is over and went well."""
+        return self.is_completed() and self.exception() is None
+
+    def result(self) -> list[Array]:
+        """Wait, then return the outputs."""
+        self.wait()
+        return self._outputs
+
+    def num_bytes(self) -> int:
+        """Return the size of the outputs."""
+        return sum(prod(output.shape) * output.itemsize for output in self._outputs)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs."""
+        raise NotImplementedError
+
+
+class NativeHandle:
+    """What need not be quick of a handle whose C++ half waits; a base beside that half."""
+
+    __slots__ = ()
+    WHAT = "call"
+    _future: torch.futures.Future[Any]
+
+    if TYPE_CHECKING:  # of the other half
+
+        def wait(self, timeout: float | timedelta | None = None) -> bool: ...
+        def is_completed(self) -> bool: ...
+        def _wait_for(self, seconds: float) -> bool: ...
+        def result(self) -> list[Array]: ...
+
+    def _wait(self, timeout: float | timedelta | None = None) -> bool:
+        limit_s = limit_of_wait(timeout)
+        if not self._wait_for(limit_s or 0):
+            text = f"the {self.WHAT} is not complete after {limit_s:g} s; it goes on"
+            raise CollectiveTimeout(text)
+        return True
+
+    def is_success(self) -> bool:
+        """Return whether it is over and went well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return what went wrong; None while it goes on or if it went well."""
+        if self.is_completed():
+            try:
+                self.wait()
+            except FastcollError as error:
+                return error
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs."""
+        with _lock:
+            if hasattr(self, "_future"):
+                return self._future
+            self._future = torch.futures.Future()  # type: ignore[misc]  # a slot of the heir's
+        if self.is_completed():
+            self._complete(self._future)
+        else:
+            run_in_pool(self._complete, self._future)
+        return self._future
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            future.set_result(self.result())
+        except Exception as error:
+            future.set_exception(error)
+
+
+_lock = threading.Lock()  # of the futures of native handles
+
+
+class CallWork(_C.CallWork, NativeHandle, Work):
+    """A call that C++ carries out without Python."""
+
+    __slots__ = ("__weakref__", "_future")
+
+
+_C.set_call_work(CallWork)
+
+
+class QueuedWork(Work):
+    """A call that a thread of Python's carries out."""
+
+    def __init__(self, run: Callable[[], None], outputs: list[Array]) -> None:
+        self._run: Callable[[], None] | None = run
+        self._outputs = outputs
+        self._error: Exception | None = None
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """See `Work.wait`."""
         limit_s = limit_of_wait(timeout)
         if not self._done.wait(limit_s):
             raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
@@ -112,22 +215,9 @@ class Work:
         """Return whether the call is over, well or not."""
         return self._done.is_set()
 
-    def is_success(self) -> bool:
-        """Return whether the call is over and went well."""
-        return self._done.is_set() and self._error is None
-
     def exception(self) -> Exception | None:
         """Return what the call raised; None while it runs or if it went well."""
         return self._error if self._done.is_set() else None
-
-    def result(self) -> list[Array]:
-        """Wait, then return the outputs."""
-        self.wait()
-        return self._outputs
-
-    def num_bytes(self) -> int:
-        """Return the size of the outputs."""
-        return sum(prod(output.shape) * output.itemsize for output in self._outputs)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
@@ -167,7 +257,7 @@ class Work:
 
 def completed(outputs: list[Array]) -> Work:
     """Return the handle of a call that is over."""
-    work = Work(lambda: None, outputs)
+    work = QueuedWork(lambda: None, outputs)
     work._execute()
     work._finish()
     return work
@@ -186,12 +276,12 @@ class _Owner(Protocol):
 
 
 class CallQueue:
-    """The calls of one group that wait for their turn."""
+    """The calls of one group that need Python, while they wait for their turn."""
 
     def __init__(self, owner: _Owner) -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[QueuedWork] = deque()
         self._has_thread = False
 
     def idle(self) -> bool:
@@ -200,11 +290,11 @@ class CallQueue:
 
     def submit(self, run: Callable[[], None], outputs: list[Array]) -> Work:
         """Queue a call."""
-        work = Work(run, outputs)
+        work = QueuedWork(run, outputs)
         self.put(work)
         return work
 
-    def put(self, work: Work) -> None:
+    def put(self, work: QueuedWork) -> None:
         """Queue what a handle stands for."""
         with self._lock:
             if not self._has_thread:

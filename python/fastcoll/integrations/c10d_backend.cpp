@@ -37,7 +37,6 @@ class FastcollBackend final : public c10d::Backend {
   }
 
   ~FastcollBackend() override {
-    queue_.join();
     if (!Py_IsInitialized()) {
       group_.release();
       return;
@@ -55,14 +54,8 @@ class FastcollBackend final : public c10d::Backend {
     timeout_ = timeout;
     python("set_timeout", timeout);
   }
-  void shutdown() override {
-    queue_.join();
-    python("shutdown");
-  }
-  void abort() override {
-    python("abort");
-    queue_.join();
-  }
+  void shutdown() override { python("shutdown"); }
+  void abort() override { python("abort"); }
 
   // ---- DDP's buckets ----
 
@@ -233,7 +226,8 @@ class FastcollBackend final : public c10d::Backend {
     const std::optional<FastcollPlan> plan =
         native && !is_coalescing_ ? plans_.find(native->kind) : std::nullopt;
     if (plan && !terms.is_async && core->idle(core_)) return run_now(terms, *native, *plan);
-    if (plan && terms.is_async && core->begin_async(core_)) return queue(terms, *native, *plan);
+    if (plan && terms.is_async)
+      if (WorkPtr work = queue(terms, *native, *plan)) return work;
     WorkPtr work = in_python(terms, std::forward<Args>(args)...);
     if (native && !plan) {
       const py::gil_scoped_acquire gil;
@@ -258,11 +252,22 @@ class FastcollBackend final : public c10d::Backend {
     return {};
   }
 
+  // Null where it has to go behind what is queued in Python.
   WorkPtr queue(const Terms& terms, const Native& call, const FastcollPlan& plan) {
-    ++sequence_;
     auto work = c10::make_intrusive<NativeWork>(rank_, terms.verb.type, terms.verb.title,
                                                 terms.inputs, terms.outputs);
-    queue_.push({plan, call, limit_s(terms.timeout), work});
+    const FastcollQueuedCall queued{&plan,
+                                    call.input,
+                                    call.output,
+                                    limit_s(terms.timeout),
+                                    c10::intrusive_ptr<NativeWork>(work).release(),
+                                    NativeWork::over,
+                                    NativeWork::drop};
+    FastcollFailure failure;
+    const auto outcome = core->queue(core_, &queued, &failure);
+    raise_unless_done(outcome, failure);
+    if (outcome == kFastcollPending) return {};
+    ++sequence_;
     return work;
   }
 
@@ -358,7 +363,6 @@ class FastcollBackend final : public c10d::Backend {
   std::mutex batch_mutex_;
   std::vector<WorkPtr> batch_;  // since startCoalescing
   KnownPlans plans_{core_};
-  CallQueue queue_{core_};
 };
 
 // Python gets a handle as one of its own class, not of torch's base.
@@ -388,6 +392,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_handle<BatchWork>(module, "BatchWork");
   module.def("finish", [] {
     const WithoutGil without_gil;
-    Threads::drain();
+    core->drain_threads();
   });
 }

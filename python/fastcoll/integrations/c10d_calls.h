@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that c10d_backend.cpp carries out itself, the plans that are known for them, and the
-// queue of those that nobody waits for: part of that one source, compiled with it.
+// The calls that c10d_backend.cpp carries out itself, and the plans that are known for them: part
+// of that one source, compiled with it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <unistd.h>
 
-#include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 
-#include "c10d_threads.h"
-#include "c10d_work.h"
 #include "core_api.h"
 
 namespace {
@@ -92,62 +87,6 @@ class KnownPlans {
   FastcollGroup* const group_;
   std::mutex mutex_;
   std::unordered_map<Kind, FastcollPlan, HashOfKind> plans_;
-};
-
-// The asynchronous calls of a group: first in, first out, by one thread at a time.
-class CallQueue {
- public:
-  struct Task {
-    FastcollPlan plan;
-    Native call;
-    double limit_s;
-    c10::intrusive_ptr<NativeWork> work;
-  };
-
-  explicit CallQueue(FastcollGroup* core_group) : group_(core_group) {}
-  ~CallQueue() { join(); }
-
-  void push(Task task) {  // after core->begin_async
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    if (has_thread_) return;
-    has_thread_ = true;
-    Threads::run([this] { work_off(); });
-  }
-
-  // Wait until the queue is empty. A forked child has not got the thread.
-  void join() {
-    if (owner_ != getpid()) return;
-    const WithoutGil without_gil;
-    std::unique_lock lock(mutex_);
-    over_.wait(lock, [this] { return !has_thread_; });
-  }
-
- private:
-  void work_off() {
-    std::unique_lock lock(mutex_);
-    while (!tasks_.empty()) {
-      Task task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      FastcollFailure failure;
-      const auto outcome =
-          core->run(group_, &task.plan, task.call.input, task.call.output, task.limit_s, &failure);
-      core->end_async(group_);  // who waited for it finds the group idle
-      task.work->complete(outcome == kFastcollDone ? nullptr : &failure);
-      task.work.reset();  // may need the GIL: never under the lock
-      lock.lock();
-    }
-    has_thread_ = false;
-    over_.notify_all();
-  }
-
-  FastcollGroup* const group_;
-  const pid_t owner_ = getpid();
-  std::mutex mutex_;
-  std::condition_variable over_;
-  std::deque<Task> tasks_;
-  bool has_thread_ = false;
 };
 
 }  // namespace

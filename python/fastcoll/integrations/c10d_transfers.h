@@ -40,7 +40,7 @@ class WaitedWork : public c10d::Work {
     const std::lock_guard lock(mutex_);
     if (!future_) {
       future_ = future_of_tensors();
-      Threads::run([self = c10::intrusive_ptr<WaitedWork>::reclaim_copy(this), future = future_] {
+      run_in_thread([self = c10::intrusive_ptr<WaitedWork>::reclaim_copy(this), future = future_] {
         self->settle(*future);
       });
     }

@@ -21,8 +21,6 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Milliseconds = std::chrono::milliseconds;
 
-const FastcollCoreApi* core = nullptr;  // set when the module is imported
-
 // What a call raises: the Python class of its kind, wherever torch turns it into a Python error.
 class CallFailed final : public torch::PyTorchError {
  public:
@@ -99,26 +97,18 @@ void raise_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A call that a thread carries out (CallQueue in c10d_calls.h).
+// A call that a thread of the core carries out.
 class NativeWork final : public c10d::Work {
  public:
   NativeWork(int rank, c10d::OpType type, const char* title, Tensors inputs, Tensors outputs)
       : Work(rank, type, title, inputs), inputs_(std::move(inputs)), outputs_(std::move(outputs)) {}
 
-  void complete(const FastcollFailure* failure) {
-    if (failure) error_ = std::make_exception_ptr(CallFailed(*failure));
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    {
-      const std::lock_guard lock(mutex_);
-      is_settled_ = true;
-      future = future_;
-    }
-    finish(error_);
-    // Not in this thread: a callback may start further calls of the group and wait for them.
-    if (future)
-      Threads::run([self = c10::intrusive_ptr<NativeWork>::reclaim_copy(this), future] {
-        self->settle(*future);
-      });
+  // For the core's queue, which has a reference of its own.
+  static void over(void* work, const FastcollFailure* failure) {
+    static_cast<NativeWork*>(work)->complete(failure);
+  }
+  static void drop(void* work) {
+    c10::intrusive_ptr<NativeWork>::reclaim(static_cast<NativeWork*>(work));
   }
 
   bool wait(Milliseconds timeout) override {
@@ -161,6 +151,22 @@ class NativeWork final : public c10d::Work {
   }
 
  private:
+  void complete(const FastcollFailure* failure) {
+    if (failure) error_ = std::make_exception_ptr(CallFailed(*failure));
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      is_settled_ = true;
+      future = future_;
+    }
+    finish(error_);
+    // Not in this thread: a callback may start further calls of the group and wait for them.
+    if (future)
+      run_in_thread([self = c10::intrusive_ptr<NativeWork>::reclaim_copy(this), future] {
+        self->settle(*future);
+      });
+  }
+
   void settle(c10::ivalue::Future& future) {
     if (error_) future.setError(error_);
     else future.markCompleted(c10::IValue(outputs_));

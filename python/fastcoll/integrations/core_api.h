@@ -44,6 +44,18 @@ enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted, kFa
 
 inline constexpr int kFastcollAnyPeer = -1;
 
+// A call for the queue, and the work that it is for.
+struct FastcollQueuedCall {
+  const FastcollPlan* plan;
+  const void* input;
+  void* output;
+  double timeout_s;  // < 0: the group's
+  void* work;
+  // It is over: `failure` is null if it went well. Never takes the GIL.
+  void (*over)(void* work, const FastcollFailure* failure);
+  void (*drop)(void* work);  // afterwards; may take the GIL
+};
+
 struct FastcollTransfer;  // a handle of a send or a receive that was started
 
 // A send or a receive of contiguous memory.
@@ -58,7 +70,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 2;
+inline constexpr uint32_t kFastcollCoreApiVersion = 3;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -76,14 +88,17 @@ struct FastcollCoreApi {
   bool (*traces)(const FastcollGroup* group);
   // Whether a call may run at once, ahead of nothing.
   bool (*idle)(const FastcollGroup* group);
-  // Announce a call that a thread of the caller's is going to run. False where calls are queued in
-  // Python: it has to go behind them. True asks for one end_async.
-  bool (*begin_async)(FastcollGroup* group);
-  void (*end_async)(FastcollGroup* group);
   // Carry out a call. `timeout_s` < 0: the group's. Where it was interrupted the calling thread has
   // a Python error.
   FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan, const void* input,
                          void* output, double timeout_s, FastcollFailure* failure);
+  // Let a thread carry out a call behind those that are queued. kFastcollPending where calls are
+  // queued in Python: it has to go behind them. Whatever comes of it, `drop` is called.
+  FastcollOutcome (*queue)(FastcollGroup* group, const FastcollQueuedCall* call,
+                           FastcollFailure* failure);
+  // Run a task, which throws nothing, in a thread of this process.
+  void (*run_task)(void (*task)(void* context), void* context);
+  void (*drain_threads)();  // waits until calls and tasks are over
 
   // Sends and receives, whose memory must live until they are over, whatever becomes of the handle.
   // Start one; null where that failed. `must_drive`: it is not over, and somebody has to call the

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The asynchronous calls of a group. There are two queues: Python's (work.py), for calls that need
+// Python, and this one, whose calls a thread carries out without the GIL. This one takes a call
+// only while Python's is empty, and what Python queues waits for what is queued here: so a group's
+// calls stay in order whoever makes them. No Python here.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+namespace fastcoll {
+
+class QueuedCall {
+ public:
+  virtual ~QueuedCall() = default;  // may take the GIL
+  virtual void run() noexcept = 0;  // carries it out
+  // The group is idle again unless there are more. Never takes the GIL: who holds it may wait here.
+  virtual void over() noexcept = 0;
+};
+
+class CallQueue : public std::enable_shared_from_this<CallQueue> {
+ public:
+  // While calls are queued a synchronous one has to go behind them.
+  bool idle() const { return queued_.load(std::memory_order_acquire) == 0; }
+
+  void begin_in_python() { queued_.fetch_add(kInPython, std::memory_order_relaxed); }
+  void end_in_python() { queued_.fetch_sub(kInPython, std::memory_order_release); }
+
+  // False where calls are queued in Python: it has to go behind them. Throws
+  // Failure(ErrorKind::driver) where there is no thread for it.
+  bool push(std::shared_ptr<QueuedCall> call);
+  // Wait until nothing is queued here. False if that is not so after `limit`.
+  bool await(std::chrono::milliseconds limit);
+
+ private:
+  bool begin();
+  void work_off();
+
+  static constexpr uint64_t kInPython = 1, kHere = uint64_t{1} << 32;
+  std::atomic<uint64_t> queued_{0};  // calls: Python's in the low half, those here above
+  std::mutex mutex_;
+  std::condition_variable over_;
+  std::deque<std::shared_ptr<QueuedCall>> calls_;
+  uint64_t num_open_ = 0;  // calls here whose over() has not returned
+  bool has_thread_ = false;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// fastcoll._C.CallWork: the handle of an asynchronous call that C++ carries out, as far as it has
+// to be quick; the class that programs get is its heir in work.py. Decides how long the memory of
+// such a call is kept: by its handle, and if that goes first, until the call is over.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "check.h"
+#include "fast_prepare.h"
+#include "work_type.h"
+
+namespace fastcoll {
+
+// A fast call for a group's queue.
+class AsyncCall final : public QueuedCall {
+ public:
+  AsyncCall(ProcessGroup& group, double timeout_s) : group_(group), timeout_s_(timeout_s) {}
+
+  // What is called: one, which may have parts, or lists.
+  Prepared one;
+  Parts parts;
+  std::vector<PreparedList> lists;
+
+  void run() noexcept override;
+  void over() noexcept override;
+
+  bool is_over() const { return is_over_.load(std::memory_order_acquire); }
+  // False if it is not over after that many seconds; 0: without a limit. Throws Interrupted.
+  bool wait(Host& host, double limit_s);
+  const std::optional<Failure>& failure() const { return failure_; }  // of one that is over
+
+  // Its handle is gone, and `kept` is its memory.
+  static void abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept);
+
+ private:
+  ProcessGroup& group_;
+  const double timeout_s_;
+  std::optional<Failure> failure_;
+  // Each side writes its own and then reads the other's, so these are sequentially consistent.
+  std::atomic<bool> is_over_{false}, is_abandoned_{false};
+  std::atomic<uint32_t> has_waiter_{0};
+};
+
+// Queue a call whose memory belongs to `kept` and whose results are in the list `outputs`, and
+// return its handle. Null where it has to go behind what is queued in Python. Throws Interrupted
+// where a Python error is set.
+PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& call, PyObject* kept,
+                     PyObject* outputs);
+
+// Add the type to the module. False with a Python error set.
+bool add_call_work(PyObject* module);
+
+// The class of the handles: fastcoll.work.CallWork.
+PyObject* set_call_work(PyObject*, PyObject* object);
+
+}  // namespace fastcoll

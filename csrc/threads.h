@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of this process that carry out what nobody waits for. They hold no GIL. Decides when
+// there is one more; none exists before the first task.
+#pragma once
+
+#include <functional>
+
+namespace fastcoll {
+
+// Run a task, which may throw nothing, in some thread. A task that finds no idle one gets a new
+// one, as tasks may wait for each other. Throws std::system_error where there is none to be had.
+void run_in_thread(std::function<void()> task);
+
+// Wait until all tasks are over, those too that they start.
+void drain_threads();
+
+}  // namespace fastcoll
