@@ -15,6 +15,7 @@ The networks are those of `fastcoll demo`. Six minutes. Nothing else should run 
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,10 +28,16 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import fastcoll  # noqa: F401 - registers the backend
+from fastcoll.integrations import c10d_build
 from fastcoll.measure.results import provenance, write
 from fastcoll.measure.training import TrainingConfig
 
-BACKENDS = ("compiled", "python", "gloo")
+CLASSES = {
+    "compiled": "FastcollBackend",
+    "python": "ProfiledProcessGroup",
+    "gloo": "ProcessGroupGloo",
+}
+BACKENDS = tuple(CLASSES)
 NUM_LAYERS = 80
 BOTH = "DDP's communication and copies"
 COPIES = "DDP's copies, 25M parameters"
@@ -99,6 +106,9 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
     torch.set_num_threads(1)
     name = "gloo" if backend == "gloo" else "fastcoll"
     dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
+    kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__  # type: ignore[union-attr]
+    if kind != CLASSES[backend]:
+        sys.exit(f"the backend is {kind}: {c10d_build.reason()}")
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
     slow = 10 if backend == "gloo" else 1
     added_us, copies_us = ddp_step_us(25_000_000, 25)

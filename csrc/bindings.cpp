@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
-#include "bind_lists.h"
 #include "call_site.h"
 #include "core_api.h"
 #include "cpu/reduce.h"
@@ -32,6 +32,23 @@ std::vector<std::string> names(int count, const char* (*name)(Enum)) {
   std::vector<std::string> all;
   for (int i = 0; i < count; ++i) all.emplace_back(name(Enum(i)));
   return all;
+}
+
+using PieceList = std::vector<std::tuple<uintptr_t, uintptr_t, size_t>>;  // input, output, numel
+
+// The tensors of a list that have elements, end to end.
+List list_of(const Plan& plan, const PieceList& pieces) {
+  List list;
+  size_t start = 0;
+  for (const auto& [input, output, numel] : pieces) {
+    if (numel == 0) continue;
+    list.push_back({to_ptr(input), to_ptr(output), start, numel});
+    start += numel;
+  }
+  if (start != plan.numel || !takes_lists(plan))
+    throw Failure(ErrorKind::usage, std::to_string(start) + " elements of a list do not fit " +
+                                        describe(plan) + " by " + describe_choice(plan));
+  return list;
 }
 
 void bind_plan(py::module_& module) {
@@ -94,9 +111,7 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
 void bind_group(py::module_& module) {
   // What takes the group's lock must not hold the GIL: the lock's holder may need it to get on.
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
-  py::class_<ProcessGroup> group(module, "Group");
-  bind_lists(module, group);
-  group
+  py::class_<ProcessGroup>(module, "Group")
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,
                        std::vector<int> pidfds, double timeout_s, std::vector<int> pids,
@@ -138,6 +153,16 @@ void bind_group(py::module_& module) {
             group.run(copy, parts, host, timeout_s);
           },
           py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
+      .def(
+          "run_list",
+          [](ProcessGroup& group, const Plan& plan, const PieceList& pieces, double timeout_s) {
+            const Plan copy = plan;
+            const List list = list_of(plan, pieces);
+            PythonHost host;
+            host.blocking();
+            group.run(copy, list, host, timeout_s);
+          },
+          py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
       .def("drive",
            [](ProcessGroup& group) {
              {
@@ -267,6 +292,14 @@ void bind_machine(py::module_& module) {
         return status_of(*reinterpret_cast<const Pad*>(region.get()));
       },
       py::arg("fd"));
+  module.def(
+      "list_splits",
+      [](const std::vector<std::pair<int, uint64_t>>& tensors, int dtype) {
+        std::vector<TensorSize> sizes;
+        for (const auto& [kind, numel] : tensors) sizes.push_back({DType(kind), numel});
+        return list_splits(sizes, DType(dtype));
+      },
+      py::arg("tensors"), py::arg("dtype"));
   module.def("find_call_site", [] { return decoded(find_call_site()); });
   module.def(
       "set_call_site", [](const std::string& site) { return decoded(set_call_site(site)); },

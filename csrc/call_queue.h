@@ -31,8 +31,9 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void begin_in_python() { queued_.fetch_add(kInPython, std::memory_order_relaxed); }
   void end_in_python() { queued_.fetch_sub(kInPython, std::memory_order_release); }
 
-  // False where calls are queued in Python: it has to go behind them. Throws
-  // Failure(ErrorKind::driver) where there is no thread for it.
+  // Whether nothing is queued in Python, whose calls go first.
+  bool takes_calls() const { return queued_.load(std::memory_order_relaxed) % kHere == 0; }
+  // False unless it takes calls. Throws Failure(ErrorKind::driver) where there is no thread for it.
   bool push(std::shared_ptr<QueuedCall> call);
   // Wait until nothing is queued here. False if that is not so after `limit`.
   bool await(std::chrono::milliseconds limit);

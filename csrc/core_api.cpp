@@ -61,6 +61,7 @@ void raise(const FastcollFailure* failure) {
 
 bool traces(const FastcollGroup* group) { return ours(group).traces(); }
 bool idle(const FastcollGroup* group) { return ours(group).idle(); }
+bool takes_calls(FastcollGroup* group) { return ours(group).queue().takes_calls(); }
 
 void put(FastcollFailure* into, ErrorKind kind, const char* text, uint64_t ranks) {
   into->kind = uint32_t(kind);
@@ -186,6 +187,7 @@ constexpr FastcollCoreApi kApi = {
     traces,
     idle,
     run,
+    takes_calls,
     queue,
     run_task,
     drain_threads,

@@ -3,7 +3,10 @@
 
 import gc
 import random
+import sys
 import time
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +17,7 @@ from calls import Call, Place, expected
 from perform import Result, Started, compare
 
 import oracle
-from harness import Pools, Rank, attempt
+from harness import DEADLINE_S, Pool, Pools, Rank, attempt
 
 
 def handle(rank: Rank) -> dict[str, Any]:
@@ -58,6 +61,85 @@ def test_the_handle(pools: Pools, world: int) -> None:
             "none when not asynchronous": True,
             "barrier": True,
         }
+
+
+def every_verb(rank: Rank) -> dict[str, tuple[list[str], bool, list[bool]]]:
+    """Each verb: the first call of a kind is planned in Python, the last C++ carries out."""
+    comm, world, last = rank.comm, rank.world_size, rank.world_size - 1
+    part, whole, out = torch.ones(5), torch.ones(5 * world), torch.ones(5)
+    parts, others = list(torch.ones(world, 5)), list(torch.ones(world, 5))
+    at_last = rank.rank == last
+    more, wholes = [torch.ones(2), torch.ones(3)], [torch.ones(2 * world), torch.ones(3 * world)]
+    calls: dict[str, tuple[Callable[[], Any], list[torch.Tensor]]] = {
+        "all_reduce": (lambda: comm.all_reduce(part, async_op=True), [part]),
+        "all_reduce, out": (lambda: comm.all_reduce(part, out=out, async_op=True), [out]),
+        "reduce_scatter_tensor": (
+            lambda: comm.reduce_scatter_tensor(part, whole, async_op=True),
+            [part],
+        ),
+        "all_gather_into_tensor": (
+            lambda: comm.all_gather_into_tensor(whole, part, async_op=True),
+            [whole],
+        ),
+        "broadcast": (lambda: comm.broadcast(part, last, async_op=True), [part]),
+        "barrier": (lambda: comm.barrier(async_op=True), []),
+        "reduce": (lambda: comm.reduce(part, last, async_op=True), [part]),
+        "reduce, out": (
+            lambda: comm.reduce(part, last, out=out if at_last else None, async_op=True),
+            [out] if at_last else [part],
+        ),
+        "all_gather": (lambda: comm.all_gather(parts, part, async_op=True), parts),
+        "gather": (
+            lambda: comm.gather(part, parts if at_last else None, last, async_op=True),
+            parts if at_last else [],
+        ),
+        "gather at 0": (
+            lambda: comm.gather(part, None if rank.rank else parts, async_op=True),
+            [] if rank.rank else parts,
+        ),
+        "scatter": (
+            lambda: comm.scatter(part, parts if at_last else None, last, async_op=True),
+            [part],
+        ),
+        "all_to_all_single": (
+            lambda: comm.all_to_all_single(whole, torch.ones(5 * world), async_op=True),
+            [whole],
+        ),
+        "all_to_all": (lambda: comm.all_to_all(parts, others, async_op=True), parts),
+        "all_reduce_coalesced": (lambda: comm.all_reduce_coalesced(more, async_op=True), more),
+        "reduce_scatter_tensor_coalesced": (
+            lambda: comm.reduce_scatter_tensor_coalesced(more, wholes, async_op=True),
+            more,
+        ),
+        "all_gather_into_tensor_coalesced": (
+            lambda: comm.all_gather_into_tensor_coalesced(wholes, more, async_op=True),
+            wholes,
+        ),
+    }
+    found = {}
+    for name, (call, outputs) in calls.items():
+        works = [call(), call()]  # the second behind the first, in C++'s queue or in Python's
+        works[-1].wait()
+        works.append(call())
+        results = [work.result() for work in works]
+        same = [
+            len(result) == len(outputs)
+            and all(one is other for one, other in zip(result, outputs, strict=True))
+            for result in results
+        ]
+        sizes = {work.num_bytes() for work in works}
+        kinds = [type(work).__name__ for work in (works[0], works[-1])]
+        found[name] = kinds, sizes == {sum(one.nbytes for one in outputs)}, same
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_work_knows_its_outputs(fresh_pool: Callable[..., Pool], world: int) -> None:
+    for found in fresh_pool(world).run(every_verb):
+        assert len(found) == 17
+        for name, ((_, last), has_size, same) in found.items():
+            assert (last, has_size, same) == ("CallWork", True, [True] * 3), name
+        assert {first for (first, _), _, _ in found.values()} == {"QueuedWork", "CallWork"}
 
 
 def late_peer(rank: Rank) -> list[Any]:
@@ -161,6 +243,55 @@ def let_go(rank: Rank) -> list[float]:
 
 def test_arguments_are_kept_alive(pools: Pools) -> None:
     assert pools(2).run(let_go) == [[2.0 * number for number in range(20)]] * 2
+
+
+def let_go_of_memory(rank: Rank) -> list[bool]:
+    """What nobody holds any more goes when its call is over, without another call."""
+    import fastcoll
+
+    fastcoll.all_reduce(torch.ones(50_000))
+    if rank.rank == 1:
+        rank.wait_for("let go")
+    tensor = torch.ones(50_000)
+    alive = weakref.ref(tensor)
+    fastcoll.all_reduce(tensor, async_op=True)
+    del tensor
+    facts = [alive() is not None]
+    if rank.rank == 0:
+        rank.tell("let go")
+    end = time.monotonic() + DEADLINE_S
+    while alive() is not None and time.monotonic() < end:
+        time.sleep(0.001)
+    return [*facts, alive() is None]
+
+
+def test_memory_goes_when_the_call_is_over(pools: Pools) -> None:
+    first, second = pools(2).run(let_go_of_memory)
+    assert first == [True, True]
+    assert second[1]
+
+
+def keep_the_gil(rank: Rank) -> list[bool]:
+    """A thread of Python's would get nothing done: this one never gives up the interpreter."""
+    import fastcoll
+
+    tensors = [torch.ones(numel) for numel in (2, 3000, 200_000)]
+    for tensor in tensors:
+        fastcoll.all_reduce(tensor)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        works = [fastcoll.all_reduce(tensor, async_op=True) for tensor in tensors]
+        end = time.monotonic() + DEADLINE_S
+        while not all(work.is_completed() for work in works) and time.monotonic() < end:
+            pass
+        return [work.is_completed() for work in works]
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_calls_get_on_while_python_is_busy(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(2).run(keep_the_gil) == [[True] * 3] * 2
 
 
 def many_groups(rank: Rank, count: int) -> list[float]:

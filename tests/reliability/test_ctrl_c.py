@@ -104,6 +104,37 @@ def test_a_rank_that_waits_for_a_work(fresh_pool: Callable[..., Pool]) -> None:
     assert first[2] == second[2] == 4.0
 
 
+def wait_behind_a_work(rank: Rank) -> tuple[float, Attempt, float]:
+    """Interrupted before it is a call's turn: it was never made, and the group is whole."""
+    tensor, other = torch.ones(3), torch.ones(3)
+    rank.comm.all_reduce(tensor)
+    if rank.rank == 1:
+        rank.wait_for("late")
+    work = rank.comm.all_reduce(tensor, async_op=True)
+    one = Attempt("", "", 0.0)
+    if rank.rank == 0:
+        rank.tell("waiting")
+        one = attempt(rank.comm.all_reduce, other)
+    stopped = time.monotonic()
+    if rank.rank == 0:
+        rank.tell("late")
+    work.wait()
+    rank.comm.all_reduce(other)
+    return stopped, one, tensor[0].item() + other[0].item()
+
+
+def test_a_rank_that_waits_behind_a_work(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2)
+    pool.start(wait_behind_a_work)
+    pool.wait_for("waiting")
+    time.sleep(0.1)
+    sent = interrupt(pool)
+    (stopped, one, first), (_, _, second) = pool.finish()
+    assert one.kind == "KeyboardInterrupt"
+    assert stopped - sent < LATE_S
+    assert first == second == 6.0
+
+
 def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
     import fastcoll
 

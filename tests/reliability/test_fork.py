@@ -85,6 +85,28 @@ def test_pending_calls_survive_a_fork(pools: Pools) -> None:
         assert values == [2.0 * number for number in range(10)]
 
 
+def fork_and_wait(rank: Rank) -> tuple[list[Attempt], float]:
+    """A child waits for a call of its parent's, which it has not the thread for."""
+    tensor = torch.full((30_000,), 1.0)
+    rank.comm.all_reduce(tensor)
+    if rank.rank == 1:
+        rank.wait_for("waited")
+    work = rank.comm.all_reduce(tensor, async_op=True)
+    attempts = []
+    if rank.rank == 0:
+        attempts = in_child(lambda: [attempt(work.wait), attempt(work.wait, 5)])
+        rank.tell("waited")
+    work.wait()
+    return attempts, tensor[0].item()
+
+
+def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools) -> None:
+    (attempts, first), (_, second) = pools(2).run(fork_and_wait)
+    assert [one.kind for one in attempts] == ["UsageError"] * 2
+    assert all("fork" in one.text and one.seconds < LATE_S for one in attempts)
+    assert first == second == 4.0
+
+
 def close_all() -> str:
     """What a child does that ends like a program: destroys what it thinks is its own."""
     import fastcoll

@@ -226,7 +226,7 @@ class FastcollBackend final : public c10d::Backend {
     const std::optional<FastcollPlan> plan =
         native && !is_coalescing_ ? plans_.find(native->kind) : std::nullopt;
     if (plan && !terms.is_async && core->idle(core_)) return run_now(terms, *native, *plan);
-    if (plan && terms.is_async)
+    if (plan && terms.is_async && core->takes_calls(core_))
       if (WorkPtr work = queue(terms, *native, *plan)) return work;
     WorkPtr work = in_python(terms, std::forward<Args>(args)...);
     if (native && !plan) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "c10d_threads.h"
 #include "core_api.h"
 
 namespace {

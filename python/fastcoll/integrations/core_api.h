@@ -92,8 +92,10 @@ struct FastcollCoreApi {
   // a Python error.
   FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan, const void* input,
                          void* output, double timeout_s, FastcollFailure* failure);
-  // Let a thread carry out a call behind those that are queued. kFastcollPending where calls are
-  // queued in Python: it has to go behind them. Whatever comes of it, `drop` is called.
+  // Whether a call may be queued here: none is queued in Python, which it would have to go behind.
+  bool (*takes_calls)(FastcollGroup* group);
+  // Let a thread carry out a call behind those that are queued here. kFastcollPending where another
+  // thread has queued one in Python meanwhile. Whatever comes of it, `drop` is called.
   FastcollOutcome (*queue)(FastcollGroup* group, const FastcollQueuedCall* call,
                            FastcollFailure* failure);
   // Run a task, which throws nothing, in a thread of this process.

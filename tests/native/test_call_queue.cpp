@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue of asynchronous calls under threads: order, one call at a time, what is known when.
+// Exits 0, or says what went wrong.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "call_queue.h"
+#include "threads.h"
+
+using namespace fastcoll;
+using namespace std::chrono_literals;
+
+namespace {
+
+void check(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("WRONG: %s\n", what);
+  std::exit(1);
+}
+
+class Task final : public QueuedCall {
+ public:
+  Task(std::function<void()> run, std::function<void()> over)
+      : run_(std::move(run)), over_(std::move(over)) {}
+  void run() noexcept override { run_(); }
+  void over() noexcept override { over_(); }
+
+ private:
+  std::function<void()> run_, over_;
+};
+
+bool push(CallQueue& queue, std::function<void()> run, std::function<void()> over = [] {}) {
+  return queue.push(std::make_shared<Task>(std::move(run), std::move(over)));
+}
+
+void await(CallQueue& queue) { check(queue.await(20s), "the queue is not empty after 20 s"); }
+
+// Calls of several threads: one at a time, and each thread's in its order. The queue runs dry and
+// starts again all the time.
+void calls_are_in_order() {
+  constexpr int kThreads = 3, kCalls = 2000;
+  const auto queue = std::make_shared<CallQueue>();
+  std::vector<int> seen[kThreads];  // guarded by nothing but the queue
+  std::atomic<int> num_running{0};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread)
+    threads.emplace_back([&, thread] {
+      for (int number = 0; number < kCalls; ++number) {
+        const auto run = [&, thread, number] {
+          check(num_running.fetch_add(1) == 0, "two calls run at once");
+          seen[thread].push_back(number);
+          num_running.fetch_sub(1);
+        };
+        check(push(*queue, run), "a call was refused");
+        if (number % 50 == 0) await(*queue);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  await(*queue);
+  for (const std::vector<int>& numbers : seen) {
+    check(numbers.size() == kCalls, "not every call ran");
+    check(std::is_sorted(numbers.begin(), numbers.end()), "calls ran in another order");
+  }
+}
+
+// Who learns that a call is over may call at once; who waits for the queue knows that all are told.
+void what_is_known_when() {
+  const auto queue = std::make_shared<CallQueue>();
+  for (int round = 0; round < 300; ++round) {
+    bool was_idle = false, is_told = false;
+    push(
+        *queue, [] {},
+        [&] {
+          was_idle = queue->idle();
+          std::this_thread::sleep_for(100us);
+          is_told = true;
+        });
+    await(*queue);
+    check(was_idle, "a call is over, but the group not idle");
+    check(is_told, "nothing is queued, but not everybody told");
+    check(queue->idle(), "nothing is queued, but the group not idle");
+  }
+}
+
+void python_goes_first() {
+  const auto queue = std::make_shared<CallQueue>();
+  queue->begin_in_python();
+  check(!queue->idle() && !queue->takes_calls(), "a call of Python's is not seen");
+  check(!push(*queue, [] {}), "a call went ahead of Python's");
+  check(queue->await(0ms), "a refused call is waited for");
+  queue->end_in_python();
+  std::atomic<bool> may_end{false};
+  push(*queue, [&] { may_end.wait(false); });
+  queue->begin_in_python();  // behind it, and waits for it
+  check(!queue->await(1ms), "a call that runs is not waited for");
+  check(!push(*queue, [] {}), "a call went ahead of Python's, which waits");
+  may_end = true;
+  may_end.notify_all();
+  await(*queue);
+  queue->end_in_python();
+  check(queue->idle() && push(*queue, [] {}), "the queue takes no calls again");
+  await(*queue);
+}
+
+// The group may be gone as soon as nothing is queued, while the thread still puts things away.
+void a_queue_outlives_its_group() {
+  for (int round = 0; round < 300; ++round) {
+    auto queue = std::make_shared<CallQueue>();
+    push(*queue, [] {});
+    await(*queue);
+  }
+}
+
+}  // namespace
+
+int main() {
+  calls_are_in_order();
+  what_is_known_when();
+  python_goes_first();
+  a_queue_outlives_its_group();
+  drain_threads();
+  std::puts("all well");
+}
