@@ -165,21 +165,25 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 
-// The same.
+// Whether a call may run now. Waits for what C++ has queued before it; behind what Python has
+// queued it goes there.
+bool comes_next(ProcessGroup& group) {
+  if (group.idle()) [[likely]]
+    return true;
+  PythonHost host;
+  host.blocking();
+  group.await_queued(host);
+  return group.idle();
+}
+
+// As start_collective.
 template <FastVerb kVerb>
 PyObject* run_collective(const Caller& caller, Args& args) {
   ProcessGroup& group = caller.group;
   const bool is_async = args[kAsyncOp] == Py_True;
   const std::optional<Op> op = op_of(args[kOp]);
   if (!op) return nullptr;
-  if (!is_async && !group.idle()) [[unlikely]] {
-    PythonHost host;
-    host.blocking();
-    group.await_queued(host);
-  }
-  // What Python has queued, C++ does not wait for.
-  if (!is_async && !group.idle()) [[unlikely]]
-    return nullptr;
+  if (!is_async && !comes_next(group)) return nullptr;
   if constexpr (!takes_sequences(kVerb)) {
     if (is_async) return start_collective<kVerb>(caller, args, *op);
     return run_one(kVerb, group, args, *op) ? Py_NewRef(Py_None) : nullptr;
