@@ -94,6 +94,8 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
         (["bench", "all_to_none"], "all_to_none"),
         (["bench", "all_reduce", "--algorithm", "two_short"], "two_shot"),
         (["bench", "all_reduce", "--numerics", "exact"], "same_bits"),
+        (["bench", "all_reduce", "--async-op", "--level", "c"], "asynchronous"),
+        (["bench", "all_reduce", "--async-op", "--device", "cuda"], "asynchronous"),
         (["explain", "all_reduce", "1M", "--ranks", "80000"], "--topology"),
         (["demo", "--params", "many"], "many"),
         (["demo", "--ranks", "1"], "ranks"),
@@ -200,6 +202,27 @@ def test_every_verb_is_measured(verb: str, tmp_path: Path) -> None:
     assert verb in result.output
     (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
     wrong = [cell["num_wrong"] for cell in row["cells"]]
+    assert wrong == [None if verb == "barrier" else 0] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["all_reduce", "gather", "barrier", "sendrecv"])
+def test_asynchronous_calls_are_measured(verb: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    options = "--async-op --sizes 1K --rounds 1 --window-us 200 --vs gloo,core"
+    result = runner.invoke(app, ["bench", verb, *options.split(), "--json", str(path)])
+    if verb == "sendrecv":
+        assert result.exit_code == 1
+        assert "handles of their own" in result.output
+        return
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text())
+    validate(document)
+    assert document["settings"]["async_op"]
+    (row,) = document["rows"]
+    statuses = [cell["status"] for cell in row["cells"]]
+    assert statuses == ["measured", "measured", "not measured"]
+    wrong = [cell["num_wrong"] for cell in row["cells"][:2]]
     assert wrong == [None if verb == "barrier" else 0] * 2
 
 

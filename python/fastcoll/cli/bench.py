@@ -113,6 +113,9 @@ def bench(
     symmetric: Annotated[
         bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
     ] = False,
+    async_op: Annotated[
+        bool, typer.Option("--async-op", help="Start every call asynchronously, and wait for it.")
+    ] = False,
     algorithm: Annotated[str, typer.Option(help="fastcoll's algorithm.")] = "auto",
     numerics: Annotated[str | None, typer.Option(help="same_bits or fast.")] = None,
     level: Annotated[
@@ -144,6 +147,9 @@ def bench(
     """
     if device is Device.cuda and level is Level.c:
         raise typer.BadParameter("there is no compiled loop on GPUs", param_hint="--level")
+    if async_op and (device is Device.cuda or level is Level.c):
+        text = "asynchronous calls are measured on CPUs, from Python"
+        raise typer.BadParameter(text, param_hint="--async-op")
     peers = _peers(vs, device, graph)
     try:
         sizes_bytes = tuple(parse_sizes(sizes))
@@ -160,6 +166,7 @@ def bench(
         device=device.value,
         level=level.value,
         symmetric=symmetric,
+        async_op=async_op,
         algorithm=_algorithm(algorithm),
         numerics=numerics and _choice(numerics, ("same_bits", "fast"), "numerics"),
         pin=pin,
@@ -258,7 +265,8 @@ def print_document(document: Json, console: Console) -> None:
     console.print(
         f"[bold]{settings['verb']}[/bold], {settings['world_size']} ranks on "
         f"{machine['num_usable_cpus']} cores of {machine['cpu_model']}; {settings['level']} level"
-        f"{', symmetric tensors' if settings['symmetric'] else ''}; times in us: median over "
+        f"{', symmetric tensors' if settings['symmetric'] else ''}"
+        f"{', asynchronous calls' if settings['async_op'] else ''}; times in us: median over "
         "windows of the slowest rank; ratios: of medians (of best windows)",
         highlight=False,
     )

@@ -82,6 +82,9 @@ class Fastcoll(Library):
             return PartsCall(verb=verb, input=parts, output=output, root=cell.root)
         return PartsCall(verb=verb, input=source, output=output)
 
+    def asynchronous(self, call: Bound) -> Bound:
+        return _torch_asynchronous(call)
+
     def one_way_flag(self, iterations: int) -> float:
         return _C.time_one_way_flag(self.comm, iterations)
 
@@ -91,6 +94,9 @@ class Fastcoll(Library):
 
 class FastcollCore(Fastcoll):
     """fastcoll's C++ core in a compiled loop: no Python between the calls."""
+
+    def asynchronous(self, call: Bound) -> Bound:
+        raise NotImplementedError("there is no compiled loop of asynchronous calls")
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         if cell.verb == "sendrecv":
@@ -159,6 +165,9 @@ class Gloo(Library):
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         return _torch_call(dist, cell, self.rank, output, source)
+
+    def asynchronous(self, call: Bound) -> Bound:
+        return _torch_asynchronous(call)
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -233,6 +242,13 @@ class Mpi(Library):
             case _:
                 return self.comm.Bcast, (out, root)
 
+    def asynchronous(self, call: Bound) -> Bound:
+        fn, args = call
+        if fn == self.comm.Sendrecv:
+            raise NotImplementedError(_OWN_HANDLES)
+        start = getattr(self.comm, f"I{fn.__name__.lower()}")
+        return (lambda: start(*args).Wait()), ()
+
     def _datatype(self, dtype: str) -> Any:
         names = {"float32": "FLOAT", "float64": "DOUBLE", "bool": "C_BOOL"}
         names |= {"complex64": "C_FLOAT_COMPLEX", "complex128": "C_DOUBLE_COMPLEX"}
@@ -267,6 +283,16 @@ def _torch_call(
             return _send_and_recv, (library, source, output, *_neighbours(rank, cell.world_size))
         case _:
             return library.barrier, ()
+
+
+_OWN_HANDLES = "sends and receives have handles of their own"
+
+
+def _torch_asynchronous(call: Bound) -> Bound:
+    fn, args = call
+    if fn is _send_and_recv:
+        raise NotImplementedError(_OWN_HANDLES)
+    return (lambda: fn(*args, async_op=True).wait()), ()
 
 
 def _neighbours(rank: int, world_size: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class WorkerConfig:
         library: Key of `libraries.LIBRARIES`.
         store_path: File for the rendezvous of fastcoll and Gloo (unused by MPI).
         cpus: The CPU that each rank stays on, or None to leave it to the scheduler.
+        async_op: Start every call asynchronously, and wait for it at once.
         mpi4py_folder: Where the MPI's own mpi4py is, searched after this environment's folders.
     """
 
@@ -37,6 +38,7 @@ class WorkerConfig:
     store_path: str
     cpus: tuple[int, ...] | None
     symmetric: bool = False
+    async_op: bool = False
     algorithm: str = "auto"
     numerics: str | None = None
     mpi4py_folder: str | None = None
@@ -65,6 +67,10 @@ class Library(ABC):
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         """Return the function and arguments that run `cell` (in place: source is output)."""
 
+    def asynchronous(self, call: Bound) -> Bound:
+        """Return what starts a call and waits for it."""
+        raise NotImplementedError(f"{self.config.library} has no asynchronous calls here")
+
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor of one dimension in the memory this library is measured on."""
         return torch.empty(numel, dtype=dtype)
@@ -76,7 +82,7 @@ class Library(ABC):
             None for a barrier, which has no result.
         """
         if cell.verb == "barrier":
-            self._call = self.bind(cell, self._output, self._input)
+            self._call = self._bound(cell)
             self.loop(1)
             return None
         in_place = cell.verb in ("all_reduce", "reduce", "broadcast")
@@ -87,7 +93,7 @@ class Library(ABC):
         self._output.fill_(1 if cell.dtype == "bool" else _POISON)
         if cell.verb != "broadcast" or self.rank == cell.root:
             fill_input(self._input, cell, self.rank)
-        self._call = self.bind(cell, self._output, self._input)
+        self._call = self._bound(cell)
         self.barrier()
         self.loop(1)
         num_wrong = count_wrong(self._output.cpu(), cell, self.rank)
@@ -95,6 +101,10 @@ class Library(ABC):
         self._output.fill_(neutral(cell.op))
         self.barrier()
         return num_wrong
+
+    def _bound(self, cell: Cell) -> Bound:
+        call = self.bind(cell, self._output, self._input)
+        return self.asynchronous(call) if self.config.async_op else call
 
     def loop(self, iterations: int) -> float:
         """Return the seconds of `iterations` back-to-back calls of what was prepared."""

@@ -54,6 +54,7 @@ class BenchSettings:
     peers: tuple[str, ...]
     level: str = "python"
     symmetric: bool = False
+    async_op: bool = False
     algorithm: str = "auto"
     numerics: str | None = None
     pin: bool = True
@@ -93,6 +94,7 @@ def worker_config(settings: BenchSettings, library: str, folder: Path) -> Worker
         store_path=str(folder / f"{library}.store"),
         cpus=cpus[: settings.world_size] if pinned else None,
         symmetric=settings.symmetric and is_own,
+        async_op=settings.async_op,
         algorithm=settings.algorithm if is_own else "auto",
         numerics=settings.numerics if is_own else None,
     )
