@@ -13,12 +13,21 @@
 #include <memory>
 #include <mutex>
 
+#include "cpu/wait.h"
+
 namespace fastcoll {
 
 class QueuedCall {
  public:
+  // What came of beginning a call: nothing, its first half, or all of it.
+  enum class Begun { no, half, all };
+
   virtual ~QueuedCall() = default;  // may take the GIL
-  virtual void run() noexcept = 0;  // carries it out
+  // Does what can be done without waiting.
+  virtual Begun begin() noexcept { return Begun::no; }
+  virtual void run() noexcept = 0;  // carries it out, or what is left of it
+  // Goes on with the first half; false where the host stepped out.
+  virtual bool finish(Host&) noexcept { return true; }
   // The group is idle again unless there are more. Never takes the GIL: who holds it may wait here.
   virtual void over() noexcept = 0;
 };
@@ -34,12 +43,23 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // Whether nothing is queued in Python, whose calls go first.
   bool takes_calls() const { return queued_.load(std::memory_order_relaxed) % kHere == 0; }
   // False unless it takes calls. Throws Failure(ErrorKind::driver) where there is no thread for it.
+  // A call that nothing is before is begun here. If the first half of it was done, it rests until
+  // somebody waits for it, asks for it or queues another one: most are waited for, and who waits
+  // has it done sooner than a thread that has to wake up.
   bool push(std::shared_ptr<QueuedCall> call);
+  // Let a thread go on with the call that rests, if one does.
+  void go_on();
+  // Go on with it in this thread: take it (any, or null if this one does not rest), then say
+  // whether it is done, or else a thread has to go on.
+  std::shared_ptr<QueuedCall> take(const QueuedCall* call = nullptr);
+  void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
   // Wait until nothing is queued here. False if that is not so after `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:
   bool begin();
+  void start_thread();  // under the mutex
+  void end(const std::shared_ptr<QueuedCall>& call);
   void work_off();
 
   static constexpr uint64_t kInPython = 1, kHere = uint64_t{1} << 32;
@@ -47,6 +67,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   std::mutex mutex_;
   std::condition_variable over_;
   std::deque<std::shared_ptr<QueuedCall>> calls_;
+  std::shared_ptr<QueuedCall> resting_;
+  bool is_taken_ = false;  // somebody goes on with it
   uint64_t num_open_ = 0;  // calls here whose over() has not returned
   bool has_thread_ = false;
 };

@@ -24,12 +24,43 @@ uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32
 
 }  // namespace
 
+QueuedCall::Begun AsyncCall::begin() noexcept {
+  if (!lists.empty() || one.in_parts) return Begun::no;
+  Begun begun = Begun::all;
+  keep_failure([&] { begun = group_.begin_half(one.plan, one.input, one.output, timeout_s_); });
+  is_begun_ = begun == Begun::half;
+  return begun;
+}
+
 void AsyncCall::run() noexcept {
   DetachedHost host;
-  try {
+  if (is_begun_) {
+    finish(host);
+    return;
+  }
+  keep_failure([&] {
     if (!lists.empty()) run_lists(group_, lists, host, timeout_s_);
     else if (one.in_parts) group_.run(one.plan, parts, host, timeout_s_);
     else group_.run(one.plan, one.input, one.output, host, timeout_s_);
+  });
+}
+
+bool AsyncCall::finish(Host& host) noexcept {
+  bool is_done = true;
+  keep_failure([&] {
+    try {
+      group_.finish(one.plan, one.input, one.output, host);
+    } catch (const SteppedOut&) {
+      is_done = false;
+    }
+  });
+  return is_done;
+}
+
+template <class Body>
+void AsyncCall::keep_failure(Body body) noexcept {
+  try {
+    body();
   } catch (const Failure& failure) {
     failure_ = failure;
   } catch (const std::exception& error) {
@@ -50,17 +81,33 @@ void AsyncCall::abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept) 
   if (call->is_over_) release_kept();
 }
 
-bool AsyncCall::wait(Host& host, double limit_s) {
+bool AsyncCall::wait(double limit_s) {
   constexpr int64_t kLookUs = 50000;  // for Ctrl-C
-  const int64_t end_us = limit_s > 0 ? now_us() + int64_t(std::min(limit_s, 1e9) * 1e6) : INT64_MAX;
+  const int64_t end_us = end_of_wait_us(limit_s);
+  if (go_on_here(group_.queue(), this, limit_s)) return true;
+  PythonHost host;
+  host.blocking();
   for (;;) {
     has_waiter_ = 1;
     if (is_over_) return true;
-    const int64_t left_us = limit_s > 0 ? end_us - now_us() : kLookUs;
+    const int64_t left_us = end_us - now_us();
     if (left_us <= 0) return false;
     futex_wait(as_word(has_waiter_), 1, std::min(left_us, kLookUs));
     if (!is_over_ && host.interrupted()) throw Interrupted{};
   }
+}
+
+bool go_on_here(CallQueue& queue, const QueuedCall* call, double limit_s) {
+  std::shared_ptr<QueuedCall> taken = queue.take(call);
+  if (!taken) return false;
+  bool is_done;
+  {
+    WaiterHost host(limit_s);
+    is_done = taken->finish(host);
+  }
+  queue.put_back(std::move(taken), is_done);
+  if (!is_done && PyErr_Occurred()) throw Interrupted{};
+  return is_done;
 }
 
 namespace {
@@ -88,6 +135,7 @@ void deallocate(PyObject* object) {
     PyTuple_SET_ITEM(all, 0, work.kept);
     PyTuple_SET_ITEM(all, 1, work.outputs);
     PyTuple_SET_ITEM(all, 2, work.caller.object);
+    work.caller.group.let_go_on();  // nobody waits for it any more
     AsyncCall::abandon(work.call, all);
   }
   work.call.~shared_ptr();
@@ -99,9 +147,7 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
   try {
     if (!work.call->is_over()) {
       work.caller.group.refuse_child();  // which has not the thread that would end it
-      PythonHost host;
-      host.blocking();
-      if (!work.call->wait(host, limit_s)) Py_RETURN_FALSE;
+      if (!work.call->wait(limit_s)) Py_RETURN_FALSE;
     }
     Py_CLEAR(work.kept);
     if (work.call->failure()) throw *work.call->failure();
@@ -114,7 +160,9 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
 }
 
 PyObject* is_completed(PyObject* self, PyObject*) {
-  return PyBool_FromLong(work_of(self).call->is_over());
+  const CallWork& work = work_of(self);
+  if (!work.call->is_over()) work.caller.group.let_go_on();
+  return PyBool_FromLong(work.call->is_over());
 }
 
 PyMethodDef methods[] = {

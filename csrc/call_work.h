@@ -27,20 +27,26 @@ class AsyncCall final : public QueuedCall {
   Parts parts;
   std::vector<PreparedList> lists;
 
+  Begun begin() noexcept override;
   void run() noexcept override;
+  bool finish(Host& host) noexcept override;
   void over() noexcept override;
 
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   // False if it is not over after that many seconds; 0: without a limit. Throws Interrupted.
-  bool wait(Host& host, double limit_s);
+  bool wait(double limit_s);
   const std::optional<Failure>& failure() const { return failure_; }  // of one that is over
 
   // Its handle is gone, and `kept` is its memory.
   static void abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept);
 
  private:
+  template <class Body>
+  void keep_failure(Body body) noexcept;
+
   ProcessGroup& group_;
   const double timeout_s_;
+  bool is_begun_ = false;
   std::optional<Failure> failure_;
   // Each side writes its own and then reads the other's, so these are sequentially consistent.
   std::atomic<bool> is_over_{false}, is_abandoned_{false};
@@ -52,6 +58,11 @@ class AsyncCall final : public QueuedCall {
 // where a Python error is set.
 PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& call, PyObject* kept,
                      PyObject* outputs);
+
+// Go on in this thread with the call that rests in a queue: with `call`, or any if that is null.
+// False if it does not rest, or is not over after that many seconds; 0: without a limit. Throws
+// Interrupted; a thread goes on with it then.
+bool go_on_here(CallQueue& queue, const QueuedCall* call, double limit_s);
 
 // Add the type to the module. False with a Python error set.
 bool add_call_work(PyObject* module);

@@ -36,6 +36,9 @@ class Failure : public std::runtime_error {
 // The host asked to stop (KeyboardInterrupt): its own exception is already set.
 struct Interrupted {};
 
+// The host leaves a wait; nothing else has changed, and another thread may go on with it.
+struct SteppedOut {};
+
 [[noreturn]] inline void throw_system(const std::string& what) {
   throw Failure(ErrorKind::driver, what + ": " + std::strerror(errno));
 }

@@ -165,11 +165,14 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 
-// Whether a call may run now. Waits for what C++ has queued before it; behind what Python has
+// Whether a call may run now. Gets done what C++ has queued before it; behind what Python has
 // queued it goes there.
 bool comes_next(ProcessGroup& group) {
   if (group.idle()) [[likely]]
     return true;
+  group.refuse_handler();  // it would wait for the call that it interrupted
+  group.refuse_child();
+  if (go_on_here(group.queue(), nullptr, 0) && group.idle()) return true;
   PythonHost host;
   host.blocking();
   group.await_queued(host);

@@ -97,13 +97,19 @@ ProcessGroup::~ProcessGroup() {
   for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
 }
 
-ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host) : group_(group) {
+ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host, bool finishes) : group_(group) {
   // A forked child may have inherited the lock from a thread it has not.
   group.refuse_child();
   guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
   if (!guard_.owns_lock()) [[unlikely]] {
     group.refuse_handler();
     host.blocking();  // the holder may need the GIL to get on
+    guard_.lock();
+  }
+  while (group.is_half_done_ && !finishes) [[unlikely]] {
+    guard_.unlock();
+    host.blocking();
+    group.await_queued(host);
     guard_.lock();
   }
   group.in_turn_.store(std::this_thread::get_id(), std::memory_order_relaxed);
@@ -152,6 +158,37 @@ void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double ti
   require_usable();
   Call<StdAtomics> call{*group_, plan, nullptr, nullptr, nullptr, &list};
   fastcoll::run(call, host, timeout_s);
+}
+
+QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const void* input, void* output,
+                                           double timeout_s) {
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard.owns_lock() || is_half_done_) return QueuedCall::Begun::no;
+  require_usable();
+  Call<StdAtomics> call{*group_, plan, static_cast<const std::byte*>(input),
+                        static_cast<std::byte*>(output)};
+  Host host;
+  if (!fastcoll::begin_half(call, host, timeout_s)) return QueuedCall::Begun::no;
+  is_half_done_ = !may_finish(call);
+  if (is_half_done_) return QueuedCall::Begun::half;
+  fastcoll::finish(call, host);
+  return QueuedCall::Begun::all;
+}
+
+void ProcessGroup::finish(const Plan& plan, const void* input, void* output, Host& host) {
+  const Turn turn(*this, host, true);
+  Call<StdAtomics> call{*group_, plan, static_cast<const std::byte*>(input),
+                        static_cast<std::byte*>(output)};
+  try {
+    require_usable();
+    fastcoll::finish(call, host);
+    is_half_done_ = false;
+  } catch (const SteppedOut&) {
+    throw;
+  } catch (...) {
+    is_half_done_ = false;
+    throw;
+  }
 }
 
 // Not under the group's lock: a transfer must get on while a call waits, and the other way round.

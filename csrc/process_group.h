@@ -54,6 +54,10 @@ class ProcessGroup {
   void run(const Plan& plan, const Parts& parts, Host& host, double timeout_s);
   // The same for a list of tensors.
   void run(const Plan& plan, const List& list, Host& host, double timeout_s);
+  // A call in two halves, without a wait in the first; `plan` must live until it is over.
+  QueuedCall::Begun begin_half(const Plan& plan, const void* input, void* output, double timeout_s);
+  // May throw SteppedOut: then it is to be called again.
+  void finish(const Plan& plan, const void* input, void* output, Host& host);
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
@@ -96,6 +100,10 @@ class ProcessGroup {
 
   CallQueue& queue() { return *queue_; }
   bool idle() const { return queue_->idle(); }  // a call may run at once, ahead of nothing
+  // Let a thread go on with a call of which one half is done; not in a forked child.
+  void let_go_on() {
+    if (!forked_.load(std::memory_order_relaxed)) queue_->go_on();
+  }
   // Wait until nothing is queued outside of Python. Throws Interrupted.
   void await_queued(Host& host);
 
@@ -133,7 +141,8 @@ class ProcessGroup {
   // the thread of the call that it interrupts.
   class Turn {
    public:
-    Turn(ProcessGroup& group, Host& host);
+    // Waits for the other half of a call, too, unless it is to do that.
+    Turn(ProcessGroup& group, Host& host, bool finishes = false);
     ~Turn() { group_.in_turn_.store(std::thread::id{}, std::memory_order_relaxed); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
@@ -156,7 +165,8 @@ class ProcessGroup {
   std::unique_ptr<Group<StdAtomics>> group_;
   std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
   std::map<uint64_t, Program> programs_;
-  std::mutex mutex_;  // held during a call, by a Turn
+  std::mutex mutex_;           // held during a call, by a Turn
+  bool is_half_done_ = false;  // of a call
   std::atomic<std::thread::id> in_turn_{};
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();

@@ -10,7 +10,7 @@
 namespace fastcoll {
 
 // Holds the GIL at first; gives it up when a wait gets long, takes it back at the end.
-class PythonHost final : public Host {
+class PythonHost : public Host {
  public:
   PythonHost() = default;
   PythonHost(const PythonHost&) = delete;
@@ -30,6 +30,18 @@ class PythonHost final : public Host {
   }
   PyThreadState* thread_ = nullptr;
   int64_t next_look_us_ = 0;
+};
+
+// In a wait of a call that goes on without this thread if that is interrupted, or has waited for so
+// many seconds; 0: without a limit.
+class WaiterHost final : public PythonHost {
+ public:
+  explicit WaiterHost(double limit_s);
+  bool interrupted() override { return false; }
+  bool steps_out() override { return now_us() >= end_us_ || PythonHost::interrupted(); }
+
+ private:
+  const int64_t end_us_;
 };
 
 // In a thread that does not hold the GIL: takes it only to ask for Ctrl-C.

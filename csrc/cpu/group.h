@@ -87,6 +87,10 @@ class Group {
   // of a broken group.
   void begin(const Plan& plan, Staging staging, Host& host, double timeout_s);
   void end();
+  // Whether `begin` would not have to wait for the arrival line.
+  bool may_begin();
+  // Go on with a call that this thread did not begin.
+  void go_on(Host& host) { host_ = &host; }
   // Take another number of segments than `begin` was told, before the first is staged: for calls
   // whose sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
   void take_segments(uint64_t count) { next_segment_ = first_segment_ + count; }
@@ -102,6 +106,9 @@ class Group {
   // ---- progress inside a call -----------------------------------------------------------------
   void publish_staged(uint64_t count) { signal(me_->staged, progress(count)); }
   void publish_reduced(uint64_t count) { signal(me_->reduced, progress(count)); }
+  bool has_arrived(int peer) {
+    return met({&pad(peer).arrive[call_ % P::kLines].slot, slot_value(), true});
+  }
   void wait_staged(int peer, uint64_t count) {
     wait(peer, {&pad(peer).staged.value, progress(count), false});
   }
@@ -341,6 +348,17 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,
   // that is, have consumed the segments before those of call - kDepth + 1.
   require_done(first_segments_[(call_ + 1) % kDepth]);
+}
+
+template <class P>
+bool Group<P>::may_begin() {
+  const uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
+    if (!met({&pad(peer).done.value, segment, false})) return false;
+    peers_[peer].known_done = segment;
+  }
+  return true;
 }
 
 template <class P>

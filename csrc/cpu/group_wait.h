@@ -75,6 +75,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   }
   for (int other = 0; other < world_size(); ++other)
     if (other != rank()) compare_descriptors(other);
+  if (host_->steps_out()) throw SteppedOut{};
   if (host_->interrupted()) {
     try {
       fail(ErrorKind::peer_lost,

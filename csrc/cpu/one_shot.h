@@ -10,15 +10,22 @@ namespace fastcoll {
 
 // In a reduce only the root reads; the others give and are through.
 
-// The message travels inside the flag lines: no location, no second line for small messages.
+// The message travels inside the flag lines: no location, no second line for small messages. In two
+// halves, between which time may pass: the first one waits for nobody.
 template <class P>
-FASTCOLL_HOT void one_shot_inlined(Call<P>& call) {
+FASTCOLL_HOT void give_inlined(Call<P>& call) {
   Group<P>& group = call.group;
+  const size_t num_bytes = call.input_numel() * call.elem_bytes();
+  group.arrive_inlined(call.whole_input(group.inbox(call.rank())), num_bytes);
+}
+
+template <class P>
+FASTCOLL_HOT void take_inlined(Call<P>& call) {
+  Group<P>& group = call.group;
+  if (!call.gets(call.rank())) return;
   const size_t num_bytes = call.input_numel() * call.elem_bytes();
   const size_t own_start =
       call.scatters() ? size_t(call.rank()) * call.plan.numel * call.elem_bytes() : 0;
-  group.arrive_inlined(call.whole_input(group.inbox(call.rank())), num_bytes);
-  if (!call.gets(call.rank())) return;
 
   const void* srcs[kMaxWorld];
   for (int peer = 0; peer < call.world_size(); ++peer) {

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -25,6 +26,11 @@ int64_t now_us() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return int64_t(time.tv_sec) * 1000000 + time.tv_nsec / 1000;
+}
+
+int64_t end_of_wait_us(double limit_s) {
+  constexpr double kMostS = 1e9;  // more microseconds than fit otherwise
+  return limit_s > 0 ? now_us() + int64_t(std::min(limit_s, kMostS) * 1e6) : INT64_MAX;
 }
 
 uint32_t current_cpu() {

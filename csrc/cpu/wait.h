@@ -15,8 +15,9 @@ namespace fastcoll {
 class Host {
  public:
   virtual ~Host() = default;
-  virtual void blocking() {}                      // a wait gets long: let others run (the GIL)
-  virtual bool interrupted() { return false; }    // the program wants to stop (Ctrl-C)
+  virtual void blocking() {}                    // a wait gets long: let others run (the GIL)
+  virtual bool interrupted() { return false; }  // the program wants to stop (Ctrl-C)
+  virtual bool steps_out() { return false; }    // it leaves a wait that another thread goes on with
   virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
 
@@ -28,6 +29,7 @@ struct PeerLink {
 };
 
 int64_t now_us();
+int64_t end_of_wait_us(double limit_s);  // 0 and less are no limit
 uint32_t current_cpu();
 int num_cpus();  // that this thread may run on
 bool peer_is_gone(const PeerLink& link);

@@ -229,13 +229,14 @@ class Communicator(_C.Group, ObjectMethods, P2PMethods):
         run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
         if self.traces:
             run = at_call_site(run)
-        if async_op:
-            self.refuse_handler()  # whose wait would be one for itself
-            return self._queue.submit(run, outputs)
-        if self._queue.idle():
+        if not async_op and self._queue.idle():
             run()
-        else:
-            self._queue.submit(run, []).wait()
+            return None
+        self.refuse_handler()  # whose wait would be one for itself
+        work = self._queue.submit(run, outputs)
+        if async_op:
+            return work
+        work.wait()
         return None
 
     def _checked(

@@ -20,6 +20,8 @@ from perform import Result, Started, compare
 import oracle
 from harness import DEADLINE_S, Pool, Pools, Rank, attempt
 
+SMALL_AND_LARGE = [3, 50_000]  # elements; the small ones travel with the flags
+
 
 def handle(rank: Rank) -> dict[str, Any]:
     import fastcoll
@@ -248,14 +250,14 @@ def test_arguments_are_kept_alive(pools: Pools) -> None:
     assert pools(2).run(let_go) == [[2.0 * number for number in range(20)]] * 2
 
 
-def let_go_of_memory(rank: Rank) -> list[bool]:
+def let_go_of_memory(rank: Rank, numel: int) -> list[bool]:
     """What nobody holds any more goes when its call is over, without another call."""
     import fastcoll
 
-    fastcoll.all_reduce(torch.ones(50_000))
+    fastcoll.all_reduce(torch.ones(numel))
     if rank.rank == 1:
         rank.wait_for("let go")
-    tensor = torch.ones(50_000)
+    tensor = torch.ones(numel)
     alive = weakref.ref(tensor)
     fastcoll.all_reduce(tensor, async_op=True)
     del tensor
@@ -268,8 +270,9 @@ def let_go_of_memory(rank: Rank) -> list[bool]:
     return [*facts, alive() is None]
 
 
-def test_memory_goes_when_the_call_is_over(pools: Pools) -> None:
-    first, second = pools(2).run(let_go_of_memory)
+@pytest.mark.parametrize("numel", SMALL_AND_LARGE)
+def test_memory_goes_when_the_call_is_over(pools: Pools, numel: int) -> None:
+    first, second = pools(2).run(let_go_of_memory, numel)
     assert first == [True, True]
     assert second[1]
 
@@ -316,18 +319,90 @@ def test_many_groups_at_once(pools: Pools) -> None:
     assert pools(2).run(many_groups, 12) == [[2.0 * number for number in range(12)]] * 2
 
 
-def close_with_pending(rank: Rank) -> float:
+def close_with_pending(rank: Rank, numel: int, count: int) -> float:
     """Closing a group completes what was queued."""
     group = rank.comm.new_group()
-    tensor = torch.full((100_000,), 1.0)
-    works = [group.all_reduce(tensor, async_op=True) for _ in range(5)]
+    group.all_reduce(torch.ones(numel))
+    if rank.rank == 0:
+        rank.wait_for("started")  # later than the others
+    tensor = torch.full((numel,), 1.0)
+    works = [group.all_reduce(tensor, async_op=True) for _ in range(count)]
+    if rank.rank == 1:
+        rank.tell("started")
     group.close()
     assert all(work.is_completed() for work in works)
     return tensor.mean().item()
 
 
-def test_closing_completes_what_was_queued(pools: Pools) -> None:
-    assert pools(2).run(close_with_pending) == [32.0, 32.0]
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("numel", SMALL_AND_LARGE)
+def test_closing_completes_what_was_queued(pools: Pools, numel: int, count: int) -> None:
+    assert pools(2).run(close_with_pending, numel, count) == [2.0**count] * 2
+
+
+def wait_for_half_a_call(rank: Rank) -> dict[str, Any]:
+    """A small call is begun where it is made and rests: what goes on with it, and what ends it."""
+    import fastcoll
+
+    facts: dict[str, Any] = {}
+    group = fastcoll.new_group()
+    tensor = torch.ones(3)
+    group.all_reduce(tensor)
+    if rank.rank == 1:
+        rank.wait_for("too late")
+        facts["late"] = attempt(group.all_reduce(tensor, async_op=True).wait).kind
+        rank.wait_for("all is over")
+        facts["mismatch"] = attempt(group.barrier).kind
+        return facts
+    work = group.all_reduce(tensor, async_op=True)
+    facts["at once"] = attempt(work.wait, 0.05).kind
+    facts["asked"] = work.is_completed()
+    facts["again"] = attempt(work.wait, 0.05).kind
+    rank.tell("too late")
+    facts["late"] = attempt(work.wait).kind
+    work = group.all_reduce(tensor, async_op=True)
+    rank.tell("all is over")
+    facts["mismatch"] = attempt(work.wait).kind
+    facts["error"] = type(work.exception()).__name__
+    facts["after"] = attempt(group.all_reduce(tensor, async_op=True).wait).kind
+    return facts
+
+
+def test_half_a_call(pools: Pools) -> None:
+    first, second = pools(2).run(wait_for_half_a_call)
+    assert first == {
+        "at once": "CollectiveTimeout",
+        "asked": False,
+        "again": "CollectiveTimeout",
+        "late": "",
+        "mismatch": "DesyncError",
+        "error": "DesyncError",
+        "after": "DesyncError",
+    }
+    assert second == {"late": "", "mismatch": "DesyncError"}
+
+
+def time_out_in_half_a_call(rank: Rank) -> Any:
+    import fastcoll
+
+    group = fastcoll.new_group()
+    tensor = torch.ones(3)
+    group.all_reduce(tensor)
+    found = None
+    if rank.rank == 0:
+        work = group.all_reduce(tensor, async_op=True, timeout_s=0.5)
+        failed = attempt(work.wait)
+        found = failed.kind, failed.ranks, attempt(work.wait).kind
+        rank.tell("it is over")
+    else:
+        rank.wait_for("it is over")
+    group.close()
+    return found
+
+
+def test_half_a_call_has_a_limit(pools: Pools) -> None:
+    first, _ = pools(2).run(time_out_in_half_a_call)
+    assert first == ("CollectiveTimeout", (1,), "CollectiveTimeout")
 
 
 def wait_for_no_time(rank: Rank, limit: Any, what: str) -> bool:

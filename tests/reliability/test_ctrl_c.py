@@ -71,11 +71,13 @@ def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
     assert outcomes[2].value[1].seconds < LATE_S
 
 
-def wait_for_work(rank: Rank) -> tuple[float, Attempt, float]:
+def wait_for_work(rank: Rank, numel: int, is_planned: bool) -> tuple[float, Attempt, float]:
     """Interrupted in Work.wait: the call itself goes on, and the group is whole."""
+    tensor = torch.ones(numel)
+    if is_planned:
+        rank.comm.all_reduce(torch.ones(numel))
     if rank.rank == 1:
         rank.wait_for("late")
-    tensor = torch.ones(3)
     work = rank.comm.all_reduce(tensor, async_op=True)
 
     def wait() -> None:
@@ -92,9 +94,13 @@ def wait_for_work(rank: Rank) -> tuple[float, Attempt, float]:
     return stopped, one, tensor[0].item()
 
 
-def test_a_rank_that_waits_for_a_work(fresh_pool: Callable[..., Pool]) -> None:
+@pytest.mark.parametrize("numel", [3, 50_000])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_rank_that_waits_for_a_work(
+    fresh_pool: Callable[..., Pool], numel: int, is_planned: bool
+) -> None:
     pool = fresh_pool(2)
-    pool.start(wait_for_work)
+    pool.start(wait_for_work, numel, is_planned)
     pool.wait_for("waiting")
     sent = interrupt(pool)
     first, second = pool.finish()
@@ -158,7 +164,7 @@ def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
     assert stopped - sent < LATE_S
 
 
-def call_in_a_handler(rank: Rank) -> tuple[list[Attempt], float]:
+def call_in_a_handler(rank: Rank, waits_for: str) -> tuple[list[Attempt], float]:
     """A handler that uses the group whose call its signal interrupted is told that it can't."""
     uses = {
         "all_reduce": lambda: rank.comm.all_reduce(torch.ones(2)),
@@ -174,17 +180,22 @@ def call_in_a_handler(rank: Rank) -> tuple[list[Attempt], float]:
         rank.tell("late")
 
     signal.signal(signal.SIGUSR2, handle)
+    rank.comm.all_reduce(torch.ones(3))
     if rank.rank == 1:
         rank.wait_for("late")
     tensor = torch.ones(3)
-    rank.comm.all_reduce(tensor)
+    if waits_for == "call":
+        rank.comm.all_reduce(tensor)
+    else:
+        rank.comm.all_reduce(tensor, async_op=True).wait()
     rank.comm.all_reduce(tensor)
     return seen, tensor[0].item()
 
 
-def test_a_handler_that_calls(fresh_pool: Callable[..., Pool]) -> None:
+@pytest.mark.parametrize("waits_for", ["call", "work"])
+def test_a_handler_that_calls(fresh_pool: Callable[..., Pool], waits_for: str) -> None:
     pool = fresh_pool(2)
-    pool.start(call_in_a_handler)
+    pool.start(call_in_a_handler, waits_for)
     wait_until_it_waits(pool.pids[0])
     os.kill(pool.pids[0], signal.SIGUSR2)
     (seen, first), (nothing, second) = pool.finish()

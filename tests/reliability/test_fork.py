@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -85,9 +86,9 @@ def test_pending_calls_survive_a_fork(pools: Pools) -> None:
         assert values == [2.0 * number for number in range(10)]
 
 
-def fork_and_wait(rank: Rank) -> tuple[list[Attempt], float]:
+def fork_and_wait(rank: Rank, numel: int) -> tuple[list[Attempt], float]:
     """A child waits for a call of its parent's, which it has not the thread for."""
-    tensor = torch.full((30_000,), 1.0)
+    tensor = torch.full((numel,), 1.0)
     rank.comm.all_reduce(tensor)
     if rank.rank == 1:
         rank.wait_for("waited")
@@ -100,8 +101,9 @@ def fork_and_wait(rank: Rank) -> tuple[list[Attempt], float]:
     return attempts, tensor[0].item()
 
 
-def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools) -> None:
-    (attempts, first), (_, second) = pools(2).run(fork_and_wait)
+@pytest.mark.parametrize("numel", [3, 30_000])
+def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools, numel: int) -> None:
+    (attempts, first), (_, second) = pools(2).run(fork_and_wait, numel)
     assert [one.kind for one in attempts] == ["UsageError"] * 2
     assert all("fork" in one.text and one.seconds < LATE_S for one in attempts)
     assert first == second == 4.0
