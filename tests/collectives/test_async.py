@@ -256,14 +256,14 @@ def let_go_of_memory(rank: Rank, numel: int) -> list[bool]:
 
     fastcoll.all_reduce(torch.ones(numel))
     if rank.rank == 1:
-        rank.wait_for("let go")
+        rank.wait_for(f"let go of {numel}")
     tensor = torch.ones(numel)
     alive = weakref.ref(tensor)
     fastcoll.all_reduce(tensor, async_op=True)
     del tensor
     facts = [alive() is not None]
     if rank.rank == 0:
-        rank.tell("let go")
+        rank.tell(f"let go of {numel}")
     end = time.monotonic() + DEADLINE_S
     while alive() is not None and time.monotonic() < end:
         time.sleep(0.001)
@@ -324,11 +324,11 @@ def close_with_pending(rank: Rank, numel: int, count: int) -> float:
     group = rank.comm.new_group()
     group.all_reduce(torch.ones(numel))
     if rank.rank == 0:
-        rank.wait_for("started")  # later than the others
+        rank.wait_for(f"started {count} of {numel}")  # later than the others
     tensor = torch.full((numel,), 1.0)
     works = [group.all_reduce(tensor, async_op=True) for _ in range(count)]
     if rank.rank == 1:
-        rank.tell("started")
+        rank.tell(f"started {count} of {numel}")
     group.close()
     assert all(work.is_completed() for work in works)
     return tensor.mean().item()

@@ -40,7 +40,7 @@ bool push(CallQueue& queue, std::function<void()> run, std::function<void()> ove
   return queue.push(std::make_shared<Task>(std::move(run), std::move(over)));
 }
 
-void await(CallQueue& queue) { check(queue.await(20s), "the queue is not empty after 20 s"); }
+void await(CallQueue& queue) { check(queue.await(10s), "the queue is not empty after 10 s"); }
 
 // Calls of several threads: one at a time, and each thread's in its order. The queue runs dry and
 // starts again all the time.
@@ -109,6 +109,97 @@ void python_goes_first() {
   await(*queue);
 }
 
+// A call of which one half was done where it was made.
+class TwoHalves final : public QueuedCall {
+ public:
+  explicit TwoHalves(std::vector<int>& order, int number, bool at_once = false)
+      : order_(order), number_(number), at_once_(at_once) {}
+  Begun begin() noexcept override {
+    begun = true;
+    if (at_once_) note();
+    return at_once_ ? Begun::all : Begun::half;
+  }
+  void run() noexcept override { note(); }
+  bool finish(Host& host) noexcept override {
+    if (host.steps_out()) return false;
+    note();
+    return true;
+  }
+  void over() noexcept override { is_over = true; }
+
+  std::atomic<bool> begun{false}, is_over{false};
+
+ private:
+  void note() {
+    check(!is_noted_, "a call was carried out twice");
+    is_noted_ = true;
+    order_.push_back(number_);
+  }
+
+  std::vector<int>& order_;
+  const int number_;
+  const bool at_once_;
+  bool is_noted_ = false;
+};
+
+class Impatient final : public Host {
+  bool steps_out() override { return true; }
+};
+
+void halves() {
+  const auto queue = std::make_shared<CallQueue>();
+  Host host;
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int> order;
+    const auto call = [&](int number, bool at_once = false) {
+      return std::make_shared<TwoHalves>(order, number, at_once);
+    };
+    const auto at_once = call(0, true);
+    check(queue->push(at_once) && at_once->is_over && queue->idle(), "a call that was done rests");
+
+    // Who waits for it goes on with it.
+    auto one = call(1);
+    check(queue->push(one) && one->begun && !queue->idle(), "a call is not begun where it is made");
+    check(!queue->take(at_once.get()), "another call was taken than asked for");
+    auto taken = queue->take(one.get());
+    check(taken == one && !queue->take(), "a call that rests can't be taken, or twice");
+    check(taken->finish(host), "it did not get on");
+    queue->put_back(taken, true);
+    check(one->is_over && queue->idle(), "a call that is done is not over");
+
+    // Who waited leaves it to a thread; what was queued meanwhile comes behind it.
+    one = call(2);
+    auto two = call(3);
+    queue->push(one);
+    taken = queue->take();
+    Impatient impatient;
+    check(!taken->finish(impatient), "it got on although nobody waited");
+    queue->push(two);
+    check(!two->begun, "a call was begun behind another one");
+    queue->put_back(taken, false);
+    await(*queue);
+
+    // Nobody waits for it: another call, a question, or a wait for the queue make it go on.
+    one = call(4);
+    two = call(5);
+    queue->push(one);
+    queue->push(two);
+    check(!two->begun, "a call was begun behind another one");
+    await(*queue);
+    one = call(6);
+    queue->push(one);
+    queue->go_on();
+    while (!one->is_over) std::this_thread::yield();
+    one = call(7);
+    queue->push(one);
+    queue->begin_in_python();
+    await(*queue);
+    queue->end_in_python();
+    check(one->is_over, "nothing is queued, but a call rests");
+    check(order == std::vector<int>({0, 1, 2, 3, 4, 5, 6, 7}), "calls ran in another order");
+  }
+}
+
 // The group may be gone as soon as nothing is queued, while the thread still puts things away.
 void a_queue_outlives_its_group() {
   for (int round = 0; round < 300; ++round) {
@@ -124,6 +215,7 @@ int main() {
   calls_are_in_order();
   what_is_known_when();
   python_goes_first();
+  halves();
   a_queue_outlives_its_group();
   drain_threads();
   std::puts("all well");

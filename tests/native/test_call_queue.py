@@ -16,17 +16,29 @@ LIMIT_S = 240
 # What is planted: the text that it replaces, the text in its place, and what says so.
 PLANTED = {
     "over before idle": (
-        r"(    queued_\.fetch_sub\(kHere, std::memory_order_release\);\n)(    call->over\(\);\n)",
-        r"\2\1",
+        r"\n(  queued_\.fetch_sub\(kHere, std::memory_order_release\);\n)(  call->over\(\);\n)",
+        r"\n\2\1",
         "not idle",
     ),
     "empty before over": (
-        r"    call->over\(\);\n    lock\.lock\(\);\n(    if \(--num_open_ .*\n)",
-        r"    lock.lock();\n\1    lock.unlock();\n    call->over();\n    lock.lock();\n",
+        r"\n  call->over\(\);\n  const std::lock_guard lock\(mutex_\);\n(  if \(--num_open_ .*\n)",
+        r"\n  {\n  const std::lock_guard lock(mutex_);\n\1  }\n  call->over();\n",
         "not everybody told|data race",
     ),
+    "ahead of one that rests": (
+        r"if \(resting_\) calls_\.push_front\(std::move\(resting_\)\);\n(  calls_.push_back.*)",
+        r"\1\n  if (resting_) calls_.push_back(std::move(resting_));",
+        "another order",
+    ),
+    "begun behind another": (
+        r"if \(num_open_ == 0\) switch",
+        "switch",
+        "behind another",
+    ),
+    "rests for ever": (r"  go_on\(\);\n", "", "not empty after"),
+    "by a thread meanwhile": (r"  is_taken_ = true;\n", "", "another order|data race"),
     "ahead of Python": (r"if \(seen % kHere != 0\) return false;", "", "ahead of Python's"),
-    "a thread for each call": (r"if \(!has_thread_\) run_in", "run_in", "two calls|data race"),
+    "a thread for each call": (r"has_thread_ \|\| is_taken_", "is_taken_", "two calls|data race"),
     "unlocked": (r"  const std::lock_guard lock\(mutex_\);\n  if \(!begin", "  if (!begin", "race"),
     "gone with its group": (r"self = shared_from_this\(\)", "self = this", "ThreadSanitizer"),
 }

@@ -91,12 +91,12 @@ def fork_and_wait(rank: Rank, numel: int) -> tuple[list[Attempt], float]:
     tensor = torch.full((numel,), 1.0)
     rank.comm.all_reduce(tensor)
     if rank.rank == 1:
-        rank.wait_for("waited")
+        rank.wait_for(f"waited for {numel}")
     work = rank.comm.all_reduce(tensor, async_op=True)
     attempts = []
     if rank.rank == 0:
         attempts = in_child(lambda: [attempt(work.wait), attempt(work.wait, 5)])
-        rank.tell("waited")
+        rank.tell(f"waited for {numel}")
     work.wait()
     return attempts, tensor[0].item()
 
