@@ -202,9 +202,10 @@ void halves() {
 
 // The group may be gone as soon as nothing is queued, while the thread still puts things away.
 void a_queue_outlives_its_group() {
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 30; ++round) {
     auto queue = std::make_shared<CallQueue>();
-    push(*queue, [] {});
+    std::shared_ptr<void> slow(nullptr, [](void*) { std::this_thread::sleep_for(2ms); });
+    push(*queue, [slow = std::move(slow)] {});
     await(*queue);
   }
 }
