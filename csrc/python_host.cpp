@@ -7,8 +7,9 @@ namespace fastcoll {
 
 namespace {
 
-// Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do. Python
-// is not asked which thread that is: it would run the handlers of pending signals to find out.
+// Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
+// Python is not asked which thread that is: it would run the handlers of pending signals to find
+// out.
 bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
   if (gettid() != getpid()) return false;
