@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles of asynchronous calls: whose they are, and small calls that rest until asked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Pool, Pools, Rank, attempt
+
+
+def every_verb(rank: Rank) -> dict[str, tuple[list[str], bool, list[bool]]]:
+    """Each verb: the first call of a kind is planned in Python, the last C++ carries out."""
+    comm, world, last = rank.comm, rank.world_size, rank.world_size - 1
+    part, whole, out = torch.ones(5), torch.ones(5 * world), torch.ones(5)
+    parts, others = list(torch.ones(world, 5)), list(torch.ones(world, 5))
+    at_last = rank.rank == last
+    more, wholes = [torch.ones(2), torch.ones(3)], [torch.ones(2 * world), torch.ones(3 * world)]
+    calls: dict[str, tuple[Callable[[], Any], list[torch.Tensor]]] = {
+        "all_reduce": (lambda: comm.all_reduce(part, async_op=True), [part]),
+        "all_reduce, out": (lambda: comm.all_reduce(part, out=out, async_op=True), [out]),
+        "reduce_scatter_tensor": (
+            lambda: comm.reduce_scatter_tensor(part, whole, async_op=True),
+            [part],
+        ),
+        "all_gather_into_tensor": (
+            lambda: comm.all_gather_into_tensor(whole, part, async_op=True),
+            [whole],
+        ),
+        "broadcast": (lambda: comm.broadcast(part, last, async_op=True), [part]),
+        "barrier": (lambda: comm.barrier(async_op=True), []),
+        "reduce": (lambda: comm.reduce(part, last, async_op=True), [part]),
+        "reduce, out": (
+            lambda: comm.reduce(part, last, out=out if at_last else None, async_op=True),
+            [out] if at_last else [part],
+        ),
+        "all_gather": (lambda: comm.all_gather(parts, part, async_op=True), parts),
+        "gather": (
+            lambda: comm.gather(part, parts if at_last else None, last, async_op=True),
+            parts if at_last else [],
+        ),
+        "gather at 0": (
+            lambda: comm.gather(part, None if rank.rank else parts, async_op=True),
+            [] if rank.rank else parts,
+        ),
+        "scatter": (
+            lambda: comm.scatter(part, parts if at_last else None, last, async_op=True),
+            [part],
+        ),
+        "all_to_all_single": (
+            lambda: comm.all_to_all_single(whole, torch.ones(5 * world), async_op=True),
+            [whole],
+        ),
+        "all_to_all": (lambda: comm.all_to_all(parts, others, async_op=True), parts),
+        "all_reduce_coalesced": (lambda: comm.all_reduce_coalesced(more, async_op=True), more),
+        "reduce_scatter_tensor_coalesced": (
+            lambda: comm.reduce_scatter_tensor_coalesced(more, wholes, async_op=True),
+            more,
+        ),
+        "all_gather_into_tensor_coalesced": (
+            lambda: comm.all_gather_into_tensor_coalesced(wholes, more, async_op=True),
+            wholes,
+        ),
+    }
+    found = {}
+    for name, (call, outputs) in calls.items():
+        works = [call(), call()]  # the second behind the first, in C++'s queue or in Python's
+        works[-1].wait()
+        works.append(call())
+        results = [work.result() for work in works]
+        same = [
+            len(result) == len(outputs)
+            and all(one is other for one, other in zip(result, outputs, strict=True))
+            for result in results
+        ]
+        sizes = {work.num_bytes() for work in works}
+        kinds = [type(work).__name__ for work in (works[0], works[-1])]
+        found[name] = kinds, sizes == {sum(one.nbytes for one in outputs)}, same
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_work_knows_its_outputs(fresh_pool: Callable[..., Pool], world: int) -> None:
+    for found in fresh_pool(world).run(every_verb):
+        assert len(found) == 17
+        for name, ((_, last), has_size, same) in found.items():
+            assert (last, has_size, same) == ("CallWork", True, [True] * 3), name
+        assert {first for (first, _), _, _ in found.values()} == {"QueuedWork", "CallWork"}
+
+
+def wait_for_half_a_call(rank: Rank) -> dict[str, Any]:
+    """A small call is begun where it is made and rests: what goes on with it, and what ends it."""
+    import fastcoll
+
+    facts: dict[str, Any] = {}
+    group = fastcoll.new_group()
+    tensor = torch.ones(3)
+    group.all_reduce(tensor)
+    if rank.rank == 1:
+        rank.wait_for("too late")
+        facts["late"] = attempt(group.all_reduce(tensor, async_op=True).wait).kind
+        rank.wait_for("all is over")
+        facts["mismatch"] = attempt(group.barrier).kind
+        return facts
+    work = group.all_reduce(tensor, async_op=True)
+    facts["at once"] = attempt(work.wait, 0.05).kind
+    facts["asked"] = work.is_completed()
+    facts["again"] = attempt(work.wait, 0.05).kind
+    rank.tell("too late")
+    facts["late"] = attempt(work.wait).kind
+    work = group.all_reduce(tensor, async_op=True)
+    rank.tell("all is over")
+    facts["mismatch"] = attempt(work.wait).kind
+    facts["error"] = type(work.exception()).__name__
+    facts["after"] = attempt(group.all_reduce(tensor, async_op=True).wait).kind
+    return facts
+
+
+def test_half_a_call(pools: Pools) -> None:
+    first, second = pools(2).run(wait_for_half_a_call)
+    assert first == {
+        "at once": "CollectiveTimeout",
+        "asked": False,
+        "again": "CollectiveTimeout",
+        "late": "",
+        "mismatch": "DesyncError",
+        "error": "DesyncError",
+        "after": "DesyncError",
+    }
+    assert second == {"late": "", "mismatch": "DesyncError"}
+
+
+def time_out_in_half_a_call(rank: Rank) -> Any:
+    import fastcoll
+
+    group = fastcoll.new_group()
+    tensor = torch.ones(3)
+    group.all_reduce(tensor)
+    found = None
+    if rank.rank == 0:
+        work = group.all_reduce(tensor, async_op=True, timeout_s=0.5)
+        failed = attempt(work.wait)
+        found = failed.kind, failed.ranks, attempt(work.wait).kind
+        rank.tell("it is over")
+    else:
+        rank.wait_for("it is over")
+    group.close()
+    return found
+
+
+def test_half_a_call_has_a_limit(pools: Pools) -> None:
+    first, _ = pools(2).run(time_out_in_half_a_call)
+    assert first == ("CollectiveTimeout", (1,), "CollectiveTimeout")
