@@ -135,7 +135,7 @@ void bind_group(py::module_& module) {
             const Plan copy = plan;  // the object may change hands while the GIL is away
             PythonHost host;
             host.blocking();
-            group.run(copy, to_ptr(input), to_ptr(output), host, timeout_s);
+            group.run(copy, {to_ptr(input), to_ptr(output)}, host, timeout_s);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("timeout_s"))
       .def(
@@ -150,7 +150,7 @@ void bind_group(py::module_& module) {
             put_parts(group, outputs, parts.outputs);
             PythonHost host;
             host.blocking();
-            group.run(copy, parts, host, timeout_s);
+            group.run(copy, {.parts = &parts}, host, timeout_s);
           },
           py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
       .def(
@@ -160,7 +160,7 @@ void bind_group(py::module_& module) {
             const List list = list_of(plan, pieces);
             PythonHost host;
             host.blocking();
-            group.run(copy, list, host, timeout_s);
+            group.run(copy, {.list = &list}, host, timeout_s);
           },
           py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
       .def("drive",

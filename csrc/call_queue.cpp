@@ -25,12 +25,20 @@ void CallQueue::start_thread() {
 }
 
 bool CallQueue::push(std::shared_ptr<QueuedCall> call) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!begin()) return false;
+  if (resting_ && resting_->finish_if_ready()) {
+    std::shared_ptr<QueuedCall> done = std::exchange(resting_, nullptr);
+    lock.unlock();
+    end(done);
+    done.reset();  // which may take the GIL
+    lock.lock();
+  }
   if (num_open_ == 0) switch (call->begin()) {
       case QueuedCall::Begun::all:
-        queued_.fetch_sub(kHere, std::memory_order_release);
-        call->over();
+        num_open_ = 1;
+        lock.unlock();
+        end(call);
         return true;
       case QueuedCall::Begun::half:
         num_open_ = 1;
@@ -53,7 +61,18 @@ bool CallQueue::push(std::shared_ptr<QueuedCall> call) {
 }
 
 void CallQueue::go_on() {
-  if (std::shared_ptr<QueuedCall> call = take()) put_back(std::move(call), false);
+  if (std::shared_ptr<QueuedCall> call = take()) {
+    const bool is_done = call->finish_if_ready();
+    put_back(std::move(call), is_done);
+  }
+}
+
+bool CallQueue::finish(const QueuedCall* call, Host& host) {
+  std::shared_ptr<QueuedCall> taken = take(call);
+  if (!taken) return false;
+  const bool is_done = taken->finish(host);
+  put_back(std::move(taken), is_done);
+  return is_done;
 }
 
 std::shared_ptr<QueuedCall> CallQueue::take(const QueuedCall* call) {

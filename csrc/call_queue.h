@@ -26,8 +26,10 @@ class QueuedCall {
   // Does what can be done without waiting.
   virtual Begun begin() noexcept { return Begun::no; }
   virtual void run() noexcept = 0;  // carries it out, or what is left of it
-  // Goes on with the first half; false where the host stepped out.
+  // Of one that is half done: goes on with it; false where the host stepped out.
   virtual bool finish(Host&) noexcept { return true; }
+  // The same if it takes no wait: whether it was done.
+  virtual bool finish_if_ready() noexcept { return false; }
   // The group is idle again unless there are more. Never takes the GIL: who holds it may wait here.
   virtual void over() noexcept = 0;
 };
@@ -47,18 +49,20 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // somebody waits for it, asks for it or queues another one: most are waited for, and who waits
   // has it done sooner than a thread that has to wake up.
   bool push(std::shared_ptr<QueuedCall> call);
-  // Let a thread go on with the call that rests, if one does.
+  // Get on with the call that rests, if one does: here if that takes no wait, else in a thread.
   void go_on();
-  // Go on with it in this thread: take it (any, or null if this one does not rest), then say
-  // whether it is done, or else a thread has to go on.
-  std::shared_ptr<QueuedCall> take(const QueuedCall* call = nullptr);
-  void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
+  // Go on in this thread with the call that rests: with `call`, or any if that is null. False if
+  // that does not rest, or where the host stepped out; a thread goes on with it then.
+  bool finish(const QueuedCall* call, Host& host);
   // Wait until nothing is queued here. False if that is not so after `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:
   bool begin();
   void start_thread();  // under the mutex
+  // Not under it. The call that rests, to go on with it here: `call`, or any if that is null.
+  std::shared_ptr<QueuedCall> take(const QueuedCall* call = nullptr);
+  void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
   void end(const std::shared_ptr<QueuedCall>& call);
   void work_off();
 

@@ -24,47 +24,16 @@ uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32
 
 }  // namespace
 
-QueuedCall::Begun AsyncCall::begin() noexcept {
-  if (!lists.empty() || one.in_parts) return Begun::no;
-  Begun begun = Begun::all;
-  keep_failure([&] { begun = group_.begin_half(one.plan, one.input, one.output, timeout_s_); });
-  is_begun_ = begun == Begun::half;
-  return begun;
+void AsyncCall::is_to_run(const Prepared& one) {
+  first_ = {one.plan, {one.input, one.output, one.in_parts ? &parts : nullptr}};
 }
 
-void AsyncCall::run() noexcept {
-  DetachedHost host;
-  if (is_begun_) {
-    finish(host);
-    return;
-  }
-  keep_failure([&] {
-    if (!lists.empty()) run_lists(group_, lists, host, timeout_s_);
-    else if (one.in_parts) group_.run(one.plan, parts, host, timeout_s_);
-    else group_.run(one.plan, one.input, one.output, host, timeout_s_);
-  });
-}
-
-bool AsyncCall::finish(Host& host) noexcept {
-  bool is_done = true;
-  keep_failure([&] {
-    try {
-      group_.finish(one.plan, one.input, one.output, host);
-    } catch (const SteppedOut&) {
-      is_done = false;
-    }
-  });
-  return is_done;
-}
-
-template <class Body>
-void AsyncCall::keep_failure(Body body) noexcept {
-  try {
-    body();
-  } catch (const Failure& failure) {
-    failure_ = failure;
-  } catch (const std::exception& error) {
-    failure_.emplace(ErrorKind::driver, error.what());
+void AsyncCall::is_to_run(std::vector<PreparedList> lists) {
+  lists_ = std::move(lists);
+  for (const PreparedList& one : lists_) {
+    const Step step{one.plan, {.list = &one.list}};
+    if (&one == &lists_.front()) first_ = step;
+    else more_.push_back(step);
   }
 }
 
@@ -98,15 +67,9 @@ bool AsyncCall::wait(double limit_s) {
 }
 
 bool go_on_here(CallQueue& queue, const QueuedCall* call, double limit_s) {
-  std::shared_ptr<QueuedCall> taken = queue.take(call);
-  if (!taken) return false;
-  bool is_done;
-  {
-    WaiterHost host(limit_s);
-    is_done = taken->finish(host);
-  }
-  queue.put_back(std::move(taken), is_done);
-  if (!is_done && PyErr_Occurred()) throw Interrupted{};
+  WaiterHost<PythonHost> host(limit_s);
+  const bool is_done = queue.finish(call, host);
+  if (host.was_interrupted()) throw Interrupted{};
   return is_done;
 }
 

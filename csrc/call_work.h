@@ -8,46 +8,33 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "check.h"
 #include "fast_prepare.h"
+#include "planned_call.h"
 #include "work_type.h"
 
 namespace fastcoll {
 
 // A fast call for a group's queue.
-class AsyncCall final : public QueuedCall {
+class AsyncCall final : public PlannedCall {
  public:
-  AsyncCall(ProcessGroup& group, double timeout_s) : group_(group), timeout_s_(timeout_s) {}
+  using PlannedCall::PlannedCall;
 
-  // What is called: one, which may have parts, or lists.
-  Prepared one;
-  Parts parts;
-  std::vector<PreparedList> lists;
-
-  Begun begin() noexcept override;
-  void run() noexcept override;
-  bool finish(Host& host) noexcept override;
+  Parts parts;  // room for them
+  void is_to_run(const Prepared& one);
+  void is_to_run(std::vector<PreparedList> lists);  // one at least
   void over() noexcept override;
 
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   // False if it is not over after that many seconds; 0: without a limit. Throws Interrupted.
   bool wait(double limit_s);
-  const std::optional<Failure>& failure() const { return failure_; }  // of one that is over
 
   // Its handle is gone, and `kept` is its memory.
   static void abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept);
 
  private:
-  template <class Body>
-  void keep_failure(Body body) noexcept;
-
-  ProcessGroup& group_;
-  const double timeout_s_;
-  bool is_begun_ = false;
-  std::optional<Failure> failure_;
+  std::vector<PreparedList> lists_;
   // Each side writes its own and then reads the other's, so these are sequentially consistent.
   std::atomic<bool> is_over_{false}, is_abandoned_{false};
   std::atomic<uint32_t> has_waiter_{0};

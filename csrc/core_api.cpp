@@ -7,7 +7,7 @@
 #include <string>
 
 #include "fastcoll/integrations/core_api.h"
-#include "process_group.h"
+#include "planned_call.h"
 #include "python_errors.h"
 #include "python_host.h"
 #include "threads.h"
@@ -96,46 +96,53 @@ FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* 
                     double timeout_s, FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     DetachedHost host;
-    ours(group).run(plan_of(plan), input, output, host, timeout_s);
+    ours(group).run(plan_of(plan), {input, output}, host, timeout_s);
     return kFastcollDone;
   });
 }
 
-class CallWithWork final : public QueuedCall {
+class CallWithWork final : public PlannedCall {
  public:
   CallWithWork(ProcessGroup& group, const FastcollQueuedCall& call)
-      : group_(group), plan_(plan_of(call.plan)), call_(call) {}
+      : PlannedCall(group, call.timeout_s), call_(call) {
+    first_ = {plan_of(call.plan), {call.input, call.output}};
+  }
   ~CallWithWork() override { call_.drop(call_.work); }
   CallWithWork(const CallWithWork&) = delete;
   CallWithWork& operator=(const CallWithWork&) = delete;
 
-  void run() noexcept override {
-    outcome_ = outcome_of(&failure_, [&] {
-      DetachedHost host;
-      group_.run(plan_, call_.input, call_.output, host, call_.timeout_s);
-      return kFastcollDone;
-    });
-  }
   void over() noexcept override {
-    call_.over(call_.work, outcome_ == kFastcollDone ? nullptr : &failure_);
+    FastcollFailure into;
+    if (failure()) put(&into, failure()->kind(), failure()->what(), failure()->ranks());
+    call_.over(call_.work, failure() ? &into : nullptr);
   }
 
  private:
-  ProcessGroup& group_;
-  const Plan plan_;
   const FastcollQueuedCall call_;
-  FastcollOutcome outcome_ = kFastcollPending;
-  FastcollFailure failure_;
 };
 
-FastcollOutcome queue(FastcollGroup* group, const FastcollQueuedCall* call,
+FastcollOutcome queue(FastcollGroup* group, const FastcollQueuedCall* call, const void** place,
                       FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     const auto queued = std::make_shared<CallWithWork>(ours(group), *call);
     ours(group).refuse_child();
+    *place = queued.get();
     return ours(group).queue().push(queued) ? kFastcollDone : kFastcollPending;
   });
 }
+
+FastcollOutcome finish(FastcollGroup* group, const void* place, double limit_s,
+                       FastcollFailure* failure) {
+  return outcome_of(failure, [&] {
+    ours(group).refuse_child();
+    WaiterHost<DetachedHost> host(limit_s);
+    const auto* call = static_cast<const CallWithWork*>(place);
+    if (ours(group).queue().finish(call, host)) return kFastcollDone;
+    return host.was_interrupted() ? kFastcollInterrupted : kFastcollPending;
+  });
+}
+
+void go_on(FastcollGroup* group) { ours(group).let_go_on(); }
 
 void run_task(void (*task)(void* context), void* context) {
   run_in_thread([task, context] { task(context); });
@@ -189,6 +196,8 @@ constexpr FastcollCoreApi kApi = {
     run,
     takes_calls,
     queue,
+    finish,
+    go_on,
     run_task,
     drain_threads,
     start_transfer,

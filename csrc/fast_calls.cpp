@@ -107,8 +107,8 @@ bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
   if (call.plan.hash == 0) return false;
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
-  if (call.in_parts) group.run(call.plan, parts, host, args.timeout_s);
-  else group.run(call.plan, call.input, call.output, host, args.timeout_s);
+  const Parts* operands = call.in_parts ? &parts : nullptr;
+  group.run(call.plan, {call.input, call.output, operands}, host, args.timeout_s);
   return true;
 }
 
@@ -152,12 +152,16 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   group.refuse_child();
   if (group.traces()) return nullptr;  // where it was made is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
-  if constexpr (kVerb < FastVerb::all_reduce_coalesced)
-    call->one = prepare(kVerb, group, args, op, call->parts);
-  else
-    call->lists =
+  if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
+    const Prepared one = prepare(kVerb, group, args, op, call->parts);
+    if (one.plan.hash == 0) return nullptr;
+    call->is_to_run(one);
+  } else {
+    auto lists =
         prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.asked);
-  if (call->one.plan.hash == 0 && call->lists.empty()) return nullptr;
+    if (lists.empty()) return nullptr;
+    call->is_to_run(std::move(lists));
+  }
   const Owned outputs(outputs_of(kVerb, group, args));
   const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
                                 args[kSecond] ? args[kSecond] : Py_None));

@@ -137,7 +137,7 @@ void run_lists(ProcessGroup& group, const std::vector<PreparedList>& lists, Host
                double timeout_s) {
   for (const PreparedList& one : lists) {
     if (one.numel * dtype_size(one.dtype) >= kGilFreeBytes) host.blocking();
-    group.run(one.plan, one.list, host, timeout_s);
+    group.run(one.plan, {.list = &one.list}, host, timeout_s);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cpu/run.h"
+#include "cpu/halves.h"
 #include "memory/memfd.h"
 
 namespace fastcoll {
@@ -138,47 +138,55 @@ void ProcessGroup::require_usable() const {
     throw Failure(ErrorKind::usage, "group \"" + name_ + "\" was destroyed");
 }
 
-void ProcessGroup::run(const Plan& plan, const void* input, void* output, Host& host,
-                       double timeout_s) {
-  const Turn turn(*this, host);
-  require_usable();
-  fastcoll::run(*group_, plan, input, output, host, timeout_s, program_of(plan));
+Call<StdAtomics> ProcessGroup::call_of(const Plan& plan, const Operands& operands) {
+  return {*group_,
+          plan,
+          static_cast<const std::byte*>(operands.input),
+          static_cast<std::byte*>(operands.output),
+          operands.parts,
+          operands.list,
+          program_of(plan)};
 }
 
-void ProcessGroup::run(const Plan& plan, const Parts& parts, Host& host, double timeout_s) {
+void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, double timeout_s) {
   const Turn turn(*this, host);
   require_usable();
-  Call<StdAtomics> call{*group_, plan, nullptr, nullptr, &parts};
-  call.program = program_of(plan);
+  Call<StdAtomics> call = call_of(plan, operands);
   fastcoll::run(call, host, timeout_s);
 }
 
-void ProcessGroup::run(const Plan& plan, const List& list, Host& host, double timeout_s) {
-  const Turn turn(*this, host);
-  require_usable();
-  Call<StdAtomics> call{*group_, plan, nullptr, nullptr, nullptr, &list};
-  fastcoll::run(call, host, timeout_s);
-}
-
-QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const void* input, void* output,
+QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const Operands& operands,
                                            double timeout_s) {
   const std::unique_lock guard(mutex_, std::try_to_lock);
   if (!guard.owns_lock() || is_half_done_) return QueuedCall::Begun::no;
   require_usable();
-  Call<StdAtomics> call{*group_, plan, static_cast<const std::byte*>(input),
-                        static_cast<std::byte*>(output)};
+  Call<StdAtomics> call = call_of(plan, operands);
   Host host;
   if (!fastcoll::begin_half(call, host, timeout_s)) return QueuedCall::Begun::no;
-  is_half_done_ = !may_finish(call);
-  if (is_half_done_) return QueuedCall::Begun::half;
-  fastcoll::finish(call, host);
+  is_half_done_ = true;
+  if (!may_finish(call)) return QueuedCall::Begun::half;
+  finish(call, host);
   return QueuedCall::Begun::all;
 }
 
-void ProcessGroup::finish(const Plan& plan, const void* input, void* output, Host& host) {
+void ProcessGroup::finish(const Plan& plan, const Operands& operands, Host& host) {
   const Turn turn(*this, host, true);
-  Call<StdAtomics> call{*group_, plan, static_cast<const std::byte*>(input),
-                        static_cast<std::byte*>(output)};
+  Call<StdAtomics> call = call_of(plan, operands);
+  finish(call, host);
+}
+
+bool ProcessGroup::finish_if_ready(const Plan& plan, const Operands& operands) {
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard.owns_lock() || closed_.load(std::memory_order_relaxed)) return false;
+  Call<StdAtomics> call = call_of(plan, operands);
+  if (!may_finish(call)) return false;
+  Host host;
+  finish(call, host);
+  return true;
+}
+
+// Under the group's lock.
+void ProcessGroup::finish(Call<StdAtomics>& call, Host& host) {
   try {
     require_usable();
     fastcoll::finish(call, host);

@@ -35,6 +35,14 @@ struct GroupFds {
   std::vector<int> pids;
 };
 
+// What a call reads and writes: one message, or in its place parts or a list, see Call.
+struct Operands {
+  const void* input = nullptr;
+  void* output = nullptr;
+  const Parts* parts = nullptr;
+  const List* list = nullptr;
+};
+
 class ProcessGroup {
  public:
   ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
@@ -49,15 +57,13 @@ class ProcessGroup {
   bool traces() const { return traces_; }  // wants to know where calls are made
 
   // Carry out a plan. Calls of several threads run one after another.
-  void run(const Plan& plan, const void* input, void* output, Host& host, double timeout_s);
-  // The same for parts that lie anywhere: one for each rank.
-  void run(const Plan& plan, const Parts& parts, Host& host, double timeout_s);
-  // The same for a list of tensors.
-  void run(const Plan& plan, const List& list, Host& host, double timeout_s);
-  // A call in two halves, without a wait in the first; `plan` must live until it is over.
-  QueuedCall::Begun begin_half(const Plan& plan, const void* input, void* output, double timeout_s);
+  void run(const Plan& plan, const Operands& operands, Host& host, double timeout_s);
+  // A call in two halves, without a wait in the first; all of it must live until it is over.
+  QueuedCall::Begun begin_half(const Plan& plan, const Operands& operands, double timeout_s);
   // May throw SteppedOut: then it is to be called again.
-  void finish(const Plan& plan, const void* input, void* output, Host& host);
+  void finish(const Plan& plan, const Operands& operands, Host& host);
+  // The same if that takes no wait: whether it was done.
+  bool finish_if_ready(const Plan& plan, const Operands& operands);
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
@@ -152,6 +158,8 @@ class ProcessGroup {
     std::unique_lock<std::mutex> guard_;
   };
   static void forget_in_child();
+  Call<StdAtomics> call_of(const Plan& plan, const Operands& operands);
+  void finish(Call<StdAtomics>& call, Host& host);
   const Program* program_of(const Plan& plan) const;
   void require_usable() const;
   void limit(Transfer& transfer) const;

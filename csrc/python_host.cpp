@@ -29,8 +29,6 @@ bool PythonHost::interrupted() {
   return raised;
 }
 
-WaiterHost::WaiterHost(double limit_s) : end_us_(end_of_wait_us(limit_s)) {}
-
 bool DetachedHost::interrupted() {
   if (!time_to_look(next_look_us_)) return false;
   const PyGILState_STATE state = PyGILState_Ensure();

@@ -32,25 +32,32 @@ class PythonHost : public Host {
   int64_t next_look_us_ = 0;
 };
 
-// In a wait of a call that goes on without this thread if that is interrupted, or has waited for so
-// many seconds; 0: without a limit.
-class WaiterHost final : public PythonHost {
- public:
-  explicit WaiterHost(double limit_s);
-  bool interrupted() override { return false; }
-  bool steps_out() override { return now_us() >= end_us_ || PythonHost::interrupted(); }
-
- private:
-  const int64_t end_us_;
-};
-
 // In a thread that does not hold the GIL: takes it only to ask for Ctrl-C.
-class DetachedHost final : public Host {
+class DetachedHost : public Host {
  public:
   bool interrupted() override;
 
  private:
   int64_t next_look_us_ = 0;
+};
+
+// In a wait of a call that goes on without this thread if that is interrupted, or has waited for so
+// many seconds; 0 and less: without a limit.
+template <class Base>
+class WaiterHost final : public Base {
+ public:
+  explicit WaiterHost(double limit_s) : end_us_(end_of_wait_us(limit_s)) {}
+  bool interrupted() override { return false; }
+  bool steps_out() override {
+    if (now_us() >= end_us_) return true;
+    was_interrupted_ = was_interrupted_ || Base::interrupted();
+    return was_interrupted_;
+  }
+  bool was_interrupted() const { return was_interrupted_; }  // then a Python error is set
+
+ private:
+  const int64_t end_us_;
+  bool was_interrupted_ = false;
 };
 
 }  // namespace fastcoll

@@ -50,32 +50,49 @@ Staging direct_staging(const Call<P>& call) {
 template <class P>
 class Direct {
  public:
-  explicit Direct(Call<P>& call)
+  explicit Direct(const Call<P>& call)
       : call_(call),
         group_(call.group),
         rank_(call.rank()),
         world_(call.world_size()),
         splits_(splits_message(call.plan.verb)),
+        is_barrier_(call.plan.verb == Verb::barrier),
+        is_inlined_(call.plan.inlined || is_barrier_),
         cut_(call.plan, call.world_size(), largest_part(call)) {}
 
   void run() {
-    if (call_.plan.verb == Verb::barrier) return barrier();
-    if (call_.plan.inlined) return run_inlined();
     if (call_.plan.splits == kCountedSplits) return run_counted();
-    begin_giving();
-    group_.arrive(location_, Location::kStaged);
+    give();
+    take();
+  }
+
+  // Whether `take`, in any object for this call, stages nothing, and no rank waits for another to
+  // have read its message.
+  bool has_halves() const {
+    if (call_.plan.splits != 0 && !call_.list) return false;
+    const size_t message_bytes = call_.input_numel() * call_.elem_bytes();
+    return is_inlined_ || (cut_.num_segments == 1 && message_bytes < kLeastInPlaceBytes);
+  }
+
+  void give() {
+    if (is_inlined_) {
+      give_inlined();
+    } else {
+      begin_giving();
+      group_.arrive(location_, Location::kStaged);
+    }
     copy_own();
+  }
+
+  void take() {
+    if (is_inlined_) return take_inlined();
     uint64_t sources[kMaxWorld];
     for (int peer = 0; peer < world_; ++peer)
       if (gets_from(peer)) sources[peer] = group_.wait_arrival(peer).location.input;
     move(sources, 1);
   }
 
-  void barrier() {
-    group_.arrive_inlined("", 0);
-    for (int peer = 0; peer < world_; ++peer)
-      if (peer != rank_) group_.wait_arrival(peer);
-  }
+  bool gets_from(int peer) const { return peer != rank_ && gives(peer) && gets(rank_); }
 
  private:
   // Below this a copy costs less than waiting until everybody has read a symmetric tensor.
@@ -92,23 +109,23 @@ class Direct {
   bool gets(int rank) const {
     return to_root() ? rank == call_.plan.root : !from_root() || rank != call_.plan.root;
   }
-  bool gets_from(int peer) const { return peer != rank_ && gives(peer) && gets(rank_); }
   bool keeps_own() const {
     if (call_.plan.verb == Verb::broadcast) return false;
     return !verb_has_root(call_.plan.verb) || rank_ == call_.plan.root;
   }
 
-  // ---- messages in the flag lines
-  // -----------------------------------------------------------------
-  void run_inlined() {
+  // ---- messages in the flag lines ---------------------------------------------------------------
+  void give_inlined() {
     const size_t own_bytes = part_for(rank_).num_bytes;
     // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
     // here.
-    if (!gives(rank_)) group_.arrive_inlined("", 0);
+    if (!gives(rank_) || is_barrier_) group_.arrive_inlined("", 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
     else if (call_.list) group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
     else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);
-    copy_own();
+  }
+
+  void take_inlined() {
     for (int peer = 0; peer < world_; ++peer) {
       if (!gets_from(peer)) continue;
       const Part to = part_from(peer);
@@ -134,8 +151,8 @@ class Direct {
     return message;
   }
 
-  // ---- parts of sizes that only their two ranks know
-  // ---------------------------------------------- The arrival lines carry where the message lies
+  // ---- parts of sizes that only their two ranks know --------------------------------------------
+  // The arrival lines carry where the message lies
   // and its parts' sizes, so every rank sees them all, and cuts the call alike.
   void run_counted() {
     const size_t world = size_t(world_);
@@ -188,8 +205,7 @@ class Direct {
                 uint64_t{1} << from | uint64_t{1} << to);
   }
 
-  // ---- messages in scratch, or where they lie
-  // -------------------------------------------------------
+  // ---- messages in scratch, or where they lie ---------------------------------------------------
   void begin_giving() {
     if (!gives(rank_)) return;
     location_ = locate();
@@ -302,8 +318,7 @@ class Direct {
     else copy_past_caches(to.ptr, from.ptr, from.num_bytes);
   }
 
-  // ---- where parts lie
-  // ------------------------------------------------------------------------------
+  // ---- where parts lie --------------------------------------------------------------------------
   Part part_for(int peer) const {
     if (call_.parts) return call_.parts->inputs[peer];
     const size_t num_bytes = call_.plan.numel * call_.elem_bytes();
@@ -346,10 +361,10 @@ class Direct {
     return stays ? Location::kPrivate | uint64_t(uintptr_t(first.ptr)) : location;
   }
 
-  Call<P>& call_;
+  const Call<P>& call_;
   Group<P>& group_;
   const int rank_, world_;
-  const bool splits_;
+  const bool splits_, is_barrier_, is_inlined_;
   PartCut cut_;
   uint64_t location_ = Location::kStaged;
   std::array<size_t, kMaxWorld> starts_;  // counted: of my part in each peer's message

@@ -87,8 +87,9 @@ class Group {
   // of a broken group.
   void begin(const Plan& plan, Staging staging, Host& host, double timeout_s);
   void end();
-  // Whether `begin` would not have to wait for the arrival line.
-  bool may_begin();
+  // Whether neither `begin` would have to wait, for the arrival line, nor, if a segment is to be
+  // staged, claim_slot(0).
+  bool may_begin(bool stages);
   // Go on with a call that this thread did not begin.
   void go_on(Host& host) { host_ = &host; }
   // Take another number of segments than `begin` was told, before the first is staged: for calls
@@ -106,8 +107,13 @@ class Group {
   // ---- progress inside a call -----------------------------------------------------------------
   void publish_staged(uint64_t count) { signal(me_->staged, progress(count)); }
   void publish_reduced(uint64_t count) { signal(me_->reduced, progress(count)); }
-  bool has_arrived(int peer) {
-    return met({&pad(peer).arrive[call_ % P::kLines].slot, slot_value(), true});
+  // With all of a message of so many bytes in its lines.
+  bool has_arrived(int peer, size_t num_bytes) {
+    const size_t line_idx = call_ % P::kLines;
+    if (num_bytes <= ArriveLine::kPayloadBytes)
+      return met({&pad(peer).arrive[line_idx].slot, slot_value(), true});
+    const size_t last = (num_bytes - ArriveLine::kPayloadBytes - 1) / InlineLine::kPayloadBytes;
+    return met({&pad(peer).inlined[line_idx][last].slot, slot_value(), true});
   }
   void wait_staged(int peer, uint64_t count) {
     wait(peer, {&pad(peer).staged.value, progress(count), false});
@@ -351,8 +357,10 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
 }
 
 template <class P>
-bool Group<P>::may_begin() {
-  const uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
+bool Group<P>::may_begin(bool stages) {
+  uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
+  const uint64_t claimed = next_segment_ + 1 - kNumSlots;    // as claim_slot(0) will
+  if (stages && int64_t(claimed - segment) > 0) segment = claimed;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
     if (!met({&pad(peer).done.value, segment, false})) return false;

@@ -51,46 +51,66 @@ inline Staging one_shot_staging(const Plan& plan) {
   return {num_segments, round_up(div_up(plan.numel, num_segments) * elem, kLineBytes)};
 }
 
+// In two halves, too: of one segment, the second stages nothing.
 template <class P>
-void one_shot_staged(Call<P>& call) {
-  Group<P>& group = call.group;
-  const size_t elem = call.elem_bytes(), numel = call.plan.numel;
-  const auto [num_segments, segment_bytes] = one_shot_staging(call.plan);
-  const size_t stride = segment_bytes / elem;
-  const auto segment = [&](size_t k) {
-    const size_t start = std::min(k * stride, numel);
-    return Span{start, std::min(stride, numel - start)};
-  };
-  // 1. Stage segment k, so that peers may read it.
-  const auto stage = [&](size_t k) {
-    call.read_input(group.claim_slot(k), 0, segment(k));
-    if (k == 0) group.arrive(Location::kStaged, Location::kStaged);
-    else group.publish_staged(k + 1);
-  };
+class StagedOneShot {
+ public:
+  explicit StagedOneShot(Call<P>& call)
+      : call_(call),
+        group_(call.group),
+        num_segments_(one_shot_staging(call.plan).num_segments),
+        stride_(one_shot_staging(call.plan).segment_bytes / call.elem_bytes()) {}
 
-  if (!call.gets(call.rank())) {
-    group.consume(num_segments);  // needs nothing of anybody: must not hold up its peers' slots
-    for (size_t k = 0; k < num_segments; ++k) stage(k);
-    return;
+  void give() {
+    // Who gets nothing needs nothing of anybody: it must not hold up its peers' slots.
+    if (!call_.gets(call_.rank())) group_.consume(num_segments_);
+    stage(0);
   }
-  stage(0);
-  for (int peer = 0; peer < call.world_size(); ++peer)
-    if (peer != call.rank()) group.wait_arrival(peer);
-  for (size_t k = 0; k < num_segments; ++k) {
-    if (k + 1 < num_segments) stage(k + 1);
-    // 2. Reduce segment k of all ranks.
+
+  void take() {
+    if (!call_.gets(call_.rank())) {
+      for (size_t k = 1; k < num_segments_; ++k) stage(k);
+      return;
+    }
+    for (int peer = 0; peer < call_.world_size(); ++peer)
+      if (peer != call_.rank()) group_.wait_arrival(peer);
+    for (size_t k = 0; k < num_segments_; ++k) {
+      if (k + 1 < num_segments_) stage(k + 1);
+      reduce(k);
+      group_.consume(k + 1);
+    }
+  }
+
+ private:
+  Span segment(size_t k) const {
+    const size_t start = std::min(k * stride_, call_.plan.numel);
+    return {start, std::min(stride_, call_.plan.numel - start)};
+  }
+
+  // 1. Stage segment k, so that peers may read it.
+  void stage(size_t k) {
+    call_.read_input(group_.claim_slot(k), 0, segment(k));
+    if (k == 0) group_.arrive(Location::kStaged, Location::kStaged);
+    else group_.publish_staged(k + 1);
+  }
+
+  // 2. Reduce segment k of all ranks.
+  void reduce(size_t k) {
     const void* srcs[kMaxWorld];
-    for (int peer = 0; peer < call.world_size(); ++peer) {
+    for (int peer = 0; peer < call_.world_size(); ++peer) {
       srcs[peer] = nullptr;
-      if (peer == call.rank()) continue;
-      if (k > 0) group.wait_staged(peer, k + 1);
-      srcs[peer] = group.slot(peer, k);
+      if (peer == call_.rank()) continue;
+      if (k > 0) group_.wait_staged(peer, k + 1);
+      srcs[peer] = group_.slot(peer, k);
     }
     void* dst = nullptr;
-    call.reduce(segment(k), &dst, 1, srcs);
-    group.consume(k + 1);
+    call_.reduce(segment(k), &dst, 1, srcs);
   }
-}
+
+  Call<P>& call_;
+  Group<P>& group_;
+  const size_t num_segments_, stride_;  // elements from one segment to the next
+};
 
 // A reduce_scatter has only one shot: two_shot without its second.
 template <class P>
@@ -102,7 +122,9 @@ Staging one_shot_staging(const Call<P>& call) {
 template <class P>
 void one_shot(Call<P>& call) {
   if (call.scatters()) return two_shot(call);
-  one_shot_staged(call);
+  StagedOneShot<P> staged(call);
+  staged.give();
+  staged.take();
 }
 
 }  // namespace fastcoll

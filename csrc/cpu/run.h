@@ -81,8 +81,7 @@ void check_inlined(const Call<P>& call) {
                   "an inlined plan for more than " + std::to_string(kInlineMaxBytes) + " bytes");
 }
 
-// Whether a rank gives first and takes then.
-inline bool has_halves(const Plan& plan) {
+inline bool is_inlined_reduction(const Plan& plan) {
   return plan.inlined && plan.algorithm == Algorithm::one_shot;
 }
 
@@ -96,50 +95,12 @@ void run(Call<P>& call, Host& host, double timeout_s) {
   group.begin(plan, staging(call), host, timeout_s);
   try {
     if (group.world_size() == 1) run_alone(call);
-    else if (has_halves(plan)) {
+    else if (is_inlined_reduction(plan)) {
       give_inlined(call);
       take_inlined(call);
     } else {
       run_together(call);
     }
-  } catch (...) {
-    group.abandon();
-    throw;
-  }
-  group.end();
-}
-
-// Begin a call and give this rank's part of it, if that takes no wait: whether that was done. Then
-// `finish` is to be called, in any thread, before anything else of the group is. Throws Failure.
-template <class P>
-bool begin_half(Call<P>& call, Host& host, double timeout_s) {
-  if (!has_halves(call.plan) || call.group.world_size() == 1 || !call.group.may_begin())
-    return false;
-  check_inlined(call);
-  call.group.begin(call.plan, staging(call), host, timeout_s);
-  give_inlined(call);
-  return true;
-}
-
-// Whether `finish` would not wait. False for what takes more than one line, which is not looked at.
-template <class P>
-bool may_finish(Call<P>& call) {
-  if (!call.gets(call.rank())) return true;
-  if (call.input_numel() * call.elem_bytes() > ArriveLine::kPayloadBytes) return false;
-  for (int peer = 0; peer < call.world_size(); ++peer)
-    if (peer != call.rank() && !call.group.has_arrived(peer)) return false;
-  return true;
-}
-
-// As `run`, of a call that was begun. May throw SteppedOut: then it is to be called again.
-template <class P>
-void finish(Call<P>& call, Host& host) {
-  Group<P>& group = call.group;
-  group.go_on(host);
-  try {
-    take_inlined(call);
-  } catch (const SteppedOut&) {
-    throw;
   } catch (...) {
     group.abandon();
     throw;

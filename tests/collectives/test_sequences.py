@@ -8,6 +8,8 @@ pause, with more ranks than CPUs.
 import os
 import random
 import time
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -60,16 +62,42 @@ def with_pauses(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
     return results
 
 
-def check_with_pauses(pool: Pool, calls: list[Call], seed: int) -> None:
+def under_way(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
+    """Up to three calls at a time; what is asynchronous, waited for and asked for, and when, each
+    rank decides for itself."""
+    for call in calls:  # the calls of a kind but the first are C++'s
+        Started(rank.comm, call).result()
+    own = random.Random(seed * 64 + rank.rank)
+    started: deque[Started] = deque()
+    results: list[Result] = []
+
+    def finish(but: int) -> None:
+        while len(started) > but:
+            results.append(started.popleft().result())
+
+    for call in calls:
+        time.sleep(own.choice(PAUSES_S))
+        shares_memory = any("symmetric" in place.kinds for place in call.places)
+        finish(0 if shares_memory else own.randrange(3))
+        started.append(Started(rank.comm, call, async_op=own.random() < 0.8))
+        if started[0].work is not None and own.random() < 0.3:
+            started[0].work.is_completed()
+        if shares_memory:
+            finish(0)
+    finish(0)
+    return results
+
+
+def check_with_pauses(pool: Pool, calls: list[Call], seed: int, perform: Any = with_pauses) -> None:
     wants = [expected(call, pool.world_size) for call in calls]
-    assert not compare(calls, wants, pool.run(with_pauses, calls, seed))
+    assert not compare(calls, wants, pool.run(perform, calls, seed))
 
 
 def sequences(world: int) -> st.SearchStrategy[list[Call]]:
     return st.lists(one_call(world), min_size=2, max_size=6)
 
 
-def fuzz(pools: Pools, world: int, examples: int, fixed: bool) -> None:
+def fuzz(pools: Pools, world: int, examples: int, fixed: bool, perform: Any = with_pauses) -> None:
     @settings(
         max_examples=examples,
         deadline=None,
@@ -79,7 +107,7 @@ def fuzz(pools: Pools, world: int, examples: int, fixed: bool) -> None:
     )
     @given(sequences(world), st.integers(0, 1000))
     def run(calls: list[Call], seed: int) -> None:
-        check_with_pauses(pools(world), calls, seed)
+        check_with_pauses(pools(world), calls, seed, perform)
 
     run()
 
@@ -89,11 +117,17 @@ def test_random_sequences(pools: Pools, world: int) -> None:
     fuzz(pools, world, 60, fixed=True)
 
 
+@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_random_sequences_under_way(pools: Pools, world: int) -> None:
+    fuzz(pools, world, 40, True, under_way)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("perform", [with_pauses, under_way])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
-def test_many_random_sequences(pools: Pools, world: int) -> None:
-    fuzz(pools, world, NUM_RANDOM, fixed=False)
+def test_many_random_sequences(pools: Pools, world: int, perform: Any) -> None:
+    fuzz(pools, world, NUM_RANDOM, False, perform)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -152,3 +152,64 @@ def time_out_in_half_a_call(rank: Rank) -> Any:
 def test_half_a_call_has_a_limit(pools: Pools) -> None:
     first, _ = pools(2).run(time_out_in_half_a_call)
     assert first == ("CollectiveTimeout", (1,), "CollectiveTimeout")
+
+
+SIZES = [3, 300, 5000, 16000]  # elements: in one line, in several, staged, more than may rest
+VERBS: dict[str, Callable[[Rank, torch.Tensor], Any]] = {
+    "all_reduce": lambda rank, mine: rank.comm.all_reduce(mine, async_op=True),
+    "reduce": lambda rank, mine: rank.comm.reduce(mine, 0, async_op=True),
+    "broadcast": lambda rank, mine: rank.comm.broadcast(mine, 1, async_op=True),
+    "all_gather": lambda rank, mine: rank.comm.all_gather_into_tensor(
+        mine.new_empty(2 * len(mine)), mine, async_op=True
+    ),
+    "all_to_all": lambda rank, mine: rank.comm.all_to_all_single(
+        mine.new_empty(len(mine)), mine, async_op=True
+    ),
+    "list": lambda rank, mine: rank.comm.all_reduce_coalesced([mine[:1], mine[1:]], async_op=True),
+    "barrier": lambda rank, mine: rank.comm.barrier(async_op=True),
+}
+
+
+def ahead_of_the_peer(rank: Rank, verb: str, numel: int) -> list[Any]:
+    """Rank 0 begins when rank 1 has not come yet, and waits when rank 1 is through."""
+    start, name = VERBS[verb], f"{verb} of {numel}"
+    mine = torch.arange(2.0 * numel)
+    start(rank, mine).wait()
+    if rank.rank == 1:
+        rank.wait_for(f"{name} begun")
+    work = start(rank, mine)
+    if rank.rank == 0:
+        rank.tell(f"{name} begun")
+        rank.wait_for(f"{name} over")
+    work.wait()  # rank 1 does not need rank 0 to wait
+    if rank.rank == 1:
+        rank.tell(f"{name} over")
+    return [type(work).__name__, work.exception(), [t.sum().item() for t in work.result()]]
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_nobody_waits_for_one_that_rests(pools: Pools, verb: str, numel: int) -> None:
+    one, other = pools(2).run(ahead_of_the_peer, verb, numel)
+    assert one[:2] == other[:2] == ["CallWork", None]
+    if verb not in ("reduce", "all_to_all"):
+        assert one == other
+
+
+def give_more_than_there_is_room_for(rank: Rank) -> list[float]:
+    """Rank 0 fills its scratch, which rank 1 reads later, and begins another call."""
+    large, small = torch.ones(1 << 18), torch.full((2000,), 3.0)
+    for tensor in (large, small):
+        rank.comm.broadcast(tensor, 0)
+    if rank.rank == 1:
+        rank.wait_for("the scratch is full")
+    rank.comm.broadcast(large, 0)  # of which rank 0 is through when all is staged
+    work = rank.comm.broadcast(small, 0, async_op=True)
+    if rank.rank == 0:
+        rank.tell("the scratch is full")
+    work.wait()
+    return [large.sum().item(), small.sum().item()]
+
+
+def test_beginning_a_call_does_not_wait_for_room(pools: Pools) -> None:
+    assert pools(2).run(give_more_than_there_is_room_for) == [[float(1 << 18), 6000.0]] * 2

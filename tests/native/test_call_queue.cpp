@@ -121,13 +121,22 @@ class TwoHalves final : public QueuedCall {
   }
   void run() noexcept override { note(); }
   bool finish(Host& host) noexcept override {
+    meanwhile();
     if (host.steps_out()) return false;
     note();
     return true;
   }
-  void over() noexcept override { is_over = true; }
+  bool finish_if_ready() noexcept override {
+    if (is_ready) note();
+    return is_ready;
+  }
+  void over() noexcept override {
+    check(is_noted_ && !is_over, "a call is over before it is carried out, or twice");
+    is_over = true;
+  }
 
-  std::atomic<bool> begun{false}, is_over{false};
+  std::atomic<bool> begun{false}, is_over{false}, is_ready{false};
+  std::function<void()> meanwhile = [] {};
 
  private:
   void note() {
@@ -160,23 +169,19 @@ void halves() {
     // Who waits for it goes on with it.
     auto one = call(1);
     check(queue->push(one) && one->begun && !queue->idle(), "a call is not begun where it is made");
-    check(!queue->take(at_once.get()), "another call was taken than asked for");
-    auto taken = queue->take(one.get());
-    check(taken == one && !queue->take(), "a call that rests can't be taken, or twice");
-    check(taken->finish(host), "it did not get on");
-    queue->put_back(taken, true);
+    check(!queue->finish(at_once.get(), host), "another call was taken than asked for");
+    one->meanwhile = [&] { check(!queue->finish(nullptr, host), "a call was taken twice"); };
+    check(queue->finish(one.get(), host), "it did not get on");
     check(one->is_over && queue->idle(), "a call that is done is not over");
 
     // Who waited leaves it to a thread; what was queued meanwhile comes behind it.
     one = call(2);
     auto two = call(3);
     queue->push(one);
-    taken = queue->take();
+    one->meanwhile = [&] { queue->push(two); };
     Impatient impatient;
-    check(!taken->finish(impatient), "it got on although nobody waited");
-    queue->push(two);
+    check(!queue->finish(nullptr, impatient), "it got on although nobody waited");
     check(!two->begun, "a call was begun behind another one");
-    queue->put_back(taken, false);
     await(*queue);
 
     // Nobody waits for it: another call, a question, or a wait for the queue make it go on.
@@ -196,7 +201,25 @@ void halves() {
     await(*queue);
     queue->end_in_python();
     check(one->is_over, "nothing is queued, but a call rests");
-    check(order == std::vector<int>({0, 1, 2, 3, 4, 5, 6, 7}), "calls ran in another order");
+
+    // What takes no wait is done at once by who asks, or makes another call, which then may rest.
+    one = call(8);
+    two = call(9);
+    queue->push(one);
+    one->is_ready = true;
+    queue->push(two);
+    check(one->is_over && two->begun && !two->is_over, "a call that was ready was not carried out");
+    two->is_ready = true;
+    push(*queue, [&] { order.push_back(10); });
+    check(two->is_over, "a call that was ready was not carried out");
+    await(*queue);
+    one = call(11);
+    queue->push(one);
+    one->is_ready = true;
+    queue->go_on();
+    check(one->is_over && queue->idle(), "a call that was ready is not over");
+    check(order == std::vector<int>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+          "calls ran in another order");
   }
 }
 

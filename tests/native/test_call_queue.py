@@ -39,7 +39,22 @@ PLANTED = {
     "by a thread meanwhile": (r"  is_taken_ = true;\n", "", "another order|data race"),
     "ahead of Python": (r"if \(seen % kHere != 0\) return false;", "", "ahead of Python's"),
     "a thread for each call": (r"has_thread_ \|\| is_taken_", "is_taken_", "two calls|data race"),
-    "unlocked": (r"  const std::lock_guard lock\(mutex_\);\n  if \(!begin", "  if (!begin", "race"),
+    "unlocked": (
+        r"lock\(mutex_\);\n  if \(!begin",
+        "lock(*std::make_unique<std::mutex>().release());\n  if (!begin",
+        "race",
+    ),
+    "ready, but not over": (r"    end\(done\);\n", "", "was not carried out"),
+    "ready, and again": (
+        r"= std::exchange\(resting_, nullptr\);\n    lock",
+        "= resting_;\n    lock",
+        "twice",
+    ),
+    "asked, and again": (
+        r"std::move\(call\), is_done\);\n  }\n}",
+        "std::move(call), false);\n  }\n}",
+        "twice",
+    ),
     "gone with its group": (r"self = shared_from_this\(\)", "self = this", "ThreadSanitizer"),
 }
 

@@ -254,20 +254,16 @@ class FastcollBackend final : public c10d::Backend {
 
   // Null where it has to go behind what is queued in Python.
   WorkPtr queue(const Terms& terms, const Native& call, const FastcollPlan& plan) {
-    auto work = c10::make_intrusive<NativeWork>(rank_, terms.verb.type, terms.verb.title,
-                                                terms.inputs, terms.outputs);
-    const FastcollQueuedCall queued{&plan,
-                                    call.input,
-                                    call.output,
-                                    limit_s(terms.timeout),
-                                    c10::intrusive_ptr<NativeWork>(work).release(),
-                                    NativeWork::over,
-                                    NativeWork::drop};
-    FastcollFailure failure;
-    const auto outcome = core->queue(core_, &queued, &failure);
-    raise_unless_done(outcome, failure);
-    if (outcome == kFastcollPending) return {};
-    ++sequence_;
+    auto handle = c10::make_intrusive<NativeWork>(
+        c10::intrusive_ptr<FastcollBackend>::reclaim_copy(this), core_, terms.verb.type,
+        terms.verb.title, terms.inputs, terms.outputs);
+    FastcollQueuedCall queued{};
+    queued.plan = &plan;
+    queued.input = call.input;
+    queued.output = call.output;
+    queued.timeout_s = limit_s(terms.timeout);
+    const WorkPtr work = NativeWork::queue(std::move(handle), queued);
+    if (work) ++sequence_;
     return work;
   }
 

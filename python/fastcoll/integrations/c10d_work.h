@@ -7,10 +7,16 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <tuple>
+#include <utility>
 
 #include "c10d_threads.h"
 #include "core_api.h"
@@ -97,24 +103,41 @@ void raise_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A call that a thread of the core carries out.
+// A call that the core carries out.
 class NativeWork final : public c10d::Work {
  public:
-  NativeWork(int rank, c10d::OpType type, const char* title, Tensors inputs, Tensors outputs)
-      : Work(rank, type, title, inputs), inputs_(std::move(inputs)), outputs_(std::move(outputs)) {}
+  // `owner` keeps the group.
+  NativeWork(c10::intrusive_ptr<c10d::Backend> owner, FastcollGroup* group, c10d::OpType type,
+             const char* title, const Tensors& inputs, const Tensors& outputs)
+      : Work(owner->getRank(), type, title, inputs),
+        call_(std::make_shared<Call>(std::move(owner), group, inputs, outputs)) {}
 
-  // For the core's queue, which has a reference of its own.
-  static void over(void* work, const FastcollFailure* failure) {
-    static_cast<NativeWork*>(work)->complete(failure);
+  // Null where it has to go behind what is queued in Python.
+  static WorkPtr queue(c10::intrusive_ptr<NativeWork> work, FastcollQueuedCall call) {
+    work->call_->handle = c10::weak_intrusive_ptr<c10d::Work>(WorkPtr(work));
+    call.work = new std::shared_ptr<Call>(work->call_);
+    call.over = over;
+    call.drop = drop;
+    FastcollFailure failure;
+    const auto outcome = core->queue(work->call_->group, &call, &work->place_, &failure);
+    if (outcome != kFastcollDone) work->call_->end();
+    raise_unless_done(outcome, failure);
+    return outcome == kFastcollDone ? WorkPtr(work) : WorkPtr();
   }
-  static void drop(void* work) {
-    c10::intrusive_ptr<NativeWork>::reclaim(static_cast<NativeWork*>(work));
+
+  bool isCompleted() override {
+    if (!Work::isCompleted()) core->go_on(call_->group);
+    return Work::isCompleted();
   }
 
   bool wait(Milliseconds timeout) override {
     const WithoutGil without_gil;
     constexpr Milliseconds kLook(50);  // for Ctrl-C
     const auto end = std::chrono::steady_clock::now() + timeout;
+    if (!Work::isCompleted()) {
+      FastcollFailure failure;
+      raise_unless_done(core->finish(call_->group, place_, seconds(timeout), &failure), failure);
+    }
     std::unique_lock lock(mutex_);
     while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
       lock.unlock();
@@ -135,47 +158,84 @@ class NativeWork final : public c10d::Work {
 
   Tensors result() override {
     wait(kNoTimeout);
-    return outputs_;
+    return call_->outputs;
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    bool is_settled;
+    bool is_over;
     {
-      const std::lock_guard lock(mutex_);
-      if (future_) return future_;
-      future_ = future_of_tensors();
-      is_settled = is_settled_;
+      const std::lock_guard lock(call_->mutex);
+      if (call_->future) return call_->future;
+      call_->future = future_of_tensors();
+      is_over = call_->is_over;
     }
-    if (is_settled) settle(*future_);
-    return future_;
+    if (is_over) call_->settle(*call_->future);
+    else core->go_on(call_->group);  // who waits for a future does not
+    return call_->future;
+  }
+
+  // The handle is gone, and the call was under way, or else this would be destroyed at once.
+  void release_resources() override {
+    bool is_over;
+    {
+      const std::lock_guard lock(call_->mutex);
+      is_over = call_->is_over;
+      // The profiler's event ends with the call.
+      if (!is_over) call_->at_end = std::exchange(recordFunctionEndCallback_, nullptr);
+    }
+    if (is_over) finish();
+    else core->go_on(call_->group);  // nobody waits for it any more
   }
 
  private:
-  void complete(const FastcollFailure* failure) {
-    if (failure) error_ = std::make_exception_ptr(CallFailed(*failure));
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    {
-      const std::lock_guard lock(mutex_);
-      is_settled_ = true;
-      future = future_;
+  // What outlives the handle, if that goes first: all that the call needs until it is over.
+  struct Call {
+    Call(c10::intrusive_ptr<c10d::Backend> its_owner, FastcollGroup* its_group, Tensors its_inputs,
+         Tensors its_outputs)
+        : owner(std::move(its_owner)),
+          group(its_group),
+          inputs(std::move(its_inputs)),
+          outputs(std::move(its_outputs)) {}
+
+    // With what is to be done then.
+    std::tuple<WorkPtr, c10::intrusive_ptr<c10::ivalue::Future>, std::function<void()>> end() {
+      c10::weak_intrusive_ptr<c10d::Work> weak{WorkPtr()};
+      const std::lock_guard lock(mutex);
+      is_over = true;
+      std::swap(weak, handle);
+      return {weak.lock(), future, std::exchange(at_end, nullptr)};
     }
-    finish(error_);
+
+    void settle(c10::ivalue::Future& its_future) const {
+      if (error) its_future.setError(error);
+      else its_future.markCompleted(c10::IValue(outputs));
+    }
+
+    const c10::intrusive_ptr<c10d::Backend> owner;
+    FastcollGroup* const group;
+    const Tensors inputs, outputs;
+    c10::weak_intrusive_ptr<c10d::Work> handle{WorkPtr()};  // a NativeWork
+    std::mutex mutex;
+    std::atomic<bool> is_over{false};
+    std::exception_ptr error;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::function<void()> at_end;
+  };
+
+  // For the core. What lets go of tensors may take the GIL, so `over` does not.
+  static void over(void* its_call, const FastcollFailure* failure) {
+    const std::shared_ptr<Call>& call = *static_cast<std::shared_ptr<Call>*>(its_call);
+    if (failure) call->error = std::make_exception_ptr(CallFailed(*failure));
+    const auto [handle, future, at_end] = call->end();
+    if (handle) static_cast<NativeWork*>(handle.get())->finish(call->error);
+    if (at_end) at_end();
     // Not in this thread: a callback may start further calls of the group and wait for them.
-    if (future)
-      run_in_thread([self = c10::intrusive_ptr<NativeWork>::reclaim_copy(this), future] {
-        self->settle(*future);
-      });
+    if (future) run_in_thread([call, future = future] { call->settle(*future); });
   }
+  static void drop(void* its_call) { delete static_cast<std::shared_ptr<Call>*>(its_call); }
 
-  void settle(c10::ivalue::Future& future) {
-    if (error_) future.setError(error_);
-    else future.markCompleted(c10::IValue(outputs_));
-  }
-
-  const Tensors inputs_, outputs_;  // kept alive
-  std::exception_ptr error_;
-  bool is_settled_ = false;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const std::shared_ptr<Call> call_;
+  const void* place_ = nullptr;  // in the core's queue
 };
 
 // A call that Python carries out: torch's own forwarding knows wait and get_future only.

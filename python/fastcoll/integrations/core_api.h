@@ -70,7 +70,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 3;
+inline constexpr uint32_t kFastcollCoreApiVersion = 4;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -94,10 +94,18 @@ struct FastcollCoreApi {
                          void* output, double timeout_s, FastcollFailure* failure);
   // Whether a call may be queued here: none is queued in Python, which it would have to go behind.
   bool (*takes_calls)(FastcollGroup* group);
-  // Let a thread carry out a call behind those that are queued here. kFastcollPending where another
-  // thread has queued one in Python meanwhile. Whatever comes of it, `drop` is called.
-  FastcollOutcome (*queue)(FastcollGroup* group, const FastcollQueuedCall* call,
+  // Carry out a call behind those that are queued here, in a thread; one that is small may rest
+  // until `finish`, `go_on` or another call. kFastcollPending where another thread has queued one
+  // in Python meanwhile. Whatever comes of it, `drop` is called. `place`: for `finish`.
+  FastcollOutcome (*queue)(FastcollGroup* group, const FastcollQueuedCall* call, const void** place,
                            FastcollFailure* failure);
+  // Go on in this thread with a call that is not over, if it rests. kFastcollPending if it does
+  // not, or is not over after that many seconds (`limit_s` <= 0: without a limit): it goes on. As
+  // `run` where it was interrupted.
+  FastcollOutcome (*finish)(FastcollGroup* group, const void* place, double limit_s,
+                            FastcollFailure* failure);
+  // Get on with the call that rests, if one does: here if that takes no wait, else in a thread.
+  void (*go_on)(FastcollGroup* group);
   // Run a task, which throws nothing, in a thread of this process.
   void (*run_task)(void (*task)(void* context), void* context);
   void (*drain_threads)();  // waits until calls and tasks are over

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small call in two halves, between which time may pass, and threads may change: give, which
+// waits for nobody, and take, in which nobody waits for this rank.
+#pragma once
+
+#include "cpu/run.h"
+
+namespace fastcoll {
+
+// Whether there are two such halves, and the second is short. Each rank may decide for itself.
+template <class P>
+bool has_halves(const Call<P>& call) {
+  // More takes about as long as it takes to wake up a thread, beside which the program goes on.
+  constexpr size_t kMostTakenBytes = size_t{128} << 10;
+  const size_t message_bytes = call.input_numel() * call.elem_bytes();
+  if (call.world_size() == 1 || message_bytes * size_t(call.world_size()) > kMostTakenBytes)
+    return false;
+  switch (call.plan.algorithm) {
+    case Algorithm::one_shot:
+      return call.plan.inlined || (!call.scatters() && staging(call).num_segments == 1);
+    case Algorithm::direct:
+      return Direct<P>(call).has_halves();
+    default:
+      return false;
+  }
+}
+
+template <class P>
+void give(Call<P>& call) {
+  if (call.plan.algorithm == Algorithm::direct) Direct<P>(call).give();
+  else if (call.plan.inlined) give_inlined(call);
+  else StagedOneShot<P>(call).give();
+}
+
+template <class P>
+void take(Call<P>& call) {
+  if (call.plan.algorithm == Algorithm::direct) Direct<P>(call).take();
+  else if (call.plan.inlined) take_inlined(call);
+  else StagedOneShot<P>(call).take();
+}
+
+// Begin a call and give this rank's part of it, if that takes no wait: whether that was done. Then
+// `finish` is to be called, in any thread, before anything else of the group is. Throws Failure.
+template <class P>
+bool begin_half(Call<P>& call, Host& host, double timeout_s) {
+  if (!has_halves(call) || !call.group.may_begin(!call.plan.inlined)) return false;
+  check_inlined(call);
+  call.group.begin(call.plan, staging(call), host, timeout_s);
+  give(call);
+  return true;
+}
+
+// Whether `finish` would not wait.
+template <class P>
+bool may_finish(Call<P>& call) {
+  const bool is_direct = call.plan.algorithm == Algorithm::direct;
+  const size_t inlined_bytes = call.plan.inlined ? call.input_numel() * call.elem_bytes() : 0;
+  for (int peer = 0; peer < call.world_size(); ++peer) {
+    const bool is_awaited =
+        is_direct ? Direct<P>(call).gets_from(peer) : peer != call.rank() && call.gets(call.rank());
+    if (is_awaited && !call.group.has_arrived(peer, inlined_bytes)) return false;
+  }
+  return true;
+}
+
+// As `run`, of a call that was begun. May throw SteppedOut: then it is to be called again.
+template <class P>
+void finish(Call<P>& call, Host& host) {
+  Group<P>& group = call.group;
+  group.go_on(host);
+  try {
+    take(call);
+  } catch (const SteppedOut&) {
+    throw;
+  } catch (...) {
+    group.abandon();
+    throw;
+  }
+  group.end();
+}
+
+}  // namespace fastcoll
