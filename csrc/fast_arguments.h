@@ -57,6 +57,10 @@ inline std::span<PyObject*> items_of(
   return {PySequence_Fast_ITEMS(object), size_t(PySequence_Fast_GET_SIZE(object))};
 }
 
+inline bool same_shape(const TensorView& a, const TensorView& b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
+}
+
 // ---- memory that must not overlap ---------------------------------------------------------------
 
 struct Extent {

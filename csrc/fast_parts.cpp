@@ -102,6 +102,32 @@ Prepared prepare_all_gather(const ProcessGroup& group, const Args& args, Parts& 
   return reader.with_plan(Verb::all_gather, tensor->numel, 0);
 }
 
+Prepared prepare_reduce_scatter(const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
+  const std::optional<TensorView> output = view_argument(args[kTensor]);
+  const std::span<PyObject*> items = items_of(args[kSecond]);
+  if (!output || items.size() != size_t(group.world_size())) return {};
+  std::optional<TensorView> first;
+  std::array<Extent, kMaxWorld + 1> extents;
+  size_t num_extents = 0;
+  extents[num_extents++] = {output->ptr, output->end(), true};
+  for (size_t rank = 0; rank < items.size(); ++rank) {
+    const std::optional<TensorView> part = view_tensor(items[rank]);
+    if (!part || part->dtype != output->dtype || part->numel != output->numel) return {};
+    if (!first) first = part;
+    if (!same_shape(*part, *first)) return {};  // which means a reduce for each
+    parts.inputs[rank] = {part->ptr, part->num_bytes()};
+    const bool is_in_place = int(rank) == group.rank() && part->ptr == output->ptr;
+    if (!is_in_place) extents[num_extents++] = {part->ptr, part->end(), false};
+  }
+  Prepared call = with_plan(group, args.asked, Verb::reduce_scatter, output->dtype, op,
+                            output->numel, 0, nullptr, output->ptr);
+  if (call.plan.hash == 0 || !takes_lists(call.plan) || !apart({extents.data(), num_extents}))
+    return {};
+  call.in_parts = true;
+  call.num_bytes *= items.size();
+  return call;
+}
+
 namespace {
 
 // Whether a rank gives itself as much as it expects of itself; the others find out in the call.

@@ -13,10 +13,6 @@ Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtyp
 
 namespace {
 
-bool same_shape(const TensorView& a, const TensorView& b) {
-  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
-}
-
 Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
   const std::optional<int> root = root_of(group, args[kRoot]);
   const std::optional<TensorView> tensor = view_argument(args[kTensor]);
@@ -84,6 +80,8 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
     case FastVerb::gather:
     case FastVerb::scatter:
       return prepare_rooted(verb, group, args, parts);
+    case FastVerb::reduce_scatter:
+      return prepare_reduce_scatter(group, args, op, parts);
     case FastVerb::all_to_all:
       return prepare_all_to_all(group, args, parts);
     case FastVerb::all_to_all_single:

@@ -40,6 +40,7 @@ Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtyp
 // fast_parts.cpp
 Prepared prepare_rooted(FastVerb verb, const ProcessGroup& group, const Args& args, Parts& parts);
 Prepared prepare_all_gather(const ProcessGroup& group, const Args& args, Parts& parts);
+Prepared prepare_reduce_scatter(const ProcessGroup& group, const Args& args, Op op, Parts& parts);
 Prepared prepare_all_to_all(const ProcessGroup& group, const Args& args, Parts& parts);
 Prepared prepare_all_to_all_single(const ProcessGroup& group, const Args& args, Parts& parts);
 

@@ -44,6 +44,7 @@ enum class FastVerb {
   scatter,
   all_to_all_single,
   all_to_all,
+  reduce_scatter,
   send,
   recv,
   isend,
@@ -53,12 +54,13 @@ enum class FastVerb {
   reduce_scatter_tensor_coalesced,
   all_gather_into_tensor_coalesced,
 };
-inline constexpr int kNumFastVerbs = 19;
+inline constexpr int kNumFastVerbs = 20;
 
 // Lists of tensors are arguments; those of the last three verbs may be of any length.
 constexpr bool takes_sequences(FastVerb verb) {
   return verb == FastVerb::all_gather || verb == FastVerb::gather || verb == FastVerb::scatter ||
-         verb == FastVerb::all_to_all || verb >= FastVerb::all_reduce_coalesced;
+         verb == FastVerb::all_to_all || verb == FastVerb::reduce_scatter ||
+         verb >= FastVerb::all_reduce_coalesced;
 }
 
 inline constexpr Signature kSignatures[kNumFastVerbs] = {
@@ -179,6 +181,19 @@ inline constexpr Signature kSignatures[kNumFastVerbs] = {
       {"timeout_s", kTimeout}},
      "all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False, *, "
      "timeout_s=None)\n--\n\n"},
+    {"reduce_scatter",
+     5,
+     8,
+     {{"output", kTensor},
+      {"input_list", kSecond},
+      {"op", kOp},
+      {"group", kGroup},
+      {"async_op", kAsyncOp},
+      {"algorithm", kAlgorithm},
+      {"numerics", kNumerics},
+      {"timeout_s", kTimeout}},
+     "reduce_scatter(output, input_list, op=..., group=None, async_op=False, *, "
+     "algorithm='auto', numerics=None, timeout_s=None)\n--\n\n"},
     {"send",
      4,
      5,

@@ -54,7 +54,8 @@ struct Call {
   const std::byte* input;
   std::byte* output;
   // In place of input and output: for verbs that only move data, and for tensors apart (all_reduce,
-  // reduce_scatter and all_gather).
+  // reduce_scatter and all_gather). In a reduce_scatter by one_shot or two_shot the parts of the
+  // input may lie apart.
   const Parts* parts = nullptr;
   const List* list = nullptr;
   const Program* program = nullptr;  // of a plan that carries out a schedule
@@ -75,6 +76,10 @@ struct Call {
   size_t input_start(int part, size_t start) const {
     return (scatters() ? size_t(part) * plan.numel : 0) + start;
   }
+  const std::byte* input_at(int part, size_t start) const {
+    if (scatters() && parts) return parts->inputs[size_t(part)].ptr + start * elem_bytes();
+    return input + input_start(part, start) * elem_bytes();
+  }
 
   // visit(input, output, numel) for every stretch of elements that lies in one tensor. `part` says
   // which of the input in a reduce_scatter, of the output in an all_gather.
@@ -85,8 +90,8 @@ struct Call {
     const size_t in_part = scatters() ? size_t(part) : 0;
     const size_t out_part = plan.verb == Verb::all_gather ? size_t(part) : 0;
     if (!list)
-      return visit(input + (in_part * plan.numel + span.start) * elem,
-                   output + (out_part * plan.numel + span.start) * elem, span.numel);
+      return visit(input_at(part, span.start), output + (out_part * plan.numel + span.start) * elem,
+                   span.numel);
     auto piece = std::upper_bound(list->begin(), list->end(), span.start,
                                   [](size_t at, const Piece& next) { return at < next.start; });
     for (--piece; span.numel != 0; ++piece) {
@@ -111,7 +116,7 @@ struct Call {
   }
   // The whole input end to end: where it lies, or put together in `room`.
   const std::byte* whole_input(std::byte* room) const {
-    if (!list) return input;
+    if (!list && !(scatters() && parts)) return input;
     const size_t num_parts = scatters() ? size_t(world_size()) : 1;
     for (size_t part = 0; part < num_parts; ++part)
       read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});
@@ -123,7 +128,7 @@ struct Call {
     if (span.numel == 0) return;
     const ReduceFn fn = reduce_fn(plan.dtype, plan.op);
     if (!list) {  // the smallest calls feel the least work
-      srcs[rank()] = input + input_start(rank(), span.start) * elem_bytes();
+      srcs[rank()] = input_at(rank(), span.start);
       if (gets(rank())) dsts[0] = output + span.start * elem_bytes();
       return fn({dsts, num_dsts, srcs, world_size(), span.numel, world_size()});
     }

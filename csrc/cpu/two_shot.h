@@ -30,7 +30,7 @@ class TwoShot {
     const size_t num_segments = chunks_.num_segments();
     uint64_t input = Location::kStaged, output = Location::kStaged;
     if (!call_.list) {
-      input = group_.locate(call_.input, call_.input_numel() * elem_);
+      if (!call_.parts) input = group_.locate(call_.input, call_.input_numel() * elem_);
       // A scattered output is small and written by its owner alone: nothing to gain from its place.
       if (takes_all()) output = group_.locate(call_.output, call_.plan.numel * elem_);
     }

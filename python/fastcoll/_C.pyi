@@ -240,6 +240,17 @@ def all_gather(
     *,
     timeout_s: float | None = None,
 ) -> Work | None: ...
+def reduce_scatter(
+    output: _Array,
+    input_list: Sequence[_Array],
+    op: Any = ...,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None: ...
 def gather(
     tensor: _Array,
     gather_list: Sequence[_Array] | None = None,

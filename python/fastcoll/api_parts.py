@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions with a root, or with a part for each rank.
 
-Decides which group and which of its ranks a call means. All but `reduce_scatter` are C functions,
-as in api.py; what these can't do themselves they pass on to the functions here.
+Decides which group and which of its ranks a call means. They are C functions, as in api.py; what
+these can't do themselves they pass on to the functions here.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def _all_gather(
     )
 
 
-def reduce_scatter(
+def _reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
     op: object = ReduceOp.SUM,
@@ -112,8 +112,7 @@ def reduce_scatter(
     Args:
         output: Where this rank's result goes.
         input_list: What this rank gives for each rank. Shapes may differ from each other, and
-            must be the same on all ranks; then there is a reduce for each rank. Tensors that
-            don't lie one after another are copied first.
+            must be the same on all ranks; then there is a reduce for each rank.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
@@ -123,19 +122,17 @@ def reduce_scatter(
         timeout_s: Limit of this call.
     """
     comm = member_of(group, "reduce_scatter")
-    return (
-        None
-        if comm is None
-        else comm.reduce_scatter(
-            output,
-            input_list,
-            op,
-            async_op,
-            algorithm=algorithm,
-            numerics=numerics,
-            timeout_s=timeout_s,
-        )
+    call = PartsCall(
+        verb=Verb.reduce_scatter,
+        input=input_list,
+        output=output,
+        op=op,
+        async_op=async_op,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
     )
+    return None if comm is None else comm.issue_reduce_scatter(call)
 
 
 def _gather(
@@ -287,6 +284,7 @@ def _all_to_all(
 
 _C.set_fallback("reduce", _reduce)
 _C.set_fallback("all_gather", _all_gather)
+_C.set_fallback("reduce_scatter", _reduce_scatter)
 _C.set_fallback("gather", _gather)
 _C.set_fallback("scatter", _scatter)
 _C.set_fallback("all_to_all_single", _all_to_all_single)
@@ -294,6 +292,7 @@ _C.set_fallback("all_to_all", _all_to_all)
 
 reduce = _C.reduce
 all_gather = _C.all_gather
+reduce_scatter = _C.reduce_scatter
 gather = _C.gather
 scatter = _C.scatter
 all_to_all_single = _C.all_to_all_single

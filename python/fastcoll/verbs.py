@@ -132,6 +132,29 @@ class VerbMethods:
         """See `fastcoll.all_gather`."""
         return _C.all_gather(tensor_list, tensor, self, async_op, timeout_s=timeout_s)
 
+    def reduce_scatter(
+        self,
+        output: Array,
+        input_list: Sequence[Array],
+        op: object = ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """See `fastcoll.reduce_scatter`."""
+        return _C.reduce_scatter(
+            output,
+            input_list,
+            op,
+            self,
+            async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        )
+
     def gather(
         self,
         tensor: Array,

@@ -5,6 +5,7 @@ Decides which calls such a verb consists of. Must not know how a call is carried
 """
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 
@@ -12,7 +13,7 @@ from fastcoll.calls import Call
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import Array
 from fastcoll.parts import PartsCall
-from fastcoll.types import ReduceOp, Verb
+from fastcoll.types import Verb
 from fastcoll.verbs import VerbMethods
 from fastcoll.work import Work
 
@@ -32,48 +33,26 @@ class PartsMethods(VerbMethods):
         """Gather integers from all ranks."""
         raise NotImplementedError
 
-    def reduce_scatter(
-        self,
-        output: Array,
-        input_list: Sequence[Array],
-        op: object = ReduceOp.SUM,
-        async_op: bool = False,
-        *,
-        algorithm: str = "auto",
-        numerics: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """See `fastcoll.reduce_scatter`."""
-        parts = input_list if isinstance(input_list, list | tuple) else ()
+    def issue_reduce_scatter(self, call: PartsCall) -> Work | None:
+        """Start the reduce_scatter of a list; of unequal parts, as a reduce for each rank."""
+        parts = call.input if isinstance(call.input, list | tuple) else ()
         sizes = {tuple(part.shape) for part in parts if hasattr(part, "shape")}
-        if len(sizes) < 2 or len(input_list) != self.world_size:
-            return self.issue(
-                PartsCall(
-                    verb=Verb.reduce_scatter,
-                    input=input_list,
-                    output=output,
-                    op=op,
-                    async_op=async_op,
-                    algorithm=algorithm,
-                    numerics=numerics,
-                    timeout_s=timeout_s,
-                )
-            )
-        # Parts of unequal size: a reduce for each rank.
+        if len(sizes) < 2 or len(parts) != self.world_size:
+            return self.issue(call)
         calls = (
             Call(
                 verb=Verb.reduce,
                 input=part,
-                output=output,
-                op=op,
+                output=cast(Array, call.output),
+                op=call.op,
                 root=root,
-                algorithm=algorithm,
-                numerics=numerics,
-                timeout_s=timeout_s,
+                algorithm=call.algorithm,
+                numerics=call.numerics,
+                timeout_s=call.timeout_s,
             )
-            for root, part in enumerate(input_list)
+            for root, part in enumerate(parts)
         )
-        return self.issue_all(calls, async_op)
+        return self.issue_all(calls, call.async_op)
 
     def output_for(
         self,

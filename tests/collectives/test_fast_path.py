@@ -28,6 +28,7 @@ VERBS = (
     "scatter",
     "all_to_all_single",
     "all_to_all",
+    "reduce_scatter",
     "all_reduce_coalesced",
     "reduce_scatter_tensor_coalesced",
     "all_gather_into_tensor_coalesced",
@@ -126,6 +127,10 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
         "all_to_all": (
             [lambda: comm.all_to_all(pieces, list(all_my.chunk(world)))],
             lambda: torch.equal(whole, rows),
+        ),
+        "reduce_scatter": (
+            [lambda: comm.reduce_scatter(out, [mine.clone() for _ in range(world)])],
+            lambda: torch.equal(out, sums),
         ),
         "all_reduce_coalesced": (
             [

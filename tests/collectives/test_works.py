@@ -53,6 +53,7 @@ def every_verb(rank: Rank) -> dict[str, tuple[list[str], bool, list[bool]]]:
             [whole],
         ),
         "all_to_all": (lambda: comm.all_to_all(parts, others, async_op=True), parts),
+        "reduce_scatter": (lambda: comm.reduce_scatter(part, others, async_op=True), [part]),
         "all_reduce_coalesced": (lambda: comm.all_reduce_coalesced(more, async_op=True), more),
         "reduce_scatter_tensor_coalesced": (
             lambda: comm.reduce_scatter_tensor_coalesced(more, wholes, async_op=True),
@@ -83,7 +84,7 @@ def every_verb(rank: Rank) -> dict[str, tuple[list[str], bool, list[bool]]]:
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_work_knows_its_outputs(fresh_pool: Callable[..., Pool], world: int) -> None:
     for found in fresh_pool(world).run(every_verb):
-        assert len(found) == 17
+        assert len(found) == 18
         for name, ((_, last), has_size, same) in found.items():
             assert (last, has_size, same) == ("CallWork", True, [True] * 3), name
         assert {first for (first, _), _, _ in found.values()} == {"QueuedWork", "CallWork"}
@@ -165,6 +166,9 @@ VERBS: dict[str, Callable[[Rank, torch.Tensor], Any]] = {
     "all_to_all": lambda rank, mine: rank.comm.all_to_all_single(
         mine.new_empty(len(mine)), mine, async_op=True
     ),
+    "gather": lambda rank, mine: rank.comm.gather(
+        mine, None if rank.rank else list(mine.new_empty(2, len(mine))), async_op=True
+    ),
     "list": lambda rank, mine: rank.comm.all_reduce_coalesced([mine[:1], mine[1:]], async_op=True),
     "barrier": lambda rank, mine: rank.comm.barrier(async_op=True),
 }
@@ -192,7 +196,7 @@ def ahead_of_the_peer(rank: Rank, verb: str, numel: int) -> list[Any]:
 def test_nobody_waits_for_one_that_rests(pools: Pools, verb: str, numel: int) -> None:
     one, other = pools(2).run(ahead_of_the_peer, verb, numel)
     assert one[:2] == other[:2] == ["CallWork", None]
-    if verb not in ("reduce", "all_to_all"):
+    if verb not in ("reduce", "all_to_all", "gather"):
         assert one == other
 
 
