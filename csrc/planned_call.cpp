@@ -3,8 +3,6 @@
 
 #include <exception>
 
-#include "python_host.h"
-
 namespace fastcoll {
 
 QueuedCall::Begun PlannedCall::begin() noexcept {
@@ -16,7 +14,7 @@ QueuedCall::Begun PlannedCall::begin() noexcept {
 }
 
 void PlannedCall::run() noexcept {
-  DetachedHost host;
+  Host host;  // nobody interrupts a thread of its own
   if (is_begun_) {
     finish(host);
     return;

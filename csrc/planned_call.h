@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call whose plan is known, for a group's queue.
+// A call whose plan is known, for a group's queue. No Python here.
 #pragma once
 
 #include <optional>

@@ -152,8 +152,8 @@ class Direct {
   }
 
   // ---- parts of sizes that only their two ranks know --------------------------------------------
-  // The arrival lines carry where the message lies
-  // and its parts' sizes, so every rank sees them all, and cuts the call alike.
+  // The arrival lines carry where the message lies and its parts' sizes, so every rank sees them
+  // all, and cuts the call alike.
   void run_counted() {
     const size_t world = size_t(world_);
     const auto given = [&](const uint64_t* row, size_t to) { return row[1 + to]; };
