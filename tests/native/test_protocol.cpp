@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/run.h"
+#include "cpu/halves.h"
 #include "planted.h"
 #include "pushing_program.h"
 #include "words.h"
@@ -272,6 +272,23 @@ void break_together(Group<P>& group, uint64_t seed, Host& host) {
   run(group, make_plan(plan), nullptr, nullptr, host);
 }
 
+// Where nothing may have to be waited for.
+class NoWait : public Host {
+  void blocking() override {
+    std::fprintf(stderr, "WRONG: a wait in what needs none\n");
+    std::exit(1);
+  }
+};
+
+// In two halves, where there are two, or at once; each rank as it likes.
+template <class P>
+void run_somehow(Call<P>& call, Host& host, std::minstd_rand& random) {
+  NoWait no_wait;
+  if (random() % 2 || !begin_half(call, no_wait, -1)) return run(call, host, -1);
+  if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+  finish(call, may_finish(call) ? no_wait : host);
+}
+
 template <class P>
 void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step>& steps,
               uint64_t seed, double timeout_s, uint64_t first_call, std::string& verdict) {
@@ -302,14 +319,17 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       if (step.plan.splits == kCountedSplits) {
         const Parts parts = counted_parts(step, world_size, rank, buffers);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
-        run(call, host, -1);
+        run_somehow(call, host, random);
       } else if (num_tensors(step.plan.splits) != 0) {
         const Tensors tensors(step, world_size, buffers);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, nullptr, &tensors.list};
-        run(call, host, -1);
+        run_somehow(call, host, random);
         tensors.put_together(buffers.output);
       } else {
-        run(group, step.plan, buffers.input, buffers.output, host, -1, &program);
+        Call<Perturbed<P>> call{group, step.plan, reinterpret_cast<std::byte*>(buffers.input),
+                                reinterpret_cast<std::byte*>(buffers.output)};
+        call.program = &program;
+        run_somehow(call, host, random);
       }
       verify(step, world_size, rank, buffers.output);
     }

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cpu/halves.h"
 #include "cpu/p2p.h"
-#include "cpu/run.h"
 #include "pushing_program.h"
 #include "relacy_machine.h"
 #include "words.h"
@@ -191,7 +191,16 @@ void run_calls(int rank) {
     int32_t* output = symmetric ? arenas[rank][1] : buffers[1];
     if (plan.verb == Verb::broadcast) output = input;
     for (size_t i = 0; i < plan.numel; ++i) input[i] = value_of(s, rank, i);
-    run(*group, plan, input, output, host, -1, &program);
+    Call<RelacyAtomics> call{*group, plan, reinterpret_cast<std::byte*>(input),
+                             reinterpret_cast<std::byte*>(output)};
+    call.program = &program;
+    // In two halves, where there are two, or at once.
+    if (machine::draw(2) == 0 && begin_half(call, host, -1)) {
+      may_finish(call);
+      finish(call, host);
+    } else {
+      run(call, host, -1);
+    }
     const size_t num_outputs =
         plan.verb == Verb::all_gather ? plan.numel * size_t(num_ranks) : plan.numel;
     for (size_t i = 0; i < num_outputs; ++i) {
