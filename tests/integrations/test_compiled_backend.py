@@ -2,15 +2,12 @@
 """The compiled backend of torch.distributed: it is used, and does what Python's does."""
 
 import os
-import time
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import mistakes
-import numpy as np
 import pytest
 import test_torch_backend as programs
 import test_training as training
@@ -19,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backends import COMPILE_S, in_cpp, on_backend, same
 
-from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
@@ -204,66 +201,6 @@ def in_ddp(rank: Rank) -> list[Attempt]:
 def test_an_error_in_a_backward_pass(compiled_pools: Callable[[int], Pool]) -> None:
     [[one], [other]] = compiled_pools(2).run(on_backend, "fastcoll", in_ddp)
     assert one.kind == other.kind == "CollectiveTimeout", (one, other)
-
-
-def late(rank: Rank) -> list[Any]:
-    tensor = torch.ones(4)
-    for _ in range(2):
-        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
-    if rank.rank == 1:
-        rank.wait_for("rank 0 waited")
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
-    seen = attempt(work.wait, timedelta(seconds=0.2 if rank.rank == 0 else 20))
-    rank.tell("rank 0 waited")
-    return [seen.kind, work.wait(), work.exception()]
-
-
-def test_waiting_for_less_than_the_call_may_take(compiled_pools: Callable[[int], Pool]) -> None:
-    [one, other] = compiled_pools(2).run(on_backend, "fastcoll", late)
-    assert one == ["CollectiveTimeout", True, None]
-    assert other == ["", True, None]
-
-
-def get_on(rank: Rank, how: str) -> list[Any]:
-    """A small call that rank 0 has begun gets on however it is asked for, or if nobody asks."""
-    dist.all_reduce(torch.ones(4))
-    array = np.ones(4, np.float32)
-    memory, tensor = weakref.ref(array), torch.from_numpy(array)
-    if rank.rank == 1:
-        rank.wait_for(f"begun, and {how}")
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
-    facts: list[Any] = [type(work).__name__]
-    if how == "asked":
-        facts.append(work.is_completed())
-    future = work.get_future() if how == "its future" else None
-    if how == "let go of":
-        del work
-    rank.tell(f"begun, and {how}")
-    end = time.monotonic() + DEADLINE_S
-    while not (work.is_completed() if how == "asked" else tensor[0] == rank.world_size):
-        assert time.monotonic() < end, "it did not get on"
-        time.sleep(0.001)
-    if future is not None:
-        facts.append(future.wait()[0].tolist())
-    facts.append(tensor.tolist())
-    work = future = None
-    del tensor, array
-    while memory() is not None and time.monotonic() < end:
-        time.sleep(0.001)
-    return [*facts, memory() is None]
-
-
-@pytest.mark.parametrize(
-    ("how", "first"), [("asked", [False]), ("let go of", []), ("its future", [[2.0] * 4])]
-)
-def test_what_rests_gets_on(
-    compiled_pools: Callable[[int], Pool], how: str, first: list[Any]
-) -> None:
-    [one, other] = compiled_pools(2).run(on_backend, "fastcoll", get_on, how)
-    assert one == ["NativeWork", *first, [2.0] * 4, True]
-    assert other[-2:] == [[2.0] * 4, True]
 
 
 # ---- training ------------------------------------------------------------------------------------
