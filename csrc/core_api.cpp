@@ -21,7 +21,9 @@ static_assert(std::is_trivially_copyable_v<Plan>);
 static_assert(int(Verb::all_reduce) == kFastcollAllReduce &&
               int(Verb::reduce_scatter) == kFastcollReduceScatter &&
               int(Verb::all_gather) == kFastcollAllGather &&
-              int(Verb::broadcast) == kFastcollBroadcast && int(Verb::barrier) == kFastcollBarrier);
+              int(Verb::broadcast) == kFastcollBroadcast &&
+              int(Verb::barrier) == kFastcollBarrier &&
+              int(Verb::all_to_all) == kFastcollAllToAll && int(Verb::reduce) == kFastcollReduce);
 static_assert(int(DType::float32) == kFastcollFloat32 && int(DType::float64) == kFastcollFloat64 &&
               int(DType::float16) == kFastcollFloat16 &&
               int(DType::bfloat16) == kFastcollBfloat16 && int(DType::int8) == kFastcollInt8 &&

@@ -58,18 +58,22 @@ def twice(rank: Rank) -> list[Any]:
                 tensor, root = mine.clone(), mine.clone()
                 whole = torch.empty(1000 * world, dtype=dtype)
                 part = torch.empty(1000, dtype=dtype)
+                sums, shuffled = mine.clone(), torch.empty(1000, dtype=dtype)
                 works = [
                     dist.all_reduce(tensor, async_op=is_async),
                     dist.broadcast(root, 1, async_op=is_async),
                     dist.all_gather_into_tensor(whole, mine, async_op=is_async),
                     dist.reduce_scatter_tensor(part, mine.repeat(world), async_op=is_async),
+                    dist.reduce(sums, world - 1, async_op=is_async),
+                    dist.all_to_all_single(shuffled, mine, async_op=is_async),
                     dist.barrier(async_op=is_async),
                 ]
                 for work in works:
                     assert (work is not None) == is_async
                     if work is not None:
                         work.wait()
-                results += [tensor, root, whole, part]
+                results += [tensor, root, whole, part, shuffled]
+                results += [sums] if me == world - 1 else []  # Gloo changes the others', too
         results.append(funcol.all_gather_tensor(torch.arange(3) + me, 0, group).clone())
         results.append(funcol.reduce_scatter_tensor(torch.arange(6), "max", 0, group).clone())
     return results

@@ -14,10 +14,56 @@ import torch
 import torch.distributed as dist
 from backends import COMPILE_S, on_backend
 
+import fastcoll
 from harness import DEADLINE_S, Pool, Rank, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+
+
+def kinds(rank: Rank) -> dict[str, list[str]]:
+    """Whose a verb's second call is, when the first has a plan; and that of another kind."""
+    world = rank.world_size
+    part, whole, other = torch.ones(4), torch.ones(4 * world), torch.empty(4 * world)
+    strided = torch.ones(4, 2)[:, 0]
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(part, async_op=True),
+        "broadcast": lambda: dist.broadcast(part, 1, async_op=True),
+        "reduce": lambda: dist.reduce(part, 1, async_op=True),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, async_op=True),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, async_op=True),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, async_op=True),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "strided reduce": lambda: dist.reduce(strided, 1, async_op=True),
+        "all_to_all of splits": lambda: dist.all_to_all_single(
+            other, whole, [4] * world, [4] * world, async_op=True
+        ),
+        "all_to_all of rows that can't be shared": lambda: dist.all_to_all_single(
+            other.view(1, -1), whole.view(1, -1), async_op=True
+        ),
+    }
+    found = {}
+    for name, call in calls.items():
+        seen = []
+        for _ in range(2):
+            try:
+                work = call()
+                work.wait()
+                seen.append(type(work).__name__)
+            except fastcoll.UsageError:
+                seen.append("UsageError")
+        found[name] = seen
+    return found
+
+
+def test_which_calls_run_in_cpp(compiled_pools: Callable[[int], Pool]) -> None:
+    for found in compiled_pools(2).run(on_backend, "fastcoll", kinds):
+        python = {"strided reduce", "all_to_all of splits"}
+        wrong = {"all_to_all of rows that can't be shared": ["UsageError"] * 2}
+        assert found == {
+            name: wrong.get(name, ["PythonWork", "PythonWork" if name in python else "NativeWork"])
+            for name in found
+        }
 
 
 def late(rank: Rank) -> list[Any]:

@@ -84,7 +84,8 @@ class FastcollBackend final : public c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     std::optional<Native> native;
     if (tensors.size() == 1 && is_plain(tensors[0]) && is_rank(opts.rootRank))
-      native = of(kFastcollBroadcast, 0, int(opts.rootRank), tensors[0], tensors[0], tensors[0]);
+      native =
+          of(kFastcollBroadcast, 0, int(opts.rootRank), tensors[0].numel(), tensors[0], tensors[0]);
     return run({kBroadcast, opts, tensors, tensors}, native, tensors, opts);
   }
 
@@ -117,6 +118,23 @@ class FastcollBackend final : public c10d::Backend {
                opts);
   }
 
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    std::optional<Native> native;
+    if (tensors.size() == 1 && is_rank(opts.rootRank))
+      native =
+          reduction(kFastcollReduce, opts.reduceOp, tensors[0], tensors[0], int(opts.rootRank));
+    return run({kReduce, opts, tensors, tensors}, native, tensors, opts);
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& opts) override {
+    std::optional<Native> native;
+    if (output_sizes.empty() && input_sizes.empty()) native = shuffle(output, input);
+    return run({kAllToAllSingle, opts, {input}, {output}}, native, output, input, output_sizes,
+               input_sizes, opts);
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
     return run({kBarrier, opts, {}, {}}, Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0}}, opts);
   }
@@ -144,9 +162,6 @@ class FastcollBackend final : public c10d::Backend {
                               const c10d::AllreduceCoalescedOptions& opts) override {
     return in_python({kAllReduceCoalesced, opts, tensors, tensors}, tensors, opts);
   }
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
-    return in_python({kReduce, opts, tensors, tensors}, tensors, opts);
-  }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override {
     return in_python({kAllGather, opts, inputs, {}}, outputs, inputs, opts);
@@ -168,12 +183,6 @@ class FastcollBackend final : public c10d::Backend {
                          const c10d::ReduceScatterOptions& opts) override {
     return in_python({kReduceScatter, opts, outputs, outputs}, outputs, inputs, opts);
   }
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                        std::vector<int64_t>& input_sizes,
-                        const c10d::AllToAllOptions& opts) override {
-    return in_python({kAllToAllSingle, opts, {input}, {output}}, output, input, output_sizes,
-                     input_sizes, opts);
-  }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     return in_python({kAllToAll, opts, inputs, outputs}, outputs, inputs, opts);
   }
@@ -186,9 +195,9 @@ class FastcollBackend final : public c10d::Backend {
  private:
   // ---- which calls may run here ----
 
-  static Native of(FastcollVerb verb, int op, int root, const at::Tensor& message,
-                   const at::Tensor& input, const at::Tensor& output) {
-    const Kind kind{verb, *dtype_of(message.scalar_type()), op, root, uint64_t(message.numel())};
+  static Native of(FastcollVerb verb, int op, int root, int64_t numel, const at::Tensor& input,
+                   const at::Tensor& output) {
+    const Kind kind{verb, *dtype_of(input.scalar_type()), op, root, uint64_t(numel)};
     return {kind, input.const_data_ptr(), output.mutable_data_ptr()};
   }
 
@@ -200,17 +209,29 @@ class FastcollBackend final : public c10d::Backend {
   }
 
   std::optional<Native> reduction(FastcollVerb verb, const c10d::ReduceOp& op,
-                                  const at::Tensor& input, const at::Tensor& output) const {
+                                  const at::Tensor& input, const at::Tensor& output,
+                                  int root = 0) const {
     if (op.op_ > c10d::ReduceOp::BXOR || !is_plain(input)) return std::nullopt;
     const bool scatters = verb == kFastcollReduceScatter;
     if (scatters && (!may_be_two(input, output) || input.numel() != output.numel() * size_))
       return std::nullopt;
-    return of(verb, int(op.op_), 0, output, input, output);
+    return of(verb, int(op.op_), root, output.numel(), input, output);
   }
 
   std::optional<Native> gather(const at::Tensor& output, const at::Tensor& input) const {
     if (!may_be_two(output, input) || output.numel() != input.numel() * size_) return std::nullopt;
-    return of(kFastcollAllGather, 0, 0, input, input, output);
+    return of(kFastcollAllGather, 0, 0, input.numel(), input, output);
+  }
+
+  // Equal parts, cut by rows.
+  std::optional<Native> shuffle(const at::Tensor& output, const at::Tensor& input) const {
+    const auto has_parts = [&](const at::Tensor& tensor) {
+      return tensor.dim() != 0 && tensor.size(0) % size_ == 0;
+    };
+    if (!may_be_two(output, input) || output.numel() != input.numel() || !has_parts(output) ||
+        !has_parts(input))
+      return std::nullopt;
+    return of(kFastcollAllToAll, 0, 0, input.numel() / size_, input, output);
   }
 
   bool is_rank(int64_t peer) const { return peer >= 0 && peer < size_; }

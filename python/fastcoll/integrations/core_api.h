@@ -21,11 +21,13 @@ struct FastcollFailure {
 
 // The codes of fastcoll.types, as far as they are needed there.
 enum FastcollVerb {
-  kFastcollAllReduce,
-  kFastcollReduceScatter,
-  kFastcollAllGather,
-  kFastcollBroadcast,
-  kFastcollBarrier,
+  kFastcollAllReduce = 0,
+  kFastcollReduceScatter = 1,
+  kFastcollAllGather = 2,
+  kFastcollBroadcast = 3,
+  kFastcollBarrier = 4,
+  kFastcollAllToAll = 5,
+  kFastcollReduce = 8,
 };
 enum FastcollDType {
   kFastcollFloat32 = 0,
