@@ -256,12 +256,15 @@ def test_limits(bare_pools: Any, way: str) -> None:
     assert other.kind == ("" if way == "wait" else "CollectiveTimeout")
 
 
-def missing(rank: Rank) -> list[Attempt]:
+def missing(rank: Rank, comes_late: bool) -> list[Attempt]:
+    """Rank 1 comes when rank 0 has failed, or not at all."""
     dist.monitored_barrier(timeout=timedelta(seconds=20))
     group = dist.new_group()
     event = f"{dist.get_backend()} failed"
     if rank.rank == 1:
         rank.wait_for(event)
+        if not comes_late:
+            return []
     found = attempt(dist.monitored_barrier, group, timedelta(seconds=0.5))
     rank.tell(event)
     return [found]
@@ -269,10 +272,11 @@ def missing(rank: Rank) -> list[Attempt]:
 
 def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:
     """torch's own function; on Gloo it is what it was."""
-    [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", missing)
+    [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", missing, True)
     assert one.kind == other.kind == "CollectiveTimeout"
     assert one.ranks == (1,)
-    [[one], _] = bare_pools(2).run(on_backend, "gloo", missing)
+    # Who comes late hangs there now and then, if rank 0 has destroyed its group meanwhile.
+    [[one], _] = bare_pools(2).run(on_backend, "gloo", missing, False)
     assert one.kind != "CollectiveTimeout"
     assert "monitoredBarrier" in one.text
 
