@@ -24,9 +24,7 @@ uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32
 
 }  // namespace
 
-void AsyncCall::is_to_run(const Prepared& one) {
-  first_ = {one.plan, {one.input, one.output, one.in_parts ? &parts : nullptr}};
-}
+void AsyncCall::is_to_run(const Prepared& one) { first_ = {one.plan, one.operands(places)}; }
 
 void AsyncCall::is_to_run(std::vector<PreparedList> lists) {
   lists_ = std::move(lists);

@@ -21,7 +21,7 @@ class AsyncCall final : public PlannedCall {
  public:
   using PlannedCall::PlannedCall;
 
-  Parts parts;  // room for them
+  Places places;  // of its arguments
   void is_to_run(const Prepared& one);
   void is_to_run(std::vector<PreparedList> lists);  // one at least
   void over() noexcept override;

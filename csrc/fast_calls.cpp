@@ -102,13 +102,12 @@ class Kept {
 };
 
 bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
-  Parts parts;
-  const Prepared call = prepare(verb, group, args, op, parts);
-  if (call.plan.hash == 0) return false;
+  Places places;
+  const Prepared call = prepare(verb, group, args, op, places);
+  if (!call.is_fast()) return false;
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
-  const Parts* operands = call.in_parts ? &parts : nullptr;
-  group.run(call.plan, {call.input, call.output, operands}, host, args.timeout_s);
+  group.run(call.plan, call.operands(places), host, args.timeout_s);
   return true;
 }
 
@@ -153,8 +152,8 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   if (group.traces()) return nullptr;  // where it was made is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-    const Prepared one = prepare(kVerb, group, args, op, call->parts);
-    if (one.plan.hash == 0) return nullptr;
+    const Prepared one = prepare(kVerb, group, args, op, call->places);
+    if (!one.is_fast()) return nullptr;
     call->is_to_run(one);
   } else {
     auto lists =

@@ -121,7 +121,7 @@ Prepared prepare_reduce_scatter(const ProcessGroup& group, const Args& args, Op 
   }
   Prepared call = with_plan(group, args.asked, Verb::reduce_scatter, output->dtype, op,
                             output->numel, 0, nullptr, output->ptr);
-  if (call.plan.hash == 0 || !takes_lists(call.plan) || !apart({extents.data(), num_extents}))
+  if (!call.is_fast() || !takes_lists(call.plan) || !apart({extents.data(), num_extents}))
     return {};
   call.in_parts = true;
   call.num_bytes *= items.size();

@@ -13,6 +13,11 @@ Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtyp
 
 namespace {
 
+// How a call works in place: this rank's part of the whole.
+bool is_own_part(const ProcessGroup& group, const TensorView& part, const TensorView& whole) {
+  return part.ptr == whole.ptr + size_t(group.rank()) * part.num_bytes();
+}
+
 Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
   const std::optional<int> root = root_of(group, args[kRoot]);
   const std::optional<TensorView> tensor = view_argument(args[kTensor]);
@@ -20,8 +25,8 @@ Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
   std::byte* output = tensor->ptr;
   if (group.rank() == *root && given(args[kSecond])) {
     const std::optional<TensorView> out = view_tensor(args[kSecond]);
-    if (!out || out->dtype != tensor->dtype || !same_shape(*tensor, *out) || overlap(*tensor, *out))
-      return {};
+    if (!out || out->dtype != tensor->dtype || !same_shape(*tensor, *out)) return {};
+    if (out->ptr != tensor->ptr && overlap(*tensor, *out)) return {};
     output = out->ptr;
   }
   return with_plan(group, args.asked, Verb::reduce, tensor->dtype, op, tensor->numel, *root,
@@ -41,19 +46,24 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
     return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
                      tensor->ptr, tensor->ptr);
   const std::optional<TensorView> second = view_argument(args[kSecond]);
-  if (!second || second->dtype != tensor->dtype || overlap(*tensor, *second)) return {};
+  if (!second || second->dtype != tensor->dtype) return {};
   const uint64_t world = uint64_t(group.world_size());
+  const auto fits = [&](const TensorView& part, const TensorView& whole) {
+    return whole.numel == part.numel * world &&
+           (is_own_part(group, part, whole) || !overlap(part, whole));
+  };
   switch (verb) {
     case FastVerb::all_reduce:  // tensor -> out
       if (!same_shape(*tensor, *second)) return {};
+      if (second->ptr != tensor->ptr && overlap(*tensor, *second)) return {};
       return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
                        tensor->ptr, second->ptr);
     case FastVerb::reduce_scatter_tensor:  // input -> output
-      if (second->numel != tensor->numel * world) return {};
+      if (!fits(*tensor, *second)) return {};
       return with_plan(group, args.asked, Verb::reduce_scatter, tensor->dtype, op, tensor->numel, 0,
                        second->ptr, tensor->ptr);
     default:  // all_gather_into_tensor: input_tensor -> output_tensor
-      if (tensor->numel != second->numel * world) return {};
+      if (!fits(*second, *tensor)) return {};
       return with_plan(group, args.asked, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
                        0, second->ptr, tensor->ptr);
   }
@@ -69,12 +79,16 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 
 }  // namespace
 
-Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                 Places& places) {
+  Parts& parts = places.parts;
   switch (verb) {
     case FastVerb::barrier:
       return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
-    case FastVerb::reduce:
-      return prepare_reduce(group, args, op);
+    case FastVerb::reduce: {
+      const Prepared call = prepare_reduce(group, args, op);
+      return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);
+    }
     case FastVerb::all_gather:
       return prepare_all_gather(group, args, parts);
     case FastVerb::gather:
@@ -86,8 +100,10 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
       return prepare_all_to_all(group, args, parts);
     case FastVerb::all_to_all_single:
       return prepare_all_to_all_single(group, args, parts);
-    default:
-      return prepare_tensors(verb, group, args, op);
+    default: {
+      const Prepared call = prepare_tensors(verb, group, args, op);
+      return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);
+    }
   }
 }
 
@@ -109,11 +125,17 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
     const std::optional<TensorView> output = view_tensor(outputs[i]);
     const std::optional<TensorView> input = reduces_all ? output : view_tensor(inputs[i]);
     if (!output || !input || output->dtype != input->dtype) return {};
-    const uint64_t numel = (gathers ? input : output)->numel;
-    if (!reduces_all && (gathers ? output : input)->numel != numel * world) return {};
+    const TensorView &part = gathers ? *input : *output, &whole = gathers ? *output : *input;
+    const uint64_t numel = part.numel;
     sizes.push_back({input->dtype, numel});
-    extents.push_back({output->ptr, output->end(), true});
-    if (!reduces_all) extents.push_back({input->ptr, input->end(), false});
+    if (reduces_all) {
+      extents.push_back({output->ptr, output->end(), true});
+    } else {
+      if (whole.numel != numel * world) return {};
+      const bool in_place = is_own_part(group, part, whole);
+      extents.push_back({whole.ptr, whole.end(), in_place || gathers});
+      if (!in_place) extents.push_back({part.ptr, part.end(), !gathers});
+    }
     auto same = std::find_if(lists.begin(), lists.end(), [&](const PreparedList& other) {
       return other.dtype == input->dtype;
     });

@@ -22,20 +22,37 @@ struct Args {
   PyObject* operator[](Param meaning) const { return objects[meaning]; }
 };
 
+// Where a call's arguments lie, if addresses don't tell. Not cleared for those that do.
+struct Places {
+  Parts parts;
+  StridedPair strided;
+};
+
 struct Prepared {
-  Plan plan;  // plan.hash is 0 if it is no fast call
+  Plan plan;
   const void* input = nullptr;
   void* output = nullptr;
   size_t num_bytes = 0;  // how much moves, about
-  bool in_parts = false;
+  bool in_parts = false, is_strided = false;
+  bool is_fast() const { return plan.hash != 0; }
+  Operands operands(const Places& places) const {
+    return {.input = input,
+            .output = output,
+            .parts = in_parts ? &places.parts : nullptr,
+            .strided = is_strided ? &places.strided : nullptr};
+  }
 };
 
-// parts: where the parts lie, if the call has any. It is not cleared.
-Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
+// The places live as long as the call.
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Places& places);
 
 // One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
 Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
                    uint64_t numel, int root, const void* input, void* output);
+
+// Of tensors of which one at least is not contiguous.
+Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                         StridedPair& places);
 
 // fast_parts.cpp
 Prepared prepare_rooted(FastVerb verb, const ProcessGroup& group, const Args& args, Parts& parts);

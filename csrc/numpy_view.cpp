@@ -4,6 +4,8 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
+
 namespace py = pybind11;
 
 namespace fastcoll {
@@ -56,14 +58,32 @@ void set_array_type(PyTypeObject* type) {
 
 bool is_array(PyObject* object) { return Py_TYPE(object) == array_type; }
 
-std::optional<TensorView> view_array(PyObject* object) {
-  auto array = py::reinterpret_borrow<py::array>(object);
-  if (!array.writeable() || !(array.flags() & py::array::c_style)) return std::nullopt;
+namespace {
+
+std::optional<TensorView> see(py::array& array, bool takes_strided) {
+  if (!array.writeable()) return std::nullopt;
+  if (!takes_strided && !(array.flags() & py::array::c_style)) return std::nullopt;
   const std::optional<DType> dtype = dtype_of(array.dtype());
   if (!dtype) return std::nullopt;
   static_assert(sizeof(py::ssize_t) == sizeof(int64_t));
   return TensorView{static_cast<std::byte*>(array.mutable_data()), uint64_t(array.size()), *dtype,
                     int32_t(array.ndim()), reinterpret_cast<const int64_t*>(array.shape())};
+}
+
+}  // namespace
+
+std::optional<TensorView> view_array(PyObject* object) {
+  auto array = py::reinterpret_borrow<py::array>(object);
+  return see(array, false);
+}
+
+std::optional<StridedView> view_strided_array(PyObject* object) {
+  auto array = py::reinterpret_borrow<py::array>(object);
+  const std::optional<TensorView> seen = see(array, true);
+  if (!seen || seen->ndim > StridedView::kMostDims) return std::nullopt;
+  StridedView view{*seen, {}};
+  std::copy_n(array.strides(), seen->ndim, view.strides_bytes.begin());
+  return view;
 }
 
 }  // namespace fastcoll

@@ -17,5 +17,7 @@ bool is_array(PyObject* object);
 // The array, if it is one the fast path takes: contiguous, writable, in the machine's byte order,
 // of a known dtype.
 std::optional<TensorView> view_array(PyObject* array);
+// The same, contiguous or not.
+std::optional<StridedView> view_strided_array(PyObject* array);
 
 }  // namespace fastcoll

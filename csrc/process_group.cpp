@@ -145,6 +145,7 @@ Call<StdAtomics> ProcessGroup::call_of(const Plan& plan, const Operands& operand
           static_cast<std::byte*>(operands.output),
           operands.parts,
           operands.list,
+          operands.strided,
           program_of(plan)};
 }
 

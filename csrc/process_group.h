@@ -35,12 +35,13 @@ struct GroupFds {
   std::vector<int> pids;
 };
 
-// What a call reads and writes: one message, or in its place parts or a list, see Call.
+// What a call reads and writes: one message, or in its place what Call says.
 struct Operands {
   const void* input = nullptr;
   void* output = nullptr;
   const Parts* parts = nullptr;
   const List* list = nullptr;
+  const StridedPair* strided = nullptr;
 };
 
 class ProcessGroup {

@@ -56,10 +56,10 @@ const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
   return nullptr;
 }
 
-// Tensors whose sign is stored, not only marked (the imaginary part of a conjugated number, what
-// torch._neg_view returns). DLPack does not show the mark, and asking torch takes as long as all
-// else on the fast path, so each tensor is asked once. A weak reference vouches for the object at
-// an address: it leads to a tensor only as long as that one lives.
+// Tensors whose signs are stored, not only marked (the imaginary part of a conjugated number, what
+// torch._neg_view returns; a conjugated number's own). DLPack does not show the marks, and asking
+// torch takes as long as all else on the fast path, so each tensor is asked once. A weak reference
+// vouches for the object at an address: it leads to a tensor only as long as that one lives.
 PyObject* plain_tensors[8192];  // lists have hundreds; of 500 in 2048 places up to 50 shared one
 
 PyObject*& place_of(PyObject* tensor) {
@@ -78,14 +78,21 @@ bool leads_to(PyObject* reference, PyObject* tensor) {
 #endif
 }
 
-bool is_plain(PyObject* tensor) {
+bool says_no(PyObject* tensor, PyObject* question) {
+  PyObject* answer = PyObject_CallMethodNoArgs(tensor, question);
+  Py_XDECREF(answer);
+  return answer == Py_False;
+}
+
+bool is_plain(PyObject* tensor, DType dtype) {
   PyObject*& place = place_of(tensor);
   if (place && leads_to(place, tensor)) return true;
-  static PyObject* const name = PyUnicode_InternFromString("is_neg");
-  PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
-  PyObject* reference = answer == Py_False ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  static PyObject* const is_conj = PyUnicode_InternFromString("is_conj");
+  const bool is_stored =
+      says_no(tensor, is_neg) && (dtype_kind(dtype) != Kind::complex || says_no(tensor, is_conj));
+  PyObject* reference = is_stored ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
   PyErr_Clear();
-  Py_XDECREF(answer);
   if (!reference) return false;
   Py_XSETREF(place, reference);
   return true;
@@ -118,6 +125,10 @@ std::optional<DType> dtype_of(const DLDataType& type) {
       return DType::float64;
     case 4 << 8 | 16:
       return DType::bfloat16;
+    case 5 << 8 | 64:
+      return DType::complex64;
+    case 5 << 8 | 128:
+      return DType::complex128;
     case 6 << 8 | 8:
       return DType::boolean;
     case 10 << 8 | 8:
@@ -155,8 +166,15 @@ void expect_tensor(PyObject* object) {
   for (int at = 0; at < kTensorBytes; at += kLine) __builtin_prefetch(tensor + at);
 }
 
-std::optional<TensorView> view_tensor(PyObject* object) {
-  if (is_array(object)) return view_array(object);
+namespace {
+
+// Strides in elements; null: contiguous. Contiguous ones alone, unless `takes_strided`.
+struct Seen {
+  TensorView tensor;
+  const int64_t* strides;
+};
+
+std::optional<Seen> see(PyObject* object, bool takes_strided) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return std::nullopt;
   DLTensor tensor;
@@ -168,12 +186,33 @@ std::optional<TensorView> view_tensor(PyObject* object) {
   if (!dtype || tensor.device.device_type != kDLCPU) return std::nullopt;
   int64_t numel = 1;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel) return std::nullopt;
+    if (!takes_strided && tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel)
+      return std::nullopt;
     numel *= tensor.shape[i];
   }
-  if ((!tensor.data && numel != 0) || !is_plain(object)) return std::nullopt;
-  return TensorView{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, uint64_t(numel),
-                    *dtype, tensor.ndim, tensor.shape};
+  if ((!tensor.data && numel != 0) || !is_plain(object, *dtype)) return std::nullopt;
+  return Seen{{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, uint64_t(numel), *dtype,
+               tensor.ndim, tensor.shape},
+              tensor.strides};
+}
+
+}  // namespace
+
+std::optional<TensorView> view_tensor(PyObject* object) {
+  if (is_array(object)) return view_array(object);
+  const std::optional<Seen> seen = see(object, false);
+  return seen ? std::optional(seen->tensor) : std::nullopt;
+}
+
+std::optional<StridedView> view_strided(PyObject* object) {
+  if (is_array(object)) return view_strided_array(object);
+  const std::optional<Seen> seen = see(object, true);
+  if (!seen || !seen->strides || seen->tensor.ndim > StridedView::kMostDims) return std::nullopt;
+  StridedView view{seen->tensor, {}};
+  const auto elem_bytes = int64_t(dtype_size(seen->tensor.dtype));
+  for (int i = 0; i < seen->tensor.ndim; ++i)
+    view.strides_bytes[size_t(i)] = seen->strides[i] * elem_bytes;
+  return view;
 }
 
 }  // namespace fastcoll

@@ -6,6 +6,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -23,14 +24,22 @@ struct TensorView {
   std::byte* end() const { return ptr + num_bytes(); }
 };
 
+// One whose elements may lie apart.
+struct StridedView {
+  static constexpr int kMostDims = 16;
+  TensorView tensor;  // ptr: of its first element
+  std::array<int64_t, kMostDims> strides_bytes;
+};
+
 // Take tensors of exactly this type. Not of its subclasses: a FakeTensor has no memory, a DTensor
 // means more than its local part.
 void add_tensor_type(PyTypeObject* type);
 
 // The tensor or array, if it is one the fast path takes: of such a type, on the CPU, contiguous,
-// not negated lazily, of a known dtype and not complex (it could be conjugated lazily). Never
-// leaves a Python error set.
+// neither negated nor conjugated lazily, of a known dtype. Never leaves a Python error set.
 std::optional<TensorView> view_tensor(PyObject* object);
+// The same, contiguous or not.
+std::optional<StridedView> view_strided(PyObject* object);
 
 // Fetch into the caches what view_tensor is going to read behind this object.
 void expect_tensor(PyObject* object);

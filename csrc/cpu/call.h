@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "cpu/group.h"
 #include "cpu/reduce.h"
+#include "cpu/strided.h"
 
 namespace fastcoll {
 
@@ -35,11 +37,17 @@ struct Piece {
 };
 using List = std::vector<Piece>;
 
-// Whether a plan can be carried out for tensors apart.
+// Whether a plan can be carried out for elements that lie apart: of several tensors, or of a
+// strided one.
 inline bool takes_lists(const Plan& plan) {
   if (plan.verb == Verb::all_gather) return plan.algorithm == Algorithm::direct;
   return (plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter) &&
          (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot);
+}
+inline bool takes_strided(const Plan& plan) {
+  if (plan.verb == Verb::broadcast) return plan.algorithm == Algorithm::direct;
+  if (plan.verb != Verb::reduce) return takes_lists(plan);
+  return plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot;
 }
 
 struct Span {
@@ -53,11 +61,12 @@ struct Call {
   const Plan& plan;
   const std::byte* input;
   std::byte* output;
-  // In place of input and output: for verbs that only move data, and for tensors apart (all_reduce,
-  // reduce_scatter and all_gather). In a reduce_scatter by one_shot or two_shot the parts of the
-  // input may lie apart.
+  // In place of input and output: for verbs that only move data; for plans that take lists, and for
+  // those that take strided tensors. In a reduce_scatter by one_shot or two_shot the parts of the
+  // input may lie apart, too.
   const Parts* parts = nullptr;
   const List* list = nullptr;
+  const StridedPair* strided = nullptr;
   const Program* program = nullptr;  // of a plan that carries out a schedule
 
   int rank() const { return group.rank(); }
@@ -76,6 +85,12 @@ struct Call {
   size_t input_start(int part, size_t start) const {
     return (scatters() ? size_t(part) * plan.numel : 0) + start;
   }
+  // The same of its output, which has a part for each rank in an all_gather alone.
+  size_t output_start(int part, size_t start) const {
+    return (plan.verb == Verb::all_gather ? size_t(part) * plan.numel : 0) + start;
+  }
+  // Whether elements can't be told from their addresses: only what is below here finds them.
+  bool lies_apart() const { return list || strided; }
   const std::byte* input_at(int part, size_t start) const {
     if (scatters() && parts) return parts->inputs[size_t(part)].ptr + start * elem_bytes();
     return input + input_start(part, start) * elem_bytes();
@@ -87,11 +102,11 @@ struct Call {
   void each_stretch(int part, Span span, Visit visit) const {
     if (span.numel == 0) return;
     const size_t elem = elem_bytes();
+    if (!list)
+      return visit(input_at(part, span.start), output + output_start(part, span.start) * elem,
+                   span.numel);
     const size_t in_part = scatters() ? size_t(part) : 0;
     const size_t out_part = plan.verb == Verb::all_gather ? size_t(part) : 0;
-    if (!list)
-      return visit(input_at(part, span.start), output + (out_part * plan.numel + span.start) * elem,
-                   span.numel);
     auto piece = std::upper_bound(list->begin(), list->end(), span.start,
                                   [](size_t at, const Piece& next) { return at < next.start; });
     for (--piece; span.numel != 0; ++piece) {
@@ -103,20 +118,38 @@ struct Call {
     }
   }
   void read_input(std::byte* to, int part, Span span) const {
+    if (strided)
+      return each_piece(span, [&](std::byte* piece, Span at) {
+        strided->input.read(piece, input_start(part, at.start), at.numel);
+        group.staging_copy()(to + (at.start - span.start) * elem_bytes(), piece,
+                             at.numel * elem_bytes());
+      });
     each_stretch(part, span, [&](const std::byte* in, std::byte*, size_t numel) {
       group.staging_copy()(to, in, numel * elem_bytes());
       to += numel * elem_bytes();
     });
   }
   void write_output(int part, Span span, const std::byte* from) const {
+    if (strided) return strided->output.write(output_start(part, span.start), from, span.numel);
     each_stretch(part, span, [&](const std::byte*, std::byte* out, size_t numel) {
       std::memcpy(out, from, numel * elem_bytes());
       from += numel * elem_bytes();
     });
   }
+  // This rank's input to its own part of the output.
+  void copy_own() const {
+    if (strided)
+      return each_piece({0, plan.numel}, [&](std::byte* piece, Span at) {
+        strided->input.read(piece, at.start, at.numel);
+        strided->output.write(output_start(rank(), at.start), piece, at.numel);
+      });
+    each_stretch(rank(), {0, plan.numel}, [&](const std::byte* in, std::byte* out, size_t numel) {
+      if (in != out) std::memmove(out, in, numel * elem_bytes());
+    });
+  }
   // The whole input end to end: where it lies, or put together in `room`.
   const std::byte* whole_input(std::byte* room) const {
-    if (!list && !(scatters() && parts)) return input;
+    if (!lies_apart() && !(scatters() && parts)) return input;
     const size_t num_parts = scatters() ? size_t(world_size()) : 1;
     for (size_t part = 0; part < num_parts; ++part)
       read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});
@@ -127,20 +160,37 @@ struct Call {
   void reduce(Span span, void** dsts, int num_dsts, const void** srcs) const {
     if (span.numel == 0) return;
     const ReduceFn fn = reduce_fn(plan.dtype, plan.op);
-    if (!list) {  // the smallest calls feel the least work
+    if (!lies_apart()) {  // the smallest calls feel the least work
       srcs[rank()] = input_at(rank(), span.start);
       if (gets(rank())) dsts[0] = output + span.start * elem_bytes();
       return fn({dsts, num_dsts, srcs, world_size(), span.numel, world_size()});
     }
-    each_stretch(rank(), span, [&](const std::byte* in, std::byte* out, size_t numel) {
+    const auto reduce_some = [&](const std::byte* in, std::byte* out, size_t numel) {
       srcs[rank()] = in;
-      dsts[0] = out;
+      if (gets(rank())) dsts[0] = out;
       fn({dsts, num_dsts, srcs, world_size(), numel, world_size()});
       for (int peer = 0; peer < world_size(); ++peer)
         srcs[peer] = static_cast<const std::byte*>(srcs[peer]) + numel * elem_bytes();
       for (int i = 0; i < num_dsts; ++i)
         dsts[i] = static_cast<std::byte*>(dsts[i]) + numel * elem_bytes();
+    };
+    if (list) return each_stretch(rank(), span, reduce_some);
+    each_piece(span, [&](std::byte* piece, Span at) {
+      strided->input.read(piece, input_start(rank(), at.start), at.numel);
+      reduce_some(piece, piece, at.numel);
+      if (gets(rank())) strided->output.write(at.start, piece, at.numel);
     });
+  }
+
+ private:
+  // visit(room, elements) for those of a strided tensor, some at a time.
+  template <class Visit>
+  void each_piece(Span span, Visit visit) const {
+    constexpr size_t kPieceBytes = size_t{64} << 10;  // several rows of a transposed matrix
+    const size_t most = std::min(span.numel, kPieceBytes / elem_bytes());
+    const auto room = std::make_unique_for_overwrite<std::byte[]>(most * elem_bytes());
+    for (size_t at = 0; at < span.numel; at += most)
+      visit(room.get(), Span{span.start + at, std::min(most, span.numel - at)});
   }
 };
 

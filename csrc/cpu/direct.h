@@ -121,7 +121,8 @@ class Direct {
     // here.
     if (!gives(rank_) || is_barrier_) group_.arrive_inlined("", 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
-    else if (call_.list) group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
+    else if (call_.lies_apart())
+      group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
     else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);
   }
 
@@ -133,7 +134,7 @@ class Direct {
         const size_t start = size_t(rank_) * to.num_bytes;
         group_.read_inlined(peer, group_.inbox(peer), start + to.num_bytes);
         copy_bytes(to.ptr, group_.inbox(peer) + start, to.num_bytes);
-      } else if (call_.list) {
+      } else if (call_.lies_apart()) {
         group_.read_inlined(peer, group_.inbox(peer), to.num_bytes);
         put(peer, 0, group_.inbox(peer), to.num_bytes);
       } else {
@@ -292,13 +293,14 @@ class Direct {
     put(peer, k * cut_.chunk_bytes, from, num_bytes);
   }
 
-  // Bytes of the part that I give to all, and of what a peer gives me: a list is not in one place.
+  // Bytes of the part that I give to all, and of what a peer gives me: a list or a strided
+  // tensor is not in one place.
   void give(std::byte* to, size_t start_bytes, size_t num_bytes) const {
-    if (call_.list) return call_.read_input(to, rank_, elements(start_bytes, num_bytes));
+    if (call_.lies_apart()) return call_.read_input(to, rank_, elements(start_bytes, num_bytes));
     group_.staging_copy()(to, part_for(rank_).ptr + start_bytes, num_bytes);
   }
   void put(int peer, size_t start_bytes, const std::byte* from, size_t num_bytes) const {
-    if (call_.list) return call_.write_output(peer, elements(start_bytes, num_bytes), from);
+    if (call_.lies_apart()) return call_.write_output(peer, elements(start_bytes, num_bytes), from);
     copy_bytes(part_from(peer).ptr + start_bytes, from, num_bytes);
   }
   Span elements(size_t start_bytes, size_t num_bytes) const {  // chunks hold whole ones
@@ -307,11 +309,7 @@ class Direct {
 
   void copy_own() {
     if (!keeps_own()) return;
-    if (call_.list)
-      return call_.each_stretch(rank_, {0, call_.plan.numel},
-                                [&](const std::byte* in, std::byte* out, size_t numel) {
-                                  if (in != out) copy_bytes(out, in, numel * call_.elem_bytes());
-                                });
+    if (call_.lies_apart()) return call_.copy_own();
     const Part from = part_for(rank_), to = part_from(rank_);
     if (from.ptr == to.ptr) return;
     if (from.num_bytes < kPastCachesBytes) copy_bytes(to.ptr, from.ptr, from.num_bytes);
@@ -346,7 +344,7 @@ class Direct {
   }
   // Where my whole message lies, if peers can read it there.
   uint64_t locate() const {
-    if (call_.list) return Location::kStaged;
+    if (call_.lies_apart()) return Location::kStaged;
     const Part first = part_for(splits_ ? 0 : rank_);
     size_t num_bytes = first.num_bytes;
     for (int peer = 1; splits_ && peer < world_; ++peer) {

@@ -44,10 +44,8 @@ void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but n
   } else if (call.parts) {
     const Part& from = call.parts->inputs[0];
     if (from.num_bytes != 0) std::memmove(call.parts->outputs[0].ptr, from.ptr, from.num_bytes);
-  } else {
-    call.each_stretch(0, {0, call.plan.numel}, [&](const std::byte* in, std::byte* out, size_t n) {
-      if (in != out) std::memmove(out, in, n * call.elem_bytes());
-    });
+  } else if (call.plan.verb != Verb::broadcast) {
+    call.copy_own();
   }
 }
 

@@ -29,7 +29,7 @@ class TwoShot {
   void run() {
     const size_t num_segments = chunks_.num_segments();
     uint64_t input = Location::kStaged, output = Location::kStaged;
-    if (!call_.list) {
+    if (!call_.lies_apart()) {
       if (!call_.parts) input = group_.locate(call_.input, call_.input_numel() * elem_);
       // A scattered output is small and written by its owner alone: nothing to gain from its place.
       if (takes_all()) output = group_.locate(call_.output, call_.plan.numel * elem_);
@@ -97,7 +97,7 @@ class TwoShot {
       else dsts[num_dsts++] = outputs_[peer] + span.start * elem_;
     }
     std::byte* mine = in_slot(group_.slot(rank_, k), rank_);
-    const bool streams = pulled && group_.staging_copy().streams();
+    const bool streams = pulled && !call_.strided && group_.staging_copy().streams();
     if (streams && !call_.gets(rank_)) return reduce_in_pieces(span, mine, srcs);
     if (pulled && !streams) dsts[num_dsts++] = mine;
     call_.reduce(span, dsts, num_dsts, srcs);

@@ -7,11 +7,13 @@ torch.distributed's.
 
 from fastcoll.api import (
     all_gather_into_tensor,
+    all_gather_single,
     all_reduce,
     barrier,
     broadcast,
     empty,
     from_tensor,
+    reduce_scatter_single,
     reduce_scatter_tensor,
     zeros,
 )
@@ -25,7 +27,9 @@ from fastcoll.api_objects import (
     broadcast_object_list,
     gather_object,
     monitored_barrier,
+    recv_object_list,
     scatter_object_list,
+    send_object_list,
 )
 from fastcoll.api_p2p import batch_isend_irecv, irecv, isend, recv, send
 from fastcoll.api_parts import (
@@ -82,6 +86,7 @@ __all__ = [
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
@@ -102,13 +107,16 @@ __all__ = [
     "monitored_barrier",
     "new_group",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "scatter_object_list",
     "send",
+    "send_object_list",
     "shrink",
     "zeros",
 ]

@@ -254,5 +254,8 @@ _C.set_fallback("barrier", _barrier)
 all_reduce = _C.all_reduce
 reduce_scatter_tensor = _C.reduce_scatter_tensor
 all_gather_into_tensor = _C.all_gather_into_tensor
+# As torch.distributed calls them from 2.13 on.
+reduce_scatter_single = reduce_scatter_tensor
+all_gather_single = all_gather_into_tensor
 broadcast = _C.broadcast
 barrier = _C.barrier

@@ -7,7 +7,7 @@ Decides which group and which of its ranks a call means; the rest is in the grou
 from datetime import timedelta
 from typing import Any
 
-from fastcoll.groups import GroupLike, member_of, rank_in
+from fastcoll.groups import GroupLike, member_of, named_rank, rank_in, source_in
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
@@ -74,6 +74,39 @@ def scatter_object_list(
         comm.scatter_object_list(
             scatter_object_output_list, scatter_object_input_list, rank_in(group, src, "src")
         )
+
+
+def send_object_list(object_list: list[Any], dst: int, group: GroupLike = None) -> None:
+    """Send a list of picklable objects to another rank, as `send` does with tag 0.
+
+    Args:
+        object_list: What to send.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        group: A Communicator or a torch process group; None is the default group.
+    """
+    comm = member_of(group, "send_object_list")
+    if comm is not None:
+        comm.send_object_list(object_list, rank_in(group, dst, "dst"))
+
+
+def recv_object_list(
+    object_list: list[Any], src: int | None = None, group: GroupLike = None
+) -> int:
+    """Receive a list of objects from another rank, as `recv` does with tag 0.
+
+    Args:
+        object_list: What is replaced: of the length that is sent.
+        src: Rank in the group; the global rank if `group` is a torch process group; None is
+            whoever sends first.
+        group: A Communicator or a torch process group; None is the default group.
+
+    Returns:
+        The rank that sent them; -1 if this rank is not in the group.
+    """
+    comm = member_of(group, "recv_object_list")
+    if comm is None:
+        return -1
+    return named_rank(group, comm.recv_object_list(object_list, source_in(group, src)))
 
 
 def monitored_barrier(

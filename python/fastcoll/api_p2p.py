@@ -4,12 +4,10 @@
 Decides which group and which of its ranks a call means; the rest is in the group's methods.
 """
 
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from fastcoll import _C
 from fastcoll.errors import UsageError
-from fastcoll.groups import GroupLike, member_of, rank_in
+from fastcoll.groups import GroupLike, member_of, named_rank, rank_in, source_in
 from fastcoll.memory.array import Array
 from fastcoll.pairs import TransferCall
 from fastcoll.transfers import AnyTransferWork
@@ -82,11 +80,11 @@ def _recv(
     comm = member_of(group, "recv")
     if comm is None:
         return -1
-    peer = _source(group, src)
+    peer = source_in(group, src)
     source = comm.transfer(
         TransferCall(sends=False, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
     )
-    return dist.get_global_rank(group, source) if isinstance(group, ProcessGroup) else source
+    return named_rank(group, source)
 
 
 def _isend(
@@ -118,7 +116,7 @@ def _irecv(
     comm = member_of(group, "irecv")
     if comm is None:
         return None
-    peer = _source(group, src)
+    peer = source_in(group, src)
     call = TransferCall(sends=False, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
     return comm.start_transfers([call])[0]
 
@@ -140,15 +138,11 @@ def _batch_isend_irecv(p2p_op_list: list[P2POp], group: GroupLike = None) -> lis
             raise UsageError(f"p2p_op_list must hold fastcoll.P2POp, not {op!r}")
     calls = [
         TransferCall(
-            sends=op.kind == "isend", tensor=op.tensor, peer=_source(group, op.peer), tag=op.tag
+            sends=op.kind == "isend", tensor=op.tensor, peer=source_in(group, op.peer), tag=op.tag
         )
         for op in p2p_op_list
     ]
     return comm.start_transfers(calls)
-
-
-def _source(group: GroupLike, src: int | None) -> int | None:
-    return None if src is None else rank_in(group, src, "src")
 
 
 _C.set_fallback("send", _send)

@@ -50,7 +50,6 @@ from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
 from fastcoll.types import FROM_TORCH, SingleCopy, Verb
 from fastcoll.verbs_objects import ObjectMethods
-from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
 
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
@@ -142,7 +141,7 @@ def _run_all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-class Communicator(_C.Group, ObjectMethods, P2PMethods):
+class Communicator(_C.Group, ObjectMethods):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A

@@ -214,6 +214,16 @@ def rank_in(group: GroupLike, rank: int, name: str) -> int:
         raise UsageError(f"{name}={rank}: {error}") from None
 
 
+def source_in(group: GroupLike, src: int | None) -> int | None:
+    """Return the same of a sender; None is any."""
+    return None if src is None else rank_in(group, src, "src")
+
+
+def named_rank(group: GroupLike, rank: int) -> int:
+    """Return what a rank of the group is called where the group was given so."""
+    return dist.get_global_rank(group, rank) if isinstance(group, ProcessGroup) else rank
+
+
 def new_group(
     ranks: Sequence[int] | None = None,
     *,

@@ -73,6 +73,8 @@ class VerbMethods:
             timeout_s=timeout_s,
         )
 
+    reduce_scatter_single = reduce_scatter_tensor
+
     def all_gather_into_tensor(
         self,
         output_tensor: Array,
@@ -85,6 +87,8 @@ class VerbMethods:
         return _C.all_gather_into_tensor(
             output_tensor, input_tensor, self, async_op, timeout_s=timeout_s
         )
+
+    all_gather_single = all_gather_into_tensor
 
     def broadcast(
         self, tensor: Array, src: int, async_op: bool = False, *, timeout_s: float | None = None

@@ -14,11 +14,12 @@ from fastcoll.calls import Call, checked_root
 from fastcoll.errors import UsageError
 from fastcoll.parts import PartsCall
 from fastcoll.types import Verb
+from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.verbs_parts import PartsMethods
 
 
-class ObjectMethods(PartsMethods):
-    """Collectives of anything that can be pickled."""
+class ObjectMethods(PartsMethods, P2PMethods):
+    """Collectives, sends and receives of anything that can be pickled."""
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gather a string of bytes from every rank; they may differ in length. Collective."""
@@ -37,19 +38,13 @@ class ObjectMethods(PartsMethods):
     def broadcast_object_list(self, object_list: list[Any], src: int = 0) -> None:
         """See `fastcoll.broadcast_object_list`; `src` is a rank of this group."""
         root = checked_root(src, "src", self.world_size)
-        if not isinstance(object_list, list):
-            raise UsageError(f"object_list must be a list, not {type(object_list).__name__}")
+        _check_list(object_list)
         data = pickle.dumps(object_list) if self.rank == root else b""
         length = np.array([len(data)], np.int64)
         self.issue(Call(verb=Verb.broadcast, input=length, output=length, root=root))
         message = np.frombuffer(data, np.uint8) if data else np.empty(int(length[0]), np.uint8)
         self.issue(Call(verb=Verb.broadcast, input=message, output=message, root=root))
-        objects = pickle.loads(message.tobytes())
-        if len(objects) != len(object_list):
-            raise UsageError(
-                f"object_list has {len(object_list)} objects, but rank {root} sent {len(objects)}"
-            )
-        object_list[:] = objects
+        _replace(object_list, message, root)
 
     def gather_object(
         self, obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0
@@ -72,12 +67,29 @@ class ObjectMethods(PartsMethods):
         root = checked_root(src, "src", self.world_size)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise UsageError("scatter_object_output_list must be a list of at least one element")
-        everything: list[Any] = [None]
+        everything = [b""] * self.world_size
         if self.rank == root:
             _check_length(scatter_object_input_list, "scatter_object_input_list", self.world_size)
-            everything = [scatter_object_input_list]
+            everything = [pickle.dumps(obj) for obj in scatter_object_input_list or ()]
         self.broadcast_object_list(everything, root)
-        scatter_object_output_list[0] = everything[0][self.rank]
+        scatter_object_output_list[0] = pickle.loads(everything[self.rank])
+
+    def send_object_list(self, object_list: list[Any], dst: int) -> None:
+        """See `fastcoll.send_object_list`; `dst` is a rank of this group."""
+        _check_list(object_list)
+        message = np.frombuffer(bytearray(pickle.dumps(object_list)), np.uint8)
+        self.send(np.array([message.size], np.int64), dst)
+        self.send(message, dst)
+
+    def recv_object_list(self, object_list: list[Any], src: int | None = None) -> int:
+        """See `fastcoll.recv_object_list`; `src` and the result are ranks of this group."""
+        _check_list(object_list)
+        length = np.empty(1, np.int64)
+        peer = self.recv(length, src)
+        message = np.empty(int(length[0]), np.uint8)
+        self.recv(message, peer)
+        _replace(object_list, message, peer)
+        return peer
 
     def monitored_barrier(
         self, timeout_s: float | None = None, wait_all_ranks: bool = False
@@ -85,6 +97,20 @@ class ObjectMethods(PartsMethods):
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
         self.issue(Call(verb=Verb.barrier, timeout_s=timeout_s))
+
+
+def _check_list(objects: object) -> None:
+    if not isinstance(objects, list):
+        raise UsageError(f"object_list must be a list, not {type(objects).__name__}")
+
+
+def _replace(object_list: list[Any], message: np.ndarray[Any, Any], sender: int) -> None:
+    objects = pickle.loads(message.tobytes())
+    if len(objects) != len(object_list):
+        raise UsageError(
+            f"object_list has {len(object_list)} objects, but rank {sender} sent {len(objects)}"
+        )
+    object_list[:] = objects
 
 
 def _check_length(objects: object, name: str, world_size: int) -> None:

@@ -215,6 +215,17 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
     return comm.issue(parts.PartsCall(verb=verb, input=ins, output=outs, **how))
 
 
+def fallback_of(verb: str) -> Callable[..., Any]:
+    """The Python function that the C function of a verb passes calls on to."""
+    from fastcoll import api, api_coalesced, api_p2p, api_parts
+
+    homes = (api, api_parts, api_coalesced, api_p2p)
+    function: Callable[..., Any] = next(
+        getattr(home, f"_{verb}") for home in homes if hasattr(home, f"_{verb}")
+    )
+    return function
+
+
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
     """Hand a call with these arguments to the library."""
     import fastcoll

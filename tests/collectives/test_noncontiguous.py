@@ -42,9 +42,18 @@ class Case:
     """One call whose arguments have these layouts on each rank."""
 
     call: Call
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of each part
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...] | None  # None: in place
+    async_op: bool = False
+
+    def shapes(self, world: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the input and of the output: what has a part for each rank has more rows."""
+        more = (self.shape[0] * world, *self.shape[1:])
+        return (
+            more if self.call.verb == "reduce_scatter" else self.shape,
+            more if self.call.verb == "all_gather" else self.shape,
+        )
 
 
 def put(tensor: torch.Tensor, words: np.ndarray) -> None:
@@ -61,16 +70,24 @@ def untouched(whole: torch.Tensor, tensor: torch.Tensor) -> bool:
     return bool((whole == GAP).all())
 
 
-def perform_case(rank: Rank, case: Case) -> tuple[np.ndarray, str]:
-    whole, ins = case.inputs[rank.rank].lay(case.shape)
+def perform_case(rank: Rank, case: Case) -> list[tuple[np.ndarray, str]]:
+    """The call twice: by Python, unless its plan was known before, and by C++."""
+    return [perform_once(rank, case) for _ in range(2)]
+
+
+def perform_once(rank: Rank, case: Case) -> tuple[np.ndarray, str]:
+    in_shape, out_shape = case.shapes(rank.world_size) if case.shape else ((), ())
+    whole, ins = case.inputs[rank.rank].lay(in_shape)
     words = words_in(case.call, rank.rank, rank.world_size)
     if case.call.verb != "broadcast" or rank.rank == case.call.root:
         put(ins, words)
     outs_whole, outs = whole, ins
     if case.outputs is not None:
-        outs_whole, outs = case.outputs[rank.rank].lay(case.shape)
-    make(rank.comm, case.call, ins, outs)
-    result = get(outs)
+        outs_whole, outs = case.outputs[rank.rank].lay(out_shape)
+    work = make(rank.comm, case.call, ins, outs, async_op=case.async_op)
+    if case.async_op:
+        work.wait()
+    result = get(outs) if case.call.gets(rank.rank) else words[:0]
     problem = ""
     if outs is not ins and not np.array_equal(get(ins), words):
         problem = "the input changed"
@@ -84,8 +101,14 @@ WORLD = 3
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    dims = draw(st.integers(0, 4))
-    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=dims, max_size=dims)))
+    verb = draw(
+        st.sampled_from(["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather"])
+    )
+    in_parts = verb in ("reduce_scatter", "all_gather")
+    dims = draw(st.integers(1 if in_parts else 0, 4))
+    # Mostly small, and now and then wide enough for tiles of a transposed matrix.
+    extent = st.integers(0, 5) | st.integers(30, 70) if dims < 4 else st.integers(0, 5)
+    shape = tuple(draw(st.lists(extent, min_size=dims, max_size=dims)))
     layout = st.builds(
         Layout,
         st.permutations(range(dims)).map(tuple),
@@ -93,7 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     everyone = st.tuples(*[layout] * WORLD)
     call = Call(
-        draw(st.sampled_from(["all_reduce", "broadcast"])),
+        verb,
         "float32",
         math.prod(shape),
         draw(st.sampled_from(["SUM", "MAX"])),
@@ -101,14 +124,15 @@ def cases(draw: st.DrawFn) -> Case:
         root=draw(st.integers(0, WORLD - 1)),
         seed=draw(st.integers(0, 1000)),
     )
-    in_place = call.verb == "broadcast" or draw(st.booleans())
-    if call.verb == "broadcast":
+    in_place = verb == "broadcast" or (not in_parts and draw(st.booleans()))
+    if verb in ("broadcast", "all_gather") or (verb == "reduce" and call.algorithm == "chain"):
         call = dataclasses.replace(call, algorithm="auto")
-    return Case(call, shape, draw(everyone), None if in_place else draw(everyone))
+    outputs = None if in_place else draw(everyone)
+    return Case(call, shape, draw(everyone), outputs, draw(st.booleans()))
 
 
 @settings(
-    max_examples=60,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,
@@ -117,9 +141,10 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_another_layout_on_each_rank(pools: Pools, case: Case) -> None:
     wants = expected(case.call, WORLD)
-    for rank, (words, problem) in enumerate(pools(WORLD).run(perform_case, case)):
-        assert not problem
-        assert np.array_equal(words, wants[rank])
+    for rank, turns in enumerate(pools(WORLD).run(perform_case, case)):
+        for words, problem in turns:
+            assert not problem
+            assert np.array_equal(words, wants[rank])
 
 
 def run_shapes(rank: Rank, kind: str) -> list[Any]:

@@ -35,6 +35,71 @@ def test_every_verb_and_root(pools: Pools, world: int) -> None:
             assert row == [everything, [(1, 2), {root}], gathered, [f"for {rank}", "kept"]]
 
 
+def passed_around(rank: Rank) -> list[Any]:
+    """A list to the next rank, from whom it is known, then from anyone."""
+    import fastcoll
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    found: list[Any] = []
+    for source in ((me - 1) % world, None):
+        got: list[Any] = [None, "replaced"]
+        if me == 0:
+            fastcoll.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, comm)
+        sender = fastcoll.recv_object_list(got, source, comm)
+        if me != 0:
+            fastcoll.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, comm)
+        found += [sender, got]
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_lists_passed_around(pools: Pools, world: int) -> None:
+    for rank, found in enumerate(pools(world).run(passed_around)):
+        before = (rank - 1) % world
+        assert found == [before, [{"from": before}, "x" * 5000]] * 2
+
+
+def send_lists_of_other_lengths(rank: Rank) -> list[str]:
+    if rank.rank == 0:
+        rank.comm.send_object_list([1, 2], 1)
+        rank.comm.send_object_list([3], 1)
+        return []
+    one = attempt(rank.comm.recv_object_list, ["kept"], 0)
+    got: list[Any] = [None]
+    rank.comm.recv_object_list(got, 0)
+    return [one.kind, one.text, *map(str, got)]
+
+
+def test_a_list_of_another_length_is_received_and_refused(pools: Pools) -> None:
+    [_, (kind, text, next_one)] = pools(2).run(send_lists_of_other_lengths)
+    assert (kind, next_one) == ("UsageError", "3")
+    assert "has 1 objects, but rank 0 sent 2" in text
+
+
+class OnlyForRankOne:
+    """Says in which process it was unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import fastcoll
+
+        assert fastcoll.groups.default_group().rank == 1
+        self.__dict__ |= state
+
+    def __init__(self) -> None:
+        self.text = "its own"
+
+
+def scatter_private(rank: Rank) -> str:
+    part: list[Any] = [None]
+    given = [1, OnlyForRankOne(), 3] if rank.rank == 0 else None
+    rank.comm.scatter_object_list(part, given, 0)
+    return str(getattr(part[0], "text", part[0]))
+
+
+def test_nobody_unpickles_what_is_for_others(pools: Pools) -> None:
+    assert pools(3).run(scatter_private) == ["1", "its own", "3"]
+
+
 def mistakes(rank: Rank) -> list[Attempt]:
     comm, world = rank.comm, rank.world_size
     return [
@@ -43,12 +108,15 @@ def mistakes(rank: Rank) -> list[Attempt]:
         attempt(comm.broadcast_object_list, [1], world),
         attempt(comm.scatter_object_list, [], [1] * world, rank.rank),
         attempt(comm.scatter_object_list, [None], [1], rank.rank),
+        attempt(comm.send_object_list, (1, 2), 0),
+        attempt(comm.send_object_list, [1], world),
+        attempt(comm.recv_object_list, None, 0),
     ]
 
 
 def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
     for row in pools(2).run(mistakes):
-        assert [one.kind for one in row] == ["UsageError"] * 5
+        assert [one.kind for one in row] == ["UsageError"] * 8
     assert pools(2).run(every_verb, 0)[1][3] == ["for 1", "kept"]
 
 

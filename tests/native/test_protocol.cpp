@@ -230,6 +230,38 @@ class Tensors {
   std::vector<std::vector<int32_t>> inputs_, outputs_;
 };
 
+// The same elements with others between them: every third, or a matrix by its columns.
+class Apart {
+ public:
+  Apart(const int32_t* values, size_t numel, bool by_columns)
+      : num_rows_(by_columns && numel % kColumns == 0 ? numel / kColumns : numel),
+        num_columns_(numel / num_rows_),
+        memory_(num_columns_ == 1 ? 3 * numel : numel, kGap) {
+    for (size_t i = 0; i < numel; ++i) memory_[place_of(i)] = values[i];
+    const int64_t shape[] = {int64_t(num_rows_), int64_t(num_columns_)};
+    const int64_t strides[] = {int64_t(4 * place_of(num_columns_)), int64_t(4 * num_rows_)};
+    strided.set(reinterpret_cast<std::byte*>(memory_.data()), 4, 2, shape, strides);
+  }
+  void put_together(int32_t* output) const {
+    for (size_t i = 0; i < num_rows_ * num_columns_; ++i) output[i] = memory_[place_of(i)];
+  }
+  bool gaps_are_whole() const {
+    for (size_t i = 0; i < memory_.size(); ++i)
+      if (num_columns_ == 1 && i % 3 != 0 && memory_[i] != kGap) return false;
+    return true;
+  }
+  Strided strided;
+
+ private:
+  static constexpr size_t kColumns = 24;
+  static constexpr int32_t kGap = 77;
+  size_t place_of(size_t i) const {
+    return num_columns_ == 1 ? 3 * i : i % num_columns_ * num_rows_ + i / num_columns_;
+  }
+  const size_t num_rows_, num_columns_;
+  std::vector<int32_t> memory_;
+};
+
 void verify(const Step& step, int world_size, int rank, const int32_t* output) {
   const Plan& plan = step.plan;
   if ((plan.verb == Verb::gather || plan.verb == Verb::reduce) && rank != plan.root) return;
@@ -325,6 +357,17 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, nullptr, &tensors.list};
         run_somehow(call, host, random);
         tensors.put_together(buffers.output);
+      } else if (step.plan.numel != 0 && takes_strided(step.plan) && random() % 3 == 0) {
+        const size_t in = step.plan.numel * num_input_parts(step.plan.verb, world_size);
+        const size_t out = step.plan.numel * num_output_parts(step.plan.verb, world_size);
+        const Apart input(buffers.input, in, random() % 2),
+            output(buffers.output, out, random() % 2);
+        const Apart& result = buffers.input == buffers.output ? input : output;
+        const StridedPair pair{input.strided, result.strided};
+        Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, nullptr, nullptr, &pair};
+        run_somehow(call, host, random);
+        result.put_together(buffers.output);
+        require(input.gaps_are_whole() && output.gaps_are_whole(), step, world_size, rank, 0);
       } else {
         Call<Perturbed<P>> call{group, step.plan, reinterpret_cast<std::byte*>(buffers.input),
                                 reinterpret_cast<std::byte*>(buffers.output)};

@@ -53,7 +53,6 @@ from fastcoll.types import (
     Verb,
 )
 from fastcoll.verbs_objects import ObjectMethods
-from fastcoll.verbs_p2p import P2PMethods
 from fastcoll.work import CallQueue, Work
 
 # Makes a group of either kind from an exchange, a name, settings and members.
@@ -62,7 +61,7 @@ Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
 _abandoned: list[object] = []
 
 
-class HierarchicalCommunicator(ObjectMethods, P2PMethods):
+class HierarchicalCommunicator(ObjectMethods):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
     Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fast calls on tensors that are not simply contiguous: who makes them, and that tiles fit.
+
+test_fast_path.py has those on contiguous ones, test_noncontiguous.py the layouts by chance.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from perform import fallback_of
+
+from harness import Pools, Rank
+
+VERBS = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+)
+
+
+def odd_tensors(rank: Rank) -> dict[str, tuple[Callable[[], Any], bool]]:
+    """Calls on tensors that don't lie apart, each in one piece; and whether C++ makes them."""
+    comm, me, world = rank.comm, rank.rank, rank.world_size
+    matrix = torch.ones(6 * world, 40)
+    whole = torch.ones(24 * world)
+    mine = whole[24 * me : 24 * (me + 1)]
+    left, right = matrix[:, :20], matrix[:, 20:]
+    rows, more_rows = torch.ones(6, 40)[:, ::2], torch.ones(6 * world, 40)[:, ::2]
+    numbers = torch.ones(9, dtype=torch.complex64)
+    same = torch.ones(50)
+    return {
+        "transposed": (lambda: comm.all_reduce(matrix.t()), True),
+        "sliced": (lambda: comm.broadcast(left, 0), True),
+        "interleaved": (lambda: comm.all_reduce(left, out=right), True),
+        "to a root": (lambda: comm.reduce(left, 0, out=right if me == 0 else None), True),
+        "cut into parts": (lambda: comm.reduce_scatter_tensor(rows, more_rows), True),
+        "put together": (lambda: comm.all_gather_into_tensor(more_rows, rows), True),
+        "one of two": (lambda: comm.all_reduce(left, out=torch.ones(6 * world, 20)), True),
+        "asynchronous": (lambda: comm.all_reduce(left, async_op=True).wait(), True),
+        "complex": (lambda: comm.all_reduce(numbers), True),
+        "scattered in place": (lambda: comm.reduce_scatter_tensor(mine, whole), True),
+        "gathered in place": (lambda: comm.all_gather_into_tensor(whole, mine), True),
+        "lists in place": (
+            lambda: comm.all_gather_into_tensor_coalesced([whole], [mine]),
+            True,
+        ),
+        "its own output": (lambda: comm.all_reduce(same, out=same), True),
+        "its own output, of a root": (lambda: comm.reduce(same, 0, out=same), True),
+        "conjugated": (
+            lambda: comm.all_reduce(numbers.conj(), out=torch.ones_like(numbers)),
+            False,
+        ),
+        "negated": (lambda: comm.all_reduce(torch._neg_view(same), out=torch.ones(50)), False),
+        "expanded": (lambda: comm.all_reduce(same[:1].expand(7), out=torch.ones(7)), True),
+        "ring": (lambda: comm.all_reduce(left, algorithm="ring", numerics="fast"), False),
+        "many dimensions": (
+            lambda: comm.all_reduce(torch.ones([2] * 9).permute(0, 8, 2, 7, 4, 6, 1, 3, 5)),
+            False,
+        ),
+    }
+
+
+def odd_ones_passed_on(rank: Rank) -> list[str]:
+    """Those of odd_tensors that are not made by whom they say, the second time."""
+    from fastcoll import _C
+
+    usual = {verb: fallback_of(verb) for verb in VERBS}
+    passed: list[str] = []
+
+    def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            passed.append(name)
+            return function(*args, **options)
+
+        return call
+
+    wrong = []
+    for name, (call, is_fast) in odd_tensors(rank).items():
+        call()
+        passed.clear()
+        try:
+            for verb, function in usual.items():
+                _C.set_fallback(verb, count(verb, function))
+            call()
+        finally:
+            for verb, function in usual.items():
+                _C.set_fallback(verb, function)
+        if bool(passed) == is_fast:
+            wrong.append(f"{name}: passed on are {passed}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_odd_tensors_need_no_python(pools: Pools, world: int) -> None:
+    assert pools(world).run(odd_ones_passed_on) == [[]] * world
+
+
+def refused(rank: Rank) -> list[str]:
+    """Pairs of strided tensors that overlap in part and were taken, once the plan was known."""
+    import fastcoll
+
+    matrix = torch.ones(20, 40)
+    square, numbers = matrix[:, :20], matrix.view(-1)
+    rank.comm.all_reduce(torch.ones(20, 20))
+    rank.comm.all_reduce(torch.ones(10, 20))
+    rank.comm.all_reduce(torch.ones(19, 20))
+    pairs = {
+        "a column in common": (square, matrix[:, 19:39]),
+        "a row in common": (matrix[:10, :20], matrix[9:19, :20]),
+        "its own transpose": (square, square.t()),
+        "one of them contiguous": (square, numbers[:400].view(20, 20)),
+        "another pitch": (square, numbers[:600].view(20, 30)[:, 10:]),
+        "around the end of a row": (matrix[:19, :20], numbers[30:790].view(19, 40)[:, :20]),
+        "expanded output": (torch.ones(20, 20), matrix[:20, :1].expand(20, 20)),
+    }
+    taken = []
+    for name, (tensor, out) in pairs.items():
+        try:
+            rank.comm.all_reduce(tensor, out=out)
+            taken.append(name)
+        except fastcoll.UsageError:
+            assert bool((matrix == 1).all())
+    return taken
+
+
+def test_strided_tensors_that_overlap(pools: Pools) -> None:
+    assert pools(1).run(refused) == [[]]
+
+
+def others_parts(rank: Rank) -> list[str]:
+    """Calls that take another rank's part of their own whole, once their plans are known."""
+    import fastcoll
+
+    comm, world = rank.comm, rank.world_size
+    whole, apart = torch.ones(30 * world), torch.ones(30)
+    mine, others = whole.chunk(world)[rank.rank], whole.chunk(world)[rank.rank - 1]
+    calls: dict[str, Callable[[torch.Tensor], Any]] = {
+        "scattered": lambda part: comm.reduce_scatter_tensor(part, whole),
+        "gathered": lambda part: comm.all_gather_into_tensor(whole, part),
+        "gathered list": lambda part: comm.all_gather_into_tensor_coalesced([whole], [part]),
+        "scattered list": lambda part: comm.reduce_scatter_tensor_coalesced([part], [whole]),
+    }
+    taken = []
+    for name, call in calls.items():
+        call(apart)
+        call(mine)
+        try:
+            call(others)
+            taken.append(name)
+        except fastcoll.UsageError:
+            pass
+    return taken
+
+
+def test_the_part_of_another_rank(pools: Pools) -> None:
+    assert pools(2).run(others_parts) == [[], []]
+
+
+# Around the tiles in which a transposed matrix is copied, and the pieces of long messages.
+SHAPES = ((1, 5), (5, 1), (7, 9), (31, 33), (32, 16), (33, 15), (64, 129), (130, 700), (3, 37, 70))
+DTYPES = ("uint8", "bfloat16", "float32", "int64", "complex64", "complex128")
+
+
+def transposed_sums(rank: Rank, dtype: str, world: int) -> list[str]:
+    """What sums of transposed views are wrong, by plain torch; all numbers differ."""
+    problems = []
+    for shape in SHAPES:
+        numel = torch.Size(shape).numel()
+        order = (*range(len(shape) - 2), -1, -2)
+
+        def values(peer: int) -> torch.Tensor:
+            numbers = (torch.arange(numel) * 7 + peer) % 51  # noqa: B023
+            return numbers.reshape(shape).to(getattr(torch, dtype))  # noqa: B023
+
+        want = sum(values(peer) for peer in range(world))
+        assert isinstance(want, torch.Tensor)
+        for turn in range(3):
+            memory = values(rank.rank).permute(order).contiguous()
+            offset = memory.new_empty(memory.numel() + 1)[1:].reshape(memory.shape)
+            offset.copy_(memory)
+            tensor = offset.permute(order)
+            if turn == 2:
+                rank.comm.all_reduce(tensor, async_op=True).wait()
+            else:
+                rank.comm.all_reduce(tensor)
+            if not torch.equal(tensor, want):
+                problems.append(f"{shape} in turn {turn}")
+    return problems
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transposed_by_tiles(pools: Pools, dtype: str, world: int) -> None:
+    assert pools(world).run(transposed_sums, dtype, world) == [[]] * world
