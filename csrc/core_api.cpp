@@ -2,6 +2,8 @@
 #include "core_api.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,6 +12,7 @@
 #include "planned_call.h"
 #include "python_errors.h"
 #include "python_host.h"
+#include "read_parts.h"
 #include "threads.h"
 
 namespace fastcoll {
@@ -23,12 +26,17 @@ static_assert(int(Verb::all_reduce) == kFastcollAllReduce &&
               int(Verb::all_gather) == kFastcollAllGather &&
               int(Verb::broadcast) == kFastcollBroadcast &&
               int(Verb::barrier) == kFastcollBarrier &&
-              int(Verb::all_to_all) == kFastcollAllToAll && int(Verb::reduce) == kFastcollReduce);
+              int(Verb::all_to_all) == kFastcollAllToAll && int(Verb::gather) == kFastcollGather &&
+              int(Verb::scatter) == kFastcollScatter && int(Verb::reduce) == kFastcollReduce);
 static_assert(int(DType::float32) == kFastcollFloat32 && int(DType::float64) == kFastcollFloat64 &&
               int(DType::float16) == kFastcollFloat16 &&
               int(DType::bfloat16) == kFastcollBfloat16 && int(DType::int8) == kFastcollInt8 &&
               int(DType::uint8) == kFastcollUint8 && int(DType::int32) == kFastcollInt32 &&
-              int(DType::int64) == kFastcollInt64 && int(DType::boolean) == kFastcollBool);
+              int(DType::int64) == kFastcollInt64 && int(DType::boolean) == kFastcollBool &&
+              int(DType::complex64) == kFastcollComplex64 &&
+              int(DType::complex128) == kFastcollComplex128);
+static_assert(sizeof(Parts) == sizeof(FastcollParts) && kMaxWorld == kFastcollMaxWorld &&
+              offsetof(Parts, outputs) == offsetof(FastcollParts, outputs));
 static_assert(kAnyPeer == kFastcollAnyPeer);
 
 GroupOf* group_in_object = nullptr;
@@ -48,13 +56,50 @@ FastcollGroup* group_of(void* object) {
   return reinterpret_cast<FastcollGroup*>(group_in_object(static_cast<PyObject*>(object)));
 }
 
-bool find_plan(FastcollGroup* group, FastcollVerb verb, FastcollDType dtype, int op, uint64_t numel,
-               int root, FastcollPlan* plan) {
+bool find_plan(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* plan) {
   // Where the program made the call is known in Python alone.
   if (ours(group).traces()) return false;
-  const Plan* known = ours(group).cached_plan(Verb(verb), DType(dtype), Op(op), numel, root);
-  if (known) std::memcpy(plan->bytes, known, sizeof *known);
-  return known != nullptr;
+  const Plan* known = ours(group).cached_plan(Verb(kind->verb), DType(kind->dtype), Op(kind->op),
+                                              kind->numel, kind->root, kind->splits);
+  if (!known || (kind->in_parts && verb_reduces(known->verb) && !takes_lists(*known))) return false;
+  std::memcpy(plan->bytes, known, sizeof *known);
+  return true;
+}
+
+bool read_parts(const FastcollGroup* group, const FastcollPartsCall* call, FastcollKind* kind,
+                FastcollParts* parts, bool* is_whole) {
+  constexpr size_t kMost = kMaxWorld;
+  if (call->num_outputs > kMost || call->num_inputs > kMost) return false;
+  std::array<TensorView, kMost> outputs, inputs;
+  const auto views = [](std::array<TensorView, kMost>& into, const FastcollTensor* tensors,
+                        size_t size) {
+    for (size_t i = 0; i < size; ++i)
+      into[i] = {static_cast<std::byte*>(tensors[i].ptr), tensors[i].numel, DType(tensors[i].dtype),
+                 tensors[i].ndim, tensors[i].shape};
+    return std::span<const TensorView>(into.data(), size);
+  };
+  const std::optional<PartsKind> found =
+      fastcoll::read_parts({.verb = Verb(call->verb),
+                            .rank = ours(group).rank(),
+                            .world_size = ours(group).world_size(),
+                            .root = call->root,
+                            .outputs = views(outputs, call->outputs, call->num_outputs),
+                            .inputs = views(inputs, call->inputs, call->num_inputs),
+                            .cuts = call->cuts,
+                            .output_sizes = {call->output_sizes, call->num_output_sizes},
+                            .input_sizes = {call->input_sizes, call->num_input_sizes}},
+                           *reinterpret_cast<Parts*>(parts));
+  if (!found) return false;
+  *kind = {call->verb,      FastcollDType(found->dtype), 0, call->root, found->numel, found->splits,
+           !found->is_whole};
+  *is_whole = found->is_whole;
+  return true;
+}
+
+Operands operands_of(const FastcollOperands& operands) {
+  return {.input = operands.input,
+          .output = operands.output,
+          .parts = reinterpret_cast<const Parts*>(operands.parts)};
 }
 
 void raise(const FastcollFailure* failure) {
@@ -94,11 +139,11 @@ Plan plan_of(const FastcollPlan* plan) {
   return copy;
 }
 
-FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan, const void* input, void* output,
-                    double timeout_s, FastcollFailure* failure) {
+FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan,
+                    const FastcollOperands* operands, double timeout_s, FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     DetachedHost host;
-    ours(group).run(plan_of(plan), {input, output}, host, timeout_s);
+    ours(group).run(plan_of(plan), operands_of(*operands), host, timeout_s);
     return kFastcollDone;
   });
 }
@@ -107,7 +152,10 @@ class CallWithWork final : public PlannedCall {
  public:
   CallWithWork(ProcessGroup& group, const FastcollQueuedCall& call)
       : PlannedCall(group, call.timeout_s), call_(call) {
-    first_ = {plan_of(call.plan), {call.input, call.output}};
+    first_ = {plan_of(call.plan), operands_of(call.operands)};
+    if (!first_.operands.parts) return;
+    parts_ = std::make_unique<Parts>(*first_.operands.parts);
+    first_.operands.parts = parts_.get();
   }
   ~CallWithWork() override { call_.drop(call_.work); }
   CallWithWork(const CallWithWork&) = delete;
@@ -121,6 +169,7 @@ class CallWithWork final : public PlannedCall {
 
  private:
   const FastcollQueuedCall call_;
+  std::unique_ptr<const Parts> parts_;
 };
 
 FastcollOutcome queue(FastcollGroup* group, const FastcollQueuedCall* call, const void** place,
@@ -196,6 +245,7 @@ constexpr FastcollCoreApi kApi = {
     traces,
     idle,
     run,
+    read_parts,
     takes_calls,
     queue,
     finish,

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "extents.h"
 #include "process_group.h"
 #include "tensor_view.h"
 
@@ -55,33 +56,6 @@ inline std::span<PyObject*> items_of(
     PyObject* object) {  // of a list or tuple; none of anything else
   if (!object || (!PyList_CheckExact(object) && !PyTuple_CheckExact(object))) return {};
   return {PySequence_Fast_ITEMS(object), size_t(PySequence_Fast_GET_SIZE(object))};
-}
-
-inline bool same_shape(const TensorView& a, const TensorView& b) {
-  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
-}
-
-// ---- memory that must not overlap ---------------------------------------------------------------
-
-struct Extent {
-  const std::byte* begin;
-  const std::byte* end;
-  bool is_written;
-};
-
-// Whether nothing that is written overlaps anything else. Puts them into order.
-inline bool apart(std::span<Extent> extents) {
-  const auto earlier = [](const Extent& a, const Extent& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(extents.begin(), extents.end(), earlier))
-    std::sort(extents.begin(), extents.end(), earlier);
-  const std::byte *end_of_any = nullptr, *end_of_written = nullptr;
-  for (const Extent& extent : extents) {
-    if (extent.begin == extent.end) continue;
-    if (extent.begin < (extent.is_written ? end_of_any : end_of_written)) return false;
-    end_of_any = std::max(end_of_any, extent.end);
-    if (extent.is_written) end_of_written = std::max(end_of_written, extent.end);
-  }
-  return true;
 }
 
 inline bool overlap(const TensorView& a, const TensorView& b) {

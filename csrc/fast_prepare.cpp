@@ -81,7 +81,6 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                  Places& places) {
-  Parts& parts = places.parts;
   switch (verb) {
     case FastVerb::barrier:
       return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
@@ -90,16 +89,12 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
       return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);
     }
     case FastVerb::all_gather:
-      return prepare_all_gather(group, args, parts);
     case FastVerb::gather:
     case FastVerb::scatter:
-      return prepare_rooted(verb, group, args, parts);
     case FastVerb::reduce_scatter:
-      return prepare_reduce_scatter(group, args, op, parts);
     case FastVerb::all_to_all:
-      return prepare_all_to_all(group, args, parts);
     case FastVerb::all_to_all_single:
-      return prepare_all_to_all_single(group, args, parts);
+      return prepare_parts(verb, group, args, op, places.parts);
     default: {
       const Prepared call = prepare_tensors(verb, group, args, op);
       return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);

@@ -55,11 +55,8 @@ Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& a
                          StridedPair& places);
 
 // fast_parts.cpp
-Prepared prepare_rooted(FastVerb verb, const ProcessGroup& group, const Args& args, Parts& parts);
-Prepared prepare_all_gather(const ProcessGroup& group, const Args& args, Parts& parts);
-Prepared prepare_reduce_scatter(const ProcessGroup& group, const Args& args, Op op, Parts& parts);
-Prepared prepare_all_to_all(const ProcessGroup& group, const Args& args, Parts& parts);
-Prepared prepare_all_to_all_single(const ProcessGroup& group, const Args& args, Parts& parts);
+Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                       Parts& parts);
 
 // The tensors of one dtype in a list.
 struct PreparedList {

@@ -6,6 +6,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -23,6 +24,10 @@ struct TensorView {
   size_t num_bytes() const { return numel * dtype_size(dtype); }
   std::byte* end() const { return ptr + num_bytes(); }
 };
+
+inline bool same_shape(const TensorView& a, const TensorView& b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
+}
 
 // One whose elements may lie apart.
 struct StridedView {

@@ -4,7 +4,6 @@
 Decides which group and which of its ranks a call means; the rest is in the group's methods.
 """
 
-
 from fastcoll import _C
 from fastcoll.errors import UsageError
 from fastcoll.groups import GroupLike, member_of, named_rank, rank_in, source_in

@@ -59,6 +59,13 @@ def twice(rank: Rank) -> list[Any]:
                 whole = torch.empty(1000 * world, dtype=dtype)
                 part = torch.empty(1000, dtype=dtype)
                 sums, shuffled = mine.clone(), torch.empty(1000, dtype=dtype)
+                rows = [torch.empty(1000, dtype=dtype) for _ in range(2 * world)]
+                gets = rows[world:] if me == 1 else None
+                gives = list(mine.repeat(world).chunk(world)) if me == 1 else None
+                from_root, reduced, most = (torch.empty_like(mine) for _ in range(3))
+                both = [mine.clone(), mine.flip(0)]
+                cut = [300 + 400 * (peer + turn & 1) for peer in range(world)]  # of two ranks
+                uneven = torch.empty(2 * cut[me], dtype=dtype)
                 works = [
                     dist.all_reduce(tensor, async_op=is_async),
                     dist.broadcast(root, 1, async_op=is_async),
@@ -66,13 +73,20 @@ def twice(rank: Rank) -> list[Any]:
                     dist.reduce_scatter_tensor(part, mine.repeat(world), async_op=is_async),
                     dist.reduce(sums, world - 1, async_op=is_async),
                     dist.all_to_all_single(shuffled, mine, async_op=is_async),
+                    dist.all_gather(rows[:world], mine, async_op=is_async),
+                    dist.gather(mine, gets, 1, async_op=is_async),
+                    dist.scatter(from_root, gives, 1, async_op=is_async),
+                    dist.reduce_scatter(reduced, both, async_op=is_async),
+                    dist.reduce_scatter(most, both, dist.ReduceOp.MAX, async_op=is_async),
+                    dist.all_to_all_single(uneven, mine, [cut[me]] * world, cut, async_op=is_async),
                     dist.barrier(async_op=is_async),
                 ]
                 for work in works:
                     assert (work is not None) == is_async
                     if work is not None:
                         work.wait()
-                results += [tensor, root, whole, part, shuffled]
+                results += [tensor, root, whole, part, shuffled, *rows[:world], from_root, reduced]
+                results += [most, uneven, *(gets or ())]
                 results += [sums] if me == world - 1 else []  # Gloo changes the others', too
         results.append(funcol.all_gather_tensor(torch.arange(3) + me, 0, group).clone())
         results.append(funcol.reduce_scatter_tensor(torch.arange(6), "max", 0, group).clone())

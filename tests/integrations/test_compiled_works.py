@@ -25,7 +25,9 @@ def kinds(rank: Rank) -> dict[str, list[str]]:
     """Whose a verb's second call is, when the first has a plan; and that of another kind."""
     world = rank.world_size
     part, whole, other = torch.ones(4), torch.ones(4 * world), torch.empty(4 * world)
-    strided = torch.ones(4, 2)[:, 0]
+    strided, numbers = torch.ones(4, 2)[:, 0], torch.ones(4, dtype=torch.complex64)
+    mine, pieces = whole.chunk(world)[rank.rank], list(other.chunk(world))
+    at_root = rank.rank == 1
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(part, async_op=True),
         "broadcast": lambda: dist.broadcast(part, 1, async_op=True),
@@ -34,6 +36,19 @@ def kinds(rank: Rank) -> dict[str, list[str]]:
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, async_op=True),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, async_op=True),
         "barrier": lambda: dist.barrier(async_op=True),
+        "complex": lambda: dist.all_reduce(numbers, async_op=True),
+        "all_gather in place": lambda: dist.all_gather_into_tensor(whole, mine, async_op=True),
+        "reduce_scatter in place": lambda: dist.reduce_scatter_tensor(mine, whole, async_op=True),
+        "all_gather of a list": lambda: dist.all_gather(pieces, part, async_op=True),
+        "gather": lambda: dist.gather(part, pieces if at_root else None, 1, async_op=True),
+        "scatter": lambda: dist.scatter(part, pieces if at_root else None, 1, async_op=True),
+        "reduce_scatter of a list": lambda: dist.reduce_scatter(part, pieces, async_op=True),
+        "all_to_all of lists": lambda: dist.all_to_all(
+            pieces, list(whole.chunk(world)), async_op=True
+        ),
+        "all_gather of strided pieces": lambda: dist.all_gather(
+            [torch.ones(4, 2)[:, 0] for _ in range(world)], part, async_op=True
+        ),
         "strided reduce": lambda: dist.reduce(strided, 1, async_op=True),
         "all_to_all of splits": lambda: dist.all_to_all_single(
             other, whole, [4] * world, [4] * world, async_op=True
@@ -58,11 +73,11 @@ def kinds(rank: Rank) -> dict[str, list[str]]:
 
 def test_which_calls_run_in_cpp(compiled_pools: Callable[[int], Pool]) -> None:
     for found in compiled_pools(2).run(on_backend, "fastcoll", kinds):
-        python = {"strided reduce", "all_to_all of splits"}
-        wrong = {"all_to_all of rows that can't be shared": ["UsageError"] * 2}
-        assert found == {
-            name: wrong.get(name, ["PythonWork", "PythonWork" if name in python else "NativeWork"])
-            for name in found
+        python = {"strided reduce", "all_gather of strided pieces"}
+        assert found.pop("all_to_all of rows that can't be shared") == ["UsageError"] * 2
+        assert found["all_reduce"][0] == "PythonWork"  # as no plan is known; some share one
+        assert {name: seen[1] for name, seen in found.items()} == {
+            name: "PythonWork" if name in python else "NativeWork" for name in found
         }
 
 

@@ -25,7 +25,8 @@ namespace {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
-         !tensor.is_neg() && dtype_of(tensor.scalar_type());
+         !tensor.is_neg() && !tensor.is_conj() && dtype_of(tensor.scalar_type()) &&
+         (tensor.const_data_ptr() || tensor.numel() == 0);  // its memory may have been freed
 }
 
 class FastcollBackend final : public c10d::Backend {
@@ -129,14 +130,50 @@ class FastcollBackend final : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                         std::vector<int64_t>& input_sizes,
                         const c10d::AllToAllOptions& opts) override {
+    const Terms terms{kAllToAllSingle, opts, {input}, {output}};
+    const Cut cut{output_sizes, input_sizes};
+    return run(terms, in_parts(kFastcollAllToAll, 0, 0, terms.outputs, terms.inputs, &cut), output,
+               input, output_sizes, input_sizes, opts);
+  }
+
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
+    return run({kAllToAll, opts, inputs, outputs},
+               in_parts(kFastcollAllToAll, 0, 0, outputs, inputs), outputs, inputs, opts);
+  }
+
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override {
+    const Terms terms{kAllGather, opts, inputs, one_list(outputs)};
+    return run(terms, in_parts(kFastcollAllGather, 0, 0, terms.outputs, inputs), outputs, inputs,
+               opts);
+  }
+
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override {
+    const Terms terms{kGather, opts, inputs, one_list(outputs)};
+    return run(terms, in_parts(kFastcollGather, 0, opts.rootRank, terms.outputs, inputs), outputs,
+               inputs, opts);
+  }
+
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override {
+    const Terms terms{kScatter, opts, one_list(inputs), outputs};
+    return run(terms, in_parts(kFastcollScatter, 0, opts.rootRank, outputs, terms.inputs), outputs,
+               inputs, opts);
+  }
+
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override {
+    const Terms terms{kReduceScatter, opts, one_list(inputs), outputs};
     std::optional<Native> native;
-    if (output_sizes.empty() && input_sizes.empty()) native = shuffle(output, input);
-    return run({kAllToAllSingle, opts, {input}, {output}}, native, output, input, output_sizes,
-               input_sizes, opts);
+    if (opts.reduceOp.op_ <= c10d::ReduceOp::BXOR)
+      native = in_parts(kFastcollReduceScatter, int(opts.reduceOp.op_), 0, outputs, terms.inputs);
+    return run(terms, native, outputs, inputs, opts);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
-    return run({kBarrier, opts, {}, {}}, Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0}}, opts);
+    return run({kBarrier, opts, {}, {}},
+               Native{{kFastcollBarrier, kFastcollUint8, 0, 0, 0, 0, false}}, opts);
   }
 
   WorkPtr send(Tensors& tensors, int dst, int tag) override {
@@ -162,29 +199,9 @@ class FastcollBackend final : public c10d::Backend {
                               const c10d::AllreduceCoalescedOptions& opts) override {
     return in_python({kAllReduceCoalesced, opts, tensors, tensors}, tensors, opts);
   }
-  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                    const c10d::AllgatherOptions& opts) override {
-    return in_python({kAllGather, opts, inputs, {}}, outputs, inputs, opts);
-  }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts) override {
     return in_python({kAllGatherCoalesced, opts, inputs, {}}, outputs, inputs, opts);
-  }
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                 const c10d::GatherOptions& opts) override {
-    return in_python({kGather, opts, inputs, {}}, outputs, inputs, opts);
-  }
-  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                  const c10d::ScatterOptions& opts) override {
-    return in_python({kScatter, opts, inputs.empty() ? outputs : inputs[0], outputs}, outputs,
-                     inputs, opts);
-  }
-  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                         const c10d::ReduceScatterOptions& opts) override {
-    return in_python({kReduceScatter, opts, outputs, outputs}, outputs, inputs, opts);
-  }
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
-    return in_python({kAllToAll, opts, inputs, outputs}, outputs, inputs, opts);
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
     const bool has_limit = opts.timeout >= kNoTimeout;
@@ -197,15 +214,20 @@ class FastcollBackend final : public c10d::Backend {
 
   static Native of(FastcollVerb verb, int op, int root, int64_t numel, const at::Tensor& input,
                    const at::Tensor& output) {
-    const Kind kind{verb, *dtype_of(input.scalar_type()), op, root, uint64_t(numel)};
-    return {kind, input.const_data_ptr(), output.mutable_data_ptr()};
+    const FastcollKind kind{verb, *dtype_of(input.scalar_type()), op, root, uint64_t(numel), 0,
+                            false};
+    return {kind, {input.const_data_ptr(), output.mutable_data_ptr(), nullptr}};
   }
 
-  static bool may_be_two(const at::Tensor& one, const at::Tensor& other) {
-    const auto* a = static_cast<const char*>(one.const_data_ptr());
-    const auto* b = static_cast<const char*>(other.const_data_ptr());
-    return is_plain(one) && is_plain(other) && one.scalar_type() == other.scalar_type() &&
-           (a + one.nbytes() <= b || b + other.nbytes() <= a);
+  // A part and the whole: apart, or in place, where it is this rank's part of it.
+  bool may_be_part(const at::Tensor& part, const at::Tensor& whole) const {
+    if (!is_plain(part) || !is_plain(whole) || part.scalar_type() != whole.scalar_type() ||
+        whole.numel() != part.numel() * size_)
+      return false;
+    const auto* a = static_cast<const char*>(part.const_data_ptr());
+    const auto* b = static_cast<const char*>(whole.const_data_ptr());
+    return a == b + size_t(rank_) * part.nbytes() || a + part.nbytes() <= b ||
+           b + whole.nbytes() <= a;
   }
 
   std::optional<Native> reduction(FastcollVerb verb, const c10d::ReduceOp& op,
@@ -213,25 +235,61 @@ class FastcollBackend final : public c10d::Backend {
                                   int root = 0) const {
     if (op.op_ > c10d::ReduceOp::BXOR || !is_plain(input)) return std::nullopt;
     const bool scatters = verb == kFastcollReduceScatter;
-    if (scatters && (!may_be_two(input, output) || input.numel() != output.numel() * size_))
-      return std::nullopt;
+    if (scatters && !may_be_part(output, input)) return std::nullopt;
     return of(verb, int(op.op_), root, output.numel(), input, output);
   }
 
   std::optional<Native> gather(const at::Tensor& output, const at::Tensor& input) const {
-    if (!may_be_two(output, input) || output.numel() != input.numel() * size_) return std::nullopt;
+    if (!may_be_part(input, output)) return std::nullopt;
     return of(kFastcollAllGather, 0, 0, input.numel(), input, output);
   }
 
-  // Equal parts, cut by rows.
-  std::optional<Native> shuffle(const at::Tensor& output, const at::Tensor& input) const {
-    const auto has_parts = [&](const at::Tensor& tensor) {
-      return tensor.dim() != 0 && tensor.size(0) % size_ == 0;
-    };
-    if (!may_be_two(output, input) || output.numel() != input.numel() || !has_parts(output) ||
-        !has_parts(input))
+  // The tensors of the one list that a call takes, if it does.
+  static Tensors one_list(const std::vector<Tensors>& lists) {
+    return lists.size() == 1 ? lists[0] : Tensors{};
+  }
+
+  // By how many rows each tensor is cut; none: equally.
+  struct Cut {
+    const std::vector<int64_t>&output_sizes, &input_sizes;
+  };
+
+  std::optional<Native> in_parts(FastcollVerb verb, int op, int64_t root, const Tensors& outputs,
+                                 const Tensors& inputs, const Cut* cut = nullptr) const {
+    std::vector<FastcollTensor> facts;
+    facts.reserve(outputs.size() + inputs.size());
+    for (const Tensors* side : {&outputs, &inputs})
+      for (const at::Tensor& tensor : *side) {
+        if (!is_plain(tensor)) return std::nullopt;
+        facts.push_back({const_cast<void*>(tensor.const_data_ptr()), uint64_t(tensor.numel()),
+                         *dtype_of(tensor.scalar_type()), int32_t(tensor.dim()),
+                         tensor.sizes().data()});
+      }
+    if (!is_rank(root)) return std::nullopt;
+    FastcollPartsCall call{};
+    call.verb = verb;
+    call.root = int(root);
+    call.outputs = facts.data();
+    call.inputs = facts.data() + outputs.size();
+    call.num_outputs = outputs.size();
+    call.num_inputs = inputs.size();
+    call.cuts = cut != nullptr;
+    if (cut) {
+      call.output_sizes = cut->output_sizes.data();
+      call.input_sizes = cut->input_sizes.data();
+      call.num_output_sizes = cut->output_sizes.size();
+      call.num_input_sizes = cut->input_sizes.size();
+    }
+    Native native{};
+    native.parts = std::make_unique_for_overwrite<FastcollParts>();
+    bool is_whole = false;
+    if (!core->read_parts(core_, &call, &native.kind, native.parts.get(), &is_whole))
       return std::nullopt;
-    return of(kFastcollAllToAll, 0, 0, input.numel() / size_, input, output);
+    native.kind.op = op;
+    if (is_whole) native.operands.input = call.inputs[0].ptr;
+    else native.operands.parts = native.parts.get();
+    if (is_whole || verb == kFastcollReduceScatter) native.operands.output = call.outputs[0].ptr;
+    return native;
   }
 
   bool is_rank(int64_t peer) const { return peer >= 0 && peer < size_; }
@@ -267,8 +325,7 @@ class FastcollBackend final : public c10d::Backend {
     const Event event(terms);
     const WithoutGil without_gil;
     FastcollFailure failure;
-    const auto outcome =
-        core->run(core_, &plan, call.input, call.output, limit_s(terms.timeout), &failure);
+    const auto outcome = core->run(core_, &plan, &call.operands, limit_s(terms.timeout), &failure);
     raise_unless_done(outcome, failure);
     return {};
   }
@@ -280,8 +337,7 @@ class FastcollBackend final : public c10d::Backend {
         terms.verb.title, terms.inputs, terms.outputs);
     FastcollQueuedCall queued{};
     queued.plan = &plan;
-    queued.input = call.input;
-    queued.output = call.output;
+    queued.operands = call.operands;
     queued.timeout_s = limit_s(terms.timeout);
     const WorkPtr work = NativeWork::queue(std::move(handle), queued);
     if (work) ++sequence_;

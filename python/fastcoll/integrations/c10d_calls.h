@@ -5,6 +5,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -34,33 +35,34 @@ std::optional<FastcollDType> dtype_of(at::ScalarType type) {
       return kFastcollInt64;
     case at::kBool:
       return kFastcollBool;
+    case at::kComplexFloat:
+      return kFastcollComplex64;
+    case at::kComplexDouble:
+      return kFastcollComplex128;
     default:
       return std::nullopt;
   }
 }
 
-// Calls of one kind have one plan.
-struct Kind {
-  FastcollVerb verb;
-  FastcollDType dtype;
-  int op;
-  int root;
-  uint64_t numel;
-  bool operator==(const Kind&) const = default;
+struct HashOfKind {
+  size_t operator()(const FastcollKind& kind) const {
+    return (kind.numel + kind.splits) * 0x9e3779b97f4a7c15ULL ^
+           size_t(kind.verb | kind.dtype << 8 | kind.op << 16 | kind.root << 24);
+  }
 };
 
-struct HashOfKind {
-  size_t operator()(const Kind& kind) const {
-    return kind.numel * 0x9e3779b97f4a7c15ULL ^
-           size_t(kind.verb | kind.dtype << 8 | kind.op << 16 | kind.root << 24);
+struct SameKind {
+  bool operator()(const FastcollKind& a, const FastcollKind& b) const {
+    return a.verb == b.verb && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
+           a.numel == b.numel && a.splits == b.splits && a.in_parts == b.in_parts;
   }
 };
 
 // A call that may run here.
 struct Native {
-  Kind kind;
-  const void* input = nullptr;
-  void* output = nullptr;
+  FastcollKind kind;
+  FastcollOperands operands{};
+  std::unique_ptr<FastcollParts> parts = {};
 };
 
 // The plans of a group's calls, as far as C++ has met them.
@@ -68,17 +70,16 @@ class KnownPlans {
  public:
   explicit KnownPlans(FastcollGroup* core_group) : group_(core_group) {}
 
-  std::optional<FastcollPlan> find(const Kind& kind) {
+  std::optional<FastcollPlan> find(const FastcollKind& kind) {
     const std::lock_guard lock(mutex_);
     const auto found = plans_.find(kind);
     return found == plans_.end() ? std::nullopt : std::optional(found->second);
   }
 
-  void learn(const Kind& kind) {    // with the GIL
-    constexpr size_t kMost = 4096;  // a program of ever new shapes must not grow without end
+  void learn(const FastcollKind& kind) {  // with the GIL
+    constexpr size_t kMost = 4096;        // a program of ever new shapes must not grow without end
     FastcollPlan plan;
-    if (!core->find_plan(group_, kind.verb, kind.dtype, kind.op, kind.numel, kind.root, &plan))
-      return;
+    if (!core->find_plan(group_, &kind, &plan)) return;
     const std::lock_guard lock(mutex_);
     if (plans_.size() >= kMost) plans_.clear();
     plans_[kind] = plan;
@@ -87,7 +88,7 @@ class KnownPlans {
  private:
   FastcollGroup* const group_;
   std::mutex mutex_;
-  std::unordered_map<Kind, FastcollPlan, HashOfKind> plans_;
+  std::unordered_map<FastcollKind, FastcollPlan, HashOfKind, SameKind> plans_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 // through, as the two sides may come from different compilers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 struct FastcollGroup;  // the group inside a Communicator, which must outlive its use here
@@ -27,6 +28,8 @@ enum FastcollVerb {
   kFastcollBroadcast = 3,
   kFastcollBarrier = 4,
   kFastcollAllToAll = 5,
+  kFastcollGather = 6,
+  kFastcollScatter = 7,
   kFastcollReduce = 8,
 };
 enum FastcollDType {
@@ -39,6 +42,8 @@ enum FastcollDType {
   kFastcollInt32 = 9,
   kFastcollInt64 = 10,
   kFastcollBool = 11,
+  kFastcollComplex64 = 12,
+  kFastcollComplex128 = 13,
 };
 
 // kFastcollPending: it goes on.
@@ -46,12 +51,62 @@ enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted, kFa
 
 inline constexpr int kFastcollAnyPeer = -1;
 
+// What one rank gives to another, or gets from it.
+struct FastcollPart {
+  void* ptr;
+  size_t num_bytes;
+};
+
+inline constexpr int kFastcollMaxWorld = 64;
+
+// By rank.
+struct FastcollParts {
+  FastcollPart inputs[kFastcollMaxWorld], outputs[kFastcollMaxWorld];
+};
+
+// What a call reads and writes: one message, or parts (not null) in place of it; a reduce_scatter
+// of parts has an output.
+struct FastcollOperands {
+  const void* input;
+  void* output;
+  const FastcollParts* parts;
+};
+
+struct FastcollTensor {  // contiguous
+  void* ptr;
+  uint64_t numel;
+  FastcollDType dtype;
+  int32_t ndim;
+  const int64_t* shape;
+};
+
+// The tensors of a call that has a part for each rank; see csrc/read_parts.h.
+struct FastcollPartsCall {
+  FastcollVerb verb;
+  int root;
+  const FastcollTensor *outputs, *inputs;
+  size_t num_outputs, num_inputs;
+  bool cuts;
+  const int64_t *output_sizes, *input_sizes;
+  size_t num_output_sizes, num_input_sizes;
+};
+
+// Calls of one kind have one plan.
+struct FastcollKind {
+  FastcollVerb verb;
+  FastcollDType dtype;
+  int op;
+  int root;
+  uint64_t numel;
+  uint64_t splits;
+  bool in_parts;
+};
+
 // A call for the queue, and the work that it is for.
 struct FastcollQueuedCall {
   const FastcollPlan* plan;
-  const void* input;
-  void* output;
-  double timeout_s;  // < 0: the group's
+  FastcollOperands operands;  // the parts are copied
+  double timeout_s;           // < 0: the group's
   void* work;
   // It is over: `failure` is null if it went well. Never takes the GIL.
   void (*over)(void* work, const FastcollFailure* failure);
@@ -72,7 +127,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 4;
+inline constexpr uint32_t kFastcollCoreApiVersion = 5;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -81,8 +136,7 @@ struct FastcollCoreApi {
   // The group of a Python object, or null.
   FastcollGroup* (*group_of)(void* object);
   // Whether calls of this kind have a plan, and which; the codes are those of fastcoll.types.
-  bool (*find_plan)(FastcollGroup* group, FastcollVerb verb, FastcollDType dtype, int op,
-                    uint64_t numel, int root, FastcollPlan* plan);
+  bool (*find_plan)(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* plan);
   void (*set_python_error)(const FastcollFailure* failure);
 
   // ---- without the GIL ----
@@ -92,8 +146,13 @@ struct FastcollCoreApi {
   bool (*idle)(const FastcollGroup* group);
   // Carry out a call. `timeout_s` < 0: the group's. Where it was interrupted the calling thread has
   // a Python error.
-  FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan, const void* input,
-                         void* output, double timeout_s, FastcollFailure* failure);
+  FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan,
+                         const FastcollOperands* operands, double timeout_s,
+                         FastcollFailure* failure);
+  // Find a call's parts and kind, but for its op. `is_whole`: equal parts, end to end in one tensor
+  // on either side. False if it is to be left to Python.
+  bool (*read_parts)(const FastcollGroup* group, const FastcollPartsCall* call, FastcollKind* kind,
+                     FastcollParts* parts, bool* is_whole);
   // Whether a call may be queued here: none is queued in Python, which it would have to go behind.
   bool (*takes_calls)(FastcollGroup* group);
   // Carry out a call behind those that are queued here, in a thread; one that is small may rest

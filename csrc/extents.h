@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that must not overlap.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace fastcoll {
+
+struct Extent {
+  const std::byte* begin;
+  const std::byte* end;
+  bool is_written;
+};
+
+// Whether nothing that is written overlaps anything else. Puts them into order.
+inline bool apart(std::span<Extent> extents) {
+  const auto earlier = [](const Extent& a, const Extent& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(extents.begin(), extents.end(), earlier))
+    std::sort(extents.begin(), extents.end(), earlier);
+  const std::byte *end_of_any = nullptr, *end_of_written = nullptr;
+  for (const Extent& extent : extents) {
+    if (extent.begin == extent.end) continue;
+    if (extent.begin < (extent.is_written ? end_of_any : end_of_written)) return false;
+    end_of_any = std::max(end_of_any, extent.end);
+    if (extent.is_written) end_of_written = std::max(end_of_written, extent.end);
+  }
+  return true;
+}
+
+}  // namespace fastcoll
