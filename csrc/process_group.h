@@ -17,15 +17,9 @@
 #include "cpu/call.h"
 #include "cpu/p2p.h"
 #include "cpu/program.h"
+#include "plan_table.h"
 
 namespace fastcoll {
-
-// How a call wants to be carried out; 0: it leaves that to the group.
-struct Asked {
-  uint8_t algorithm = 0;  // 1 + Algorithm
-  uint8_t numerics = 0;   // 1: same_bits, 2: fast
-  bool operator==(const Asked&) const = default;
-};
 
 // Descriptors of every rank, by rank; ownership passes to the group. -1: not there.
 struct GroupFds {
@@ -85,21 +79,12 @@ class ProcessGroup {
   void drive(Host& host) { p2p_->drive(host); }
   bool has_open_transfers() { return p2p_->has_open(); }
 
-  // Plans of the fast path, by what the call says; a small direct-mapped table.
+  // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
                           uint64_t splits = 0, Asked asked = {}) const {
-    const CachedPlan& cached = plans_[plan_index(verb, dtype, op, numel, root, splits, asked)];
-    const Plan& plan = cached.plan;
-    return plan.hash != 0 && plan.verb == verb && plan.dtype == dtype && plan.op == op &&
-                   plan.numel == numel && plan.root == root && plan.splits == splits &&
-                   cached.asked == asked
-               ? &plan
-               : nullptr;
+    return plans_.find({verb, dtype, op, numel, root, splits, asked});
   }
-  void cache_plan(const Plan& plan, Asked asked) {
-    plans_[plan_index(plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits, asked)] =
-        {plan, asked};
-  }
+  void cache_plan(const Plan& plan, Asked asked) { plans_.add(plan, asked); }
 
   int add_arena(const std::vector<int>& fds, size_t num_bytes);
   std::byte* arena_ptr(int arena_idx);
@@ -132,18 +117,6 @@ class ProcessGroup {
   void close();                       // idempotent; own arenas live on until destruction
 
  private:
-  static constexpr size_t kPlans = 256;
-  struct CachedPlan {
-    Plan plan;
-    Asked asked;
-  };
-  static size_t plan_index(Verb verb, DType dtype, Op op, uint64_t numel, int root, uint64_t splits,
-                           Asked asked) {
-    const uint64_t kinds = uint64_t(verb) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
-                           uint64_t(root) << 24 | uint64_t(asked.algorithm) << 48 |
-                           uint64_t(asked.numerics) << 56;
-    return mix64((numel + splits) * 0x9e3779b97f4a7c15ULL + kinds) % kPlans;
-  }
   // Holds the group's lock, and lets a thread know that it has it already: a signal handler runs in
   // the thread of the call that it interrupts.
   class Turn {
@@ -181,7 +154,7 @@ class ProcessGroup {
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
-  std::array<CachedPlan, kPlans> plans_{};
+  mutable PlanTable plans_;
 };
 
 }  // namespace fastcoll

@@ -199,6 +199,36 @@ def test_the_first_call_does(pools: Pools) -> None:
             assert first == "call 0 was passed on"
 
 
+def many_sizes(rank: Rank) -> list[int]:
+    """Sizes of which not every later call finds its plan, among hundreds that take turns."""
+    import fastcoll
+    from fastcoll import _C
+
+    usual = fallback_of("all_reduce")
+    values = torch.ones(800)
+    passed: list[int] = []
+
+    def count(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        passed.append(tensor.numel())
+        return usual(tensor, *args, **options)
+
+    for numel in range(801):
+        rank.comm.all_reduce(values[:numel], fastcoll.ReduceOp.MAX)
+    try:
+        _C.set_fallback("all_reduce", count)
+        for _ in range(2):
+            for numel in range(801):
+                rank.comm.all_reduce(values[:numel], fastcoll.ReduceOp.MAX)
+    finally:
+        _C.set_fallback("all_reduce", usual)
+    assert bool((values == 1).all())
+    return passed
+
+
+def test_sizes_do_not_drive_each_other_out(pools: Pools) -> None:
+    assert pools(2).run(many_sizes) == [[], []]
+
+
 # ---- options and arrays --------------------------------------------------------------------------
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -76,8 +76,8 @@ class KnownPlans {
     return found == plans_.end() ? std::nullopt : std::optional(found->second);
   }
 
-  void learn(const FastcollKind& kind) {  // with the GIL
-    constexpr size_t kMost = 4096;        // a program of ever new shapes must not grow without end
+  void learn(const FastcollKind& kind) {       // with the GIL
+    constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     FastcollPlan plan;
     if (!core->find_plan(group_, &kind, &plan)) return;
     const std::lock_guard lock(mutex_);

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plans of a group's calls that are known here, by what a call says of itself. Guarded by the
+// GIL.
+#pragma once
+
+#include <array>
+#include <unordered_map>
+
+#include "plan.h"
+
+namespace fastcoll {
+
+// How a call wants to be carried out; 0: it leaves that to the group.
+struct Asked {
+  uint8_t algorithm = 0;  // 1 + Algorithm
+  uint8_t numerics = 0;   // 1: same_bits, 2: fast
+  bool operator==(const Asked&) const = default;
+};
+
+class PlanTable {
+ public:
+  struct Key {
+    Verb verb;
+    DType dtype;
+    Op op;
+    uint64_t numel;
+    int root;
+    uint64_t splits;
+    Asked asked;
+    bool operator==(const Key&) const = default;
+  };
+
+  // Null if it is not known; lives until the next one is looked for.
+  const Plan* find(const Key& key) {
+    Recent& recent = recent_[hash(key) % kRecent];
+    if (!is_for(recent, key)) [[unlikely]] {
+      const auto known = plans_.find(key);
+      if (known == plans_.end()) return nullptr;
+      recent = {known->second, key.asked};
+    }
+    return &recent.plan;
+  }
+
+  void add(const Plan& plan, Asked asked) {
+    constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
+    if (plans_.size() >= kMost) plans_.clear();
+    plans_[{plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits, asked}] = plan;
+  }
+
+ private:
+  // Before the table proper: found with less work, where no two that are in use share a place.
+  static constexpr size_t kRecent = 256;
+  struct Recent {
+    Plan plan;  // of hash 0: none
+    Asked asked;
+  };
+  static bool is_for(const Recent& recent, const Key& key) {
+    const Plan& plan = recent.plan;
+    return plan.hash != 0 && plan.verb == key.verb && plan.dtype == key.dtype &&
+           plan.op == key.op && plan.numel == key.numel && plan.root == key.root &&
+           plan.splits == key.splits && recent.asked == key.asked;
+  }
+  static size_t hash(const Key& key) {
+    const uint64_t kinds = uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
+                           uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
+                           uint64_t(key.asked.numerics) << 56;
+    return mix64((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds);
+  }
+  struct Hash {
+    size_t operator()(const Key& key) const { return hash(key); }
+  };
+
+  std::array<Recent, kRecent> recent_{};
+  std::unordered_map<Key, Plan, Hash> plans_;
+};
+
+}  // namespace fastcoll
