@@ -19,6 +19,7 @@
 #include "python_errors.h"
 #include "python_host.h"
 #include "tensor_view.h"
+#include "torch_groups.h"
 
 namespace fastcoll {
 
@@ -223,15 +224,44 @@ PyObject* run_fast(const Caller& caller, Args& args) {
   else return run_collective<kVerb>(caller, args);
 }
 
+// The group that a call means; null if that is not known here.
+class Meant {
+ public:
+  ProcessGroup* group;
+  PyObject* object;
+
+  // Changes the root of a call on a process group of torch, which is a global rank, to the group's.
+  Meant(FastVerb verb, Args& args)
+      : object(given(args[kGroup]) ? args[kGroup] : default_group_object) {
+    group = object == default_group_object ? default_group : group_in_object(object);
+    if (group || !object || is_transfer(verb)) return;
+    stand_in_ = stand_in_of(object);
+    group = stand_in_ ? group_in_object(stand_in_) : nullptr;
+    if (!group) return;
+    if (takes_root(verb)) args[kRoot] = root_ = group_rank_of(object, args[kRoot]);
+    object = stand_in_;
+    if (group->closed() || (takes_root(verb) && !root_)) group = nullptr;
+  }
+  Meant(const Meant&) = delete;
+  Meant& operator=(const Meant&) = delete;
+  ~Meant() {
+    Py_XDECREF(stand_in_);
+    Py_XDECREF(root_);
+  }
+
+ private:
+  PyObject *stand_in_ = nullptr, *root_ = nullptr;
+};
+
 template <FastVerb kVerb>
 PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
-    PyObject* object = given(sorted[kGroup]) ? sorted[kGroup] : default_group_object;
-    ProcessGroup* group = object == default_group_object ? default_group : group_in_object(object);
+    const Meant meant(kVerb, sorted);
     try {
-      const CallSiteScope site(group && group->traces());
-      if (PyObject* result = group ? run_fast<kVerb>({*group, object}, sorted) : nullptr)
+      const CallSiteScope site(meant.group && meant.group->traces());
+      if (PyObject* result =
+              meant.group ? run_fast<kVerb>({*meant.group, meant.object}, sorted) : nullptr)
         return result;
     } catch (const Failure& failure) {
       set_python_error(failure);
@@ -340,6 +370,7 @@ PyMethodDef setters[] = {
     {"set_call_work", set_call_work, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
+    {"set_stand_in", set_stand_in, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

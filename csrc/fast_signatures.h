@@ -56,6 +56,15 @@ enum class FastVerb {
 };
 inline constexpr int kNumFastVerbs = 20;
 
+constexpr bool is_transfer(FastVerb verb) {
+  return verb >= FastVerb::send && verb <= FastVerb::batch_isend_irecv;
+}
+
+constexpr bool takes_root(FastVerb verb) {
+  return verb == FastVerb::broadcast || verb == FastVerb::reduce || verb == FastVerb::gather ||
+         verb == FastVerb::scatter;
+}
+
 // Lists of tensors are arguments; those of the last three verbs may be of any length.
 constexpr bool takes_sequences(FastVerb verb) {
   return verb == FastVerb::all_gather || verb == FastVerb::gather || verb == FastVerb::scatter ||

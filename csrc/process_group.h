@@ -91,6 +91,7 @@ class ProcessGroup {
   void remove_arena(int arena_idx);
 
   CallQueue& queue() { return *queue_; }
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
   bool idle() const { return queue_->idle(); }  // a call may run at once, ahead of nothing
   // Let a thread go on with a call of which one half is done; not in a forked child.
   void let_go_on() {

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "numpy_view.h"
+#include "weak.h"
 
 namespace fastcoll {
 
@@ -65,17 +66,6 @@ PyObject* plain_tensors[8192];  // lists have hundreds; of 500 in 2048 places up
 PyObject*& place_of(PyObject* tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor);
   return plain_tensors[(address >> 4 ^ address >> 15) % std::size(plain_tensors)];
-}
-
-bool leads_to(PyObject* reference, PyObject* tensor) {
-#if PY_VERSION_HEX >= 0x030d0000
-  PyObject* target = nullptr;
-  PyWeakref_GetRef(reference, &target);
-  Py_XDECREF(target);  // the caller holds the tensor
-  return target == tensor;
-#else
-  return PyWeakref_GET_OBJECT(reference) == tensor;
-#endif
 }
 
 bool says_no(PyObject* tensor, PyObject* question) {

@@ -158,6 +158,8 @@ def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> 
             settings = settings or resolve(None, None)
             comm = member(connect(GroupExchange(group), group.group_name, settings))
             _state.by_process_group[group] = comm
+        if isinstance(comm, Communicator):
+            _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
         return comm
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled part of the torch backend: c10d_backend.cpp, built against the installed torch.
 
-Decides where the build lies, when and by whom it is made, and whether a group uses it: all its
-ranks or none. Whatever goes wrong is a reason to do without, never an error. Must not know groups.
+Decides where the build lies, when and by whom it is made. Whatever goes wrong is a reason to do
+without, never an error. Must not know groups.
 """
 
 import atexit
@@ -16,17 +16,15 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.distributed import DistError, Store
 
 from fastcoll import env
 
 # A compiler on a busy machine; alone it takes 15 s.
-_LIMIT_S = 300.0
+LIMIT_S = 300.0
 _SOURCE = Path(__file__).with_name("c10d_backend.cpp")
 _HEADERS = tuple(
     _SOURCE.with_name(name)
@@ -80,24 +78,6 @@ def reason() -> str:
     return _outcome.reason
 
 
-def agree(store: Store, rank: int, world_size: int, timeout: timedelta) -> ModuleType | None:
-    """Return the compiled backend if every rank of a group has it, else None. Collective.
-
-    Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch checks the calls of a compiled backend by calls of
-    its own, which all ranks must make. The limit adds what a peer may take to compile.
-    """
-    module = load()
-    keys = [f"c10d_backend/{peer}" for peer in range(world_size)]
-    store.set(keys[rank], reason() or "built")
-    try:
-        store.wait(keys, timeout + timedelta(seconds=_LIMIT_S))
-    except DistError:
-        return None  # a rank is missing, which making the group will report
-    if any(store.get(key) != b"built" for key in keys):
-        return None
-    return module
-
-
 def report() -> str:
     """Return what a group would use and why, without building anything."""
     try:
@@ -121,7 +101,7 @@ def build() -> Path:
     if compiler is None:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + _LIMIT_S
+    end = time.monotonic() + LIMIT_S
     with open(path.with_suffix(".lock"), "w") as lock:
         _take(lock.fileno(), end)
         if _compiler(path) is not None:  # nobody else did meanwhile
@@ -178,7 +158,7 @@ def _take(lock: int, end: float) -> None:
         except BlockingIOError:
             if time.monotonic() > end:
                 raise NotBuiltError(
-                    f"another process has been building it for {_LIMIT_S:g} s"
+                    f"another process has been building it for {LIMIT_S:g} s"
                 ) from None
             time.sleep(0.05)
 

@@ -7,8 +7,10 @@ Decides how a group comes to be when torch asks for one. `import fastcoll` regis
 
 from datetime import timedelta
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -25,23 +27,37 @@ from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     """Make the group that torch asks for; called on its members. Collective."""
     del pg_options
-    rank, world_size = opts.group_rank, opts.group_size
-    compiled = c10d_build.agree(opts.store, rank, world_size, opts.timeout)
+    rank, world_size, timeout_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
     comm = Communicator.from_store(
-        opts.store,
-        rank,
-        world_size,
-        timeout_s=opts.timeout.total_seconds(),
-        name=opts.group_id,
+        opts.store, rank, world_size, timeout_s=timeout_s, name=opts.group_id
     )
+    compiled = None
+    if isinstance(comm, Communicator):  # what is compiled has the core of one node
+        try:
+            compiled = _of_all_ranks(comm, timeout_s)
+        except BaseException:
+            comm.close()
+            raise
     adopt(comm)
-    # What is compiled has the core of one node.
-    if compiled is None or not isinstance(comm, Communicator):
+    if compiled is None:
         return ProfiledProcessGroup(comm, opts.store)
     group = FastcollProcessGroup(comm, opts.store)
     backend: dist.Backend = compiled.FastcollBackend(group, comm, rank, world_size)
     _lend_memory_to_ddp()
     return backend
+
+
+def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
+    """Return the compiled backend if every rank of a group has it, else None. Collective.
+
+    Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch checks the calls of a compiled backend by calls of
+    its own, which all ranks must make. The limit adds what a peer may take to compile; one that is
+    gone meanwhile is noticed, as by any call.
+    """
+    module = c10d_build.load()
+    mine, all_have = np.array([module is not None], np.int64), np.empty(comm.world_size, np.int64)
+    comm.all_gather_into_tensor(all_have, mine, timeout_s=timeout_s + c10d_build.LIMIT_S)
+    return module if all_have.all() else None
 
 
 def _lend_memory_to_ddp() -> None:

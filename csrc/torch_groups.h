@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch's process groups, as far as communicators are known to stand for them. Guarded by the GIL.
+#pragma once
+
+#include <Python.h>
+
+namespace fastcoll {
+
+// The communicator that stands for a process group, a new reference; null if none is known. It may
+// be closed. Never leaves a Python error set.
+PyObject* stand_in_of(PyObject* process_group);
+
+// What a global rank is in a process group with a stand-in, a new reference; null if it is none.
+PyObject* group_rank_of(PyObject* process_group, PyObject* global_rank);
+
+// set_stand_in(process_group, communicator, global_ranks)
+PyObject* set_stand_in(PyObject*, PyObject* args);
+
+}  // namespace fastcoll

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastcoll's own functions with a torch process group as `group=`: whose ranks, and how quick."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from backends import on_backend
+
+import fastcoll
+from fastcoll import _C, groups
+from harness import Attempt, Pool, Rank, Setup, attempt
+
+VERBS = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "gather", "scatter")
+
+
+class Passed(Exception):
+    """C++ passed a call on to Python."""
+
+
+def make_calls(group: dist.ProcessGroup, me: int) -> dict[str, list[float]]:
+    """What each verb gives on ranks 0 and 2; roots are global ranks."""
+    mine, whole = torch.full((5,), float(me)), torch.zeros(10)
+    from_root, to_root, summed = torch.full((5,), float(me)), mine.clone(), mine.clone()
+    given = list(torch.arange(10.0).chunk(2)) if me == 2 else None
+    scattered = torch.zeros(5)
+    gathered = list(torch.zeros(10).chunk(2)) if me == 2 else None
+    fastcoll.all_reduce(summed, group=group)
+    fastcoll.broadcast(from_root, 2, group)
+    fastcoll.reduce(to_root, 2, group=group)
+    fastcoll.all_gather_into_tensor(whole, mine, group)
+    fastcoll.gather(mine, gathered, 2, group)
+    fastcoll.scatter(scattered, given, 2, group)
+    found = {
+        "all_reduce": summed,
+        "broadcast": from_root,
+        "reduce": to_root if me == 2 else summed,
+        "all_gather": whole,
+        "gather": torch.cat(gathered) if gathered is not None else whole,
+        "scatter": scattered,
+    }
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def with_roots(rank: Rank) -> list[Any]:
+    """A subgroup of global ranks 0 and 2: by Python, by C++, and after its communicator is gone."""
+    group = dist.new_group([0, 2])
+    me = dist.get_rank()
+    if me == 1:
+        return []
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed
+
+    from fastcoll import api, api_parts
+
+    usual = {verb: getattr(api, f"_{verb}", getattr(api_parts, f"_{verb}", None)) for verb in VERBS}
+    found: list[Any] = [make_calls(group, me)]
+    try:
+        for verb in VERBS:
+            _C.set_fallback(verb, refuse)
+        found.append(make_calls(group, me))
+    finally:
+        for verb, function in usual.items():
+            _C.set_fallback(verb, function)
+    found.append(attempt(fastcoll.broadcast, torch.ones(5), 1, group).kind)
+    first = groups.communicator_of(group)
+    assert first is not None
+    first.barrier()
+    first.close()
+    found += [make_calls(group, me), groups.communicator_of(group) is not first]
+    return found
+
+
+def test_roots_are_global_ranks(pools: Callable[[int], Pool]) -> None:
+    zeros, _, twos = pools(3).run(on_backend, "gloo", with_roots)
+    for me, found in ((0, zeros), (2, twos)):
+        want = {
+            "all_reduce": [2.0] * 5,
+            "broadcast": [2.0] * 5,
+            "reduce": [2.0] * 5,
+            "all_gather": [0.0] * 5 + [2.0] * 5,
+            "gather": [0.0] * 5 + [2.0] * 5,
+            "scatter": [float(i) for i in range(5)]
+            if me == 0
+            else [float(i) for i in range(5, 10)],
+        }
+        assert found == [want, want, "UsageError", want, True]
+
+
+def waits_for_a_group(rank: Rank) -> tuple[Attempt, float] | None:
+    if rank.rank == 1:
+        rank.wait_for("rank 0 gave up")
+        return None
+    start = time.monotonic()
+    found = attempt(dist.new_group, [0, 1], timedelta(seconds=1))
+    took_s = time.monotonic() - start
+    rank.tell("rank 0 gave up")
+    return found, took_s
+
+
+@pytest.mark.parametrize("variant", ["auto", "python"])
+def test_making_a_group_takes_its_limit_and_no_longer(
+    fresh_pool: Callable[..., Pool], variant: str
+) -> None:
+    """Where nobody compiles, there is nothing to wait longer for."""
+    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": variant}))
+    first, _ = pool.run(on_backend, "fastcoll", waits_for_a_group)
+    found, took_s = first
+    assert found.kind == "CollectiveTimeout"
+    assert "ranks [1]" in found.text
+    assert took_s < 20
