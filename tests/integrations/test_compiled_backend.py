@@ -327,17 +327,57 @@ def lent(rank: Rank) -> list[bool]:
     assert group is not None
     backend = group._get_backend(cpu)
     tensors = [backend.allocate_tensor(9, dtype=dtype, device=cpu) for dtype in DTYPES]
-    assert [(tensor.numel(), tensor.dtype) for tensor in tensors] == [(9, d) for d in DTYPES]
+    found = [(tensor.numel(), tensor.dtype) for tensor in tensors]
+    assert found == [*((9, dtype) for dtype in DTYPES[:-1]), (18, torch.float32)]
     return [backend.supports_tensor_alloc(cpu), *map(is_shared, tensors)]
 
 
-DTYPES = (torch.float32, torch.bfloat16, torch.complex32)
+DTYPES = (torch.float32, torch.bfloat16, torch.uint16, torch.complex64)
 
 
 def test_memory_is_lent(compiled_pools: Callable[[int], Pool]) -> None:
     """What fastcoll does not know is plain."""
     rows = compiled_pools(2).run(on_backend, "fastcoll", lent)
-    assert rows == [[True, True, True, False]] * 2
+    assert rows == [[True, True, True, False, True]] * 2
+
+
+class ComplexModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(6).reshape(2, 3) * (1 + 2j))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows * self.weight).abs().sum()
+
+
+def complex_gradients(rank: Rank) -> list[torch.Tensor]:
+    model = torch.nn.parallel.DistributedDataParallel(ComplexModel())
+    for turn in range(2):
+        model(torch.full((2, 3), 1.0 + rank.rank + turn)).backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    return [gradient]
+
+
+def test_complex_parameters_in_ddp(compiled_pools: Callable[[int], Pool]) -> None:
+    ours = compiled_pools(2).run(on_backend, "fastcoll", complex_gradients)
+    assert same(ours, compiled_pools(2).run(on_backend, "gloo", complex_gradients))
+
+
+def freed(rank: Rank) -> list[str]:
+    """A tensor without its memory, when its plan is known, and sent."""
+    tensor = torch.ones(500)
+    for _ in range(2):
+        dist.all_reduce(tensor)
+    tensor.untyped_storage().resize_(0)
+    return [
+        attempt(dist.all_reduce, tensor).kind,
+        attempt(dist.isend, tensor, 1 - rank.rank).kind,
+    ]
+
+
+def test_memory_that_was_freed(compiled_pools: Callable[[int], Pool]) -> None:
+    assert compiled_pools(2).run(on_backend, "fastcoll", freed) == [["UsageError"] * 2] * 2
 
 
 # ---- without it ----------------------------------------------------------------------------------

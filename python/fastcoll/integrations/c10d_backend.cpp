@@ -23,10 +23,16 @@
 
 namespace {
 
+// FSDP and users free a tensor's memory by resizing its storage; it keeps its shape then.
+bool has_memory(const at::Tensor& tensor) {
+  const auto end = size_t(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+  return tensor.numel() == 0 || tensor.storage().nbytes() >= end;
+}
+
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
          !tensor.is_neg() && !tensor.is_conj() && dtype_of(tensor.scalar_type()) &&
-         (tensor.const_data_ptr() || tensor.numel() == 0);  // its memory may have been freed
+         has_memory(tensor);
 }
 
 class FastcollBackend final : public c10d::Backend {
@@ -65,8 +71,13 @@ class FastcollBackend final : public c10d::Backend {
 
   // A symmetric tensor: the ranks reduce it where it lies. Collective, as making buckets is.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-    if (!dtype_of(dtype)) return at::empty({size}, options);
+    at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+    // DDP asks for complex numbers, and then views what it gets as pairs of real ones.
+    if (c10::isComplexType(dtype)) {
+      dtype = c10::toRealValueType(dtype);
+      size *= 2;
+    }
+    if (!dtype_of(dtype)) return at::empty({size}, options.dtype(dtype));
     const py::gil_scoped_acquire gil;
     return group_.attr("communicator")
         .attr("empty")(size, py::arg("dtype") = dtype)
