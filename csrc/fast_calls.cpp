@@ -351,6 +351,13 @@ PyObject* set_fallback(PyObject*, PyObject* args) {
     const char* text = doc && PyUnicode_Check(doc) ? PyUnicode_AsUTF8(doc) : "";
     if (text) {
       docs[verb] = std::string(kSignatures[verb].doc) + text;
+      // What Python says of wrong arguments is to name what the program called.
+      if (PyObject* given_name = PyUnicode_FromString(name)) {
+        PyObject_SetAttrString(function, "__name__", given_name);
+        PyObject_SetAttrString(function, "__qualname__", given_name);
+        Py_DECREF(given_name);
+        PyErr_Clear();
+      }
       definitions[verb].ml_doc = docs[verb].c_str();
       keep(fallbacks[verb], function);
     }

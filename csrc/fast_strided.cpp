@@ -41,9 +41,21 @@ bool are_apart(const StridedView& a, const StridedView& b) {
          all_b.begin + all_b.num_bytes <= all_a.begin || interleave(a, b);
 }
 
-bool is_expanded(const StridedView& view) {  // several elements are one in memory
+// Whether elements may share memory: not if what lies along smaller strides fits between those of
+// each greater one.
+bool may_overlap_itself(const StridedView& view) {
+  std::array<std::pair<int64_t, int64_t>, StridedView::kMostDims> dims;  // stride, size
+  size_t num_dims = 0;
   for (int i = 0; i < view.tensor.ndim; ++i)
-    if (view.strides_bytes[size_t(i)] == 0 && view.tensor.shape[i] > 1) return true;
+    if (view.tensor.shape[i] > 1)
+      dims[num_dims++] = {std::abs(view.strides_bytes[size_t(i)]), view.tensor.shape[i]};
+  std::sort(dims.begin(), dims.begin() + num_dims);
+  auto reach = int64_t(dtype_size(view.tensor.dtype));
+  for (size_t i = 0; i < num_dims; ++i) {
+    const auto [stride, size] = dims[i];
+    if (stride < reach) return true;
+    reach += stride * (size - 1);
+  }
   return false;
 }
 
@@ -93,7 +105,7 @@ Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& a
   const bool is_written = roles->verb == Verb::broadcast ? !is_root
                           : roles->verb == Verb::reduce  ? is_root
                                                          : true;
-  if (is_written && is_expanded(*output)) return {};
+  if (is_written && may_overlap_itself(*output)) return {};
   const bool scatters = roles->verb == Verb::reduce_scatter,
              gathers = roles->verb == Verb::all_gather;
   const TensorView &whole = scatters ? input->tensor : output->tensor,

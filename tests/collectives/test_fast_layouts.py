@@ -58,6 +58,10 @@ def odd_tensors(rank: Rank) -> dict[str, tuple[Callable[[], Any], bool]]:
         "negated": (lambda: comm.all_reduce(torch._neg_view(same), out=torch.ones(50)), False),
         "expanded": (lambda: comm.all_reduce(same[:1].expand(7), out=torch.ones(7)), True),
         "ring": (lambda: comm.all_reduce(left, algorithm="ring", numerics="fast"), False),
+        "one between the others": (
+            lambda: comm.all_reduce(torch.ones(8).as_strided((2, 3), (3, 2))),
+            False,
+        ),
         "many dimensions": (
             lambda: comm.all_reduce(torch.ones([2] * 9).permute(0, 8, 2, 7, 4, 6, 1, 3, 5)),
             False,
@@ -116,6 +120,7 @@ def refused(rank: Rank) -> list[str]:
         "one of them contiguous": (square, numbers[:400].view(20, 20)),
         "another pitch": (square, numbers[:600].view(20, 30)[:, 10:]),
         "around the end of a row": (matrix[:19, :20], numbers[30:790].view(19, 40)[:, :20]),
+        "overlapping rows": (torch.ones(10, 20), numbers.as_strided((10, 20), (19, 1))),
         "expanded output": (torch.ones(20, 20), matrix[:20, :1].expand(20, 20)),
     }
     taken = []

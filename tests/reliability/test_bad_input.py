@@ -99,6 +99,16 @@ def mistakes(world: int) -> dict[str, Mistake]:
             usage,
             ("tensor is expanded", "clone"),
         ),
+        "rows that overlap": (
+            lambda comm: comm.all_reduce(torch.ones(8).as_strided((2, 3), (2, 1))),
+            usage,
+            ("elements share memory", "clone"),
+        ),
+        "columns that overlap": (
+            lambda comm: comm.all_reduce(torch.ones(13).as_strided((3, 4), (3, 2))),
+            usage,
+            ("elements share memory", "clone"),
+        ),
         "out, elements shared": (
             all_reduce(six, out=filled(1).expand(6)),
             usage,

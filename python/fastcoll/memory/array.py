@@ -182,12 +182,33 @@ def check_output(output: ArrayView, name: str) -> None:
     """
     if not output.writable:
         raise UsageError(f"{name} is read-only")
-    # Of an array without elements NumPy has all strides 0.
-    if output.numel > 0 and any(
-        stride == 0 and size > 1
-        for size, stride in zip(output.shape, output.strides_bytes, strict=True)
-    ):
-        raise UsageError(f"{name} is expanded: its elements share memory; pass {name}.clone()")
+    if not output.dense and _overlaps_itself(output):
+        raise UsageError(
+            f"{name} is expanded, or its strides are such that its elements share memory; pass "
+            f"{name}.clone()"
+        )
+
+
+def _overlaps_itself(array: ArrayView) -> bool:
+    if array.numel == 0:  # NumPy has all strides 0 then
+        return False
+    dims = [
+        (abs(stride), size)
+        for size, stride in zip(array.shape, array.strides_bytes, strict=True)
+        if size > 1
+    ]
+    reach = ITEMSIZE[array.dtype]  # of all elements along the smaller strides
+    nested = True
+    for stride, size in sorted(dims):
+        nested &= stride >= reach
+        reach += stride * (size - 1)
+    if nested or any(stride == 0 for stride, _ in dims):
+        return not nested
+    # Elements along one dimension lie between those along another: rare, so they are counted.
+    places = np.zeros(1, np.int64)
+    for stride, size in dims:
+        places = (places[:, None] + stride * np.arange(size)).reshape(-1)
+    return bool((np.diff(np.sort(places)) < ITEMSIZE[array.dtype]).any())
 
 
 def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
