@@ -102,14 +102,19 @@ class Kept {
   PyObject* object_;
 };
 
-bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
-  Places places;
-  const Prepared call = prepare(verb, group, args, op, places);
+bool run_prepared(const Prepared& call, const Places& places, ProcessGroup& group,
+                  const Args& args) {
   if (!call.is_fast()) return false;
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
   return true;
+}
+
+bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
+  Places places;
+  return run_prepared(prepare(verb, group, args, op, places.parts), places, group, args) ||
+         run_prepared(prepare_strided(verb, group, args, op, places.strided), places, group, args);
 }
 
 constexpr Verb verb_of_lists(FastVerb verb) {
@@ -153,7 +158,8 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   if (group.traces()) return nullptr;  // where it was made is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-    const Prepared one = prepare(kVerb, group, args, op, call->places);
+    Prepared one = prepare(kVerb, group, args, op, call->places.parts);
+    if (!one.is_fast()) one = prepare_strided(kVerb, group, args, op, call->places.strided);
     if (!one.is_fast()) return nullptr;
     call->is_to_run(one);
   } else {

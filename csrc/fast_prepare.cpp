@@ -79,26 +79,21 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 
 }  // namespace
 
-Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
-                 Places& places) {
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
   switch (verb) {
     case FastVerb::barrier:
       return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
-    case FastVerb::reduce: {
-      const Prepared call = prepare_reduce(group, args, op);
-      return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);
-    }
+    case FastVerb::reduce:
+      return prepare_reduce(group, args, op);
     case FastVerb::all_gather:
     case FastVerb::gather:
     case FastVerb::scatter:
     case FastVerb::reduce_scatter:
     case FastVerb::all_to_all:
     case FastVerb::all_to_all_single:
-      return prepare_parts(verb, group, args, op, places.parts);
-    default: {
-      const Prepared call = prepare_tensors(verb, group, args, op);
-      return call.is_fast() ? call : prepare_strided(verb, group, args, op, places.strided);
-    }
+      return prepare_parts(verb, group, args, op, parts);
+    default:
+      return prepare_tensors(verb, group, args, op);
   }
 }
 

@@ -43,14 +43,14 @@ struct Prepared {
   }
 };
 
-// The places live as long as the call.
-Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Places& places);
+// Of contiguous tensors. parts: where the parts lie, if the call has any; not cleared.
+Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
 
 // One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
 Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
                    uint64_t numel, int root, const void* input, void* output);
 
-// Of tensors of which one at least is not contiguous.
+// Of tensors of which one at least is not contiguous; of a verb without parts.
 Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                          StridedPair& places);
 

@@ -79,6 +79,7 @@ struct Roles {
 };
 
 std::optional<Roles> roles_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
+  if (verb > FastVerb::broadcast && verb != FastVerb::reduce) return std::nullopt;
   PyObject *first = args[kTensor], *second = args[kSecond];
   PyObject* result = given(second) ? second : first;
   if (verb == FastVerb::all_reduce) return Roles{Verb::all_reduce, first, result};

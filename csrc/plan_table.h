@@ -33,12 +33,9 @@ class PlanTable {
   // Null if it is not known; lives until the next one is looked for.
   const Plan* find(const Key& key) {
     Recent& recent = recent_[hash(key) % kRecent];
-    if (!is_for(recent, key)) [[unlikely]] {
-      const auto known = plans_.find(key);
-      if (known == plans_.end()) return nullptr;
-      recent = {known->second, key.asked};
-    }
-    return &recent.plan;
+    if (is_for(recent, key)) [[likely]]
+      return &recent.plan;
+    return find_slowly(key, recent);
   }
 
   void add(const Plan& plan, Asked asked) {
@@ -59,6 +56,12 @@ class PlanTable {
     return plan.hash != 0 && plan.verb == key.verb && plan.dtype == key.dtype &&
            plan.op == key.op && plan.numel == key.numel && plan.root == key.root &&
            plan.splits == key.splits && recent.asked == key.asked;
+  }
+  [[gnu::noinline]] const Plan* find_slowly(const Key& key, Recent& recent) {
+    const auto known = plans_.find(key);
+    if (known == plans_.end()) return nullptr;
+    recent = {known->second, key.asked};
+    return &recent.plan;
   }
   static size_t hash(const Key& key) {
     const uint64_t kinds = uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |

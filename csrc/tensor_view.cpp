@@ -164,7 +164,7 @@ struct Seen {
   const int64_t* strides;
 };
 
-std::optional<Seen> see(PyObject* object, bool takes_strided) {
+[[gnu::always_inline]] inline std::optional<Seen> see(PyObject* object, bool takes_strided) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return std::nullopt;
   DLTensor tensor;

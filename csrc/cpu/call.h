@@ -159,12 +159,19 @@ struct Call {
   // are moved on in a list.
   void reduce(Span span, void** dsts, int num_dsts, const void** srcs) const {
     if (span.numel == 0) return;
+    if (lies_apart()) [[unlikely]]
+      return reduce_apart(span, dsts, num_dsts, srcs);
+    srcs[rank()] = input_at(rank(), span.start);
+    if (gets(rank())) dsts[0] = output + span.start * elem_bytes();
     const ReduceFn fn = reduce_fn(plan.dtype, plan.op);
-    if (!lies_apart()) {  // the smallest calls feel the least work
-      srcs[rank()] = input_at(rank(), span.start);
-      if (gets(rank())) dsts[0] = output + span.start * elem_bytes();
-      return fn({dsts, num_dsts, srcs, world_size(), span.numel, world_size()});
-    }
+    fn({dsts, num_dsts, srcs, world_size(), span.numel, world_size()});
+  }
+
+ private:
+  // Out of the way of the smallest calls, which feel the least work.
+  [[gnu::noinline]] void reduce_apart(Span span, void** dsts, int num_dsts,
+                                      const void** srcs) const {
+    const ReduceFn fn = reduce_fn(plan.dtype, plan.op);
     const auto reduce_some = [&](const std::byte* in, std::byte* out, size_t numel) {
       srcs[rank()] = in;
       if (gets(rank())) dsts[0] = out;
@@ -181,8 +188,6 @@ struct Call {
       if (gets(rank())) strided->output.write(at.start, piece, at.numel);
     });
   }
-
- private:
   // visit(room, elements) for those of a strided tensor, some at a time.
   template <class Visit>
   void each_piece(Span span, Visit visit) const {
