@@ -118,19 +118,16 @@ struct Call {
     }
   }
   void read_input(std::byte* to, int part, Span span) const {
-    if (strided)
-      return each_piece(span, [&](std::byte* piece, Span at) {
-        strided->input.read(piece, input_start(part, at.start), at.numel);
-        group.staging_copy()(to + (at.start - span.start) * elem_bytes(), piece,
-                             at.numel * elem_bytes());
-      });
+    if (strided) [[unlikely]]
+      return read_strided(to, part, span);
     each_stretch(part, span, [&](const std::byte* in, std::byte*, size_t numel) {
       group.staging_copy()(to, in, numel * elem_bytes());
       to += numel * elem_bytes();
     });
   }
   void write_output(int part, Span span, const std::byte* from) const {
-    if (strided) return strided->output.write(output_start(part, span.start), from, span.numel);
+    if (strided) [[unlikely]]
+      return strided->output.write(output_start(part, span.start), from, span.numel);
     each_stretch(part, span, [&](const std::byte*, std::byte* out, size_t numel) {
       std::memcpy(out, from, numel * elem_bytes());
       from += numel * elem_bytes();
@@ -138,11 +135,8 @@ struct Call {
   }
   // This rank's input to its own part of the output.
   void copy_own() const {
-    if (strided)
-      return each_piece({0, plan.numel}, [&](std::byte* piece, Span at) {
-        strided->input.read(piece, at.start, at.numel);
-        strided->output.write(output_start(rank(), at.start), piece, at.numel);
-      });
+    if (strided) [[unlikely]]
+      return copy_strided();
     each_stretch(rank(), {0, plan.numel}, [&](const std::byte* in, std::byte* out, size_t numel) {
       if (in != out) std::memmove(out, in, numel * elem_bytes());
     });
@@ -168,7 +162,20 @@ struct Call {
   }
 
  private:
-  // Out of the way of the smallest calls, which feel the least work.
+  // ---- out of the way of the smallest calls, which feel the least work ----
+  [[gnu::noinline]] void read_strided(std::byte* to, int part, Span span) const {
+    each_piece(span, [&](std::byte* piece, Span at) {
+      strided->input.read(piece, input_start(part, at.start), at.numel);
+      group.staging_copy()(to + (at.start - span.start) * elem_bytes(), piece,
+                           at.numel * elem_bytes());
+    });
+  }
+  [[gnu::noinline]] void copy_strided() const {
+    each_piece({0, plan.numel}, [&](std::byte* piece, Span at) {
+      strided->input.read(piece, at.start, at.numel);
+      strided->output.write(output_start(rank(), at.start), piece, at.numel);
+    });
+  }
   [[gnu::noinline]] void reduce_apart(Span span, void** dsts, int num_dsts,
                                       const void** srcs) const {
     const ReduceFn fn = reduce_fn(plan.dtype, plan.op);

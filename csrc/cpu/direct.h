@@ -60,7 +60,7 @@ class Direct {
         is_inlined_(call.plan.inlined || is_barrier_),
         cut_(call.plan, call.world_size(), largest_part(call)) {}
 
-  void run() {
+  FASTCOLL_HOT void run() {
     if (call_.plan.splits == kCountedSplits) return run_counted();
     give();
     take();
@@ -74,7 +74,7 @@ class Direct {
     return is_inlined_ || (cut_.num_segments == 1 && message_bytes < kLeastInPlaceBytes);
   }
 
-  void give() {
+  FASTCOLL_HOT void give() {
     if (is_inlined_) {
       give_inlined();
     } else {
@@ -84,7 +84,7 @@ class Direct {
     copy_own();
   }
 
-  void take() {
+  FASTCOLL_HOT void take() {
     if (is_inlined_) return take_inlined();
     uint64_t sources[kMaxWorld];
     for (int peer = 0; peer < world_; ++peer)
@@ -115,7 +115,7 @@ class Direct {
   }
 
   // ---- messages in the flag lines ---------------------------------------------------------------
-  void give_inlined() {
+  FASTCOLL_HOT void give_inlined() {
     const size_t own_bytes = part_for(rank_).num_bytes;
     // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
     // here.
@@ -126,7 +126,7 @@ class Direct {
     else group_.arrive_inlined(part_for(rank_).ptr, own_bytes);
   }
 
-  void take_inlined() {
+  FASTCOLL_HOT void take_inlined() {
     for (int peer = 0; peer < world_; ++peer) {
       if (!gets_from(peer)) continue;
       const Part to = part_from(peer);
@@ -307,9 +307,10 @@ class Direct {
     return {start_bytes / call_.elem_bytes(), num_bytes / call_.elem_bytes()};
   }
 
-  void copy_own() {
+  FASTCOLL_HOT void copy_own() {
     if (!keeps_own()) return;
-    if (call_.lies_apart()) return call_.copy_own();
+    if (call_.lies_apart()) [[unlikely]]
+      return call_.copy_own();
     const Part from = part_for(rank_), to = part_from(rank_);
     if (from.ptr == to.ptr) return;
     if (from.num_bytes < kPastCachesBytes) copy_bytes(to.ptr, from.ptr, from.num_bytes);
@@ -317,13 +318,13 @@ class Direct {
   }
 
   // ---- where parts lie --------------------------------------------------------------------------
-  Part part_for(int peer) const {
+  FASTCOLL_HOT Part part_for(int peer) const {
     if (call_.parts) return call_.parts->inputs[peer];
     const size_t num_bytes = call_.plan.numel * call_.elem_bytes();
     const size_t start = splits_ ? size_t(peer) * num_bytes : 0;
     return {const_cast<std::byte*>(call_.input) + start, num_bytes};
   }
-  Part part_from(int peer) const {
+  FASTCOLL_HOT Part part_from(int peer) const {
     if (call_.parts) return call_.parts->outputs[peer];
     const size_t num_bytes = call_.plan.numel * call_.elem_bytes();
     return {call_.output + (from_root() ? 0 : size_t(peer) * num_bytes), num_bytes};

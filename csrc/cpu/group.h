@@ -246,11 +246,11 @@ class Group {
   }
   void wake();
 
-  bool met(const Awaited& awaited) const {
+  FASTCOLL_HOT bool met(const Awaited& awaited) const {
     const uint64_t seen = P::load_acquire(*awaited.word);
     return awaited.exact ? seen == awaited.target : P::reached(seen, awaited.target);
   }
-  void wait(int peer, Awaited awaited) {
+  FASTCOLL_HOT void wait(int peer, Awaited awaited) {
     if (met(awaited)) return;
     if (peers_[peer].cpu != cpu_) {  // a peer that last ran on my CPU can't be running now
       for (int i = 0; i < num_spins_; ++i) {

@@ -26,7 +26,11 @@ PROGRAMS = {
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
-    "test_relacy": ("tests/native/relacy_machine.cpp", "csrc/cpu/reduce*.cpp"),
+    "test_relacy": (
+        "tests/native/relacy_machine.cpp",
+        "csrc/cpu/reduce*.cpp",
+        "csrc/cpu/strided.cpp",
+    ),
 }
 
 
