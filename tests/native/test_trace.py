@@ -106,7 +106,8 @@ def traced(program: Path, case: Case, world: int, *options: str) -> list[Counts]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("trace") / "trace_algorithms"
-    names = ("tests/native/trace_algorithms.cpp", *PROGRAMS["test_p2p"])
+    others = ("csrc/cpu/strided.cpp", *PROGRAMS["test_p2p"])
+    names = ("tests/native/trace_algorithms.cpp", *others)
     sources = [ROOT / name for name in names]
     flags = ["-std=c++20", "-pthread", "-O1", "-fno-builtin-memcpy", "-Wall", "-Wextra", "-Werror"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
