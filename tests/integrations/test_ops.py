@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -313,3 +314,33 @@ def test_mistakes_are_told(bare_pools: Any) -> None:
         assert [one.kind for one in row] == kinds
         for one, word in zip(row, words, strict=True):
             assert word in one.text
+
+
+def odd_calls_compiled(rank: Rank) -> list[Any]:
+    """Calls that can't stand in a graph, in a compiled function that may break; and the default."""
+    import fastcoll
+
+    mine = torch.full((4,), float(rank.rank))
+
+    def compiled(call: Callable[[], None], *, whole: bool = False) -> Callable[[], None]:
+        torch._dynamo.reset()
+        return torch.compile(call, backend="eager", fullgraph=whole)
+
+    array, summed = np.full(4, float(rank.rank)), mine.clone()
+    compiled(lambda: fastcoll.all_reduce(array))()
+    written_out = {"async_op": False, "algorithm": "auto", "numerics": None, "timeout_s": None}
+    compiled(lambda: fastcoll.all_reduce(summed, **written_out), whole=True)()
+    wrong: list[Callable[[], Any]] = [
+        lambda: fastcoll.all_reduce(mine, out=torch.empty(4, dtype=torch.float64)),
+        lambda: fastcoll.all_reduce(mine, out=torch.empty(2, 4)),
+        lambda: fastcoll.all_gather_into_tensor(torch.empty(8, dtype=torch.float64), mine),
+        lambda: fastcoll.reduce_scatter_tensor(torch.empty(2, dtype=torch.float64), mine),
+        lambda: fastcoll.all_to_all_single(torch.empty(4, dtype=torch.float64), mine),
+    ]
+    kinds = [attempt(compiled(call)).kind for call in wrong]
+    return [array.tolist(), summed.tolist(), kinds]
+
+
+def test_compiled_calls_refuse_what_others_do(bare_pools: Any) -> None:
+    for row in bare_pools(2).run(on_backend, "fastcoll", odd_calls_compiled):
+        assert row == [[1.0] * 4, [1.0] * 4, ["UsageError"] * 5]

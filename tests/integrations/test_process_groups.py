@@ -76,8 +76,8 @@ def with_roots(rank: Rank) -> list[Any]:
     return found
 
 
-def test_roots_are_global_ranks(pools: Callable[[int], Pool]) -> None:
-    zeros, _, twos = pools(3).run(on_backend, "gloo", with_roots)
+def test_roots_are_global_ranks(bare_pools: Callable[[int], Pool]) -> None:
+    zeros, _, twos = bare_pools(3).run(on_backend, "gloo", with_roots)
     for me, found in ((0, zeros), (2, twos)):
         want = {
             "all_reduce": [2.0] * 5,

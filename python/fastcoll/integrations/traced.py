@@ -38,12 +38,20 @@ def teach() -> None:
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
 
 
-def _refuse(options: dict[str, object]) -> None:
-    """Break the graph at a call with options that no graph has."""
-    if any(options.values()):
+def _refuse(options: dict[str, object], source: object, target: object) -> None:
+    """Break the graph at a call that can't stand in one.
+
+    That is one with options that no graph has, one of arrays, and one of tensors that do not fit
+    together: the function itself runs then, and says what is wrong.
+    """
+    asked = [name for name, value in options.items() if value and value != "auto"]
+    if asked or not isinstance(source, Tensor) or not isinstance(target, Tensor):
         torch._dynamo.graph_break(
-            msg="fastcoll: a call in a graph has no async_op, algorithm, numerics or timeout_s"
+            msg="fastcoll: a call in a graph has tensors, and no async_op, algorithm, numerics or "
+            "timeout_s"
         )
+    elif source.dtype != target.dtype:
+        torch._dynamo.graph_break(msg="fastcoll: input and output need one dtype")
 
 
 def all_reduce(
@@ -55,8 +63,10 @@ def all_reduce(
     out: Tensor | None = None,
     **options: object,
 ) -> None:
-    _refuse({"async_op": async_op, **options})
     target = tensor if out is None else out
+    _refuse({"async_op": async_op, **options}, tensor, target)
+    if target.shape != tensor.shape:
+        torch._dynamo.graph_break(msg="fastcoll: out needs the shape of tensor")
     target.copy_(ops.all_reduce(tensor, op, group))
 
 
@@ -68,7 +78,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     **options: object,
 ) -> None:
-    _refuse({"async_op": async_op, **options})
+    _refuse({"async_op": async_op, **options}, input, output)
     part = ops.reduce_scatter(input.reshape(-1), op, group)
     output.copy_(part.reshape(output.shape))
 
@@ -80,7 +90,7 @@ def all_gather_into_tensor(
     async_op: bool = False,
     **options: object,
 ) -> None:
-    _refuse({"async_op": async_op, **options})
+    _refuse({"async_op": async_op, **options}, input_tensor, output_tensor)
     whole = ops.all_gather(input_tensor.reshape(-1), group)
     output_tensor.copy_(whole.reshape(output_tensor.shape))
 
@@ -92,7 +102,7 @@ def broadcast(
     async_op: bool = False,
     **options: object,
 ) -> None:
-    _refuse({"async_op": async_op, **options})
+    _refuse({"async_op": async_op, **options}, tensor, tensor)
     tensor.copy_(ops.broadcast(tensor, src, group))
 
 
@@ -105,7 +115,7 @@ def all_to_all_single(
     async_op: bool = False,
     **options: object,
 ) -> None:
-    _refuse({"async_op": async_op, "output": output is None, **options})
+    _refuse({"async_op": async_op, **options}, input, output)
     assert output is not None, "its size would be known after the call only: refused above"
     rows = ops.all_to_all(input, output_split_sizes, input_split_sizes, group)
     output.copy_(rows.reshape(output.shape))
