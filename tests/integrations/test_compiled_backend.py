@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
     [
         programs.reductions,
         programs.moves,
+        programs.short_forms,
         programs.shuffles,
         programs.objects,
         programs.groups,
@@ -272,6 +273,29 @@ def test_buckets_are_reduced_during_the_backward_pass(
 ) -> None:
     [during, _] = compiled_pools(2).run(on_backend, "fastcoll", overlap, waits)
     assert during == 0 if waits else during >= 5
+
+
+def builtin_hooks(rank: Rank) -> list[torch.Tensor]:
+    """DDP's hooks in C++, whose first calls are Python's; theirs is the future's type."""
+    gradients = []
+    for hook in dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS:
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 2))
+        model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.005)
+        model._register_builtin_comm_hook(hook)
+        for turn in range(3):
+            model.zero_grad()
+            model(torch.full((3, 50), rank.rank + turn + 0.1)).sum().backward()
+            gradients += [
+                layer.grad.clone() for layer in layers.parameters() if layer.grad is not None
+            ]
+    return gradients
+
+
+def test_the_hooks_of_ddp_in_cpp(compiled_pools: Callable[[int], Pool]) -> None:
+    ours = compiled_pools(2).run(on_backend, "fastcoll", builtin_hooks)
+    assert len(ours[0]) == 2 * 3 * 4
+    assert same(ours, compiled_pools(2).run(on_backend, "gloo", builtin_hooks))
 
 
 # ---- memory of DDP's buckets ---------------------------------------------------------------------

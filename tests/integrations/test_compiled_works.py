@@ -15,7 +15,7 @@ import torch.distributed as dist
 from backends import COMPILE_S, on_backend
 
 import fastcoll
-from harness import DEADLINE_S, Pool, Rank, attempt
+from harness import DEADLINE_S, Attempt, Pool, Rank, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
@@ -143,6 +143,28 @@ def test_what_rests_gets_on(
 
 class Signalled(Exception):
     """What a handler of a signal raises."""
+
+
+def failed_futures(rank: Rank) -> list[Attempt]:
+    """Of a call of Python's, and of one of C++'s."""
+    row = []
+    for turn in range(2):
+        group, tensor = dist.new_group(), torch.ones(4)
+        if turn == 1:
+            dist.all_reduce(tensor, group=group)  # its plan is known from here on
+        op = dist.ReduceOp.MAX if rank.rank else dist.ReduceOp.SUM
+        work = dist.all_reduce(tensor, op, group=group, async_op=True)
+        assert work is not None
+        row.append(attempt(work.get_future().wait))
+    return row
+
+
+def test_futures_of_calls_that_fail(compiled_pools: Callable[[int], Pool]) -> None:
+    for row in compiled_pools(2).run(on_backend, "fastcoll", failed_futures):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "MAX" in one.text
+            assert "SUM" in one.text
 
 
 def signalled(rank: Rank, numel: int) -> list[Any]:

@@ -155,12 +155,59 @@ def functional(rank: Rank) -> list[Any]:
     return [tensor.clone() for tensor in tensors]
 
 
+def short_forms(rank: Rank) -> list[Any]:
+    """The group's own methods with a tensor for a list of one, and values for torch's options."""
+    me, world = rank.rank, rank.world_size
+    group: Any = dist.group.WORLD
+    limit, highest = timedelta(seconds=50), dist.ReduceOp.MAX
+    mine, results = torch.arange(4) + 10 * me, []
+
+    def kept(work: Any, *tensors: torch.Tensor, on: int = me) -> None:
+        work.wait()
+        results.extend(tensors if me == on else ())
+
+    def room(count: int) -> list[torch.Tensor]:
+        return [torch.zeros_like(mine) for _ in range(count)]
+
+    for extra in ((), (highest,), (highest, limit)):
+        for tensor in (mine.clone(), mine[:1].clone(), torch.tensor(me)):
+            kept(group.allreduce(tensor, *extra), tensor)
+        tensor, listed = mine.clone(), mine.clone()
+        kept(group.reduce(tensor, 1, *extra), tensor, on=1)
+        kept(group.allreduce([listed], *extra), listed)
+        [part], given = room(1), [mine + to for to in range(world)]
+        kept(group.reduce_scatter(part, given, *extra), part)
+    for extra in ((), (limit,)):
+        [tensor, part, *parts] = mine.clone(), *room(1 + world)
+        kept(group.broadcast(tensor, 1, *extra), tensor)
+        kept(group.allgather(parts, mine, *extra), *parts)
+        parts = room(world)
+        kept(group.gather(parts if me == 1 else [], mine, 1, *extra), *parts)
+        given = [mine + to for to in range(world)] if me == 1 else []
+        kept(group.scatter(part, given, 1, *extra), part)
+        whole = torch.zeros(world, dtype=torch.int64)
+        kept(group.alltoall_base(whole, torch.arange(world) + me, [], [], *extra), whole)
+        kept(group.barrier(*extra))
+    tensor, [part] = mine.clone(), room(1)
+    kept(group.allreduce(tensor, op=highest, timeout=limit), tensor)
+    kept(group.broadcast(tensor, root=1, timeout=limit), tensor)
+    kept(group.reduce(tensor, root=0, op=highest, timeout=limit), tensor, on=0)
+    kept(group.reduce_scatter(part, [mine] * world, op=highest, timeout=limit), part)
+    kept(group.scatter(part, [mine] * world if me == 1 else [], root=1, timeout=limit), part)
+    parts = room(world)
+    kept(group.allgather(parts, mine, timeout=limit), *parts)
+    kept(group.gather(parts if me == 1 else [], mine, root=1, timeout=limit), *parts)
+    kept(group.barrier(timeout=limit))
+    return results
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     "program",
     [
         reductions,
         moves,
+        short_forms,
         shuffles,
         objects,
         groups,

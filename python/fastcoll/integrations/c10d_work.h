@@ -264,16 +264,42 @@ class PythonWork final : public c10d::Work {
   bool isSuccess() const override { return ask<bool>("is_success"); }
   int sourceRank() const override { return ask<int>("source_rank"); }
   Tensors result() override { return ask<Tensors>("result"); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
   std::exception_ptr exception() const override {
     const py::gil_scoped_acquire gil;
     const py::object error = work_.attr("exception")();
-    if (error.is_none()) return nullptr;
+    return error.is_none() ? nullptr : raised(error);
+  }
+
+  // Of tensors: Python's own holds an object, which torch's C++ takes nothing from (DDP's built-in
+  // hooks), or the error that was raised, as if that were its value.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      future_ = future_of_tensors();
+    }
+    inner_->getFuture()->addCallback([future = future_](c10::ivalue::Future& done) {
+      std::exception_ptr error = done.hasError() ? done.exception_ptr() : nullptr;
+      Tensors outputs;
+      if (!error) {
+        const py::gil_scoped_acquire gil;
+        const auto holder = done.value().toPyObjectHolder();
+        const py::handle value = holder->getPyObject();
+        if (PyExceptionInstance_Check(value.ptr())) error = raised(value);
+        else outputs = value.cast<Tensors>();
+      }
+      if (error) future->setError(error);
+      else future->markCompleted(c10::IValue(std::move(outputs)));
+    });
+    return future_;
+  }
+
+ private:
+  static std::exception_ptr raised(py::handle error) {
     PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
     return std::make_exception_ptr(py::error_already_set());
   }
 
- private:
   template <class T>
   T ask(const char* method) const {
     const py::gil_scoped_acquire gil;
@@ -282,6 +308,7 @@ class PythonWork final : public c10d::Work {
 
   WorkPtr inner_;
   py::object work_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 }  // namespace

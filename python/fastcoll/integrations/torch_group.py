@@ -9,6 +9,8 @@ Python. Must not know how a call is carried out.
 
 torch 2.13 renamed some methods; both names are here, as 2.11 knows the old ones only. Some methods
 are called from C++ (DDP, functional collectives), the others by torch.distributed's functions.
+Users call them too, in torch's short forms: one tensor for a list of one, and an option's value for
+torch's object of options.
 """
 
 from collections import deque
@@ -18,6 +20,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from torch.distributed import ProcessGroup
 
 from fastcoll import _C
@@ -50,10 +63,37 @@ def _root(opts: Any) -> int:
     return opts.rootRank if opts is not None else 0
 
 
-def _one(tensors: Tensors) -> torch.Tensor:
+def _one(tensors: Tensors | torch.Tensor) -> torch.Tensor:
+    if type(tensors) is not list and isinstance(tensors, torch.Tensor):
+        return tensors
     if len(tensors) != 1:
         raise UnsupportedError(f"a rank gives one tensor to a call, not {len(tensors)}")
     return tensors[0]
+
+
+def _parts(lists: Lists | Tensors) -> Tensors | None:
+    """Return the tensors of a list of one list, or that were given without it; of none: None."""
+    if not lists:
+        return None
+    if isinstance(lists[0], torch.Tensor):
+        return lists  # type: ignore[return-value]
+    if len(lists) != 1:
+        raise UnsupportedError(f"a rank gives one list of tensors to a call, not {len(lists)}")
+    return lists[0]
+
+
+def _options(kind: type[Any], timeout: timedelta | None, **values: object) -> Any:
+    """Return the options of a call in torch's short form; what is None is torch's default."""
+    opts = kind()
+    for name, value in {"timeout": timeout, **values}.items():
+        if value is not None:
+            try:
+                setattr(opts, name, value)
+            except TypeError:
+                raise UsageError(
+                    f"{value!r} can't be the {name} of torch's {kind.__name__}"
+                ) from None
+    return opts
 
 
 class FastcollProcessGroup(ProcessGroup):
@@ -186,8 +226,17 @@ class FastcollProcessGroup(ProcessGroup):
         works, self._coalescing = self._coalescing or [], None
         return TorchWork(works)
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.all_reduce`."""
+    def allreduce(
+        self,
+        tensors: Tensors | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: object = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.all_reduce`. In short: tensor, op, timeout."""
+        if type(opts) is not AllreduceOptions:
+            opts = _options(AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
         tensor, op = _one(tensors), _op(opts)
         comm, asynchronous, limit_s = self._begin(opts)
         if tensor.is_sparse:
@@ -202,25 +251,54 @@ class FastcollProcessGroup(ProcessGroup):
             _C.all_reduce_coalesced(tensors, _op(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.broadcast`."""
+    def broadcast(
+        self,
+        tensors: Tensors | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.broadcast`. In short: tensor, root, timeout."""
+        if type(opts) is not BroadcastOptions:
+            opts = _options(BroadcastOptions, timeout, rootRank=root if opts is None else opts)
         tensor = _one(tensors)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.broadcast(tensor, _root(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.reduce`."""
+    def reduce(
+        self,
+        tensors: Tensors | torch.Tensor,
+        opts: Any = None,
+        op: object = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.reduce`. In short: tensor, root, op, timeout."""
+        if type(opts) is not ReduceOptions:
+            root = root if opts is None else opts
+            opts = _options(ReduceOptions, timeout, rootRank=root, reduceOp=op)
         tensor, root = _one(tensors), _root(opts)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.reduce(tensor, root, _op(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
-    def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.all_gather`."""
-        [parts] = outputs
+    def allgather(
+        self,
+        outputs: Lists | Tensors,
+        inputs: Tensors | torch.Tensor,
+        opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.all_gather`. In short: outputs, input, timeout."""
+        if type(opts) is not AllgatherOptions:
+            opts = _options(AllgatherOptions, timeout if opts is None else opts)
+        parts = _parts(outputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.all_gather(parts, _one(inputs), comm, asynchronous, timeout_s=limit_s)
@@ -260,9 +338,19 @@ class FastcollProcessGroup(ProcessGroup):
             )
         )
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.reduce_scatter`."""
-        [parts] = inputs
+    def reduce_scatter(
+        self,
+        outputs: Tensors | torch.Tensor,
+        inputs: Lists | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: object = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.reduce_scatter`. In short: output, inputs, op, timeout."""
+        if type(opts) is not ReduceScatterOptions:
+            opts = _options(ReduceScatterOptions, timeout, reduceOp=op if opts is None else opts)
+        parts = _parts(inputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             reduce_scatter(_one(outputs), parts, _op(opts), comm, asynchronous, timeout_s=limit_s)
@@ -290,17 +378,37 @@ class FastcollProcessGroup(ProcessGroup):
             )
         )
 
-    def gather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.gather`."""
-        parts = outputs[0] if outputs else None
+    def gather(
+        self,
+        outputs: Lists | Tensors,
+        inputs: Tensors | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.gather`. In short: outputs, input, root, timeout."""
+        if type(opts) is not GatherOptions:
+            opts = _options(GatherOptions, timeout, rootRank=root if opts is None else opts)
+        parts = _parts(outputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.gather(_one(inputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
-    def scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.scatter`."""
-        parts = inputs[0] if inputs else None
+    def scatter(
+        self,
+        outputs: Tensors | torch.Tensor,
+        inputs: Lists | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> TorchWork | None:
+        """See `fastcoll.scatter`. In short: output, inputs, root, timeout."""
+        if type(opts) is not ScatterOptions:
+            opts = _options(ScatterOptions, timeout, rootRank=root if opts is None else opts)
+        parts = _parts(inputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.scatter(_one(outputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
@@ -313,8 +421,15 @@ class FastcollProcessGroup(ProcessGroup):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
     ) -> TorchWork | None:
-        """See `fastcoll.all_to_all_single`; torch gives an empty list for equal parts."""
+        """See `fastcoll.all_to_all_single`; torch gives an empty list for equal parts.
+
+        In short: timeout for the options.
+        """
+        if type(opts) is not AllToAllOptions:
+            opts = _options(AllToAllOptions, timeout if opts is None else opts)
         splits = output_split_sizes or None, input_split_sizes or None
         comm, asynchronous, limit_s = self._begin(opts)
         work: Any = _C.all_to_all_single(  # the output is given, so it is not returned
@@ -327,8 +442,10 @@ class FastcollProcessGroup(ProcessGroup):
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(_C.all_to_all(outputs, inputs, comm, asynchronous, timeout_s=limit_s))
 
-    def barrier(self, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.barrier`."""
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> TorchWork | None:
+        """See `fastcoll.barrier`. In short: timeout."""
+        if type(opts) is not BarrierOptions:
+            opts = _options(BarrierOptions, timeout if opts is None else opts)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(_C.barrier(comm, asynchronous, timeout_s=limit_s))
 
