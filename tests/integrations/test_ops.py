@@ -218,6 +218,35 @@ def test_graphs_and_groups(bare_pools: Any) -> None:
     assert [count for *_, count in rows] == [5, 5]
 
 
+def roots_that_vary(rank: Rank) -> list[Any]:
+    """Whose tensor goes out is told by a number that the compiler takes for any from then on."""
+    from torch._dynamo.testing import CompileCounter
+
+    import fastcoll
+
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def received(x: torch.Tensor, src: int, group: Any) -> torch.Tensor:
+        fastcoll.broadcast(x, src, group)
+        return x + 1
+
+    later = dist.new_group([1, 2])  # global ranks 1 and 2 are its ranks 0 and 1
+    results = []
+    for group, roots in ((None, (0, 1, 2, 1, 0)), (later, (1, 2, 2))):
+        if group is None or rank.rank in (1, 2):
+            for src in roots:
+                results.append(received(torch.tensor([10 * rank.rank]), src, group).item())
+    return [results, counter.frame_count]
+
+
+@pytest.mark.slow
+def test_roots_that_vary(bare_pools: Any) -> None:
+    rows = bare_pools(3).run(on_backend, "fastcoll", roots_that_vary)
+    everybodys, of_two = [1, 11, 21, 11, 1], [11, 21, 21]
+    assert rows == [[everybodys, 3], [everybodys + of_two, 5], [everybodys + of_two, 5]]
+
+
 def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
     """torch's own check of schema, fake kernel, gradient and graph; and of a wrong fake kernel."""
     from fastcoll.integrations import ops
@@ -297,6 +326,7 @@ def mistakes(rank: Rank) -> list[Attempt]:
         attempt(ops.all_gather, torch.tensor(1.0)),
         attempt(ops.all_to_all, x, [ROWS // 2, ROWS // 2]),
         attempt(ops.all_reduce, x, "sum"),
+        attempt(ops.broadcast, x, 2),
     ]
     with fastcoll.new_group() as group:
         name = ops.name_of(group)
@@ -307,9 +337,9 @@ def mistakes(rank: Rank) -> list[Attempt]:
 
 
 def test_mistakes_are_told(bare_pools: Any) -> None:
-    words = ["MAX", "equal parts", "no rows", "both sides", "SUM, AVG", "destroyed"]
+    words = ["MAX", "equal parts", "no rows", "both sides", "SUM, AVG", "src=2", "destroyed"]
     kinds = ["UnsupportedError", "UsageError", "UsageError", "UsageError", "UnsupportedError"]
-    kinds.append("UsageError")
+    kinds += ["UsageError"] * 2
     for row in bare_pools(2).run(on_backend, "fastcoll", mistakes):
         assert [one.kind for one in row] == kinds
         for one, word in zip(row, words, strict=True):

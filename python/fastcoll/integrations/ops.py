@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.groups import AnyCommunicator, GroupLike, communicator_of, rank_in
+from fastcoll.groups import AnyCommunicator, GroupLike, communicator_of, named_rank
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
@@ -63,9 +63,24 @@ def code_of(op: object) -> int:
     raise UnsupportedError(f"{op} is not one of {', '.join(one.name for one in Op)}")
 
 
-def root_of(src: int, group: GroupLike) -> int:
-    """Return the group rank of a root, which is a global rank for a torch process group."""
-    return rank_in(getattr(group, "real_obj", group), src, "src")
+def members_of(group: GroupLike) -> tuple[int, ...]:
+    """Return what its ranks are called where a group is given so: globally by torch's groups."""
+    group = getattr(group, "real_obj", group)
+    comm = communicator_of(group)
+    return tuple(named_rank(group, rank) for rank in range(comm.world_size if comm else 0))
+
+
+def _root_of(src: int, group: GroupLike) -> int:
+    """Return the group rank of a root.
+
+    Compared with one after another: so the compiler sees that the graph holds for this root alone,
+    also where it has taken `src` for a number that varies.
+    """
+    members = members_of(group)
+    for root, member in enumerate(members):
+        if member == src:
+            return root
+    raise UsageError(f"src={src} is not one of the group's ranks {members}")
 
 
 # ---- the functions -------------------------------------------------------------------------------
@@ -115,7 +130,7 @@ def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
         src: Rank in the group; the global rank if `group` is a torch process group.
         group: See `all_reduce`.
     """
-    return cast(Tensor, torch.ops.fastcoll.broadcast(x, root_of(src, group), name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.broadcast(x, _root_of(src, group), name_of(group)))
 
 
 def all_to_all(

@@ -26,7 +26,7 @@ def teach() -> None:
     # Called from C++ while a compiled DDP runs, its methods are no part of the program.
     torch._dynamo.trace_rules.add("fastcoll.integrations.torch_group")
     # What these return is put into the graph, and holds as long as the compiler's guards do.
-    for constant in (ops.name_of, ops.code_of, ops.root_of):
+    for constant in (ops.name_of, ops.code_of, ops.members_of):
         torch.compiler.assume_constant_result(constant)
     for function, traced in (
         (api.all_reduce, all_reduce),
