@@ -30,15 +30,15 @@ from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
-from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu_side import CheckedCall, GpuSide
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import identity
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.hierarchical.making import settled_on_node
 from fastcoll.memory.array import Array
-from fastcoll.memory.heap import SymmetricHeap
-from fastcoll.memory.region import create_arena, create_region
+from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
+from fastcoll.memory.region import SHORTAGES, create_arena, create_region, shortage
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.planning import Planner
@@ -74,7 +74,7 @@ def connect(
 
     Raises:
         UnsupportedError: There are too many ranks on one node.
-        UsageError: Versions, users, numerics or carriers differ between the ranks.
+        UsageError: Versions, users, numerics or carriers differ between the ranks; no such carrier.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way, or gave up.
@@ -295,6 +295,9 @@ class Communicator(_C.Group, ObjectMethods):
             raise UnsupportedError(f"symmetric tensors of {dtype} are not supported")
         if any(size < 0 for size in shape):
             raise UsageError(f"shape {tuple(shape)} has a negative size")
+        num_bytes = prod(shape) * dtype.itemsize
+        if num_bytes > MOST_BYTES:
+            raise UsageError(f"shape {tuple(shape)} of {dtype} has {num_bytes} bytes, far too many")
         place = torch.device(device or "cpu")
         if place.type == "cuda":
             gpu.require()
@@ -302,7 +305,7 @@ class Communicator(_C.Group, ObjectMethods):
             return self._gpus.on(index).empty(shape, dtype)
         if place.type != "cpu":
             raise UnsupportedError(f"symmetric tensors lie on CPUs or CUDA devices, not on {place}")
-        block = self._heap.allocate(prod(shape) * dtype.itemsize)
+        block = self._heap.allocate(num_bytes)
         return tensor_on(block, shape, dtype, self, self._heap.release)
 
     def gather_words(self, words: list[int]) -> list[list[int]]:
@@ -313,7 +316,18 @@ class Communicator(_C.Group, ObjectMethods):
         return result
 
     def add_shared_arena(self, num_bytes: int) -> int:
-        """Add an arena and return its address. Collective; part of the heap's interface."""
+        """Add an arena and return its address. Collective; part of the heap's interface.
+
+        Raises:
+            DriverError: A rank has no room for it; the group can still be used.
+        """
+        found = self.gather_words([shortage(num_bytes, self.world_size)])
+        if lacking := [f"rank {rank}: {SHORTAGES[n]}" for rank, [n] in enumerate(found) if n]:
+            raise DriverError(
+                f"no room for {num_bytes} bytes more of symmetric tensors on each of "
+                f"{self.world_size} ranks ({', '.join(lacking)}); nothing was allocated and the "
+                "group can still be used"
+            )
 
         def make() -> int:
             self.check_host()  # who comes late would find what the others sent, and they gave up

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from math import prod
+from math import isnan, nan, prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from fastcoll import _C
-from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.memory.array import Array
 
 
@@ -73,10 +73,22 @@ def run_in_pool(task: Callable[..., object], *args: object) -> None:
 
 
 def limit_of_wait(timeout: float | timedelta | None) -> float | None:
-    """Return the limit of a wait in seconds; as for torch, 0 and less are none."""
+    """Return the limit of a wait in seconds; as for torch, 0 and less are none.
+
+    Raises:
+        UsageError: It is no number of seconds.
+    """
+    if timeout is None:
+        return None
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
-    return timeout if timeout is not None and timeout > 0 else None
+    try:
+        seconds = nan if isinstance(timeout, str | bool) else float(timeout)
+    except TypeError:
+        seconds = nan
+    if isnan(seconds):
+        raise UsageError(f"a wait takes a number of seconds or a timedelta, not {timeout!r}")
+    return seconds if seconds > 0 else None
 
 
 class Work:

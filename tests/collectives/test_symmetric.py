@@ -3,6 +3,7 @@
 
 import gc
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from calls import Call, Place
 from perform import check
 
 import oracle
-from harness import Pools, Rank
+from harness import Pools, Rank, attempt
 
 MEBIBYTE = 1 << 20
 
@@ -216,3 +217,30 @@ def large_one(rank: Rank) -> list[float]:
 
 def test_one_larger_than_an_arena(pools: Pools) -> None:
     assert pools(2).run(large_one) == [[4.0], [4.0]]
+
+
+def too_large(rank: Rank) -> list[Any]:
+    """What no machine has, what no process can map, and what rank 1 alone may not."""
+    with rank.comm.new_group() as group:  # nobody has given memory back to it
+        attempts = [attempt(group.empty, 1 << exponent) for exponent in (42, 61)]
+        usual = resource.getrlimit(resource.RLIMIT_AS)
+        if rank.rank == 1:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + 150 * MEBIBYTE
+            resource.setrlimit(resource.RLIMIT_AS, (most, usual[1]))
+        attempts.append(attempt(group.empty, 80 * MEBIBYTE, dtype=torch.uint8))
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+        tensor = group.empty(80 * MEBIBYTE, dtype=torch.uint8)
+        tensor[-1] = rank.rank + 1
+        group.all_reduce(tensor)
+        return [attempts, tensor[-1].item()]
+
+
+def test_one_too_large_for_the_machine_or_a_rank(pools: Pools) -> None:
+    for [of_machine, of_anybody, of_rank], total in pools(2).run(too_large):
+        assert [one.kind for one in (of_machine, of_rank)] == ["DriverError"] * 2
+        assert "rank 0: its machine has less" in of_machine.text
+        assert "rank 0" not in of_rank.text
+        assert "rank 1: it can't map" in of_rank.text
+        assert of_anybody.kind == "UsageError"
+        assert total == 3

@@ -56,6 +56,8 @@ def mistakes(world: int) -> dict[str, Mistake]:
         "limit -1": (all_reduce(six, timeout_s=-1), usage, ("timeout_s", "-1")),
         "limit nan": (all_reduce(six, timeout_s=float("nan")), usage, ("timeout_s", "nan")),
         "limit auto": (all_reduce(six, timeout_s="auto"), usage, ("timeout_s", "auto")),
+        "limit in text": (all_reduce(six, timeout_s="3"), usage, ("timeout_s", "'3'")),
+        "limit True": (all_reduce(six, timeout_s=True), usage, ("timeout_s", "True")),
         "AVG of integers": (
             all_reduce(filled(6, dtype=torch.int32), op.AVG),
             unsupported,
@@ -312,6 +314,28 @@ def look_at_buffers(rank: Rank) -> list[list[float]]:
 
 def test_buffers_stay_untouched(pools: Pools) -> None:
     assert pools(2).run(look_at_buffers) == [[[POISON]] * 4] * 2
+
+
+def wait_for_what_is_no_time(rank: Rank) -> list[Attempt]:
+    """Of calls and sends that C++ carries out, and of a call of Python's; all go on."""
+    peer, attempts = rank.rank ^ 1, []
+    works = [
+        rank.comm.all_reduce(filled(6), async_op=True),
+        rank.comm.all_reduce(np.ones(6), async_op=True, timeout_s=np.float32(20)),
+        rank.comm.isend(filled(6), peer),
+        rank.comm.irecv(filled(6), peer),
+    ]
+    for work in works:
+        attempts += [attempt(work.wait, odd) for odd in ("x", [1], True, float("nan"))]
+    for work in works:
+        assert work.wait(np.float32(20))
+    return attempts
+
+
+def test_waits_for_what_is_no_time(pools: Pools) -> None:
+    for row in pools(2).run(wait_for_what_is_no_time):
+        assert [one.kind for one in row] == ["UsageError"] * 16
+        assert all("number of seconds" in one.text for one in row)
 
 
 class Subclass(torch.Tensor):

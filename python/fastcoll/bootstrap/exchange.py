@@ -8,6 +8,7 @@ Must not know what is said.
 
 import contextlib
 import json
+import operator
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
@@ -48,6 +49,12 @@ class StoreExchange:
     """Through a torch.distributed store that all ranks can reach."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        try:
+            rank, world_size = operator.index(rank), operator.index(world_size)
+        except TypeError:
+            raise UsageError(
+                f"rank and world_size are integers, not {rank!r} and {world_size!r}"
+            ) from None
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is outside a world of {world_size}")
         self.rank = rank

@@ -16,6 +16,7 @@ from fastcoll.memory.spans import Spans
 
 ALIGNMENT_BYTES = 256
 ARENA_BYTES = 64 << 20  # sparse: pages come with their first use
+MOST_BYTES = 1 << 60  # of a block: far from what an address or a word of a request can hold
 _PAGE_BYTES = 2 << 20
 # Requested bytes, number of releases, releases still to come, then ids: 512 bytes, which travel
 # in the flag lines.
@@ -84,6 +85,7 @@ class SymmetricHeap:
 
         Raises:
             DesyncError: The ranks asked for different sizes; nothing was allocated.
+            FastcollError: The host can't make an arena for it; nothing was allocated.
         """
         self._collect(num_bytes)
         size = max(1, -(-num_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES

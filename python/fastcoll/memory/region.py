@@ -1,10 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory without a name: what a rank makes and hands to its peers as a descriptor.
 
-Decides the names that /proc/<pid>/maps shows. Must not know how descriptors travel.
+Decides the names that /proc/<pid>/maps shows, and what is too large. Must not know how descriptors
+travel.
 """
 
+import contextlib
+import mmap
+import os
+
 from fastcoll import _C
+
+# What a rank may lack for an arena, by the number under which it tells the others.
+SHORTAGES = ("", "its machine has less memory", "it can't map as much")
+
+
+def shortage(num_bytes: int, world_size: int) -> int:
+    """Return what this process lacks to map an arena of each rank; 0: nothing.
+
+    Pages come with their first use, so the kernel would refuse too late: by killing who writes.
+    """
+    if num_bytes * world_size > _machine_bytes():
+        return 1
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:  # not for writing, or the kernel would count it as used
+        mmap.mmap(-1, num_bytes * world_size, flags, mmap.PROT_READ).close()
+    except (OSError, OverflowError):
+        return 2
+    return 0
+
+
+def _machine_bytes() -> int:
+    """Return the size of memory and swap."""
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+        kibibytes = dict(line.split()[:2] for line in lines)
+        return (int(kibibytes["MemTotal:"]) + int(kibibytes["SwapTotal:"])) << 10
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 
 
 def create_region(world_size: int) -> int:

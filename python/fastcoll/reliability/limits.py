@@ -32,7 +32,7 @@ def call_limit_s(timeout_s: float | None) -> float:
 
 def _checked(timeout_s: float) -> float:
     try:
-        value = float(timeout_s)
+        value = -1.0 if isinstance(timeout_s, str | bool) else float(timeout_s)
     except (TypeError, ValueError):
         value = -1.0
     if not 0 < value < float("inf"):
