@@ -19,6 +19,12 @@ bool time_to_look(int64_t& next_look_us) {
   return true;
 }
 
+// Of the Python error that is set: KeyboardInterrupt, or what a handler of the program's raised.
+std::string name_of_error() {
+  PyObject* type = PyErr_Occurred();
+  return type ? reinterpret_cast<PyTypeObject*>(type)->tp_name : "";
+}
+
 }  // namespace
 
 bool PythonHost::interrupted() {
@@ -29,12 +35,24 @@ bool PythonHost::interrupted() {
   return raised;
 }
 
+std::string PythonHost::interruption() {
+  take_gil();
+  return name_of_error();
+}
+
 bool DetachedHost::interrupted() {
   if (!time_to_look(next_look_us_)) return false;
   const PyGILState_STATE state = PyGILState_Ensure();
   const bool raised = PyErr_CheckSignals() != 0;  // the error stays with the thread
   PyGILState_Release(state);
   return raised;
+}
+
+std::string DetachedHost::interruption() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  std::string name = name_of_error();
+  PyGILState_Release(state);
+  return name;
 }
 
 }  // namespace fastcoll

@@ -21,6 +21,7 @@ class PythonHost : public Host {
     if (!thread_) thread_ = PyEval_SaveThread();
   }
   bool interrupted() override;
+  std::string interruption() override;
   std::string call_site() override { return fastcoll::call_site(); }
 
  private:
@@ -36,6 +37,7 @@ class PythonHost : public Host {
 class DetachedHost : public Host {
  public:
   bool interrupted() override;
+  std::string interruption() override;
 
  private:
   int64_t next_look_us_ = 0;

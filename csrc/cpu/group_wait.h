@@ -79,8 +79,8 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
   if (host_->interrupted()) {
     try {
       fail(ErrorKind::peer_lost,
-           call_name() + ": rank " + std::to_string(rank()) +
-               " was interrupted (KeyboardInterrupt) and left the call",
+           call_name() + ": rank " + std::to_string(rank()) + " was interrupted (" +
+               host_->interruption() + ") and left the call",
            uint64_t{1} << rank());
     } catch (const Failure&) {  // the peers get it; here the host's own exception counts
     }

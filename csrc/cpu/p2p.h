@@ -209,7 +209,7 @@ class PointToPoint {
       else rest(awaited);
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
         next_patrol_us = time_us + kPatrolUs;
-        if (host.interrupted()) return interrupt();
+        if (host.interrupted()) return interrupt(host.interruption());
         const std::lock_guard guard(mutex_);
         patrol(time_us);
       }
@@ -238,16 +238,14 @@ class PointToPoint {
     else std::this_thread::sleep_for(awaited ? kNap : kLongNap);
   }
 
-  bool interrupt() {
+  bool interrupt(const std::string& interruption) {
     const std::lock_guard guard(mutex_);
     if (closed_) return false;
     try {
-      group_.fail(
-          ErrorKind::peer_lost,
-          "rank " + std::to_string(group_.rank()) +
-              " was interrupted (KeyboardInterrupt) and left a send or receive in group \"" +
-              group_.options().name + "\"",
-          uint64_t{1} << group_.rank());
+      group_.fail(ErrorKind::peer_lost,
+                  "rank " + std::to_string(group_.rank()) + " was interrupted (" + interruption +
+                      ") and left a send or receive in group \"" + group_.options().name + "\"",
+                  uint64_t{1} << group_.rank());
     } catch (const Failure&) {
       fail_all(std::current_exception());
     }

@@ -15,9 +15,10 @@ namespace fastcoll {
 class Host {
  public:
   virtual ~Host() = default;
-  virtual void blocking() {}                    // a wait gets long: let others run (the GIL)
-  virtual bool interrupted() { return false; }  // the program wants to stop (Ctrl-C)
-  virtual bool steps_out() { return false; }    // it leaves a wait that another thread goes on with
+  virtual void blocking() {}                         // a wait gets long: let others run (the GIL)
+  virtual bool interrupted() { return false; }       // the program wants to stop (Ctrl-C)
+  virtual std::string interruption() { return {}; }  // by what: the error that was raised then
+  virtual bool steps_out() { return false; }  // it leaves a wait that another thread goes on with
   virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
 

@@ -71,6 +71,46 @@ def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
     assert outcomes[2].value[1].seconds < LATE_S
 
 
+class OutOfTime(Exception):
+    """What a program's own handler raises."""
+
+
+def raise_out_of_time(*_: object) -> None:
+    raise OutOfTime
+
+
+def wait_with_a_handler(rank: Rank, way: str) -> Attempt:
+    """Rank 0 waits for rank 1, which comes when it is told to, and is told why rank 0 left."""
+    if rank.rank == 0:
+        signal.signal(signal.SIGUSR1, raise_out_of_time)
+        rank.tell("waiting")
+    else:
+        rank.wait_for("late")
+    if way == "all_reduce":
+        return attempt(rank.comm.all_reduce, torch.ones(3))
+    transfer = rank.comm.send if rank.rank else rank.comm.recv
+    found = attempt(transfer, torch.ones(3), rank.rank ^ 1)
+    return attempt(rank.comm.barrier) if rank.rank else found
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "recv"])
+def test_a_handler_that_raises_its_own(fresh_pool: Callable[..., Pool], way: str) -> None:
+    pool = fresh_pool(2)
+    pool.start(wait_with_a_handler, way)
+    pool.wait_for("waiting")
+    if way == "all_reduce":
+        wait_until_it_waits(pool.pids[0])
+    else:
+        time.sleep(0.3)
+    os.kill(pool.pids[0], signal.SIGUSR1)
+    [first] = pool.collect(ranks=(0,))
+    pool.tell("late")
+    [second] = pool.collect(ranks=(1,))
+    assert first.value.kind == "OutOfTime", first.describe()
+    assert second.value.kind == "PeerLostError", second.describe()
+    assert "rank 0 was interrupted (OutOfTime)" in second.value.text
+
+
 def wait_for_work(rank: Rank, numel: int, is_planned: bool) -> tuple[float, Attempt, float]:
     """Interrupted in Work.wait: the call itself goes on, and the group is whole."""
     tensor = torch.ones(numel)
