@@ -15,7 +15,7 @@ import pytest
 import torch
 from perform import fallback_of
 
-from harness import LATE_S, Pool, Pools, Rank
+from harness import LATE_S, Pool, Pools, Rank, attempt
 
 VERBS = (
     "all_reduce",
@@ -239,6 +239,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"numerics": "same_bits"},
     {"algorithm": "two_shot", "numerics": "fast", "timeout_s": 19},
     {"timeout_s": 19.5},
+    {"timeout_s": np.float64(19.5)},
+    {"timeout_s": np.int32(19)},
 )
 
 
@@ -281,6 +283,56 @@ def test_options_need_no_python(pools: Pools) -> None:
         for plan, (algorithm, numerics) in zip(first, asked, strict=True):
             assert algorithm is None or plan.startswith(algorithm)
             assert plan.endswith(f"numerics={numerics or 'same_bits'}")
+
+
+class Counting:
+    """A number, and how often it was asked for."""
+
+    def __init__(self, value: int) -> None:
+        self.value, self.count = value, 0
+
+    def __index__(self) -> int:
+        self.count += 1
+        return self.value
+
+
+def with_odd_numbers(rank: Rank) -> list[Any]:
+    """Roots, ranks and tags that are not quite integers; the second turn needs no Python."""
+    import fastcoll.api
+    import fastcoll.api_p2p
+    from fastcoll import _C
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise Passed("a verb")
+
+    comm, peer, values = rank.comm.new_group(), np.int64(rank.rank ^ 1), torch.ones(4)
+    group = comm.new_group()
+    counting = Counting(1)
+    python = {"broadcast": fastcoll.api._broadcast, "isend": fastcoll.api_p2p._isend}
+    for turn in range(2):
+        for verb, fallback in python.items():
+            _C.set_fallback(verb, refuse if turn else fallback)
+        try:
+            for root in (np.int64(1), np.uint8(1), torch.tensor(1), counting):
+                values.fill_(rank.rank)
+                group.broadcast(values, root)
+                assert values.tolist() == [1.0] * 4
+            work = comm.isend(values + rank.rank, peer, np.int16(7))
+            comm.recv(values, peer, np.int16(7))
+            assert values.tolist() == [1.0 + peer] * 4
+            work.wait()
+        finally:
+            for verb, fallback in python.items():
+                _C.set_fallback(verb, fallback)
+    kinds = [attempt(group.broadcast, values, odd).kind for odd in (True, 1.0, "1", Counting(-1))]
+    comm.close()
+    return [counting.count > 0, kinds]
+
+
+def test_numbers_that_need_no_python(pools: Pools) -> None:
+    for asked, kinds in pools(2).run(with_odd_numbers):
+        assert asked
+        assert kinds == ["", "UsageError", "UsageError", "UsageError"]
 
 
 def comes_too_late(rank: Rank) -> str:

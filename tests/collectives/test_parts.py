@@ -348,6 +348,7 @@ def by_torch_group(rank: Rank) -> list[Any]:
         fastcoll.gather(tensor, outs, 2, part)
         results.append([out.item() for out in outs] if outs else tensor.item())
         results.append(attempt(fastcoll.gather, tensor, None, 1, part).kind)
+    dist.barrier()  # rank 2 may be connecting still, which Gloo fails at if rank 1 goes
     fastcoll.destroy()
     dist.destroy_process_group()
     return results

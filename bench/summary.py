@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what all result files say in one page: `python bench/summary.py`.
+
+The page is bench/results/README.md; no figure in it is typed by hand, and the README's table is one
+of its tables. Medians throughout, as in bench/targets.py, which says how the goals stand.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from targets import verdicts
+
+from fastcoll.measure.sizes import format_number, format_size, parse_sizes
+
+Json = dict[str, Any]
+RESULTS = Path(__file__).parent / "results"
+# What is said of a machine that its files do not say.
+MACHINES = {
+    "epyc-zen4-2core": "AMD EPYC, Zen 4: AVX-512",
+    "epyc-zen3-2core": "AMD EPYC, Zen 3: AVX2",
+    "xeon-amx-2core": "Intel Xeon with AMX: AVX-512, slower, its two CPUs far apart",
+}
+SIZES = parse_sizes("8,512,2K,32K,512K,8M,128M")
+ASYNC_SIZES = parse_sizes("8,512,2K,32K,128K,512K,8M")
+VERB_SIZES = parse_sizes("4K,1M,64M")
+C_SIZES = parse_sizes("4K,64K,1M,16M,64M")
+VERBS = ("reduce_scatter", "reduce", "all_gather", "gather", "scatter", "all_to_all", "broadcast")
+GLOO, OURS = "gloo", "fastcoll"
+MPIS = ("openmpi", "mpich", "intelmpi")
+NAMES = {GLOO: "Gloo", "openmpi": "Open MPI", "mpich": "MPICH", "intelmpi": "Intel MPI"}
+# Row's name, file, library; its ratio to fastcoll stands in the table.
+AGAINST = (
+    ("Gloo, Python", "python-float32", GLOO),
+    ("Gloo, Python, bfloat16", "python-bfloat16", GLOO),
+    ("Gloo, Python, symmetric tensors", "python-symmetric", GLOO),
+    ("Gloo, Python, 4 ranks on the 2 cores", "python-4ranks", GLOO),
+    *((f"{NAMES[mpi]} {{version}}, C", "c-float32", mpi) for mpi in MPIS),
+)
+WARNING = "<!-- Written by bench/summary.py: change that, or the result files. -->"
+
+
+class Results:
+    """The result files of one machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.documents: dict[str, Json] = {
+            path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
+        }
+
+    def row(self, name: str, size_bytes: int) -> Json | None:
+        """Return what a file of `fastcoll bench` has of one size."""
+        rows = self.documents.get(name, {}).get("rows", [])
+        return next((row for row in rows if row["size_bytes"] == size_bytes), None)
+
+    def time(self, name: str, size_bytes: int) -> str:
+        """Return how long a call of fastcoll's takes there, in us."""
+        row = self.row(name, size_bytes)
+        for cell in row["cells"] if row else ():
+            if cell["library"] == OURS and "time_us" in cell:
+                return format_number(cell["time_us"])
+        return ""
+
+    def ratio(self, name: str, size_bytes: int, libraries: Sequence[str]) -> str:
+        """Return how many times longer the quickest of these takes, and which, of several."""
+        row = self.row(name, size_bytes)
+        found = {
+            library: row["ratios"][library]["median"]
+            for library in libraries
+            if row and library in row["ratios"]
+        }
+        if not found:
+            return ""
+        best = min(found, key=lambda library: found[library])
+        named = f" {NAMES[best]}" if len(libraries) > 1 else ""
+        digits = 2 if found[best] < 1 else 1 if found[best] < 10 else 0
+        return f"{found[best]:.{digits}f}x{named}"
+
+    def version(self, name: str, library: str) -> str:
+        """Return the version that a library had in a file."""
+        every = self.documents.get(name, {}).get("libraries", [])
+        said = next((one["version"] or "" for one in every if one["name"] == library), "")
+        numbers = re.search(r"\d+(\.\d+)+", said)
+        return numbers[0] if numbers else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, but for rows of nothing but their name; of no rows: none."""
+    lines = [f"| {' | '.join(row)} |".replace("|  ", "| ") for row in rows if any(row[1:])]
+    if lines:
+        yield f"| {' | '.join(head)} |"
+        yield f"|{'---|' * len(head)}"
+        yield from lines
+        yield ""
+
+
+def all_reduce(of: Results) -> Iterator[str]:
+    """Yield the table that the README shows of one machine."""
+    rows = [["fastcoll from Python, us", *(of.time("python-float32", size) for size in SIZES)]]
+    for what, name, library in AGAINST:
+        title = what.format(version=of.version(name, library))
+        rows.append([title, *(of.ratio(name, size, [library]) for size in SIZES)])
+    yield from _table(["all_reduce, 2 ranks", *map(format_size, SIZES)], rows)
+
+
+def _asynchronous(of: Results) -> Iterator[str]:
+    name = "python-async"
+    rows = [["fastcoll, us", *(of.time(name, size) for size in ASYNC_SIZES)]]
+    for library in (GLOO, *MPIS):
+        ratios = (of.ratio(name, size, [library]) for size in ASYNC_SIZES)
+        rows.append([NAMES[library], *ratios])
+    yield from _table(["all_reduce, async_op and wait", *map(format_size, ASYNC_SIZES)], rows)
+
+
+def _verbs(of: Results) -> Iterator[str]:
+    head = ["from Python, 2 ranks"]
+    for size in VERB_SIZES:
+        head += [f"{format_size(size)}, us", "Gloo", "quickest MPI"]
+    rows = []
+    for verb in (*VERBS, "sendrecv"):
+        rows.append([verb])
+        for size in VERB_SIZES:
+            rows[-1] += [of.time(verb, size), of.ratio(verb, size, [GLOO])]
+            rows[-1].append(of.ratio(verb, size, MPIS))
+    yield from _table(head, rows)
+    yield from _table(
+        ["C against C: the quickest MPI", *map(format_size, C_SIZES)],
+        ([verb, *(of.ratio(f"c-{verb}", size, MPIS) for size in C_SIZES)] for verb in VERBS),
+    )
+
+
+def _torch(of: Results) -> Iterator[str]:
+    times_us = of.documents.get("torch", {}).get("times_us", {})
+    backends = ("compiled", "python", GLOO)
+    yield from _table(
+        ["through torch.distributed, us", "compiled", "Python", "Gloo"],
+        (
+            [what, *(format_number(times[backend]) for backend in backends)]
+            for what, times in times_us.items()
+        ),
+    )
+
+
+def _goals(of: Results) -> Iterator[str]:
+    found = list(verdicts(of.folder))
+    missed = [one for one in found if one.passed is False]
+    unknown = [one.what for one in found if one.passed is None]
+    yield f"Of {len(found)} goals, {sum(one.passed is True for one in found)} are reached."
+    if unknown:
+        yield f"Not measured: {'; '.join(unknown)}."
+    yield ""
+    yield from _table(
+        ["missed", "goal", "found"], ([one.what, one.goal, one.found] for one in missed)
+    )
+
+
+def _files(of: Results) -> Iterator[str]:
+    """Yield where each figure is from: which files are of which commit."""
+    by_run: dict[tuple[str, str], list[str]] = {}
+    for name, document in of.documents.items():
+        commit = document["commit"]
+        changed = " with changes" if commit["dirty"] else ""
+        run = (document["date"][:10], f"{commit['hash'][:7]}{changed}")
+        by_run.setdefault(run, []).append(name)
+    rows = ([date, commit, ", ".join(names)] for (date, commit), names in sorted(by_run.items()))
+    link = f"files in [{of.folder.name}/]({of.folder.name})"
+    yield from _table(["date", "commit", link], rows)
+
+
+def _machine(of: Results) -> Iterator[str]:
+    facts = of.documents["python-float32"]["machine"]
+    kernel, _, _ = facts["kernel"].partition("-")
+    yield f"## {MACHINES[of.folder.name]}"
+    yield ""
+    yield f"{facts['num_cpus']} virtual CPUs: {facts['cpu_model']}; Linux {kernel}."
+    yield ""
+    for part in (all_reduce, _asynchronous, _verbs, _torch, _goals, _files):
+        yield from part(of)
+
+
+def page() -> str:
+    """Return the whole page."""
+    lines = [
+        WARNING,
+        "",
+        "# Results",
+        "",
+        "All of it, machine by machine, from the files beside this page. A ratio says how many",
+        "times longer the other library takes than fastcoll, by medians over windows of one run,",
+        "in which the libraries take turns; an empty place was not measured. Every file holds its",
+        "command, commit, machine, versions and all windows; [../README.md](../README.md) says",
+        "what a number means.",
+        "",
+    ]
+    for name in MACHINES:
+        lines += _machine(Results(RESULTS / name))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    (RESULTS / "README.md").write_text(page())
