@@ -48,4 +48,5 @@ if [ "$(id -u)" = 0 ]; then # it makes network namespaces
 fi
 fastcoll demo --json "$out/demo.json" --plot "$out/demo.png"
 fastcoll demo --params 25M --json "$out/demo-25M.json" --plot "$out/demo-25M.png"
+python bench/summary.py
 python bench/targets.py "$out"

@@ -145,16 +145,11 @@ def _torch(of: Results) -> Iterator[str]:
 
 
 def _goals(of: Results) -> Iterator[str]:
-    found = list(verdicts(of.folder))
-    missed = [one for one in found if one.passed is False]
-    unknown = [one.what for one in found if one.passed is None]
-    yield f"Of {len(found)} goals, {sum(one.passed is True for one in found)} are reached."
-    if unknown:
-        yield f"Not measured: {'; '.join(unknown)}."
-    yield ""
-    yield from _table(
-        ["missed", "goal", "found"], ([one.what, one.goal, one.found] for one in missed)
-    )
+    """Yield how all goals stand, the missed ones first."""
+    found = sorted(verdicts(of.folder), key=lambda one: (False, None, True).index(one.passed))
+    marks = {False: "**missed**", None: "not measured", True: "reached"}
+    rows = ([one.what, one.goal, one.found, marks[one.passed]] for one in found)
+    yield from _table(["what", "goal", "found at the worst size", ""], rows)
 
 
 def _files(of: Results) -> Iterator[str]:

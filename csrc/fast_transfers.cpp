@@ -82,12 +82,17 @@ PyObject* start_batch(const Caller& caller, const Args& args) {
   static PyObject* const tensor_name = PyUnicode_InternFromString("tensor");
   static PyObject* const peer_name = PyUnicode_InternFromString("peer");
   static PyObject* const tag_name = PyUnicode_InternFromString("tag");
+  static PyObject* const group_name = PyUnicode_InternFromString("group");
+  static PyObject* const group_peer_name = PyUnicode_InternFromString("group_peer");
   std::vector<std::shared_ptr<Transfer>> transfers;
   Owned works(PyList_New(0));
   for (PyObject* one : items_of(args[kTensor])) {
     if (Py_TYPE(one) != p2p_op_type) return nullptr;
     const Owned op(PyObject_GetAttr(one, op_name)), tensor(PyObject_GetAttr(one, tensor_name)),
-        peer(PyObject_GetAttr(one, peer_name)), tag(PyObject_GetAttr(one, tag_name));
+        peer(PyObject_GetAttr(one, peer_name)), tag(PyObject_GetAttr(one, tag_name)),
+        group(PyObject_GetAttr(one, group_name)),
+        group_peer(PyObject_GetAttr(one, group_peer_name));
+    if (group.get() != Py_None || group_peer.get() != Py_None) return nullptr;
     const std::optional<bool> sends = is_send(op.get());
     if (!sends || !tag.get()) return nullptr;
     auto transfer = prepare(*sends, caller.group, tensor.get(), peer.get(), tag.get());

@@ -5,6 +5,7 @@ from typing import Any, NoReturn, Self, overload
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from fastcoll.transfers import AnyTransferWork
@@ -209,21 +210,24 @@ def all_gather_into_tensor(
 ) -> Work | None: ...
 def broadcast(
     tensor: _Array,
-    src: int,
+    src: int | None = None,
     group: _GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> Work | None: ...
 def barrier(
     group: _GroupLike = None,
     async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
     *,
     timeout_s: float | None = None,
 ) -> Work | None: ...
 def reduce(
     tensor: _Array,
-    dst: int,
+    dst: int | None = None,
     op: Any = ...,
     group: _GroupLike = None,
     async_op: bool = False,
@@ -232,6 +236,7 @@ def reduce(
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> Work | None: ...
 def all_gather(
     tensor_list: Sequence[_Array],
@@ -255,20 +260,22 @@ def reduce_scatter(
 def gather(
     tensor: _Array,
     gather_list: Sequence[_Array] | None = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: _GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> Work | None: ...
 def scatter(
     tensor: _Array,
     scatter_list: Sequence[_Array] | None = None,
-    src: int = 0,
+    src: int | None = None,
     group: _GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> Work | None: ...
 def all_to_all_single(
     output: _Array | None,
@@ -290,11 +297,12 @@ def all_to_all(
 ) -> Work | None: ...
 def send(
     tensor: _Array,
-    dst: int,
+    dst: int | None = None,
     group: _GroupLike = None,
     tag: int = 0,
     *,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> None: ...
 def recv(
     tensor: _Array,
@@ -303,6 +311,7 @@ def recv(
     tag: int = 0,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> int: ...
 @overload
 def isend(
@@ -311,11 +320,12 @@ def isend(
 @overload
 def isend(
     tensor: _Array,
-    dst: int,
+    dst: int | None = None,
     group: _GroupLike = None,
     tag: int = 0,
     *,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> AnyTransferWork | None: ...
 @overload
 def irecv(
@@ -334,9 +344,10 @@ def irecv(
     tag: int = 0,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> AnyTransferWork | None: ...
 def batch_isend_irecv(
-    p2p_op_list: list[P2POp], group: _GroupLike = None
+    p2p_op_list: list[P2POp] | list[dist.P2POp], group: _GroupLike = None
 ) -> list[AnyTransferWork]: ...
 def all_reduce_coalesced(
     tensors: Sequence[_Array],

@@ -6,6 +6,7 @@ do themselves they pass on to the Python functions here, whose names start with 
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ def empty(
 
     Raises:
         DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
+        DriverError: A rank has no room for it; nothing was allocated.
         UnsupportedError: There is no such device, or the ranks can't reach each other's.
     """
     comm = communicator_of(group)
@@ -101,8 +103,10 @@ def _all_reduce(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
-            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
+            "copy_engine", or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+            "ring", "multimem" and most schedules add in another order than that of the ranks:
+            where that may show, they need `numerics="fast"`. Over several nodes "auto" alone.
         numerics: "same_bits" or "fast"; None takes the group's.
         timeout_s: Limit of this call; None takes the group's.
 
@@ -111,7 +115,8 @@ def _all_reduce(
 
     Raises:
         UsageError: The arguments do not fit together; nothing was sent.
-        UnsupportedError: No such operation on this dtype, or no such memory; nothing was sent.
+        UnsupportedError: No such operation on this dtype, no such memory, or an algorithm that is
+            not for this call; nothing was sent.
         DesyncError: The ranks made different calls.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died.
@@ -201,11 +206,12 @@ def _all_gather_into_tensor(
 
 def _broadcast(
     tensor: Array,
-    src: int,
+    src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> Work | None:
     """Copy one rank's tensor to all others. Collective.
 
@@ -215,6 +221,7 @@ def _broadcast(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
+        group_src: In place of `src`: a rank of the group, whatever kind that is.
     """
     return _issue(
         group,
@@ -222,7 +229,7 @@ def _broadcast(
             verb=Verb.broadcast,
             input=tensor,
             output=tensor,
-            root=rank_in(group, src, "src"),
+            root=rank_in(group, src, "src", group_src),
             async_op=async_op,
             timeout_s=timeout_s,
         ),
@@ -230,15 +237,27 @@ def _broadcast(
 
 
 def _barrier(
-    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None
+    group: GroupLike = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> Work | None:
     """Wait until every rank has come here. Collective.
 
     Args:
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        timeout_s: Limit of this call.
+        device_ids: Changes nothing: no device takes part. torch.distributed has it for NCCL.
+        timeout: Limit of this call, as torch.distributed takes it.
+        timeout_s: The same in seconds.
     """
+    del device_ids
+    if timeout is not None:
+        if timeout_s is not None:
+            raise UsageError("give timeout or timeout_s, not both")
+        timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     return _issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=timeout_s))
 
 

@@ -23,74 +23,112 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
         comm.all_gather_object(object_list, obj)
 
 
-def broadcast_object_list(object_list: list[Any], src: int = 0, group: GroupLike = None) -> None:
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    *,
+    group_src: int | None = None,
+) -> None:
     """Copy one rank's list of picklable objects to all others. Collective.
 
     Args:
         object_list: What to send on rank `src`; on the others, what is replaced: of that length.
-        src: Rank in the group; the global rank if `group` is a torch process group.
+        src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
+        device: Changes nothing: pickled objects lie on the CPU.
+        group_src: In place of `src`: a rank of the group, whatever kind that is.
     """
+    del device
     comm = member_of(group, "broadcast_object_list")
     if comm is not None:
-        comm.broadcast_object_list(object_list, rank_in(group, src, "src"))
+        comm.broadcast_object_list(object_list, rank_in(group, src, "src", group_src, default=0))
 
 
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: GroupLike = None,
+    *,
+    group_dst: int | None = None,
 ) -> None:
     """Gather a picklable object from every rank, on rank `dst`. Collective.
 
     Args:
         obj: What this rank gives.
         object_gather_list: On rank `dst`, where they go; None on the others.
-        dst: Rank in the group; the global rank if `group` is a torch process group.
+        dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_dst` is given.
         group: A Communicator or a torch process group; None is the default group.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
     """
     comm = member_of(group, "gather_object")
     if comm is not None:
-        comm.gather_object(obj, object_gather_list, rank_in(group, dst, "dst"))
+        comm.gather_object(
+            obj, object_gather_list, rank_in(group, dst, "dst", group_dst, default=0)
+        )
 
 
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
-    src: int = 0,
+    src: int | None = None,
     group: GroupLike = None,
+    *,
+    group_src: int | None = None,
 ) -> None:
     """Give every rank its object of a list on rank `src`. Collective.
 
     Args:
         scatter_object_output_list: Its first element becomes this rank's object.
         scatter_object_input_list: On rank `src`, an object for each rank; None on the others.
-        src: Rank in the group; the global rank if `group` is a torch process group.
+        src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
+        group_src: In place of `src`: a rank of the group, whatever kind that is.
     """
     comm = member_of(group, "scatter_object_list")
     if comm is not None:
         comm.scatter_object_list(
-            scatter_object_output_list, scatter_object_input_list, rank_in(group, src, "src")
+            scatter_object_output_list,
+            scatter_object_input_list,
+            rank_in(group, src, "src", group_src, default=0),
         )
 
 
-def send_object_list(object_list: list[Any], dst: int, group: GroupLike = None) -> None:
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    *,
+    group_dst: int | None = None,
+) -> None:
     """Send a list of picklable objects to another rank, as `send` does with tag 0.
 
     Args:
         object_list: What to send.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         group: A Communicator or a torch process group; None is the default group.
+        device: Changes nothing: pickled objects lie on the CPU.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
     """
+    del device
     comm = member_of(group, "send_object_list")
     if comm is not None:
-        comm.send_object_list(object_list, rank_in(group, dst, "dst"))
+        comm.send_object_list(object_list, rank_in(group, dst, "dst", group_dst))
 
 
 def recv_object_list(
-    object_list: list[Any], src: int | None = None, group: GroupLike = None
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    *,
+    group_src: int | None = None,
 ) -> int:
     """Receive a list of objects from another rank, as `recv` does with tag 0.
 
@@ -99,14 +137,17 @@ def recv_object_list(
         src: Rank in the group; the global rank if `group` is a torch process group; None is
             whoever sends first.
         group: A Communicator or a torch process group; None is the default group.
+        device: Changes nothing: pickled objects lie on the CPU.
+        group_src: In place of `src`: a rank of the group, whatever kind that is.
 
     Returns:
         The rank that sent them; -1 if this rank is not in the group.
     """
+    del device
     comm = member_of(group, "recv_object_list")
     if comm is None:
         return -1
-    return named_rank(group, comm.recv_object_list(object_list, source_in(group, src)))
+    return named_rank(group, comm.recv_object_list(object_list, source_in(group, src, group_src)))
 
 
 def monitored_barrier(
@@ -126,5 +167,4 @@ def monitored_barrier(
     """
     comm = member_of(group, "monitored_barrier")
     if comm is not None:
-        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        comm.monitored_barrier(limit_s, wait_all_ranks)
+        comm.monitored_barrier(timeout, wait_all_ranks)

@@ -25,7 +25,7 @@ def _issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
 
 def _reduce(
     tensor: Array,
-    dst: int,
+    dst: int | None = None,
     op: object = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
@@ -34,6 +34,7 @@ def _reduce(
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> Work | None:
     """Reduce a tensor over all ranks; rank `dst` gets the result. Collective.
 
@@ -49,6 +50,7 @@ def _reduce(
             schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
     """
     return _issue(
         group,
@@ -57,7 +59,7 @@ def _reduce(
             input=tensor,
             output=tensor if out is None else out,
             op=op,
-            root=rank_in(group, dst, "dst"),
+            root=rank_in(group, dst, "dst", group_dst),
             async_op=async_op,
             algorithm=algorithm,
             numerics=numerics,
@@ -138,21 +140,24 @@ def _reduce_scatter(
 def _gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_dst: int | None = None,
 ) -> Work | None:
     """Gather the tensors of all ranks into a list on rank `dst`. Collective.
 
     Args:
         tensor: What this rank gives, of the same number of elements and dtype everywhere.
         gather_list: On rank `dst`, where the tensor of each rank goes; None on the others.
-        dst: Rank in the group; the global rank if `group` is a torch process group.
+        dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_dst` is given.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
     """
     return _issue(
         group,
@@ -160,7 +165,7 @@ def _gather(
             verb=Verb.gather,
             input=tensor,
             output=gather_list,
-            root=rank_in(group, dst, "dst"),
+            root=rank_in(group, dst, "dst", group_dst, default=0),
             async_op=async_op,
             timeout_s=timeout_s,
         ),
@@ -170,21 +175,24 @@ def _gather(
 def _scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
-    src: int = 0,
+    src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     *,
     timeout_s: float | None = None,
+    group_src: int | None = None,
 ) -> Work | None:
     """Give every rank its tensor of a list on rank `src`. Collective.
 
     Args:
         tensor: Where this rank's tensor goes, of the same number of elements and dtype everywhere.
         scatter_list: On rank `src`, what goes to each rank; None on the others.
-        src: Rank in the group; the global rank if `group` is a torch process group.
+        src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
+        group_src: In place of `src`: a rank of the group, whatever kind that is.
     """
     return _issue(
         group,
@@ -192,7 +200,7 @@ def _scatter(
             verb=Verb.scatter,
             input=scatter_list,
             output=tensor,
-            root=rank_in(group, src, "src"),
+            root=rank_in(group, src, "src", group_src, default=0),
             async_op=async_op,
             timeout_s=timeout_s,
         ),

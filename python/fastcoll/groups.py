@@ -9,7 +9,7 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -79,9 +79,11 @@ def init(
             in place of `group`.
         rank: This process's rank in the world of `store`.
         world_size: Number of ranks.
-        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s.
-        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits" (between
-            nodes: where it costs no bytes).
+        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s. A group that
+            exists keeps its own: one of `init_process_group("fastcoll")` has torch's (`timeout=`,
+            30 minutes).
+        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits"; but between
+            nodes "fast" for half and narrower types, whose bits would cost bytes on the wire.
         carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
             mpi4py in processes that mpirun started; or another backend that is registered with
             torch.distributed. None takes FASTCOLL_CARRIER, else Gloo.
@@ -90,8 +92,9 @@ def init(
         The group, which is a context manager: leaving it closes it.
 
     Raises:
-        UsageError: There is a default group already, or nothing tells who the ranks are.
-        UnsupportedError: There are too many ranks on one node.
+        UsageError: There is a default group already, nothing tells who the ranks are, or what is
+            given differs from what a group that exists was made with.
+        UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
     with _state.lock:
@@ -99,20 +102,34 @@ def init(
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
         comm: AnyCommunicator
         settings = resolve(timeout_s, numerics, carrier)
+        given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
         if isinstance(group, AnyCommunicator):
+            _refuse_for(group, given)
             comm = group
         elif store is not None or rank is not None or world_size is not None:
             if group is not None or store is None or rank is None or world_size is None:
                 raise UsageError("init() takes a group, or store, rank and world_size together")
             comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
-        elif isinstance(group, ProcessGroup):
-            comm = _of_process_group(group, settings)
-        elif group is not None:
+        elif group is not None and not isinstance(group, ProcessGroup):
             raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+        elif (group := group or _default_of_torch()) is not None:
+            if (existing := _standing_for(group)) is not None:
+                _refuse_for(existing, given)
+            comm = _of_process_group(group, settings)
         else:
-            comm = _from_surroundings(settings)
+            comm = _of_launcher(settings)
         _set_default(comm)
         return comm
+
+
+def _refuse_for(group: AnyCommunicator, given: Mapping[str, object]) -> None:
+    """Raise UsageError if something is given that a group has had since it was made."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise UsageError(
+            f'the group "{group.name}" exists already and keeps what it was made with: give '
+            f"{' and '.join(names)} to what makes it (init_process_group takes timeout=), or to "
+            "new_group()"
+        )
 
 
 def _set_default(comm: AnyCommunicator) -> None:
@@ -122,9 +139,11 @@ def _set_default(comm: AnyCommunicator) -> None:
     _C.set_default_group(comm if isinstance(comm, Communicator) else None)
 
 
-def _from_surroundings(settings: Settings) -> AnyCommunicator:
-    if dist.is_initialized() and dist.group.WORLD is not None:
-        return _of_process_group(dist.group.WORLD, settings)
+def _default_of_torch() -> ProcessGroup | None:
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def _of_launcher(settings: Settings) -> AnyCommunicator:
     launch = env.launch()
     if launch is None:
         raise UsageError(_NOT_INITIALISED)
@@ -151,16 +170,22 @@ def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
 def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> AnyCommunicator:
     """Return the communicator that stands for a torch process group; made at its first use."""
     with _state.lock:
-        comm = _state.adopted.get(group.group_name)
-        if comm is None or comm.closed:
-            comm = _state.by_process_group.get(group)
-        if comm is None or comm.closed:
+        comm = _standing_for(group)
+        if comm is None:
             settings = settings or resolve(None, None)
             comm = member(connect(GroupExchange(group), group.group_name, settings))
             _state.by_process_group[group] = comm
         if isinstance(comm, Communicator):
             _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
         return comm
+
+
+def _standing_for(group: ProcessGroup) -> AnyCommunicator | None:
+    """Return the communicator that stands for a torch process group already."""
+    for comm in (_state.adopted.get(group.group_name), _state.by_process_group.get(group)):
+        if comm is not None and not comm.closed:
+            return comm
+    return None
 
 
 def adopt(comm: AnyCommunicator) -> None:
@@ -206,8 +231,30 @@ def member_of(group: GroupLike, verb: str, *, stacklevel: int = 3) -> AnyCommuni
     return comm
 
 
-def rank_in(group: GroupLike, rank: int, name: str) -> int:
-    """Return the group rank that is meant: torch process groups are given global ranks."""
+def rank_in(
+    group: GroupLike,
+    rank: int | None,
+    name: str,
+    group_rank: int | None = None,
+    default: int | None = None,
+) -> int:
+    """Return the group rank that is meant: torch process groups are given global ranks.
+
+    Args:
+        group: What the call was given.
+        rank: What it was given as `name`, or None.
+        name: What is said of it.
+        group_rank: What it was given as `group_`name: a rank of the group, whatever that is.
+        default: What is meant where neither is given.
+    """
+    if group_rank is not None:
+        if rank is not None:
+            raise UsageError(f"give {name} or group_{name}, not both")
+        return group_rank
+    if rank is None:
+        if default is None:
+            raise UsageError(f"{name} is missing: which rank?")
+        rank = default
     if not isinstance(group, ProcessGroup):
         return rank
     try:
@@ -216,9 +263,9 @@ def rank_in(group: GroupLike, rank: int, name: str) -> int:
         raise UsageError(f"{name}={rank}: {error}") from None
 
 
-def source_in(group: GroupLike, src: int | None) -> int | None:
+def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -> int | None:
     """Return the same of a sender; None is any."""
-    return None if src is None else rank_in(group, src, "src")
+    return None if src is None and group_src is None else rank_in(group, src, "src", group_src)
 
 
 def named_rank(group: GroupLike, rank: int) -> int:
@@ -304,7 +351,7 @@ def shrink(
 def destroy() -> None:
     """Close the default group, its subgroups and what stands for torch process groups.
 
-    Calls that were queued are completed first. Without a default group this does nothing.
+    Calls that were queued are completed first. Where there is none of them this does nothing.
     """
     with _state.lock:
         groups = [*_state.subgroups, *_state.by_process_group.values()]

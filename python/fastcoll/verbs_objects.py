@@ -6,6 +6,7 @@ Decides how objects become tensors. Must not know how a call is carried out.
 """
 
 import pickle
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,11 @@ class ObjectMethods(PartsMethods, P2PMethods):
         return peer
 
     def monitored_barrier(
-        self, timeout_s: float | None = None, wait_all_ranks: bool = False
+        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
+        timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self.issue(Call(verb=Verb.barrier, timeout_s=timeout_s))
 
 

@@ -7,7 +7,7 @@ know how transfers are carried out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fastcoll import _C
 from fastcoll.errors import UsageError
@@ -23,24 +23,30 @@ class P2POp:
     Attributes:
         op: "isend" or "irecv", or the function of that name.
         tensor: What is sent, or where what comes is put.
-        peer: Rank in the group; for irecv None is any rank.
+        peer: Rank in the group; the global rank if that is a torch process group; for irecv None is
+            any rank.
+        group: A Communicator or a torch process group, the same in all of a batch; None leaves it
+            to the batch.
         tag: Tells messages of one pair apart.
+        group_peer: In place of `peer`: a rank of the group, whatever kind that is.
     """
 
     op: object
     tensor: Array
-    peer: int | None
+    peer: int | None = None
+    group: Any = None
     tag: int = 0
+    group_peer: int | None = None
 
-    @property
-    def kind(self) -> Literal["isend", "irecv"]:
-        """Whether it sends or receives."""
-        name = getattr(self.op, "__name__", self.op)
-        if name == "isend":
-            return "isend"
-        if name == "irecv":
-            return "irecv"
-        raise UsageError(f"op must be isend or irecv, not {self.op!r}")
+
+def kind_of(op: object) -> Literal["isend", "irecv"]:
+    """Return whether a transfer of a batch sends or receives."""
+    name = getattr(op, "__name__", op)
+    if name == "isend":
+        return "isend"
+    if name == "irecv":
+        return "irecv"
+    raise UsageError(f"op must be isend or irecv, not {op!r}")
 
 
 class P2PMethods:

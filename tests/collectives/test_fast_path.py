@@ -78,7 +78,7 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
 
     def in_a_batch() -> None:
         ops = [
-            fastcoll.P2POp(fastcoll.irecv, out, None, 5),
+            fastcoll.P2POp(fastcoll.irecv, out, None, tag=5),
             fastcoll.P2POp("isend", mine, (me + 1) % world, tag=5),
         ]
         for work in comm.batch_isend_irecv(ops):

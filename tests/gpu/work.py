@@ -214,8 +214,8 @@ def _uneven(comm: Any, case: Case, source: torch.Tensor, target: torch.Tensor) -
         return comm.all_to_all(_backwards(target, gets), _backwards(source, gives))
     if case.verb == "all_gather_list":
         return comm.all_gather(_backwards(target, gets), source)
-    ops = [P2POp("isend", part, to, case.seed) for to, part in enumerate(source.split(gives))]
-    ops += [P2POp("irecv", part, by, case.seed) for by, part in enumerate(target.split(gets))]
+    ops = [P2POp("isend", part, to, tag=case.seed) for to, part in enumerate(source.split(gives))]
+    ops += [P2POp("irecv", part, by, tag=case.seed) for by, part in enumerate(target.split(gets))]
     for started in comm.batch_isend_irecv(ops):
         started.wait()
     return None

@@ -124,8 +124,10 @@ def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
             for number in range(2):
                 source = torch.full((40, 2), float(100 * me + 10 * peer + number))
                 target = torch.zeros(40, 2)
-                ops.append(P2POp("isend", source[:, number] if number else source, peer, number))
-                ops.append(P2POp("irecv", target[:, number] if number else target, peer, number))
+                given = source[:, number] if number else source
+                taken = target[:, number] if number else target
+                ops.append(P2POp("isend", given, peer, tag=number))
+                ops.append(P2POp("irecv", taken, peer, tag=number))
                 gets.append((target, peer, number))
         works = comm.batch_isend_irecv(ops)
         right = [work.wait() for work in works]

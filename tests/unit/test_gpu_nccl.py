@@ -223,8 +223,8 @@ def messages(rank: Rank) -> list[bool]:
         for step in range(world):
             peer = (me * 2 + step) % world
             target = torch.zeros(40, 2)
-            ops.append(P2POp("isend", torch.full((40, 2), 10.0 * me + peer)[:, 1], peer, 4))
-            ops.append(P2POp("irecv", target[:, 1], peer, 4))
+            ops.append(P2POp("isend", torch.full((40, 2), 10.0 * me + peer)[:, 1], peer, tag=4))
+            ops.append(P2POp("irecv", target[:, 1], peer, tag=4))
             gets.append((target[:, 1], 10.0 * peer + me))
         for work in comm.batch_isend_irecv(ops):
             work.wait()

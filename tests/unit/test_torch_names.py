@@ -31,6 +31,20 @@ def test_every_verb_of_torch_is_there(name: str) -> None:
     assert name in fastcoll.__all__
 
 
+NOT_TAKEN = {"use_batch"}  # of object lists: how NCCL connects
+
+
+@pytest.mark.parametrize("name", names_of_torch())
+def test_every_argument_of_torch_is_taken(name: str) -> None:
+    torchs = {*inspect.signature(getattr(dist, name)).parameters} - NOT_TAKEN
+    assert torchs <= {*inspect.signature(getattr(fastcoll, name)).parameters}
+
+
+def test_the_transfers_of_batches_take_what_torchs_do() -> None:
+    torchs = list(inspect.signature(dist.P2POp).parameters)
+    assert list(inspect.signature(fastcoll.P2POp).parameters) == torchs
+
+
 @pytest.mark.parametrize("name", ["all_gather_single", "reduce_scatter_single"])
 def test_newer_names_mean_the_same(name: str) -> None:
     older = {"all_gather_single": "all_gather_into_tensor"}.get(name, "reduce_scatter_tensor")

@@ -281,13 +281,15 @@ class PythonWork final : public c10d::Work {
     inner_->getFuture()->addCallback([future = future_](c10::ivalue::Future& done) {
       std::exception_ptr error = done.hasError() ? done.exception_ptr() : nullptr;
       Tensors outputs;
-      if (!error) {
-        const py::gil_scoped_acquire gil;
-        const auto holder = done.value().toPyObjectHolder();
-        const py::handle value = holder->getPyObject();
-        if (PyExceptionInstance_Check(value.ptr())) error = raised(value);
-        else outputs = value.cast<Tensors>();
-      }
+      if (!error) try {
+          const py::gil_scoped_acquire gil;
+          const auto holder = done.value().toPyObjectHolder();
+          const py::handle value = holder->getPyObject();
+          if (PyExceptionInstance_Check(value.ptr())) error = raised(value);
+          else outputs = value.cast<Tensors>();
+        } catch (...) {
+          error = std::current_exception();
+        }
       if (error) future->setError(error);
       else future->markCompleted(c10::IValue(std::move(outputs)));
     });

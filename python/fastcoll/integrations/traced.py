@@ -97,12 +97,15 @@ def all_gather_into_tensor(
 
 def broadcast(
     tensor: Tensor,
-    src: int,
+    src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     **options: object,
 ) -> None:
     _refuse({"async_op": async_op, **options}, tensor, tensor)
+    if src is None:  # group_src, perhaps 0
+        torch._dynamo.graph_break(msg="fastcoll: a broadcast in a graph has a src")
+    assert src is not None
     tensor.copy_(ops.broadcast(tensor, src, group))
 
 

@@ -10,6 +10,7 @@ import mmap
 import os
 
 from fastcoll import _C
+from fastcoll.memory.heap import ARENA_BYTES
 
 # What a rank may lack for an arena, by the number under which it tells the others.
 SHORTAGES = ("", "its machine has less memory", "it can't map as much")
@@ -18,9 +19,10 @@ SHORTAGES = ("", "its machine has less memory", "it can't map as much")
 def shortage(num_bytes: int, world_size: int) -> int:
     """Return what this process lacks to map an arena of each rank; 0: nothing.
 
-    Pages come with their first use, so the kernel would refuse too late: by killing who writes.
+    Pages come with their first use, so the kernel would refuse too late: by killing who writes. Of
+    an arena of the usual size few may ever be used.
     """
-    if num_bytes * world_size > _machine_bytes():
+    if num_bytes > ARENA_BYTES and num_bytes * world_size > _machine_bytes():
         return 1
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:  # not for writing, or the kernel would count it as used

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of results says what the result files say, and so does the README's table."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIRST = "epyc-zen4-2core"  # the machine of the README's table
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import summary  # type: ignore[import-not-found]
+
+    yield summary
+    for name in ("summary", "targets"):
+        del sys.modules[name]
+
+
+def test_the_page_is_what_the_files_say(summary: ModuleType) -> None:
+    assert (summary.RESULTS / "README.md").read_text() == summary.page(), (
+        "run python bench/summary.py"
+    )
+
+
+def test_every_machine_is_on_the_page(summary: ModuleType) -> None:
+    folders = {path.parent.name for path in summary.RESULTS.glob("*/python-float32.json")}
+    assert set(summary.MACHINES) == folders
+
+
+def test_the_table_of_the_readme(summary: ModuleType) -> None:
+    table = "\n".join(summary.all_reduce(summary.Results(summary.RESULTS / FIRST)))
+    assert table in (ROOT / "README.md").read_text(), table
+
+
+def test_another_figure_is_another_page(summary: ModuleType, tmp_path: Path) -> None:
+    """What a page would hide that is typed by hand."""
+    path = summary.RESULTS / FIRST / "python-float32.json"
+    document = json.loads(path.read_text())
+    document["rows"][0]["ratios"]["gloo"]["median"] = 3.21
+    document["rows"][0]["cells"][0]["time_us"] = 98.7
+    (tmp_path / path.name).write_text(json.dumps(document))
+    page = "\n".join(summary.all_reduce(summary.Results(tmp_path)))
+    assert re.search(r"fastcoll from Python, us \| 98\.7 \|", page)
+    assert re.search(r"Gloo, Python \| 3\.2x \|", page)
+    assert "bfloat16" not in page, "no file, no row"
+
+
+def test_what_was_not_measured_has_no_figure(summary: ModuleType, tmp_path: Path) -> None:
+    document = {
+        "rows": [
+            {
+                "size_bytes": 8,
+                "ratios": {},
+                "cells": [{"library": "fastcoll", "status": "wrong result"}],
+            }
+        ]
+    }
+    (tmp_path / "python-float32.json").write_text(json.dumps(document))
+    assert list(summary.all_reduce(summary.Results(tmp_path))) == []
