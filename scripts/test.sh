@@ -16,7 +16,6 @@ case ${1:-} in
 esac
 
 install_checkout test
-# Three files at a time, on two cores: some of a test is waiting, but each worker collects all tests
-# and has ranks of its own; four keep both cores busy all the time, and tests that measure time fail.
-# Whole files: they share ranks and builds. In the order of tests/conftest.py.
+# Three files at a time: that keeps two cores busy, and each worker collects all tests and has ranks
+# of its own. Whole files: they share ranks and builds. In the order of tests/conftest.py.
 exec python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"
