@@ -74,7 +74,7 @@ def connect(
 
     Raises:
         UnsupportedError: There are too many ranks on one node.
-        UsageError: Versions, users, numerics or carriers differ between the ranks; no such carrier.
+        UsageError: Versions, users, numerics or carriers differ between the ranks.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way, or gave up.

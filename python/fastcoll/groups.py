@@ -92,8 +92,8 @@ def init(
         The group, which is a context manager: leaving it closes it.
 
     Raises:
-        UsageError: There is a default group already, nothing tells who the ranks are, or what is
-            given differs from what a group that exists was made with.
+        UsageError: There is a default group already, nothing tells who the ranks are, or a group
+            that exists is given what only making one takes.
         UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """

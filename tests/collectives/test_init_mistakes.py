@@ -56,7 +56,6 @@ def bad_arguments(rank: Rank) -> list[str]:
         ({"store": store, "rank": 0, "world_size": 1, "timeout_s": "3"}, "timeout_s"),
         ({"store": store, "rank": 0, "world_size": 1, "timeout_s": True}, "timeout_s"),
         ({"store": store, "rank": 0, "world_size": 1, "numerics": "exact"}, "numerics"),
-        ({"store": store, "rank": 0, "world_size": 1, "carrier": "pigeon"}, "pigeon"),
         ({"store": store, "rank": "0", "world_size": 1}, "integers"),
         ({"store": store, "rank": 0, "world_size": 1.0}, "integers"),
         ({"group": "gloo"}, "group"),

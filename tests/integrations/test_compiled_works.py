@@ -155,7 +155,9 @@ def failed_futures(rank: Rank) -> list[Attempt]:
         op = dist.ReduceOp.MAX if rank.rank else dist.ReduceOp.SUM
         work = dist.all_reduce(tensor, op, group=group, async_op=True)
         assert work is not None
-        row.append(attempt(work.get_future().wait))
+        future = work.get_future()
+        row += [attempt(future.wait), attempt(future.wait)]
+        row.append(attempt(torch.futures.collect_all([future]).wait))
     return row
 
 

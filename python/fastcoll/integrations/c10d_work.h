@@ -48,6 +48,17 @@ class CallFailed final : public torch::PyTorchError {
   FastcollFailure failure_;
 };
 
+// The same of an error that Python raised: of its class, and raised afresh whenever it is read.
+class PythonFailed final : public torch::PyTorchError {
+ public:
+  explicit PythonFailed(py::handle error)
+      : torch::PyTorchError(py::str(error)), type_(py::type::handle_of(error).inc_ref().ptr()) {}
+  PyObject* python_type() override { return type_; }
+
+ private:
+  PyObject* const type_;  // never let go of: that would take the GIL
+};
+
 // A wait must not keep the GIL, whoever called.
 class WithoutGil {
  public:
@@ -267,25 +278,31 @@ class PythonWork final : public c10d::Work {
   std::exception_ptr exception() const override {
     const py::gil_scoped_acquire gil;
     const py::object error = work_.attr("exception")();
-    return error.is_none() ? nullptr : raised(error);
+    if (error.is_none()) return nullptr;
+    PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
+    return std::make_exception_ptr(py::error_already_set());
   }
 
   // Of tensors: Python's own holds an object, which torch's C++ takes nothing from (DDP's built-in
-  // hooks), or the error that was raised, as if that were its value.
+  // hooks), or the error that was raised, as if that were its value. One of a GPU stays as it is:
+  // who waits for it waits in his stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const auto inner = inner_->getFuture();
+    if (!inner->devices().empty()) return inner;
     {
       const std::lock_guard lock(mutex_);
       if (future_) return future_;
       future_ = future_of_tensors();
     }
-    inner_->getFuture()->addCallback([future = future_](c10::ivalue::Future& done) {
+    inner->addCallback([future = future_](c10::ivalue::Future& done) {
       std::exception_ptr error = done.hasError() ? done.exception_ptr() : nullptr;
       Tensors outputs;
       if (!error) try {
           const py::gil_scoped_acquire gil;
           const auto holder = done.value().toPyObjectHolder();
           const py::handle value = holder->getPyObject();
-          if (PyExceptionInstance_Check(value.ptr())) error = raised(value);
+          if (PyExceptionInstance_Check(value.ptr()))
+            error = std::make_exception_ptr(PythonFailed(value));
           else outputs = value.cast<Tensors>();
         } catch (...) {
           error = std::current_exception();
@@ -297,11 +314,6 @@ class PythonWork final : public c10d::Work {
   }
 
  private:
-  static std::exception_ptr raised(py::handle error) {
-    PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
-    return std::make_exception_ptr(py::error_already_set());
-  }
-
   template <class T>
   T ask(const char* method) const {
     const py::gil_scoped_acquire gil;

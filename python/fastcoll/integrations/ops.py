@@ -130,7 +130,8 @@ def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
         src: Rank in the group; the global rank if `group` is a torch process group.
         group: See `all_reduce`.
     """
-    return cast(Tensor, torch.ops.fastcoll.broadcast(x, _root_of(src, group), name_of(group)))
+    name = name_of(group)
+    return cast(Tensor, torch.ops.fastcoll.broadcast(x, _root_of(src, group), name))
 
 
 def all_to_all(

@@ -103,7 +103,7 @@ def broadcast(
     **options: object,
 ) -> None:
     _refuse({"async_op": async_op, **options}, tensor, tensor)
-    if src is None:  # group_src, perhaps 0
+    if src is None or "group_src" in options:  # perhaps 0
         torch._dynamo.graph_break(msg="fastcoll: a broadcast in a graph has a src")
     assert src is not None
     tensor.copy_(ops.broadcast(tensor, src, group))
