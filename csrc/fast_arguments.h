@@ -37,33 +37,27 @@ inline std::optional<TensorView> view_argument(PyObject* object) {
   return given(object) ? view_tensor(object) : std::nullopt;
 }
 
+// Of an int, or of NumPy's integers. Not of a class that is made in Python: it could do anything
+// while it says its number. True is none: who gives it means something else.
 inline std::optional<uint64_t> number_of(PyObject* object) {
-  if (!PyLong_CheckExact(object)) return std::nullopt;
+  if (!PyLong_CheckExact(object)) [[unlikely]] {
+    if (PyBool_Check(object) || !PyIndex_Check(object) ||
+        PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE))
+      return std::nullopt;
+    const Owned number(PyNumber_Index(object));
+    if (number.get()) return number_of(number.get());
+    PyErr_Clear();
+    return std::nullopt;
+  }
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
   if (overflow || number < 0) return std::nullopt;
   return uint64_t(number);
 }
 
-// The same of NumPy's integers, too. Not for the items of a list: an object that says its number
-// may change that meanwhile. True is none: who gives it means something else.
-inline std::optional<uint64_t> any_number_of(PyObject* object) {
-  if (PyLong_CheckExact(object)) [[likely]]
-    return number_of(object);
-  if (PyBool_Check(object) || !PyIndex_Check(object)) return std::nullopt;
-  PyObject* index = PyNumber_Index(object);
-  if (!index) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-  const std::optional<uint64_t> number = number_of(index);
-  Py_DECREF(index);
-  return number;
-}
-
 inline std::optional<int> root_of(const ProcessGroup& group, PyObject* object) {
   if (!object) return std::nullopt;
-  const std::optional<uint64_t> root = any_number_of(object);
+  const std::optional<uint64_t> root = number_of(object);
   if (!root || *root >= uint64_t(group.world_size())) return std::nullopt;
   return int(*root);
 }

@@ -51,7 +51,7 @@ bool read_word(PyObject* value, const std::array<PyObject*, kWords>& words, uint
 bool read_limit(PyObject* value, double& timeout_s) {
   if (value == Py_None) return true;
   if (PyFloat_Check(value)) timeout_s = PyFloat_AS_DOUBLE(value);
-  else if (const std::optional<uint64_t> number = any_number_of(value)) timeout_s = double(*number);
+  else if (const std::optional<uint64_t> number = number_of(value)) timeout_s = double(*number);
   return timeout_s > 0 && std::isfinite(timeout_s);
 }
 

@@ -24,7 +24,7 @@ std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObjec
                                   PyObject* peer, PyObject* tag, double timeout_s = -1) {
   const std::optional<TensorView> view = view_argument(tensor);
   const auto rank = sends || given(peer) ? root_of(group, peer) : std::optional<int>(kAnyPeer);
-  const auto number = tag ? any_number_of(tag) : std::optional<uint64_t>(0);
+  const auto number = tag ? number_of(tag) : std::optional<uint64_t>(0);
   if (!view || !rank || !number || *number > UINT32_MAX) return nullptr;
   auto transfer = std::make_shared<Transfer>();
   transfer->sends = sends;

@@ -40,9 +40,8 @@ PyObject* stand_in_of(PyObject* process_group) {
 }
 
 PyObject* group_rank_of(PyObject* process_group, PyObject* global_rank) {
-  // First: an object that says its number may run anything.
-  const std::optional<uint64_t> wanted = global_rank ? any_number_of(global_rank) : std::nullopt;
   const StandIn* known = find(process_group);
+  const std::optional<uint64_t> wanted = global_rank ? number_of(global_rank) : std::nullopt;
   if (!known || !wanted) return nullptr;
   for (size_t rank = 0; rank < known->global_ranks.size(); ++rank)
     if (known->global_ranks[rank] == *wanted) return Owned(PyLong_FromSize_t(rank)).release();

@@ -4,6 +4,7 @@
 Decides what a missing tool means, and reads the table of mutations that these tests prove.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -51,6 +53,19 @@ def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+def load_script(path: Path) -> ModuleType:
+    """The module that a script is, with what lies beside it; it is not run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        patch.setitem(sys.modules, path.stem, module)  # where its dataclasses look
+        spec.loader.exec_module(module)
+    return module
 
 
 def mutations() -> set[tuple[str, str]]:

@@ -43,7 +43,7 @@ def empty(
 
     Raises:
         DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
-        DriverError: A rank has no room for it; nothing was allocated.
+        DriverError: A rank of this node has no room for it; nothing was allocated on the node.
         UnsupportedError: There is no such device, or the ranks can't reach each other's.
     """
     comm = communicator_of(group)
@@ -254,11 +254,10 @@ def _barrier(
         timeout_s: The same in seconds.
     """
     del device_ids
-    if timeout is not None:
-        if timeout_s is not None:
-            raise UsageError("give timeout or timeout_s, not both")
-        timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return _issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=timeout_s))
+    if timeout is not None and timeout_s is not None:
+        raise UsageError("give timeout or timeout_s, not both")
+    limit = timeout_s if timeout is None else timeout
+    return _issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=limit))
 
 
 _C.set_reduce_ops(REDUCE_OPS)

@@ -9,6 +9,7 @@ queues.
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from fastcoll import _C
 from fastcoll.errors import UnsupportedError, UsageError
@@ -45,7 +46,7 @@ class Call:
     async_op: bool = False
     algorithm: str = "auto"
     numerics: str | None = None
-    timeout_s: float | None = None
+    timeout_s: float | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

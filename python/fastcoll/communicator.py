@@ -30,7 +30,7 @@ from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
-from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
+from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu_side import CheckedCall, GpuSide
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import identity
@@ -38,7 +38,7 @@ from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.hierarchical.making import settled_on_node
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
-from fastcoll.memory.region import SHORTAGES, create_arena, create_region, shortage
+from fastcoll.memory.region import create_arena, create_region, require_room
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.planning import Planner
@@ -321,13 +321,7 @@ class Communicator(_C.Group, ObjectMethods):
         Raises:
             DriverError: A rank has no room for it; the group can still be used.
         """
-        found = self.gather_words([shortage(num_bytes, self.world_size)])
-        if lacking := [f"rank {rank}: {SHORTAGES[n]}" for rank, [n] in enumerate(found) if n]:
-            raise DriverError(
-                f"no room for {num_bytes} bytes more of symmetric tensors on each of "
-                f"{self.world_size} ranks ({', '.join(lacking)}); nothing was allocated and the "
-                "group can still be used"
-            )
+        require_room(num_bytes, self.world_size, self.gather_words)
 
         def make() -> int:
             self.check_host()  # who comes late would find what the others sent, and they gave up

@@ -97,8 +97,7 @@ class ObjectMethods(PartsMethods, P2PMethods):
     ) -> None:
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
-        timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        self.issue(Call(verb=Verb.barrier, timeout_s=timeout_s))
+        self.issue(Call(verb=Verb.barrier, timeout_s=timeout))
 
 
 def _check_list(objects: object) -> None:

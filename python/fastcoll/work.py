@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from math import isnan, nan, prod
+from math import isnan, prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from fastcoll import _C
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.memory.array import Array
+from fastcoll.reliability.limits import seconds
 
 
 class _Pool:
@@ -80,15 +81,10 @@ def limit_of_wait(timeout: float | timedelta | None) -> float | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    try:
-        seconds = nan if isinstance(timeout, str | bool) else float(timeout)
-    except TypeError:
-        seconds = nan
-    if isnan(seconds):
+    limit_s = seconds(timeout)
+    if isnan(limit_s):
         raise UsageError(f"a wait takes a number of seconds or a timedelta, not {timeout!r}")
-    return seconds if seconds > 0 else None
+    return limit_s if limit_s > 0 else None
 
 
 class Work:

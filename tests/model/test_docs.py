@@ -2,7 +2,6 @@
 """What the pages of docs/ say is what the code says: examples, commands, pictures, links."""
 
 import doctest
-import importlib.util
 import io
 import re
 import shlex
@@ -24,7 +23,7 @@ from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.formulas import FORMULAS
 from fastcoll.model.schedule import REDUCTIONS
 from fastcoll.model.simulator import simulate
-from programs import run_as_told
+from programs import load_script, run_as_told
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -157,7 +156,7 @@ def test_a_wrong_number_would_be_noticed() -> None:
 
 
 def test_every_page_and_picture_is_linked_and_every_link_leads_somewhere() -> None:
-    script = picture_script()
+    script = load_script(DOCS / "make_pictures.py")
     reached = set()
     for page in [*PAGES, ROOT / "README.md"]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
@@ -167,15 +166,6 @@ def test_every_page_and_picture_is_linked_and_every_link_leads_somewhere() -> No
     pictures = {DOCS / "pictures" / f"{name}.svg" for name in script.PICTURES}
     assert pictures == set((DOCS / "pictures").iterdir())
     assert pictures | set(PAGES) <= reached
-
-
-def picture_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "make_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def parts(svg: str) -> list[tuple[str, str, str, list[float]]]:
@@ -205,7 +195,7 @@ def same_picture(one: str, other: str) -> bool:
 def check_picture(name: str) -> None:
     from fastcoll.model.figures import as_svg
 
-    made = as_svg(picture_script().PICTURES[name]())
+    made = as_svg(load_script(DOCS / "make_pictures.py").PICTURES[name]())
     committed = (DOCS / "pictures" / f"{name}.svg").read_text()
     assert same_picture(made, committed), f"{name}.svg: run python docs/make_pictures.py"
 
@@ -217,7 +207,9 @@ def test_a_picture_is_up_to_date(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(picture_script().PICTURES) - set(QUICK)))
+@pytest.mark.parametrize(
+    "name", sorted(set(load_script(DOCS / "make_pictures.py").PICTURES) - set(QUICK))
+)
 def test_a_picture_that_takes_simulations_is_up_to_date(name: str) -> None:
     pytest.importorskip("matplotlib")
     check_picture(name)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model against published measurements: the score, and that no row is hidden."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,17 +19,9 @@ from fastcoll.model.published import (
     median_error,
     read_series,
 )
+from programs import load_script
 
 BENCH = Path(__file__).parents[2] / "bench"
-
-
-def bench_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("model_scores", BENCH / "model_scores.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_sizes_that_the_fit_did_not_see_are_predicted() -> None:
@@ -100,4 +90,4 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject
 @pytest.mark.slow
 def test_the_committed_scores_are_those_of_the_code() -> None:
     committed = (BENCH / "results" / "model" / "published.md").read_text()
-    assert committed == bench_script().report()
+    assert committed == load_script(BENCH / "model_scores.py").report()

@@ -6,6 +6,7 @@ knows takes a shorter way through it, and on one rank alone, because the others 
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from harness import Attempt, Pools, Rank, attempt
 
 POISON = -7.0
@@ -58,6 +60,21 @@ def mistakes(world: int) -> dict[str, Mistake]:
         "limit auto": (all_reduce(six, timeout_s="auto"), usage, ("timeout_s", "auto")),
         "limit in text": (all_reduce(six, timeout_s="3"), usage, ("timeout_s", "'3'")),
         "limit True": (all_reduce(six, timeout_s=True), usage, ("timeout_s", "True")),
+        "limit in text, as torch's": (
+            lambda comm: fastcoll.barrier(comm, timeout="3"),  # type: ignore[arg-type]
+            usage,
+            ("number of seconds", "'3'"),
+        ),
+        "limit of a monitored barrier": (
+            lambda comm: comm.monitored_barrier(timedelta(0)),
+            usage,
+            ("number of seconds", "timedelta(0)"),
+        ),
+        "two limits": (
+            lambda comm: fastcoll.barrier(comm, timeout=timedelta(1), timeout_s=1),
+            usage,
+            ("timeout or timeout_s",),
+        ),
         "AVG of integers": (
             all_reduce(filled(6, dtype=torch.int32), op.AVG),
             unsupported,

@@ -7,7 +7,6 @@ Room in /dev/shm nobody needs.
 
 import ctypes
 import os
-import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -103,7 +102,7 @@ def be_refused(
 )
 @pytest.mark.parametrize(
     ("scarce", "most", "hint"),
-    [(few_descriptors, 11, "ulimit -n"), (little_memory, 5, "mapping|can't map")],
+    [(few_descriptors, 11, "ulimit -n"), (little_memory, 5, "mapping")],
     ids=["descriptors", "memory"],
 )
 def test_who_is_refused_says_so_to_all(
@@ -121,8 +120,10 @@ def test_who_is_refused_says_so_to_all(
             assert mine.kind in ("", "DriverError", "PeerLostError"), mine
             assert theirs.kind in ("", "DriverError", "PeerLostError"), theirs
             assert max(mine.seconds, theirs.seconds) < SOON_S, (mine, theirs)
-    assert any(re.search(hint, one.text) for one in refused), refused
-    assert any(re.search(hint, one.text) for one in rows[0][0]), "the others are told why"
+    if (what, scarce) == ("symmetric", little_memory):
+        hint = "can't map"  # as is found out beforehand
+    assert any(hint in one.text for one in refused), refused
+    assert any(hint in one.text for one in rows[0][0]), "the others are told why"
     assert [held for _, held in rows] == [{}] * 3
     assert machine() <= before
 

@@ -3,25 +3,20 @@
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from programs import load_script
+
 ROOT = Path(__file__).parents[2]
 FIRST = "epyc-zen4-2core"  # the machine of the README's table
 
 
-@pytest.fixture
-def summary(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import summary  # type: ignore[import-not-found]
-
-    yield summary
-    for name in ("summary", "targets"):
-        del sys.modules[name]
+@pytest.fixture(scope="module")
+def summary() -> ModuleType:
+    return load_script(ROOT / "bench" / "summary.py")
 
 
 def test_the_page_is_what_the_files_say(summary: ModuleType) -> None:

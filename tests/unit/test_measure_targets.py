@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The goals of bench/targets.py: the worst size decides, and a gap is not a pass."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from programs import load_script
+
 
 @pytest.fixture(scope="module")
 def targets() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "targets.py"
-    spec = importlib.util.spec_from_file_location("bench_targets", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[2] / "bench" / "targets.py")
 
 
 def document(ratios: dict[int, dict[str, float]]) -> dict[str, Any]:

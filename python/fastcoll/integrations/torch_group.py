@@ -9,8 +9,7 @@ Python. Must not know how a call is carried out.
 
 torch 2.13 renamed some methods; both names are here, as 2.11 knows the old ones only. Some methods
 are called from C++ (DDP, functional collectives), the others by torch.distributed's functions.
-Users call them too, in torch's short forms: one tensor for a list of one, and an option's value for
-torch's object of options.
+Users call them too, in torch's short forms: see torch_arguments.py.
 """
 
 from collections import deque
@@ -37,63 +36,24 @@ from fastcoll import _C
 from fastcoll.api_parts import reduce_scatter
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
 from fastcoll.groups import AnyCommunicator
+from fastcoll.integrations.torch_arguments import (
+    Lists,
+    Tensors,
+    one_of,
+    op_of,
+    options_of,
+    parts_of,
+    root_of,
+)
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.parts import PartsCall
 from fastcoll.transfers import TransferWork
-from fastcoll.types import REDUCE_OPS, ReduceOp, Verb
+from fastcoll.types import Verb
 from fastcoll.work import Work, completed
 
-Tensors = Sequence[torch.Tensor]
-Lists = Sequence[Sequence[torch.Tensor]]
 NAME = "fastcoll"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
-
-
-def _op(opts: Any) -> object:
-    """Return what to reduce with; by the object that the C functions know, where there is one."""
-    if opts is None:
-        return ReduceOp.SUM
-    op = opts.reduceOp
-    code = hash(op)  # asking for `op.op`, and that for its number, takes half a microsecond
-    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
-
-
-def _root(opts: Any) -> int:
-    return opts.rootRank if opts is not None else 0
-
-
-def _one(tensors: Tensors | torch.Tensor) -> torch.Tensor:
-    if type(tensors) is not list and isinstance(tensors, torch.Tensor):
-        return tensors
-    if len(tensors) != 1:
-        raise UnsupportedError(f"a rank gives one tensor to a call, not {len(tensors)}")
-    return tensors[0]
-
-
-def _parts(lists: Lists | Tensors) -> Tensors | None:
-    """Return the tensors of a list of one list, or that were given without it; of none: None."""
-    if not lists:
-        return None
-    if isinstance(lists[0], torch.Tensor):
-        return lists  # type: ignore[return-value]
-    if len(lists) != 1:
-        raise UnsupportedError(f"a rank gives one list of tensors to a call, not {len(lists)}")
-    return lists[0]
-
-
-def _options(kind: type[Any], timeout: timedelta | None, **values: object) -> Any:
-    """Return the options of a call in torch's short form; what is None is torch's default."""
-    opts = kind()
-    for name, value in {"timeout": timeout, **values}.items():
-        if value is not None:
-            try:
-                setattr(opts, name, value)
-            except TypeError:
-                raise UsageError(
-                    f"{value!r} can't be the {name} of torch's {kind.__name__}"
-                ) from None
-    return opts
 
 
 class FastcollProcessGroup(ProcessGroup):
@@ -236,8 +196,8 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.all_reduce`. In short: tensor, op, timeout."""
         if type(opts) is not AllreduceOptions:
-            opts = _options(AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
-        tensor, op = _one(tensors), _op(opts)
+            opts = options_of(AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
+        tensor, op = one_of(tensors), op_of(opts)
         comm, asynchronous, limit_s = self._begin(opts)
         if tensor.is_sparse:
             sum_sparse(comm, tensor, op)
@@ -248,7 +208,7 @@ class FastcollProcessGroup(ProcessGroup):
         """See `fastcoll.all_reduce_coalesced`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_reduce_coalesced(tensors, _op(opts), comm, asynchronous, timeout_s=limit_s)
+            _C.all_reduce_coalesced(tensors, op_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def broadcast(
@@ -261,11 +221,11 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.broadcast`. In short: tensor, root, timeout."""
         if type(opts) is not BroadcastOptions:
-            opts = _options(BroadcastOptions, timeout, rootRank=root if opts is None else opts)
-        tensor = _one(tensors)
+            opts = options_of(BroadcastOptions, timeout, rootRank=root if opts is None else opts)
+        tensor = one_of(tensors)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.broadcast(tensor, _root(opts), comm, asynchronous, timeout_s=limit_s)
+            _C.broadcast(tensor, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def reduce(
@@ -280,11 +240,11 @@ class FastcollProcessGroup(ProcessGroup):
         """See `fastcoll.reduce`. In short: tensor, root, op, timeout."""
         if type(opts) is not ReduceOptions:
             root = root if opts is None else opts
-            opts = _options(ReduceOptions, timeout, rootRank=root, reduceOp=op)
-        tensor, root = _one(tensors), _root(opts)
+            opts = options_of(ReduceOptions, timeout, rootRank=root, reduceOp=op)
+        tensor, root = one_of(tensors), root_of(opts)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.reduce(tensor, root, _op(opts), comm, asynchronous, timeout_s=limit_s)
+            _C.reduce(tensor, root, op_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def allgather(
@@ -297,11 +257,11 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.all_gather`. In short: outputs, input, timeout."""
         if type(opts) is not AllgatherOptions:
-            opts = _options(AllgatherOptions, timeout if opts is None else opts)
-        parts = _parts(outputs) or ()
+            opts = options_of(AllgatherOptions, timeout if opts is None else opts)
+        parts = parts_of(outputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_gather(parts, _one(inputs), comm, asynchronous, timeout_s=limit_s)
+            _C.all_gather(parts, one_of(inputs), comm, asynchronous, timeout_s=limit_s)
         )
 
     def allgather_coalesced(
@@ -349,11 +309,13 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter`. In short: output, inputs, op, timeout."""
         if type(opts) is not ReduceScatterOptions:
-            opts = _options(ReduceScatterOptions, timeout, reduceOp=op if opts is None else opts)
-        parts = _parts(inputs) or ()
+            opts = options_of(ReduceScatterOptions, timeout, reduceOp=op if opts is None else opts)
+        parts = parts_of(inputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            reduce_scatter(_one(outputs), parts, _op(opts), comm, asynchronous, timeout_s=limit_s)
+            reduce_scatter(
+                one_of(outputs), parts, op_of(opts), comm, asynchronous, timeout_s=limit_s
+            )
         )
 
     def reduce_scatter_single(
@@ -363,7 +325,7 @@ class FastcollProcessGroup(ProcessGroup):
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.reduce_scatter_tensor(
-                output, input, _op(opts), comm, asynchronous, timeout_s=limit_s
+                output, input, op_of(opts), comm, asynchronous, timeout_s=limit_s
             )
         )
 
@@ -374,7 +336,7 @@ class FastcollProcessGroup(ProcessGroup):
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
             _C.reduce_scatter_tensor_coalesced(
-                outputs, inputs, _op(opts), comm, asynchronous, timeout_s=limit_s
+                outputs, inputs, op_of(opts), comm, asynchronous, timeout_s=limit_s
             )
         )
 
@@ -389,11 +351,11 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.gather`. In short: outputs, input, root, timeout."""
         if type(opts) is not GatherOptions:
-            opts = _options(GatherOptions, timeout, rootRank=root if opts is None else opts)
-        parts = _parts(outputs)
+            opts = options_of(GatherOptions, timeout, rootRank=root if opts is None else opts)
+        parts = parts_of(outputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.gather(_one(inputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
+            _C.gather(one_of(inputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def scatter(
@@ -407,11 +369,11 @@ class FastcollProcessGroup(ProcessGroup):
     ) -> TorchWork | None:
         """See `fastcoll.scatter`. In short: output, inputs, root, timeout."""
         if type(opts) is not ScatterOptions:
-            opts = _options(ScatterOptions, timeout, rootRank=root if opts is None else opts)
-        parts = _parts(inputs)
+            opts = options_of(ScatterOptions, timeout, rootRank=root if opts is None else opts)
+        parts = parts_of(inputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.scatter(_one(outputs), parts, _root(opts), comm, asynchronous, timeout_s=limit_s)
+            _C.scatter(one_of(outputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def all_to_all_single(
@@ -429,7 +391,7 @@ class FastcollProcessGroup(ProcessGroup):
         In short: timeout for the options.
         """
         if type(opts) is not AllToAllOptions:
-            opts = _options(AllToAllOptions, timeout if opts is None else opts)
+            opts = options_of(AllToAllOptions, timeout if opts is None else opts)
         splits = output_split_sizes or None, input_split_sizes or None
         comm, asynchronous, limit_s = self._begin(opts)
         work: Any = _C.all_to_all_single(  # the output is given, so it is not returned
@@ -445,7 +407,7 @@ class FastcollProcessGroup(ProcessGroup):
     def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> TorchWork | None:
         """See `fastcoll.barrier`. In short: timeout."""
         if type(opts) is not BarrierOptions:
-            opts = _options(BarrierOptions, timeout if opts is None else opts)
+            opts = options_of(BarrierOptions, timeout if opts is None else opts)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(_C.barrier(comm, asynchronous, timeout_s=limit_s))
 
@@ -477,17 +439,17 @@ class FastcollProcessGroup(ProcessGroup):
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
         """See `fastcoll.isend`."""
         limit_s = self._default_limit_s
-        return self._track(self.communicator.isend(_one(tensors), dst, tag, timeout_s=limit_s))
+        return self._track(self.communicator.isend(one_of(tensors), dst, tag, timeout_s=limit_s))
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
         """See `fastcoll.irecv`."""
         limit_s = self._default_limit_s
-        return self._track(self.communicator.irecv(_one(tensors), src, tag, timeout_s=limit_s))
+        return self._track(self.communicator.irecv(one_of(tensors), src, tag, timeout_s=limit_s))
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
         """See `fastcoll.irecv`."""
         limit_s = self._default_limit_s
-        return self._track(self.communicator.irecv(_one(tensors), None, tag, timeout_s=limit_s))
+        return self._track(self.communicator.irecv(one_of(tensors), None, tag, timeout_s=limit_s))
 
     # The names of torch 2.11.
     _allgather_base = all_gather_single

@@ -8,15 +8,33 @@ travel.
 import contextlib
 import mmap
 import os
+from collections.abc import Callable
 
 from fastcoll import _C
+from fastcoll.errors import DriverError
 from fastcoll.memory.heap import ARENA_BYTES
 
 # What a rank may lack for an arena, by the number under which it tells the others.
-SHORTAGES = ("", "its machine has less memory", "it can't map as much")
+_SHORTAGES = ("", "its machine has less memory", "it can't map as much")
 
 
-def shortage(num_bytes: int, world_size: int) -> int:
+def require_room(
+    num_bytes: int, world_size: int, gather_words: Callable[[list[int]], list[list[int]]]
+) -> None:
+    """Find out whether every rank can map an arena of each. Collective, by `gather_words`.
+
+    Raises:
+        DriverError: A rank can't; on all of them.
+    """
+    found = gather_words([_shortage(num_bytes, world_size)])
+    if lacking := [f"rank {rank}: {_SHORTAGES[n]}" for rank, [n] in enumerate(found) if n]:
+        raise DriverError(
+            f"no room for {num_bytes} bytes more of symmetric tensors on each of {world_size} "
+            f"ranks ({', '.join(lacking)}); nothing was allocated and the group can still be used"
+        )
+
+
+def _shortage(num_bytes: int, world_size: int) -> int:
     """Return what this process lacks to map an arena of each rank; 0: nothing.
 
     Pages come with their first use, so the kernel would refuse too late: by killing who writes. Of

@@ -4,6 +4,9 @@
 Decides which one holds, and what the longest is. Must not know who waits.
 """
 
+from datetime import timedelta
+from math import inf, nan
+
 from fastcoll import env
 from fastcoll.errors import UsageError
 
@@ -21,7 +24,7 @@ def group_limit_s(timeout_s: float | None) -> float:
     return _checked(env.TIMEOUT_S.get() if timeout_s is None else timeout_s)
 
 
-def call_limit_s(timeout_s: float | None) -> float:
+def call_limit_s(timeout_s: float | timedelta | None) -> float:
     """Return the limit of one call, as the C++ core takes it.
 
     Raises:
@@ -30,11 +33,18 @@ def call_limit_s(timeout_s: float | None) -> float:
     return GROUP_LIMIT if timeout_s is None else _checked(timeout_s)
 
 
-def _checked(timeout_s: float) -> float:
+def seconds(time: object) -> float:
+    """Return a number of seconds, or a timedelta's; NaN of anything else, True and "3" among it."""
+    if isinstance(time, timedelta):
+        return time.total_seconds()
     try:
-        value = -1.0 if isinstance(timeout_s, str | bool) else float(timeout_s)
+        return nan if isinstance(time, str | bool) else float(time)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        value = -1.0
-    if not 0 < value < float("inf"):
+        return nan
+
+
+def _checked(timeout_s: float | timedelta) -> float:
+    value = seconds(timeout_s)
+    if not 0 < value < inf:
         raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
     return min(value, MOST_S)

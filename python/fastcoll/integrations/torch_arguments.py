@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the methods of a torch process group are given, and what of it a call needs.
+
+torch itself gives lists of one, and an object of options. Users may give the tensor alone, and the
+options' values: torch's short forms. Decides what either means. Must not know groups.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.types import REDUCE_OPS, ReduceOp
+
+Tensors = Sequence[torch.Tensor]
+Lists = Sequence[Sequence[torch.Tensor]]
+
+
+def op_of(opts: Any) -> object:
+    """Return what to reduce with; by the object that the C functions know, where there is one."""
+    if opts is None:
+        return ReduceOp.SUM
+    op = opts.reduceOp
+    code = hash(op)  # asking for `op.op`, and that for its number, takes half a microsecond
+    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
+
+
+def root_of(opts: Any) -> int:
+    return opts.rootRank if opts is not None else 0
+
+
+def one_of(tensors: Tensors | torch.Tensor) -> torch.Tensor:
+    if type(tensors) is not list and isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise UnsupportedError(f"a rank gives one tensor to a call, not {len(tensors)}")
+    return tensors[0]
+
+
+def parts_of(lists: Lists | Tensors) -> Tensors | None:
+    """Return the tensors of a list of one list, or that were given without it; of none: None."""
+    if not lists:
+        return None
+    if isinstance(lists[0], torch.Tensor):
+        return lists  # type: ignore[return-value]
+    if len(lists) != 1:
+        raise UnsupportedError(f"a rank gives one list of tensors to a call, not {len(lists)}")
+    return lists[0]
+
+
+def options_of(kind: type[Any], timeout: timedelta | None, **values: object) -> Any:
+    """Return the options of a call in torch's short form; what is None is torch's default."""
+    opts = kind()
+    for name, value in {"timeout": timeout, **values}.items():
+        if value is not None:
+            try:
+                setattr(opts, name, value)
+            except TypeError:
+                raise UsageError(
+                    f"{value!r} can't be the {name} of torch's {kind.__name__}"
+                ) from None
+    return opts
