@@ -126,11 +126,14 @@ constexpr Verb verb_of_lists(FastVerb verb) {
 // What a Work returns: the tensors that hold results.
 PyObject* outputs_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
   const auto is_root = [&] { return args[kRoot] && root_of(group, args[kRoot]) == group.rank(); };
+  const auto gets_all = [&] { return args[kRoot] ? is_root() : group.rank() == 0; };
   switch (verb) {
     case FastVerb::barrier:
       return PyList_New(0);
+    case FastVerb::gather_single:
+      return gets_all() ? Py_BuildValue("[O]", args[kSecond]) : PyList_New(0);
     case FastVerb::gather:
-      if (args[kRoot] ? !is_root() : group.rank() != 0) return PyList_New(0);
+      if (!gets_all()) return PyList_New(0);
       [[fallthrough]];
     case FastVerb::all_gather:
       return PySequence_List(args[kSecond]);

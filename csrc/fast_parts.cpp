@@ -63,15 +63,21 @@ Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& arg
   PartsCall call{Verb::all_to_all, group.rank(), group.world_size()};
   switch (verb) {
     case FastVerb::gather:
+    case FastVerb::gather_single:
     case FastVerb::scatter: {
-      call.verb = verb == FastVerb::gather ? Verb::gather : Verb::scatter;
+      const bool gathers = verb != FastVerb::scatter;
+      call.verb = gathers ? Verb::gather : Verb::scatter;
+      call.cuts = verb == FastVerb::gather_single;
       const std::optional<int> root = args[kRoot] ? root_of(group, args[kRoot]) : 0;
       if (!root || !first.read_one(args[kTensor])) return {};
       call.root = *root;
-      if (group.rank() != *root ? given(args[kSecond]) : !second.read_list(args[kSecond]))
+      if (call.cuts) {  // the others' is ignored, as torch does
+        if (group.rank() == *root && !second.read_one(args[kSecond])) return {};
+      } else if (group.rank() != *root ? given(args[kSecond]) : !second.read_list(args[kSecond])) {
         return {};
-      call.outputs = verb == FastVerb::gather ? second.views() : first.views();
-      call.inputs = verb == FastVerb::gather ? first.views() : second.views();
+      }
+      call.outputs = gathers ? second.views() : first.views();
+      call.inputs = gathers ? first.views() : second.views();
       break;
     }
     case FastVerb::all_gather:

@@ -87,6 +87,7 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
       return prepare_reduce(group, args, op);
     case FastVerb::all_gather:
     case FastVerb::gather:
+    case FastVerb::gather_single:
     case FastVerb::scatter:
     case FastVerb::reduce_scatter:
     case FastVerb::all_to_all:

@@ -45,6 +45,7 @@ enum class FastVerb {
   all_to_all_single,
   all_to_all,
   reduce_scatter,
+  gather_single,
   send,
   recv,
   isend,
@@ -54,7 +55,7 @@ enum class FastVerb {
   reduce_scatter_tensor_coalesced,
   all_gather_into_tensor_coalesced,
 };
-inline constexpr int kNumFastVerbs = 20;
+inline constexpr int kNumFastVerbs = 21;
 
 constexpr bool is_transfer(FastVerb verb) {
   return verb >= FastVerb::send && verb <= FastVerb::batch_isend_irecv;
@@ -62,7 +63,7 @@ constexpr bool is_transfer(FastVerb verb) {
 
 constexpr bool takes_root(FastVerb verb) {
   return verb == FastVerb::broadcast || verb == FastVerb::reduce || verb == FastVerb::gather ||
-         verb == FastVerb::scatter;
+         verb == FastVerb::gather_single || verb == FastVerb::scatter;
 }
 
 // Lists of tensors are arguments; those of the last three verbs may be of any length.
@@ -205,6 +206,17 @@ inline constexpr Signature kSignatures[kNumFastVerbs] = {
       {"timeout_s", kTimeout}},
      "reduce_scatter(output, input_list, op=..., group=None, async_op=False, *, "
      "algorithm='auto', numerics=None, timeout_s=None)\n--\n\n"},
+    {"gather_single",
+     5,
+     6,
+     {{"tensor", kTensor},
+      {"gather_tensor", kSecond},
+      {"dst", kRoot},
+      {"group", kGroup},
+      {"async_op", kAsyncOp},
+      {"timeout_s", kTimeout}},
+     "gather_single(tensor, gather_tensor=None, dst=None, group=None, async_op=False, *, "
+     "timeout_s=None, group_dst=None)\n--\n\n"},
     {"send",
      4,
      5,

@@ -17,21 +17,33 @@ class Reader {
   }
 
   static constexpr uint64_t kAny = ~uint64_t{0};
-  // A tensor for each rank; all of `numel` elements, unless that is kAny.
+  // A tensor for each rank; all of `numel` elements, unless that is kAny. That of rank `in_place`
+  // is also what the call writes.
   bool read_list(std::span<const TensorView> tensors, uint64_t numel,
-                 std::array<Part, kMaxWorld>& side) {
+                 std::array<Part, kMaxWorld>& side, int in_place = -1) {
     if (tensors.size() != size_t(call_.world_size)) return false;
     for (size_t rank = 0; rank < tensors.size(); ++rank) {
       const TensorView& tensor = tensors[rank];
       if (tensor.dtype != dtype_ || (numel != kAny && tensor.numel != numel)) return false;
-      put(side, int(rank), tensor);
+      put(side, int(rank), tensor, int(rank) == in_place);
     }
     return true;
   }
-  // One part alone; or one of a list.
-  void put(std::array<Part, kMaxWorld>& side, int rank, const TensorView& tensor) {
+  // One part alone; or one of a list. In place, it is also what the call writes.
+  void put(std::array<Part, kMaxWorld>& side, int rank, const TensorView& tensor,
+           bool is_in_place = false) {
     side[size_t(rank)] = {tensor.ptr, tensor.num_bytes()};
+    if (!is_in_place) add_extent(tensor, &side == &parts_.outputs);
+  }
+  // One tensor of any shape, which has `numel` elements for each rank.
+  bool cut_equally(const TensorView& tensor, uint64_t numel, std::array<Part, kMaxWorld>& side) {
+    const auto world = size_t(call_.world_size);
+    if (tensor.dtype != dtype_ || tensor.numel != numel * world) return false;
+    const size_t part_bytes = tensor.num_bytes() / world;
+    for (size_t rank = 0; rank < world; ++rank)
+      side[rank] = {tensor.ptr + rank * part_bytes, part_bytes};
     add_extent(tensor, &side == &parts_.outputs);
+    return true;
   }
   // One tensor, cut by rows into as many as the sizes say, or equally if there are none.
   bool cut(const TensorView& tensor, std::span<const int64_t> sizes,
@@ -81,20 +93,31 @@ std::optional<PartsKind> read_rooted(const PartsCall& call, Parts& parts) {
   const bool gathers = call.verb == Verb::gather, is_root = call.rank == call.root;
   const auto &one = gathers ? call.inputs : call.outputs,
              &list = gathers ? call.outputs : call.inputs;
-  if (one.size() != 1 || (!is_root && !list.empty())) return std::nullopt;
-  Reader reader(call, one[0].dtype, parts);
-  reader.put(gathers ? parts.inputs : parts.outputs, gathers ? call.rank : call.root, one[0]);
-  if (is_root && !reader.read_list(list, one[0].numel, gathers ? parts.outputs : parts.inputs))
-    return std::nullopt;
-  return reader.kind(one[0].numel);
+  const size_t list_size = !is_root ? 0 : call.cuts ? 1 : size_t(call.world_size);
+  if (one.size() != 1 || list.size() != list_size) return std::nullopt;
+  const TensorView& mine = one[0];
+  Reader reader(call, mine.dtype, parts);
+  bool is_in_place = false;
+  if (call.cuts) {
+    if (is_root && !reader.cut_equally(list[0], mine.numel, parts.outputs)) return std::nullopt;
+    is_in_place = is_root && parts.outputs[size_t(call.rank)].ptr == mine.ptr;
+  } else if (is_root) {
+    is_in_place = list[size_t(call.rank)].ptr == mine.ptr;
+    if (!reader.read_list(list, mine.numel, gathers ? parts.outputs : parts.inputs,
+                          is_in_place && !gathers ? call.rank : -1))
+      return std::nullopt;
+  }
+  reader.put(gathers ? parts.inputs : parts.outputs, gathers ? call.rank : call.root, mine,
+             is_in_place && gathers);
+  return reader.kind(mine.numel);
 }
 
 std::optional<PartsKind> read_all_gather(const PartsCall& call, Parts& parts) {
   if (call.inputs.size() != 1) return std::nullopt;
   const TensorView& input = call.inputs[0];
   Reader reader(call, input.dtype, parts);
-  reader.put(parts.inputs, call.rank, input);
   if (!reader.read_list(call.outputs, input.numel, parts.outputs)) return std::nullopt;
+  reader.put(parts.inputs, call.rank, input, call.outputs[size_t(call.rank)].ptr == input.ptr);
   return reader.kind(input.numel);
 }
 

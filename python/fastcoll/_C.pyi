@@ -267,6 +267,16 @@ def gather(
     timeout_s: float | None = None,
     group_dst: int | None = None,
 ) -> Work | None: ...
+def gather_single(
+    tensor: _Array,
+    gather_tensor: _Array | None = None,
+    dst: int | None = None,
+    group: _GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+    group_dst: int | None = None,
+) -> Work | None: ...
 def scatter(
     tensor: _Array,
     scatter_list: Sequence[_Array] | None = None,

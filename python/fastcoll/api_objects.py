@@ -10,17 +10,25 @@ from typing import Any
 from fastcoll.groups import GroupLike, member_of, named_rank, rank_in, source_in
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: GroupLike = None, weights_only: bool = False
+) -> None:
     """Gather a picklable object from every rank, on every rank. Collective.
 
     Args:
         object_list: Where they go: a list of as many elements as the group has ranks.
         obj: What this rank gives.
         group: A Communicator or a torch process group; None is the default group.
+        weights_only: Pack with `torch.save` and unpack with `torch.load(weights_only=True)`, which
+            refuses what could run code; False is `pickle`, which does not. The same on all ranks.
+
+    Raises:
+        pickle.UnpicklingError: With `weights_only`, an object is of a kind that torch refuses.
+        UsageError: The ranks differ in `weights_only`.
     """
     comm = member_of(group, "all_gather_object")
     if comm is not None:
-        comm.all_gather_object(object_list, obj)
+        comm.all_gather_object(object_list, obj, weights_only=weights_only)
 
 
 def broadcast_object_list(
@@ -30,6 +38,7 @@ def broadcast_object_list(
     device: object = None,
     *,
     group_src: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """Copy one rank's list of picklable objects to all others. Collective.
 
@@ -40,11 +49,14 @@ def broadcast_object_list(
         group: A Communicator or a torch process group; None is the default group.
         device: Changes nothing: pickled objects lie on the CPU.
         group_src: In place of `src`: a rank of the group, whatever kind that is.
+        weights_only: See `all_gather_object`, also for the errors.
     """
     del device
     comm = member_of(group, "broadcast_object_list")
     if comm is not None:
-        comm.broadcast_object_list(object_list, rank_in(group, src, "src", group_src, default=0))
+        comm.broadcast_object_list(
+            object_list, rank_in(group, src, "src", group_src, default=0), weights_only=weights_only
+        )
 
 
 def gather_object(
@@ -54,6 +66,7 @@ def gather_object(
     group: GroupLike = None,
     *,
     group_dst: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """Gather a picklable object from every rank, on rank `dst`. Collective.
 
@@ -64,11 +77,15 @@ def gather_object(
             this nor `group_dst` is given.
         group: A Communicator or a torch process group; None is the default group.
         group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        weights_only: See `all_gather_object`, also for the errors.
     """
     comm = member_of(group, "gather_object")
     if comm is not None:
         comm.gather_object(
-            obj, object_gather_list, rank_in(group, dst, "dst", group_dst, default=0)
+            obj,
+            object_gather_list,
+            rank_in(group, dst, "dst", group_dst, default=0),
+            weights_only=weights_only,
         )
 
 
@@ -79,6 +96,7 @@ def scatter_object_list(
     group: GroupLike = None,
     *,
     group_src: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """Give every rank its object of a list on rank `src`. Collective.
 
@@ -89,6 +107,7 @@ def scatter_object_list(
             this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
         group_src: In place of `src`: a rank of the group, whatever kind that is.
+        weights_only: See `all_gather_object`, also for the errors.
     """
     comm = member_of(group, "scatter_object_list")
     if comm is not None:
@@ -96,6 +115,7 @@ def scatter_object_list(
             scatter_object_output_list,
             scatter_object_input_list,
             rank_in(group, src, "src", group_src, default=0),
+            weights_only=weights_only,
         )
 
 
@@ -106,6 +126,8 @@ def send_object_list(
     device: object = None,
     *,
     group_dst: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
 ) -> None:
     """Send a list of picklable objects to another rank, as `send` does with tag 0.
 
@@ -115,11 +137,15 @@ def send_object_list(
         group: A Communicator or a torch process group; None is the default group.
         device: Changes nothing: pickled objects lie on the CPU.
         group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        use_batch: Changes nothing: it is how NCCL connects.
+        weights_only: See `all_gather_object`, also for the errors.
     """
-    del device
+    del device, use_batch
     comm = member_of(group, "send_object_list")
     if comm is not None:
-        comm.send_object_list(object_list, rank_in(group, dst, "dst", group_dst))
+        comm.send_object_list(
+            object_list, rank_in(group, dst, "dst", group_dst), weights_only=weights_only
+        )
 
 
 def recv_object_list(
@@ -129,6 +155,8 @@ def recv_object_list(
     device: object = None,
     *,
     group_src: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
 ) -> int:
     """Receive a list of objects from another rank, as `recv` does with tag 0.
 
@@ -139,15 +167,22 @@ def recv_object_list(
         group: A Communicator or a torch process group; None is the default group.
         device: Changes nothing: pickled objects lie on the CPU.
         group_src: In place of `src`: a rank of the group, whatever kind that is.
+        use_batch: Changes nothing: it is how NCCL connects.
+        weights_only: See `all_gather_object`, also for the errors.
 
     Returns:
         The rank that sent them; -1 if this rank is not in the group.
     """
-    del device
+    del device, use_batch
     comm = member_of(group, "recv_object_list")
     if comm is None:
         return -1
-    return named_rank(group, comm.recv_object_list(object_list, source_in(group, src, group_src)))
+    return named_rank(
+        group,
+        comm.recv_object_list(
+            object_list, source_in(group, src, group_src), weights_only=weights_only
+        ),
+    )
 
 
 def monitored_barrier(

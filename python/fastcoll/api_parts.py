@@ -172,6 +172,43 @@ def _gather(
     )
 
 
+def _gather_single(
+    tensor: Array,
+    gather_tensor: Array | None = None,
+    dst: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Gather the tensors of all ranks into one on rank `dst`. Collective.
+
+    Args:
+        tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        gather_tensor: On rank `dst`, where the tensors of rank 0, 1, ... go, one after another: of
+            any shape with that many elements. Ignored on the others.
+        dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
+            this nor `group_dst` is given.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+    """
+    return _issue(
+        group,
+        PartsCall(
+            verb=Verb.gather,
+            input=tensor,
+            output=gather_tensor,
+            root=rank_in(group, dst, "dst", group_dst, default=0),
+            single=True,
+            async_op=async_op,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
 def _scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
@@ -294,6 +331,7 @@ _C.set_fallback("reduce", _reduce)
 _C.set_fallback("all_gather", _all_gather)
 _C.set_fallback("reduce_scatter", _reduce_scatter)
 _C.set_fallback("gather", _gather)
+_C.set_fallback("gather_single", _gather_single)
 _C.set_fallback("scatter", _scatter)
 _C.set_fallback("all_to_all_single", _all_to_all_single)
 _C.set_fallback("all_to_all", _all_to_all)
@@ -302,6 +340,8 @@ reduce = _C.reduce
 all_gather = _C.all_gather
 reduce_scatter = _C.reduce_scatter
 gather = _C.gather
+gather_single = _C.gather_single
+gather_into_tensor = gather_single
 scatter = _C.scatter
 all_to_all_single = _C.all_to_all_single
 all_to_all = _C.all_to_all

@@ -42,7 +42,7 @@ class PartsCall:
     """A verb with its arguments, as the user gave them; a list has one array for each rank.
 
     all_to_all has two arrays, cut by rows into `input_splits` and `output_splits` (None: equally),
-    or two lists.
+    or two lists. A gather that is `single` has one array as output, which only the root's counts.
     """
 
     verb: Verb
@@ -52,6 +52,7 @@ class PartsCall:
     root: object = 0
     input_splits: Sequence[int] | None = None
     output_splits: Sequence[int] | None = None
+    single: bool = False
     async_op: bool = False
     algorithm: str = "auto"
     numerics: str | None = None
@@ -190,7 +191,7 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     """
     if call.verb is Verb.all_to_all:
         return _all_to_all(call, rank, world_size)
-    input_name, output_name = _NAMES[call.verb]
+    input_name, output_name = _names_of(call)
     root = 0
     gives = gets = True
     if call.verb is Verb.gather:
@@ -201,17 +202,22 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
         gives = rank == root
     source = _side(call.input, input_name, world_size) if gives else None
     target = _side(call.output, output_name, world_size) if gets else None
-    _nothing_here(call, source, target)
+    if not call.single:
+        _nothing_here(call, source, target)
     dtype = _checked(source, target, input_name, output_name)
     op = reduction_of(call.op, dtype) if call.verb is Verb.reduce_scatter else Op.SUM
     single, listed = (source, target) if call.verb in _GATHERS else (target, source)
-    numel, splits = _fit(single, listed, rank, call.verb)
+    numel, splits = _fit(single, listed, rank, call)
     if source and target:
         _check_apart(source, target, rank, own_part_may_be_one=True)
     return PartsOperands(dtype, op, numel, root, source, target, splits)
 
 
 _GATHERS = (Verb.all_gather, Verb.gather)
+
+
+def _names_of(call: PartsCall) -> tuple[str, str]:
+    return ("tensor", "gather_tensor") if call.single else _NAMES[call.verb]
 
 
 def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> None:
@@ -226,6 +232,13 @@ def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> 
 
 def _side(arrays: object, name: str, world_size: int) -> Side:
     """Look at an array, or at a list of one for each rank."""
+    if name == "gather_tensor":
+        whole = view(arrays, name, gpu=True)
+        if whole.numel % world_size:
+            raise UsageError(
+                f"{name} has {whole.numel} elements, which {world_size} ranks can't share equally"
+            )
+        return Side((whole,), (whole.numel // world_size,) * world_size)
     if not name.endswith("_list"):
         one = view(arrays, name, gpu=True)
         return Side((one,), (one.numel,) * world_size, cut=False)
@@ -252,19 +265,19 @@ def _checked(source: Side | None, target: Side | None, input_name: str, output_n
     return kinds.pop()
 
 
-def _fit(single: Side | None, listed: Side | None, rank: int, verb: Verb) -> tuple[int, int]:
+def _fit(single: Side | None, listed: Side | None, rank: int, call: PartsCall) -> tuple[int, int]:
     """Check the sizes; return the message's numel, and what stands for uneven ones."""
     if listed is None or single is None:
         [one] = (single or listed).views  # type: ignore[union-attr]
         return one.numel, 0
     sizes = listed.numels
     one = single.numels[0]
+    verb = call.verb
     if sizes[rank] != one:
-        name = _NAMES[verb][1 if verb in _GATHERS else 0]
-        raise UsageError(
-            f"{name}[{rank}], this rank's part, has {sizes[rank]} elements, but "
-            f"{_NAMES[verb][0 if verb in _GATHERS else 1]} has {one}"
-        )
+        names = _names_of(call)
+        name, other = names[::-1] if verb in _GATHERS else names
+        part = f"a rank's part of {name}" if call.single else f"{name}[{rank}], this rank's part,"
+        raise UsageError(f"{part} has {sizes[rank]} elements, but {other} has {one}")
     if len(set(sizes)) == 1:
         return one, 0
     if verb is not Verb.all_gather:
@@ -334,6 +347,7 @@ def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: 
         # In place: what this rank gives is its own part of what it gets, or the other way round.
         index = rank if len(inputs) > 1 else 0
         one, other = inputs[index], target.views[rank if len(target.views) > 1 else 0]
-        if (one.ptr, one.strides_bytes) == (other.ptr, other.strides_bytes):
+        alike = one.strides_bytes == other.strides_bytes or (one.dense and other.dense)
+        if alike and source.parts()[rank][0] == target.parts()[rank][0]:
             inputs = inputs[:index] + inputs[index + 1 :]
     check_apart(target.views, inputs)

@@ -171,6 +171,20 @@ class VerbMethods:
         """See `fastcoll.gather`; `dst` is a rank of this group."""
         return _C.gather(tensor, gather_list, dst, self, async_op, timeout_s=timeout_s)
 
+    def gather_single(
+        self,
+        tensor: Array,
+        gather_tensor: Array | None = None,
+        dst: int = 0,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """See `fastcoll.gather_single`; `dst` is a rank of this group."""
+        return _C.gather_single(tensor, gather_tensor, dst, self, async_op, timeout_s=timeout_s)
+
+    gather_into_tensor = gather_single
+
     def scatter(
         self,
         tensor: Array,

@@ -256,8 +256,9 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
         return fastcoll.all_to_all_single(outs, ins, group=comm, **options)
     at_root = comm.rank == call.root
     if call.verb == "gather":
-        parts = split(outs, comm.world_size) if at_root else None
-        return fastcoll.gather(ins, parts, call.root, comm, **options)
+        parts = (outs if call.numel % 2 else split(outs, comm.world_size)) if at_root else None
+        gather = fastcoll.gather_single if call.numel % 2 else fastcoll.gather
+        return gather(ins, parts, call.root, comm, **options)
     if call.verb == "scatter":
         parts = split(ins, comm.world_size) if at_root else None
         return fastcoll.scatter(outs, parts, call.root, comm, **options)

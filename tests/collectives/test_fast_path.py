@@ -26,6 +26,7 @@ VERBS = (
     "reduce",
     "all_gather",
     "gather",
+    "gather_single",
     "scatter",
     "all_to_all_single",
     "all_to_all",
@@ -61,6 +62,7 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
     total = world * (world + 1) / 2
     sums = torch.full((numel,), total)
     pieces = list(whole.chunk(world))
+    own = pieces[me]
     splits = [numel] * world
     all_my = mine.repeat(world)
     tensors = [mine.clone(), mine[:1].clone(), torch.zeros(0), mine.int()]
@@ -112,6 +114,13 @@ def counted(comm: Any, verb: str, numel: int) -> tuple[list[Callable[[], Any]], 
         ),
         "gather": (
             [lambda: comm.gather(mine, pieces if me == root else None, root)],
+            lambda: torch.equal(whole, rows if me == root else rows * 0),
+        ),
+        "gather_single": (
+            [
+                lambda: comm.gather_single(mine, whole, root),
+                lambda: comm.gather_single(own if me == root else mine, whole, root),
+            ],
             lambda: torch.equal(whole, rows if me == root else rows * 0),
         ),
         "scatter": (

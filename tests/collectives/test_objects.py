@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of Python objects, and the barrier that names who is missing."""
 
+import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,52 +11,59 @@ import pytest
 from harness import Attempt, Pools, Rank, attempt
 
 
-def every_verb(rank: Rank, root: int) -> list[Any]:
+def every_verb(rank: Rank, root: int, weights_only: bool = False) -> list[Any]:
     import fastcoll
 
     me, world, comm = rank.rank, rank.world_size, rank.comm
     mine = {"rank": me, "text": "x" * (1000 * me), "nothing": None}
     everything = [None] * world
-    fastcoll.all_gather_object(everything, mine, comm)
+    fastcoll.all_gather_object(everything, mine, comm, weights_only)
     known: list[Any] = [(1, 2), {root}] if me == root else [None, "replaced"]
-    fastcoll.broadcast_object_list(known, root, comm)
+    fastcoll.broadcast_object_list(known, root, comm, weights_only=weights_only)
     gathered = [None] * world if me == root else None
-    fastcoll.gather_object([me], gathered, root, comm)
+    fastcoll.gather_object([me], gathered, root, comm, weights_only=weights_only)
     part: list[Any] = ["replaced", "kept"]
     given = [f"for {rank}" for rank in range(world)] if me == root else None
-    fastcoll.scatter_object_list(part, given, root, comm)
+    fastcoll.scatter_object_list(part, given, root, comm, weights_only=weights_only)
     return [everything, known, gathered, part]
 
 
+@pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_verb_and_root(pools: Pools, world: int) -> None:
+def test_every_verb_and_root(pools: Pools, world: int, weights_only: bool) -> None:
     everything = [{"rank": r, "text": "x" * (1000 * r), "nothing": None} for r in range(world)]
     for root in range(world):
-        for rank, row in enumerate(pools(world).run(every_verb, root)):
+        for rank, row in enumerate(pools(world).run(every_verb, root, weights_only)):
             gathered = [[one] for one in range(world)] if rank == root else None
             assert row == [everything, [(1, 2), {root}], gathered, [f"for {rank}", "kept"]]
 
 
-def passed_around(rank: Rank) -> list[Any]:
+def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
     """A list to the next rank, from whom it is known, then from anyone."""
     import fastcoll
 
     me, world, comm = rank.rank, rank.world_size, rank.comm
     found: list[Any] = []
+
+    def send() -> None:
+        message = [{"from": me}, "x" * 5000]
+        fastcoll.send_object_list(message, (me + 1) % world, comm, weights_only=weights_only)
+
     for source in ((me - 1) % world, None):
         got: list[Any] = [None, "replaced"]
         if me == 0:
-            fastcoll.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, comm)
-        sender = fastcoll.recv_object_list(got, source, comm)
+            send()
+        sender = fastcoll.recv_object_list(got, source, comm, weights_only=weights_only)
         if me != 0:
-            fastcoll.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, comm)
+            send()
         found += [sender, got]
     return found
 
 
+@pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("world", [2, 3])
-def test_lists_passed_around(pools: Pools, world: int) -> None:
-    for rank, found in enumerate(pools(world).run(passed_around)):
+def test_lists_passed_around(pools: Pools, world: int, weights_only: bool) -> None:
+    for rank, found in enumerate(pools(world).run(passed_around, weights_only)):
         before = (rank - 1) % world
         assert found == [before, [{"from": before}, "x" * 5000]] * 2
 
@@ -98,6 +107,69 @@ def scatter_private(rank: Rank) -> str:
 
 def test_nobody_unpickles_what_is_for_others(pools: Pools) -> None:
     assert pools(3).run(scatter_private) == ["1", "its own", "3"]
+
+
+class RunsCode:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, int, bool]]:
+        return os.makedirs, (self.path, 0o777, True)
+
+
+def give_code(rank: Rank, folder: Path, weights_only: bool) -> list[Attempt]:
+    """An object of rank 0 that makes folders where it arrives; by each verb."""
+    comm, world = rank.comm, rank.world_size
+    names = iter("abcde")
+
+    def mine() -> Any:
+        name = next(names)
+        return RunsCode(str(folder / f"{name}{rank.rank}")) if rank.rank == 0 else 1
+
+    at_root = rank.rank == 0
+    safe: dict[str, Any] = {"weights_only": weights_only}
+    found = [
+        attempt(comm.all_gather_object, [None] * world, mine(), **safe),
+        attempt(comm.gather_object, mine(), None if at_root else [None] * world, 1, **safe),
+        attempt(comm.broadcast_object_list, [mine()], 0, **safe),
+        attempt(comm.scatter_object_list, [None], [1, mine()] if at_root else None, 0, **safe),
+    ]
+    found.append(
+        attempt(comm.send_object_list, [mine()], 1, **safe)
+        if at_root
+        else attempt(comm.recv_object_list, [None], 0, **safe)
+    )
+    return found
+
+
+def test_weights_only_runs_no_code(pools: Pools, tmp_path: Path) -> None:
+    zero, one = pools(2).run(give_code, tmp_path, True)
+    assert [found.kind for found in one] == ["UnpicklingError"] * 5
+    assert [found.kind for found in zero] == ["UnpicklingError", "", "UnpicklingError", "", ""]
+    assert not list(tmp_path.iterdir())
+    pools(2).run(give_code, tmp_path, False)
+    assert {path.name[0] for path in tmp_path.iterdir()} == set("abcde"), "pickle does"
+
+
+def packed_otherwise(rank: Rank) -> list[Attempt]:
+    comm, weights_only = rank.comm, rank.rank == 0
+    found = [
+        attempt(comm.all_gather_object, [0, 0], 1, weights_only=weights_only),
+        attempt(comm.broadcast_object_list, [1], 0, weights_only=weights_only),
+    ]
+    comm.barrier()
+    return found
+
+
+def test_ranks_that_differ_in_weights_only(pools: Pools) -> None:
+    zero, one = pools(2).run(packed_otherwise)
+    assert zero[1].kind == ""  # the root of a broadcast gets nothing
+    for found in (zero[0], *one):
+        assert found.kind == "UsageError"
+        assert "weights_only=True" in found.text
+        assert "weights_only=False" in found.text
 
 
 def mistakes(rank: Rank) -> list[Attempt]:

@@ -162,6 +162,9 @@ def in_place(rank: Rank) -> list[bool]:
     whole = torch.full((world, 9_000), float(me))
     fastcoll.gather(whole[me], list(whole) if me == 1 else None, 1, comm)
     results += [bool((whole[by] == (by if me == 1 else me)).all()) for by in range(world)]
+    whole = torch.full((world, 9_000), float(me))
+    fastcoll.gather_single(whole[me], whole, 1, comm)
+    results += [bool((whole[by] == (by if me == 1 else me)).all()) for by in range(world)]
     whole = torch.arange(world).float()[:, None].repeat(1, 9_000)
     fastcoll.scatter(whole[me], list(whole) if me == 1 else None, 1, comm)
     results += [bool((whole[by] == by).all()) for by in range(world)]
@@ -267,6 +270,22 @@ def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...
         "gather, list elsewhere": (
             lambda c: c.gather(some, rows, (c.rank + 1) % world),
             ("gather_list", "only"),
+        ),
+        "gather_single, none": (
+            lambda c: c.gather_single(some, None, c.rank),
+            ("gather_tensor", "NoneType"),
+        ),
+        "gather_single, size": (
+            lambda c: c.gather_single(some, torch.ones(5 * world), c.rank),
+            ("part of gather_tensor", "5", "4"),
+        ),
+        "gather_single, other's part": (
+            lambda c: (
+                c.gather_single(line[4 * (c.rank - 1) :][:4], line[: 4 * world], c.rank)
+                if c.rank
+                else c.gather_single(line[1:5], line[: 4 * world], c.rank)
+            ),
+            ("overlap",),
         ),
         "gather, root": (lambda c: c.gather(some, rows, world), ("dst", f"{world}")),
         "scatter, root": (lambda c: c.scatter(some, rows, "0"), ("src", "'0'")),

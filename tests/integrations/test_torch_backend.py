@@ -68,6 +68,42 @@ def moves(rank: Rank) -> list[Any]:
     return results
 
 
+def gather_single(mine: torch.Tensor, whole: torch.Tensor, root: int, async_op: bool) -> Any:
+    """Torch's, which 2.14 has first; before, what it calls."""
+    if hasattr(dist, "gather_single"):
+        return dist.gather_single(mine, whole, root, async_op=async_op)
+    group: Any = dist.group.WORLD
+    options = dist.GatherOptions()
+    options.rootRank = root
+    options.asyncOp = async_op
+    return group._get_backend(torch.device("cpu")).gather_single(whole, mine, options)
+
+
+def gathered_in_one(rank: Rank) -> list[bool]:
+    """So often that a plan is known; what is on other ranks than the root is left alone."""
+    me, world, results = rank.rank, rank.world_size, []
+    for numel in (0, 1, 700, 40_000):
+        for root in range(world):
+            for async_op in (False, True, False, True):
+                mine = torch.arange(numel) + 1000 * me
+                whole = torch.full((numel, world), -1)
+                work = gather_single(mine, whole, root, async_op)
+                if work is not None:
+                    work.wait()
+                want = torch.cat([torch.arange(numel) + 1000 * by for by in range(world)])
+                results.append(torch.equal(whole.flatten(), want if me == root else want * 0 - 1))
+    return results
+
+
+@pytest.mark.parametrize("pools_of", ["bare_pools", "compiled_pools"])
+def test_gather_into_one_tensor(request: pytest.FixtureRequest, pools_of: str) -> None:
+    if pools_of == "compiled_pools" and not hasattr(dist, "gather_single"):
+        pytest.skip("before torch 2.14 nobody can call it")
+    for row in request.getfixturevalue(pools_of)(3).run(on_backend, "fastcoll", gathered_in_one):
+        assert len(row) == 48
+        assert all(row)
+
+
 def all_to_all(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
     """Torch's, also where Gloo has none for lists, as in torch 2.11."""
     try:

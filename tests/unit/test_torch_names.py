@@ -14,8 +14,6 @@ VERBS += ("reduce", "scatter", "send")
 NOT_OURS = {
     "all_gather_coalesced",  # deprecated there; all_gather_into_tensor_coalesced does it
     "reduce_op",  # deprecated there, and no function
-    "gather_into_tensor",  # of torch 2.14, as the next; not here yet
-    "gather_single",
 }
 
 
@@ -33,13 +31,9 @@ def test_every_verb_of_torch_is_there(name: str) -> None:
     assert name in fastcoll.__all__
 
 
-# Of object lists: how NCCL connects; and what torch 2.14 has and is not here yet.
-NOT_TAKEN = {"use_batch", "weights_only"}
-
-
 @pytest.mark.parametrize("name", names_of_torch())
 def test_every_argument_of_torch_is_taken(name: str) -> None:
-    torchs = {*inspect.signature(getattr(dist, name)).parameters} - NOT_TAKEN
+    torchs = {*inspect.signature(getattr(dist, name)).parameters}
     assert torchs <= {*inspect.signature(getattr(fastcoll, name)).parameters}
 
 
@@ -48,8 +42,14 @@ def test_the_transfers_of_batches_take_what_torchs_do() -> None:
     assert list(inspect.signature(fastcoll.P2POp).parameters) == torchs
 
 
-@pytest.mark.parametrize("name", ["all_gather_single", "reduce_scatter_single"])
-def test_newer_names_mean_the_same(name: str) -> None:
-    older = {"all_gather_single": "all_gather_into_tensor"}.get(name, "reduce_scatter_tensor")
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+        ("gather_single", "gather_into_tensor"),
+    ],
+)
+def test_newer_names_mean_the_same(name: str, older: str) -> None:
     for home in (fastcoll, VerbMethods):
         assert getattr(home, name) is getattr(home, older)

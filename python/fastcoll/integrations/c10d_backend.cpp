@@ -166,6 +166,16 @@ class FastcollBackend final : public c10d::Backend {
                inputs, opts);
   }
 
+  // Of torch 2.14 and later.
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+    const Terms terms{
+        kGatherSingle, opts, {input}, opts.rootRank == rank_ ? Tensors{output} : Tensors{}};
+    const std::vector<int64_t> equally;
+    const Cut cut{equally, equally};
+    return run(terms, in_parts(kFastcollGather, 0, opts.rootRank, terms.outputs, {input}, &cut),
+               output, input, opts);
+  }
+
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& opts) override {
     const Terms terms{kScatter, opts, one_list(inputs), outputs};

@@ -39,6 +39,7 @@ constexpr Verb kReduceScatterSingle{"fastcoll:_reduce_scatter_base", "reduce_sca
 constexpr Verb kReduceScatterSingleCoalesced{"fastcoll:reduce_scatter_tensor_coalesced",
                                              "reduce_scatter_single_coalesced", OpType::COALESCED};
 constexpr Verb kGather{"fastcoll:gather", "gather", OpType::GATHER};
+constexpr Verb kGatherSingle{"fastcoll:gather", "gather_single", OpType::GATHER};
 constexpr Verb kScatter{"fastcoll:scatter", "scatter", OpType::SCATTER};
 constexpr Verb kAllToAll{"fastcoll:all_to_all", "alltoall", OpType::ALLTOALL};
 constexpr Verb kAllToAllSingle{"fastcoll:all_to_all", "all_to_all_single", OpType::ALLTOALL_BASE};

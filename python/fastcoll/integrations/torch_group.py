@@ -358,6 +358,15 @@ class FastcollProcessGroup(ProcessGroup):
             _C.gather(one_of(inputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
+    def gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: GatherOptions
+    ) -> TorchWork | None:
+        """See `fastcoll.gather_single`."""
+        comm, asynchronous, limit_s = self._begin(opts)
+        return self._handle(
+            _C.gather_single(input, output, root_of(opts), comm, asynchronous, timeout_s=limit_s)
+        )
+
     def scatter(
         self,
         outputs: Tensors | torch.Tensor,

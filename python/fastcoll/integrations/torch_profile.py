@@ -31,6 +31,7 @@ _EVENTS = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
     "gather": "gather",
+    "gather_single": "gather",
     "scatter": "scatter",
     "all_to_all_single": "all_to_all",
     "alltoall_base": "all_to_all",
