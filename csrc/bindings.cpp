@@ -176,11 +176,14 @@ void bind_group(py::module_& module) {
       .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
       .def(
           "cache_plan",
-          [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast) {
-            group.cache_plan(plan, {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
-                                    uint8_t(fast ? 1 + int(*fast) : 0)});
+          [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast,
+             std::pair<uint64_t, uint64_t> numels) {
+            group.cache_plan(plan,
+                             {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
+                              uint8_t(fast ? 1 + int(*fast) : 0)},
+                             numels.first, numels.second);
           },
-          py::arg("plan"), py::arg("asks_algorithm"), py::arg("fast_numerics"))
+          py::arg("plan"), py::arg("asks_algorithm"), py::arg("fast_numerics"), py::arg("numels"))
       .def(
           "add_program",
           [](ProcessGroup& group, uint64_t hash, std::array<uint32_t, 3> blocks,

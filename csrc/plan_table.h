@@ -4,7 +4,8 @@
 #pragma once
 
 #include <array>
-#include <unordered_map>
+#include <compare>
+#include <map>
 
 #include "plan.h"
 
@@ -14,7 +15,7 @@ namespace fastcoll {
 struct Asked {
   uint8_t algorithm = 0;  // 1 + Algorithm
   uint8_t numerics = 0;   // 1: same_bits, 2: fast
-  bool operator==(const Asked&) const = default;
+  auto operator<=>(const Asked&) const = default;
 };
 
 class PlanTable {
@@ -23,25 +24,26 @@ class PlanTable {
     Verb verb;
     DType dtype;
     Op op;
-    uint64_t numel;
     int root;
     uint64_t splits;
     Asked asked;
-    bool operator==(const Key&) const = default;
+    uint64_t numel;  // last: calls that differ in nothing else are neighbours
+    auto operator<=>(const Key&) const = default;
   };
 
   // Null if it is not known; lives until the next one is looked for.
   const Plan* find(const Key& key) {
-    Recent& recent = recent_[hash(key) % kRecent];
+    Recent& recent = recent_[place(key)];
     if (is_for(recent, key)) [[likely]]
       return &recent.plan;
     return find_slowly(key, recent);
   }
 
-  void add(const Plan& plan, Asked asked) {
+  // The plan of calls of `least` to `most` elements: they differ in nothing else.
+  void add(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     if (plans_.size() >= kMost) plans_.clear();
-    plans_[{plan.verb, plan.dtype, plan.op, plan.numel, plan.root, plan.splits, asked}] = plan;
+    plans_[{plan.verb, plan.dtype, plan.op, plan.root, plan.splits, asked, most}] = {least, plan};
   }
 
  private:
@@ -51,6 +53,10 @@ class PlanTable {
     Plan plan;  // of hash 0: none
     Asked asked;
   };
+  struct Known {
+    uint64_t least;
+    Plan plan;
+  };
   static bool is_for(const Recent& recent, const Key& key) {
     const Plan& plan = recent.plan;
     return plan.hash != 0 && plan.verb == key.verb && plan.dtype == key.dtype &&
@@ -58,23 +64,25 @@ class PlanTable {
            plan.splits == key.splits && recent.asked == key.asked;
   }
   [[gnu::noinline]] const Plan* find_slowly(const Key& key, Recent& recent) {
-    const auto known = plans_.find(key);
-    if (known == plans_.end()) return nullptr;
-    recent = {known->second, key.asked};
+    const auto known = plans_.lower_bound(key);
+    if (known == plans_.end() || key.numel < known->second.least) return nullptr;
+    Key same = known->first;
+    same.numel = key.numel;
+    if (same != key) return nullptr;
+    Plan plan = known->second.plan;
+    plan.numel = key.numel;
+    recent = {make_plan(plan), key.asked};
     return &recent.plan;
   }
-  static size_t hash(const Key& key) {
+  static size_t place(const Key& key) {
     const uint64_t kinds = uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
                            uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
                            uint64_t(key.asked.numerics) << 56;
-    return mix64((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds);
+    return mix64((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds) % kRecent;
   }
-  struct Hash {
-    size_t operator()(const Key& key) const { return hash(key); }
-  };
 
   std::array<Recent, kRecent> recent_{};
-  std::unordered_map<Key, Plan, Hash> plans_;
+  std::map<Key, Known> plans_;  // by the most elements that a plan is for
 };
 
 }  // namespace fastcoll

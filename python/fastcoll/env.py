@@ -81,7 +81,7 @@ NUMERICS = Variable(
 LOG = Variable(
     "FASTCOLL_LOG",
     "",
-    "plan: rank 0 prints the chosen algorithm once per shape on stderr",
+    "plan: rank 0 prints the chosen algorithm on stderr, once for sizes that are near each other",
     _one_of("plan"),
 )
 SINGLE_COPY = Variable(

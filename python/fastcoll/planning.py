@@ -13,10 +13,9 @@ from fastcoll.calls import Call, Operands
 from fastcoll.coalesced import ListCall, ListOperands
 from fastcoll.errors import UsageError
 from fastcoll.parts import PartsCall, PartsOperands
-from fastcoll.plan import Plan
 from fastcoll.reliability.settings import Settings, checked_numerics
 from fastcoll.scheduled import is_scheduled, plan_of
-from fastcoll.selection import select
+from fastcoll.selection import Choice, select
 from fastcoll.topology import cpu
 from fastcoll.tuning import Tuning
 from fastcoll.types import REDUCTIONS, Request, SingleCopy
@@ -44,7 +43,7 @@ class Planner:
         self._single_copy = single_copy
         self._cpu_vendor = cpu.vendor()
         self._log_plans = env.LOG.get() == "plan" and group.rank == 0
-        self._plans: dict[Request, _C.Plan] = {}
+        self._plans: dict[Request, tuple[_C.Plan, tuple[int, int]]] = {}
         self.tuning = tuning
 
     def plan(
@@ -83,21 +82,23 @@ class Planner:
             no_nccl="" if terms is None else terms.no_nccl,
             no_multicast="" if terms is None else terms.no_multicast,
         )
-        plan = self._plans.get(request)
-        if plan is None:
+        known = self._plans.get(request)
+        if known is None:
             chosen = self.choose(request, terms)
             if self._log_plans:
-                sys.stderr.write(f'fastcoll: "{self._group.name}" {chosen.describe()}\n')
+                sys.stderr.write(f'fastcoll: "{self._group.name}" {chosen.plan.describe()}\n')
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[request] = _C.Plan(*chosen.args())
+            known = self._plans[request] = _C.Plan(*chosen.plan.args()), chosen.numels
+        plan, numels = known
         if terms is None and not is_scheduled(request):  # the table knows neither
             fast = None if call.numerics is None else call.numerics == "fast"
-            self._group.cache_plan(plan, call.algorithm != "auto", fast)
+            asks_algorithm = call.algorithm != "auto"
+            self._group.cache_plan(plan, asks_algorithm, fast, numels)
         return plan
 
-    def choose(self, request: Request, terms: "Terms | None" = None) -> Plan:
-        """Return the plan of a request; a pure function of it and of what the ranks agreed on.
+    def choose(self, request: Request, terms: "Terms | None" = None) -> Choice:
+        """Choose the plan of a request; a pure function of it and of what the ranks agreed on.
 
         `terms` are a GPU call's.
 
@@ -107,12 +108,12 @@ class Planner:
         """
         if not is_scheduled(request):
             table = None if terms is not None and terms.no_table else self.tuning.table
-            return select(request, algorithms.ALL, table).plan
+            return select(request, algorithms.ALL, table)
         plan, schedule = plan_of(request)
         words = schedule.programs[self._group.rank]
         self._group.add_program(plan.splits, schedule.blocks, words)
-        return plan
+        return Choice(plan, {}, (request.numel, request.numel))
 
     def known(self) -> list[_C.Plan]:
         """Return the plans so far, the oldest first."""
-        return list(self._plans.values())
+        return [plan for plan, _ in self._plans.values()]

@@ -238,6 +238,76 @@ def test_sizes_do_not_drive_each_other_out(pools: Pools) -> None:
     assert pools(2).run(many_sizes) == [[], []]
 
 
+def new_sizes(rank: Rank, verb: str) -> list[Any]:
+    """Sizes that nobody had before, beside one that somebody had; the next ones, and asked ones."""
+    import fastcoll
+    from fastcoll import _C
+
+    usual, comm = fallback_of(verb), rank.comm.new_group()
+    function = getattr(fastcoll, verb)
+    passed: list[int] = []
+
+    def count(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        passed.append(tensor.numel())
+        return usual(tensor, *args, **options)
+
+    def call(numel: int, **options: Any) -> bool:
+        values = torch.arange(float(numel)) + rank.rank
+        wants = values * 2 + 1 - 2 * rank.rank if verb == "all_reduce" else values - rank.rank
+        function(values, *(() if verb == "all_reduce" else (0,)), group=comm, **options)
+        return torch.equal(values, wants)
+
+    right = [call(100_000)]  # planned alike: 98,305 to 114,688
+    try:
+        _C.set_fallback(verb, count)
+        right += [call(numel) for numel in (98_305, 98_306, 111_111, 114_688)]
+        alike = len(passed)
+        right += [call(numel) for numel in (98_304, 114_689)]
+        asked = len(passed) - alike
+        if verb == "all_reduce":
+            right += [call(100_000 + i, algorithm="two_shot") for i in (0, 1, 0, 1)]
+    finally:
+        _C.set_fallback(verb, usual)
+    comm.close()
+    return [all(right), alike, asked, len(passed) - alike - asked]
+
+
+@pytest.mark.parametrize(("verb", "asks"), [("all_reduce", 2), ("broadcast", 0)])
+def test_sizes_near_known_ones_need_no_python(pools: Pools, verb: str, asks: int) -> None:
+    assert pools(2).run(new_sizes, verb) == [[True, 0, 2, asks]] * 2
+
+
+def by_two_ways(rank: Rank) -> list[bool]:
+    """Rank 0's plans are Python's, the others' are C++'s, which has met neighbours only.
+
+    Ranks that had other plans would find out: they are part of the calls' stamps.
+    """
+    import fastcoll
+
+    comm, me, world = rank.comm.new_group(), rank.rank, rank.world_size
+    numels = np.unique(np.geomspace(1, 1_500_000, 250).astype(int)).tolist()
+    right = []
+    for numel in [*numels[::3], *numels]:
+        by_python = me == 0 or numel in numels[::3]
+        reduce, gather = (
+            fallback_of(verb) if by_python else getattr(fastcoll, verb)
+            for verb in ("all_reduce", "all_gather_into_tensor")
+        )
+        values, whole = torch.full((numel,), me + 1.0), torch.zeros(world, numel)
+        gather(whole, values, group=comm)
+        reduce(values, group=comm)
+        right.append(bool((values == world * (world + 1) / 2).all()))
+        right.append(bool((whole == torch.arange(1.0, world + 1)[:, None]).all()))
+    comm.close()
+    return right
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_python_and_cpp_plan_alike(pools: Pools, world: int) -> None:
+    for row in pools(world).run(by_two_ways):
+        assert all(row)
+
+
 # ---- options and arrays --------------------------------------------------------------------------
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -99,6 +99,29 @@ def test_calls_whose_plan_is_known(compiled_pools: Callable[[int], Pool]) -> Non
     assert same(ours, compiled_pools(2).run(on_backend, "gloo", twice))
 
 
+def new_sizes(rank: Rank) -> list[int]:
+    """Of sizes that nobody had before: those that Python's group is asked for."""
+    from fastcoll.integrations.torch_group import FastcollProcessGroup
+
+    usual, asked = FastcollProcessGroup.allreduce, []
+
+    def count(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
+        asked.append(tensors[0].numel())
+        return usual(group, tensors, *args)
+
+    for numel in (100_000, 98_305, 111_111, 114_688, 114_689, 114_690):
+        tensor = torch.full((numel,), rank.rank + 1.0)
+        dist.all_reduce(tensor)
+        assert bool((tensor == 3).all())
+        FastcollProcessGroup.allreduce = count  # type: ignore[method-assign]
+    FastcollProcessGroup.allreduce = usual  # type: ignore[method-assign]
+    return asked
+
+
+def test_sizes_near_known_ones_need_no_python(compiled_pools: Callable[[int], Pool]) -> None:
+    assert compiled_pools(2).run(on_backend, "fastcoll", new_sizes) == [[114_689]] * 2
+
+
 def order(rank: Rank) -> list[Any]:
     """Calls of both queues and none, in flight together: what one does the next one sees."""
     import fastcoll

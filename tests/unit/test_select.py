@@ -73,6 +73,34 @@ def test_every_request_has_one_plan_and_it_is_sound(request: Request) -> None:
         assert not (ring and order_matters(request.dtype, request.op))
 
 
+@settings(max_examples=300, deadline=None)
+@given(request=requests(), share=st.floats(0, 1))
+def test_what_is_planned_alike_differs_in_its_size_alone(request: Request, share: float) -> None:
+    choice = select(request, algorithms.ALL)
+    least, most = choice.numels
+    assert least <= request.numel <= most <= request.numel * 1.25
+    other = dataclasses.replace(request, numel=least + int((most - least) * share))
+    others = select(other, algorithms.ALL)
+    assert others.plan == dataclasses.replace(choice.plan, numel=other.numel)
+    assert others.numels == choice.numels
+    name = Algorithm(choice.plan.algorithm).name
+    assert next(one for one in algorithms.ALL if one.name == name).admits(other) is None
+
+
+def test_sizes_are_cut_without_gaps_and_at_powers_of_two() -> None:
+    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 0, 0, 2, "auto", "same_bits", 2)
+    numel, cuts = 0, []
+    while numel < 1 << 30:
+        least, most = select(dataclasses.replace(request, numel=numel), algorithms.ALL).numels
+        assert least == numel
+        cuts.append(most)
+        numel = most + 1
+    assert {1 << k for k in range(30)} <= {*cuts}
+    assert len(cuts) < 130
+    asked = dataclasses.replace(request, numel=1001, algorithm="two_shot")
+    assert select(asked, algorithms.ALL).numels == (1001, 1001)
+
+
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.permutations(algorithms.ALL))
 def test_the_order_of_the_candidates_does_not_matter(request: Request, order: list) -> None:

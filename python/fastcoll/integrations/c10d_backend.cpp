@@ -328,12 +328,7 @@ class FastcollBackend final : public c10d::Backend {
     if (plan && !terms.is_async && core->idle(core_)) return run_now(terms, *native, *plan);
     if (plan && terms.is_async && core->takes_calls(core_))
       if (WorkPtr work = queue(terms, *native, *plan)) return work;
-    WorkPtr work = in_python(terms, std::forward<Args>(args)...);
-    if (native && !plan) {
-      const py::gil_scoped_acquire gil;
-      plans_.learn(native->kind);
-    }
-    return work;
+    return in_python(terms, std::forward<Args>(args)...);
   }
 
   double limit_s(Milliseconds own) const {

@@ -71,18 +71,18 @@ class KnownPlans {
   explicit KnownPlans(FastcollGroup* core_group) : group_(core_group) {}
 
   std::optional<FastcollPlan> find(const FastcollKind& kind) {
-    const std::lock_guard lock(mutex_);
-    const auto found = plans_.find(kind);
-    return found == plans_.end() ? std::nullopt : std::optional(found->second);
-  }
-
-  void learn(const FastcollKind& kind) {       // with the GIL
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = plans_.find(kind);
+      if (found != plans_.end()) return found->second;
+    }
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     FastcollPlan plan;
-    if (!core->find_plan(group_, &kind, &plan)) return;
+    const py::gil_scoped_acquire gil;
+    if (!core->find_plan(group_, &kind, &plan)) return std::nullopt;
     const std::lock_guard lock(mutex_);
     if (plans_.size() >= kMost) plans_.clear();
-    plans_[kind] = plan;
+    return plans_[kind] = plan;
   }
 
  private:

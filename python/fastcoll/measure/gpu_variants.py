@@ -74,7 +74,7 @@ class GpuVariants(InGraph, FastcollOnGpu):
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
         request = request_on_gpus(cell, self.terms(), self._name)
-        plan = _C.Plan(*self.comm.planner.choose(request).args())
+        plan = _C.Plan(*self.comm.planner.choose(request).plan.args())
         _, operands = self.checked(cell, output, source)
         run = partial(self._group.run, async_op=False)
         return run, ([(plan, operands, env.TIMEOUT_S.get())],)

@@ -134,7 +134,7 @@ class FastcollVariants(FastcollCore):
             num_cpus=self.world_size,
             single_copy=self.comm.single_copy,
         )
-        plan = self.comm.planner.choose(request)
+        plan = self.comm.planner.choose(request).plan
         if self._segment_bytes:
             plan = replace(plan, segment_bytes=self._segment_bytes)
         built = _C.Plan(*plan.args())

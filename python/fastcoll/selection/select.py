@@ -18,6 +18,8 @@ from fastcoll.plan import Plan
 from fastcoll.selection.table import Measured, TuningTable
 from fastcoll.types import REDUCTIONS, Request
 
+_SIZES_LOG2 = 2  # how many sizes to a doubling are planned, in bits
+
 
 class Candidate(Protocol):
     """What an algorithm module offers."""
@@ -38,10 +40,16 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and for each candidate a line that says what spoke for or against it."""
+    """A plan, and what spoke for it.
+
+    Attributes:
+        reasons: For each candidate a line of what spoke for or against it.
+        numels: The least and the largest numel whose plans differ from this one in nothing else.
+    """
 
     plan: Plan
     reasons: dict[str, str]
+    numels: tuple[int, int]
 
 
 def select(
@@ -59,6 +67,8 @@ def select(
         UsageError: `request.algorithm` is not a name of an algorithm.
         UnsupportedError: The algorithm asked for does not admit the request.
     """
+    numels, numel = _planned_alike(request, candidates), request.numel
+    request = replace(request, numel=numels[1])
     reasons: dict[str, str] = {}
     known: dict[str, Measured] = {}
     admitted: dict[str, Candidate] = {}
@@ -86,7 +96,28 @@ def select(
                 reasons[usual] += f"; no difference to {name}, so the model's choice stands"
                 name = usual
         best = admitted[name]
-    return Choice(_plan(request, best, known.get(best.name)), reasons)
+    plan = replace(_plan(request, best, known.get(best.name)), numel=numel)
+    return Choice(plan, reasons, numels)
+
+
+def _planned_alike(request: Request, candidates: Sequence[Candidate]) -> tuple[int, int]:
+    """Return the least and the largest of the sizes for which one choice is made: the largest's.
+
+    So a program of ever new sizes meets known plans. Powers of two are the largest of theirs. Not
+    where an algorithm is asked for, nor on GPUs, where packs end at sizes of their own.
+    """
+    numel = request.numel
+    if request.algorithm != "auto" or request.on_gpu or request.splits:
+        return numel, numel
+    shift = max(0, (numel - 1).bit_length() - 1 - _SIZES_LOG2)
+    most = -(-numel >> shift) << shift
+    least = most - (1 << shift) + 1
+    ends = [replace(request, numel=end) for end in (least, most)]
+    for candidate in candidates:
+        small, large = (candidate.admits(end) is None for end in ends)
+        if small != large:
+            return numel, numel
+    return least, most
 
 
 def _modelled_us(request: Request, candidate: Candidate, table: TuningTable | None) -> float:
