@@ -2,6 +2,7 @@
 """How the default group comes to be, and how it ends."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, Setup, attempt
+from harness import Attempt, Pool, Rank, Setup, attempt
 
 BARE = Setup(init=False)
 
@@ -138,6 +139,22 @@ def after_a_failure(rank: Rank) -> list[Any]:
 
 def test_init_again_after_a_rank_did_not_come(fresh_pool: Any) -> None:
     assert fresh_pool(2, BARE).run(after_a_failure) == [["CollectiveTimeout", 3.0], [None, 3.0]]
+
+
+def as_rank_zero(rank: Rank) -> tuple[int, Attempt]:
+    import fastcoll
+
+    options = {"store": dist.PrefixStore("alike", rank.store), "rank": 0, "world_size": 2}
+    return os.getpid(), attempt(fastcoll.init, **options, timeout_s=1.5)
+
+
+def test_two_processes_that_claim_one_rank(fresh_pool: Any) -> None:
+    (one_pid, one), (other_pid, other) = fresh_pool(2, BARE).run(as_rank_zero)
+    for mine, found, theirs in ((one_pid, one, other_pid), (other_pid, other, one_pid)):
+        assert found.kind == "CollectiveTimeout"
+        assert re.search(rf"process {theirs} on \S+ came as rank 0", found.text)
+        assert re.search(rf"as did this process {mine} on", found.text)
+        assert found.ranks == (1,)
 
 
 def again_and_again(rank: Rank, rounds: int) -> list[float]:

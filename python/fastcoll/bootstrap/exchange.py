@@ -9,6 +9,8 @@ Must not know what is said.
 import contextlib
 import json
 import operator
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
@@ -68,10 +70,11 @@ class StoreExchange:
         # each process did before: groups can be made again and again on one store.
         count = self._store.add(f"count/{self.rank}", 1)
         prefix = f"hello/{count}"
+        self._store.set(f"process/{count}/{self.rank}", _this_process())
         self._store.set(f"{prefix}/{self.rank}", json.dumps(facts))
         keys = [f"{prefix}/{peer}" for peer in range(self.world_size)]
         try:
-            return self._collect(keys, deadline)
+            return self._collect(keys, count, deadline)
         except BaseException:
             # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
             # still wait shall not take this one for missing.
@@ -84,7 +87,7 @@ class StoreExchange:
         """Return False: a store says nothing of who lives."""
         return False
 
-    def _collect(self, keys: list[str], deadline: Deadline) -> list[Facts]:
+    def _collect(self, keys: list[str], count: int, deadline: Deadline) -> list[Facts]:
         # Asked again and again, as a store's own wait hears no Ctrl-C.
         pause_s = 0.001
         while True:
@@ -93,7 +96,7 @@ class StoreExchange:
                 if _GAVE_UP not in texts:
                     return [json.loads(text) for text in texts]
             if deadline.left_s() <= 0:
-                self._give_up(keys, deadline)
+                self._give_up(keys, count, deadline)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
@@ -105,16 +108,28 @@ class StoreExchange:
                 f"init (rank {self.rank}): the store failed: {error}"
             ) from error
 
-    def _give_up(self, keys: list[str], deadline: Deadline) -> NoReturn:
+    def _give_up(self, keys: list[str], count: int, deadline: Deadline) -> NoReturn:
         ranks = [peer for peer, key in enumerate(keys) if not self._has([key])]
         if not ranks:
             texts = [self._store.get(key).decode() for key in keys]
             ranks = [peer for peer, text in enumerate(texts) if text == _GAVE_UP]
         raise CollectiveTimeout(
             f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
-            f"ranks {ranks}, which did not come to the store",
+            f"ranks {ranks}, which did not come to the store{self._namesake(count)}",
             ranks,
         )
+
+    def _namesake(self, count: int) -> str:
+        """Return what to say of another process that came as this rank: it takes the next turn."""
+        for other in (count - 1, count + 1):
+            key = f"process/{other}/{self.rank}"
+            if self._has([key]) and (process := self._store.get(key).decode()) != _this_process():
+                return f"; {process} came as rank {self.rank}, as did this {_this_process()}"
+        return ""
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class GroupExchange:
