@@ -33,7 +33,7 @@ from fastcoll.coalesced import ListCall, ListOperands, check_list
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu_side import CheckedCall, GpuSide
 from fastcoll.hierarchical.board import Board
-from fastcoll.hierarchical.carriers import identity
+from fastcoll.hierarchical.carriers import identity, maker_of
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.hierarchical.making import settled_on_node
 from fastcoll.memory.array import Array
@@ -120,8 +120,13 @@ def _make(
 ) -> "Communicator":
     """Make a group of ranks of one node that are connected. Collective over them."""
     mesh = peers.mesh
+
+    def make_region() -> int:
+        maker_of(settings.carrier)  # refused here, where the others hear why
+        return create_region(mesh.world_size)
+
     try:
-        region_fds = mesh.exchange_fds(lambda: create_region(mesh.world_size), 0, deadline)
+        region_fds = mesh.exchange_fds(make_region, 0, deadline)
     except BaseException:
         mesh.close()
         raise

@@ -86,7 +86,8 @@ def init(
             nodes "fast" for half and narrower types, whose bits would cost bytes on the wire.
         carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
             mpi4py in processes that mpirun started; or another backend that is registered with
-            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo.
+            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs go by NCCL
+            whatever is named; with "nccl" those on CPUs go by Gloo.
 
     Returns:
         The group, which is a context manager: leaving it closes it.

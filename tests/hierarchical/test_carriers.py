@@ -96,7 +96,7 @@ def test_all_ranks_hear_who_has_no_mpi(fresh_pool: Any) -> None:
         assert "on ranks [1, 2]" in one.text
 
 
-def over_another_backend(rank: Rank) -> None:
+def over_another_backend(rank: Rank, carrier: str) -> None:
     """A carrier that torch.distributed knows by a name of its own."""
     import torch.distributed as dist
 
@@ -106,7 +106,7 @@ def over_another_backend(rank: Rank) -> None:
         "plain", lambda *args: dist.ProcessGroupGloo(*args), devices=["cpu"]
     )
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
-    comm = fastcoll.init(store=rank.store, carrier="plain", **who)
+    comm = fastcoll.init(store=rank.store, carrier=carrier, **who)
     for numel in (1, 1000, 5000, 70_000):
         tensor = torch.full((numel,), float(rank.rank + 1))
         comm.all_reduce(tensor)
@@ -116,5 +116,7 @@ def over_another_backend(rank: Rank) -> None:
         assert (parts == 6).all()
 
 
-def test_any_backend_of_torch_can_be_the_carrier(fresh_pool: Any) -> None:
-    fresh_pool(3, Setup(init=False, nodes="abb")).run(over_another_backend)
+@pytest.mark.parametrize("carrier", ["plain", "nccl"])
+def test_any_backend_of_torch_can_be_the_carrier(fresh_pool: Any, carrier: str) -> None:
+    """NCCL is for GPUs; on CPUs its name means the usual one."""
+    fresh_pool(3, Setup(init=False, nodes="abb")).run(over_another_backend, carrier)

@@ -76,11 +76,29 @@ def unknown_carrier(rank: Rank) -> Any:
     return attempt(fastcoll.init, store=rank.store, carrier="pigeon", **who)
 
 
-def test_an_unknown_carrier_is_named(fresh_pool: Any) -> None:
-    for found in fresh_pool(2, Setup(init=False, nodes="ab")).run(unknown_carrier):
+@pytest.mark.parametrize("nodes", ["ab", "aa"])
+def test_an_unknown_carrier_is_named(fresh_pool: Any, nodes: str) -> None:
+    for found in fresh_pool(2, Setup(init=False, nodes=nodes)).run(unknown_carrier):
         assert found.kind == "UsageError", found
         assert "pigeon" in found.text
         assert "gloo" in found.text
+
+
+def unknown_on_rank_1(rank: Rank) -> Any:
+    import fastcoll
+
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    carrier = "pigeon" if rank.rank == 1 else None
+    return attempt(fastcoll.init, store=rank.store, carrier=carrier, **who)
+
+
+def test_on_one_node_the_others_hear_of_an_unknown_carrier(fresh_pool: Any) -> None:
+    zero, one, two = fresh_pool(3, Setup(init=False)).run(unknown_on_rank_1)
+    assert one.kind == "UsageError"
+    for found in (zero, two):
+        assert found.kind == "PeerLostError", found
+        assert "pigeon" in found.text
+        assert found.seconds < 8
 
 
 CLONE_NEWIPC = 0x08000000

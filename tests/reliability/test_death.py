@@ -90,6 +90,8 @@ def reduce_until_error(rank: Rank, numel: int, algorithm: str) -> tuple[float, l
     tensor = torch.ones(numel, dtype=torch.int32)
     if algorithm == "symmetric":
         tensor, algorithm = rank.comm.empty(numel, dtype=torch.int32).fill_(1), "auto"
+    rank.comm.barrier()
+    rank.tell("they reduce")
     while True:
         one = attempt(rank.comm.all_reduce, tensor, algorithm=algorithm)
         if one.kind:
@@ -105,6 +107,7 @@ def test_killed_in_the_middle(
 ) -> None:
     pool = fresh_pool(world)
     pool.start(reduce_until_error, 700_000, algorithm)
+    pool.wait_for("they reduce")
     killed = kill(pool, dead, 0.25)
     assert_lost(pool.collect(), dead, killed)
 
@@ -112,6 +115,7 @@ def test_killed_in_the_middle(
 def test_killed_between_small_calls(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(3)
     pool.start(reduce_until_error, 2, "auto")
+    pool.wait_for("they reduce")
     killed = kill(pool, 1, 0.25)
     assert_lost(pool.collect(), 1, killed)
 
@@ -123,6 +127,7 @@ def fork_then_wait(rank: Rank) -> tuple[float, list[Attempt]] | None:
             time.sleep(5)
             os._exit(0)
         rank.comm.barrier()
+        rank.tell("all are there")
         time.sleep(60)
     rank.comm.barrier()
     one = attempt(rank.comm.all_reduce, torch.ones(3))
@@ -132,6 +137,7 @@ def fork_then_wait(rank: Rank) -> tuple[float, list[Attempt]] | None:
 def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(3)
     pool.start(fork_then_wait)
+    pool.wait_for("all are there")
     killed = kill(pool, 2, 0.5)
     assert_lost(pool.collect(ranks=(0, 1)), 2, killed)
 

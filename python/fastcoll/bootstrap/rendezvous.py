@@ -40,10 +40,13 @@ class Listener:
         self._socket = socket.socket(*_SOCKET)
         self._socket.bind("\0" + self.address)
         self._socket.listen(backlog)
+        self._nameless: dict[int, socket.socket] = {}  # by descriptor; who has not said who it is
 
     def close(self) -> None:
-        """Close the door; connections that exist stay."""
+        """Close the door, also to those before it; other connections that exist stay."""
         self._socket.close()
+        for connection in self._nameless.values():
+            connection.close()
 
     def connect(
         self,
@@ -94,42 +97,37 @@ class Listener:
         Who is connected already is watched meanwhile, as one of them may give up.
         """
         missing = set(expected)
-        pending: dict[int, socket.socket] = {}
         talking: set[int] = set()  # those that are past this step and wait for us in the next
-        try:
-            while missing:
-                watched = {one.fileno(): peer for peer, one in connected.items()}
-                poll = select.poll()
-                for fd in {self._socket.fileno(), *pending, *watched} - talking:
-                    poll.register(fd, select.POLLIN)
-                if deadline.passed():
-                    raise CollectiveTimeout(
-                        f"init (rank {rank}) waited {deadline.limit_s:g} s for ranks "
-                        f"{sorted(missing)} to connect",
-                        sorted(missing),
-                    )
-                events = poll.poll(min(deadline.left_s(), _LOOK_S) * 1000 + 1)
-                if not events and (gone := [peer for peer in missing if is_gone(peer)]):
-                    raise PeerLostError(f"init (rank {rank}): ranks {gone} are gone", gone)
-                for fd, _ in events:
-                    if fd == self._socket.fileno():
-                        connection, _ = self._socket.accept()
-                        connection.setblocking(False)
-                        pending[connection.fileno()] = connection
-                    elif fd in watched:
-                        _require_living(connected[watched[fd]], watched[fd])
-                        talking.add(fd)
+        while missing:
+            watched = {one.fileno(): peer for peer, one in connected.items()}
+            poll = select.poll()
+            for fd in {self._socket.fileno(), *self._nameless, *watched} - talking:
+                poll.register(fd, select.POLLIN)
+            if deadline.passed():
+                raise CollectiveTimeout(
+                    f"init (rank {rank}) waited {deadline.limit_s:g} s for ranks "
+                    f"{sorted(missing)} to connect",
+                    sorted(missing),
+                )
+            events = poll.poll(min(deadline.left_s(), _LOOK_S) * 1000 + 1)
+            if not events and (gone := [peer for peer in missing if is_gone(peer)]):
+                raise PeerLostError(f"init (rank {rank}): ranks {gone} are gone", gone)
+            for fd, _ in events:
+                if fd == self._socket.fileno():
+                    connection, _ = self._socket.accept()
+                    connection.setblocking(False)
+                    self._nameless[connection.fileno()] = connection
+                elif fd in watched:
+                    _require_living(connected[watched[fd]], watched[fd])
+                    talking.add(fd)
+                else:
+                    connection = self._nameless.pop(fd)
+                    peer = self._greeted(connection, hellos)
+                    if peer in missing:
+                        missing.remove(peer)
+                        yield peer, connection
                     else:
-                        connection = pending.pop(fd)
-                        peer = self._greeted(connection, hellos)
-                        if peer in missing:
-                            missing.remove(peer)
-                            yield peer, connection
-                        else:
-                            connection.close()
-        finally:
-            for connection in pending.values():
-                connection.close()
+                        connection.close()
 
     def _turn_away(
         self,

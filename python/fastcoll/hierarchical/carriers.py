@@ -9,7 +9,11 @@ from fastcoll.hierarchical import mpi_carrier, torch_carrier
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier
 from fastcoll.hierarchical.patient_store import PatientStore
 
-CARRIERS: dict[str, MakeCarrier] = {"gloo": torch_carrier.gloo, "mpi": mpi_carrier.mpi}
+CARRIERS: dict[str, MakeCarrier] = {
+    "gloo": torch_carrier.gloo,
+    "mpi": mpi_carrier.mpi,
+    "nccl": torch_carrier.gloo,  # which has no business with CPUs; between GPUs it carries anyway
+}
 
 
 def identity(name: str) -> str:
@@ -26,9 +30,8 @@ def maker_of(name: str) -> MakeCarrier:
     make = CARRIERS.get(name) or torch_carrier.registered(name)
     if make is None:
         raise UsageError(
-            f'there is no carrier "{name}" for tensors on CPUs; there are {", ".join(CARRIERS)} '
-            "and the backends registered with torch.distributed. Between GPUs NCCL carries, "
-            "whatever is named here"
+            f'there is no carrier "{name}"; there are {", ".join(CARRIERS)} and the backends '
+            "registered with torch.distributed. Between GPUs NCCL carries, whatever is named here"
         )
     return make
 

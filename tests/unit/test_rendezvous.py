@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's door: who stands before it when the rank gives up is told why."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.farewell import farewell_in, say_farewell
+from fastcoll.bootstrap.identity import Terms, introduce
+from fastcoll.bootstrap.rendezvous import _GREETING, Listener
+from fastcoll.errors import PeerLostError, UsageError
+
+
+@pytest.fixture
+def door() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def test_who_has_not_said_its_name_yet_hears_why_the_door_closes(door: Listener) -> None:
+    """Rank 2 is let wait, as it says nothing; rank 1 gives up meanwhile."""
+    hello = introduce(door.address, door.token, Terms("same_bits", "gloo"))
+    errors: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            door.connect(0, [hello] * 3, Deadline(10))
+        except BaseException as error:
+            errors.append(error)
+
+    one, two = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with one, two:
+        for visitor in (two, one):
+            visitor.settimeout(5)
+            visitor.connect("\0" + door.address)
+        rank_0 = threading.Thread(target=connect)
+        rank_0.start()
+        one.send(_GREETING.pack(1, bytes.fromhex(door.token)))
+        assert one.recv(100), "rank 0's greeting"
+        say_farewell([one.fileno()], 1, UsageError("no such bird"))
+        one.close()
+        two.send(_GREETING.pack(2, bytes.fromhex(door.token)))
+        reason = farewell_in(two.recv(2048))
+        rank_0.join()
+    [mine] = errors
+    for heard in (mine, reason):
+        assert isinstance(heard, PeerLostError)
+        assert heard.ranks == (1,)
+        assert "no such bird" in str(heard)
