@@ -79,14 +79,12 @@ class StridedMove {
   template <bool kReads, class Element>
   void move_rows(std::byte* dense, std::byte* apart, size_t num_rows) const {
     const size_t row_numel = of_.dims_[0].size, row_bytes = row_numel * sizeof(Element);
-    if (of_.dims_[1].stride != int64_t(sizeof(Element)) || row_numel == 1) {
+    if (!pays_by_tiles<Element>(num_rows)) {
       for (size_t row = 0; row < num_rows; ++row)
         move_row<kReads, Element>(dense + row * row_bytes,
                                   apart + int64_t(row) * of_.dims_[1].stride, row_numel);
       return;
     }
-    // Transposed: neighbours in memory are of different rows. By tiles, so that a cache line is
-    // visited once, on both sides.
     using Tile = TileOf<kReads, Element>;
     for (size_t row = 0; row < num_rows; row += Tile::kRows) {
       const size_t rows = std::min(Tile::kRows, num_rows - row);
@@ -100,6 +98,18 @@ class StridedMove {
         else Tile::move(here, row_bytes, there, of_.dims_[0].stride, rows, columns);
       }
     }
+  }
+
+  // Transposed: neighbours in memory are of different rows. By tiles a cache line is visited once,
+  // on both sides. Measured from 16 KiB to 64 MiB, 2 ranks: row by row is quicker while the lines
+  // that a row touches are few, or lie beside each other, and where few rows share a line.
+  template <class Element>
+  bool pays_by_tiles(size_t num_rows) const {
+    constexpr size_t kFewLines = 8, kFewRows = 4;
+    constexpr int64_t kNear = 2 * int64_t(kLine);
+    const int64_t stride = of_.dims_[0].stride;
+    return of_.dims_[1].stride == int64_t(sizeof(Element)) && num_rows >= kFewRows &&
+           of_.dims_[0].size > kFewLines && (stride > kNear || stride < -kNear);
   }
 
   template <bool kReads, class Element>
