@@ -303,6 +303,9 @@ void bind_machine(py::module_& module) {
         return list_splits(sizes, DType(dtype));
       },
       py::arg("tensors"), py::arg("dtype"));
+  module.def(
+      "uneven_splits", [](const std::vector<uint64_t>& numels) { return uneven_splits(numels); },
+      py::arg("numels"));
   module.def("find_call_site", [] { return decoded(find_call_site()); });
   module.def(
       "set_call_site", [](const std::string& site) { return decoded(set_call_site(site)); },

@@ -3,6 +3,7 @@
 // carried out here; csrc never chooses.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,12 @@ inline uint64_t list_splits(const std::vector<TensorSize>& tensors, DType dtype)
     hash = mix64(hash + (tensor.numel << 8 | uint64_t(tensor.dtype)));
   }
   return num_tensors << kListHashBits | hash >> (64 - kListHashBits);
+}
+// Plan::splits of parts of unequal size, which all ranks know: a hash of their numels.
+inline uint64_t uneven_splits(std::span<const uint64_t> numels) {
+  uint64_t hash = 0;
+  for (const uint64_t numel : numels) hash = mix64(hash + numel);
+  return kCountedSplits + 1 + (hash >> (65 - kListHashBits));
 }
 constexpr uint64_t num_tensors(uint64_t splits) { return splits >> kListHashBits; }
 

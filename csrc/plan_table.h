@@ -25,9 +25,9 @@ class PlanTable {
     DType dtype;
     Op op;
     int root;
-    uint64_t splits;
     Asked asked;
-    uint64_t numel;  // last: calls that differ in nothing else are neighbours
+    uint64_t splits;
+    uint64_t numel;
     auto operator<=>(const Key&) const = default;
   };
 
@@ -39,11 +39,13 @@ class PlanTable {
     return find_slowly(key, recent);
   }
 
-  // The plan of calls of `least` to `most` elements: they differ in nothing else.
+  // The plan of calls of `least` to `most` elements, cut into whatever parts: they differ in
+  // nothing else.
   void add(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     if (plans_.size() >= kMost) plans_.clear();
-    plans_[{plan.verb, plan.dtype, plan.op, plan.root, plan.splits, asked, most}] = {least, plan};
+    plans_[{plan.verb, plan.dtype, plan.op, plan.root, asked, kind_of(plan.splits), most}] = {least,
+                                                                                              plan};
   }
 
  private:
@@ -57,6 +59,11 @@ class PlanTable {
     uint64_t least;
     Plan plan;
   };
+  // Calls are planned alike if their splits are of one kind.
+  static uint64_t kind_of(uint64_t splits) {
+    constexpr uint64_t kUneven = kCountedSplits + 1, kList = kUneven + 1;
+    return splits <= kCountedSplits ? splits : num_tensors(splits) == 0 ? kUneven : kList;
+  }
   static bool is_for(const Recent& recent, const Key& key) {
     const Plan& plan = recent.plan;
     return plan.hash != 0 && plan.verb == key.verb && plan.dtype == key.dtype &&
@@ -64,13 +71,15 @@ class PlanTable {
            plan.splits == key.splits && recent.asked == key.asked;
   }
   [[gnu::noinline]] const Plan* find_slowly(const Key& key, Recent& recent) {
-    const auto known = plans_.lower_bound(key);
+    Key kind = key;
+    kind.splits = kind_of(key.splits);
+    const auto known = plans_.lower_bound(kind);  // keys that differ in numel alone are neighbours
     if (known == plans_.end() || key.numel < known->second.least) return nullptr;
-    Key same = known->first;
-    same.numel = key.numel;
-    if (same != key) return nullptr;
+    kind.numel = known->first.numel;
+    if (kind != known->first) return nullptr;
     Plan plan = known->second.plan;
     plan.numel = key.numel;
+    plan.splits = key.splits;
     recent = {make_plan(plan), key.asked};
     return &recent.plan;
   }

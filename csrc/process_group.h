@@ -82,7 +82,7 @@ class ProcessGroup {
   // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
                           uint64_t splits = 0, Asked asked = {}) const {
-    return plans_.find({verb, dtype, op, root, splits, asked, numel});
+    return plans_.find({verb, dtype, op, root, asked, splits, numel});
   }
   void cache_plan(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
     plans_.add(plan, asked, least, most);

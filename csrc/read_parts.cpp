@@ -116,9 +116,19 @@ std::optional<PartsKind> read_all_gather(const PartsCall& call, Parts& parts) {
   if (call.inputs.size() != 1) return std::nullopt;
   const TensorView& input = call.inputs[0];
   Reader reader(call, input.dtype, parts);
-  if (!reader.read_list(call.outputs, input.numel, parts.outputs)) return std::nullopt;
-  reader.put(parts.inputs, call.rank, input, call.outputs[size_t(call.rank)].ptr == input.ptr);
-  return reader.kind(input.numel);
+  if (!reader.read_list(call.outputs, Reader::kAny, parts.outputs)) return std::nullopt;
+  const TensorView& own = call.outputs[size_t(call.rank)];
+  if (own.numel != input.numel) return std::nullopt;
+  reader.put(parts.inputs, call.rank, input, own.ptr == input.ptr);
+  std::array<uint64_t, kMaxWorld> numels;
+  uint64_t sum = 0;
+  bool is_even = true;
+  for (size_t rank = 0; rank < call.outputs.size(); ++rank) {
+    sum += numels[rank] = call.outputs[rank].numel;
+    is_even = is_even && numels[rank] == input.numel;
+  }
+  if (is_even) return reader.kind(input.numel);
+  return reader.kind(sum, uneven_splits({numels.data(), call.outputs.size()}));
 }
 
 std::optional<PartsKind> read_reduce_scatter(const PartsCall& call, Parts& parts) {

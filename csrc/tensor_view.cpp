@@ -176,7 +176,9 @@ struct Seen {
   if (!dtype || tensor.device.device_type != kDLCPU) return std::nullopt;
   int64_t numel = 1;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (!takes_strided && tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel)
+    // Where there are no elements, no stride matters.
+    if (!takes_strided && tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel &&
+        numel != 0)
       return std::nullopt;
     numel *= tensor.shape[i];
   }

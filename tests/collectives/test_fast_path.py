@@ -272,9 +272,56 @@ def new_sizes(rank: Rank, verb: str) -> list[Any]:
     return [all(right), alike, asked, len(passed) - alike - asked]
 
 
-@pytest.mark.parametrize(("verb", "asks"), [("all_reduce", 2), ("broadcast", 0)])
+@pytest.mark.parametrize(("verb", "asks"), [("all_reduce", 1), ("broadcast", 0)])
 def test_sizes_near_known_ones_need_no_python(pools: Pools, verb: str, asks: int) -> None:
     assert pools(2).run(new_sizes, verb) == [[True, 0, 2, asks]] * 2
+
+
+def new_cuts(rank: Rank) -> list[Any]:
+    """Lists and uneven parts of sizes that nobody had before, of about as much as somebody had."""
+    from fastcoll import _C
+
+    comm, me = rank.comm.new_group(), rank.rank
+    verbs = ("all_gather", "all_reduce_coalesced", "all_gather_into_tensor_coalesced")
+    usual = {verb: fallback_of(verb) for verb in verbs}
+    passed: list[str] = []
+
+    def count(verb: str) -> Callable[..., Any]:
+        return lambda *args, **options: (passed.append(verb), usual[verb](*args, **options))[1]
+
+    def call(first: int, second: int) -> bool:
+        parts = [torch.empty(first), torch.empty(second)]
+        comm.all_gather(parts, torch.full((parts[me].numel(),), me + 1.0))
+        right = [bool((part == by + 1).all()) for by, part in enumerate(parts)]
+        sums = [torch.full((first,), me + 1.0), torch.full((second,), me + 2.0)]
+        comm.all_reduce_coalesced(sums)
+        right += [bool((one == want).all()) for one, want in zip(sums, (3, 5), strict=True)]
+        wholes = [torch.empty(2, first), torch.empty(2, second)]
+        mine = [torch.full((first,), me + 3.0), torch.full((second,), me + 4.0)]
+        comm.all_gather_into_tensor_coalesced(wholes, mine)
+        return all(
+            bool((whole[by] == add + by).all())
+            for whole, add in zip(wholes, (3, 4), strict=True)
+            for by in range(2)
+        ) and all(right)
+
+    right = [call(50_000, 40_000)]
+    try:
+        for verb in verbs:
+            _C.set_fallback(verb, count(verb))
+        right += [call(50_001, 39_999), call(1, 88_000), call(0, 89_000), call(41_000, 41_500)]
+        known = len(passed)
+        right.append(call(60_000, 40_000))
+    finally:
+        for verb, function in usual.items():
+            _C.set_fallback(verb, function)
+    comm.close()
+    return [all(right), known, sorted(passed)]
+
+
+def test_cuts_that_are_new_need_no_python(pools: Pools) -> None:
+    verbs = ["all_gather", "all_gather_into_tensor_coalesced", "all_reduce_coalesced"]
+    assert pools(2).run(new_cuts) == [[True, 0, verbs]] * 2
 
 
 def by_two_ways(rank: Rank) -> list[bool]:
@@ -285,19 +332,23 @@ def by_two_ways(rank: Rank) -> list[bool]:
     import fastcoll
 
     comm, me, world = rank.comm.new_group(), rank.rank, rank.world_size
-    numels = np.unique(np.geomspace(1, 1_500_000, 250).astype(int)).tolist()
+    numels = np.unique(np.geomspace(1, 1_500_000, 200).astype(int)).tolist()
+    verbs = ("all_reduce", "all_gather_into_tensor", "all_gather", "all_reduce_coalesced")
     right = []
     for numel in [*numels[::3], *numels]:
         by_python = me == 0 or numel in numels[::3]
-        reduce, gather = (
-            fallback_of(verb) if by_python else getattr(fastcoll, verb)
-            for verb in ("all_reduce", "all_gather_into_tensor")
+        reduce, gather, gather_parts, reduce_list = (
+            fallback_of(verb) if by_python else getattr(fastcoll, verb) for verb in verbs
         )
         values, whole = torch.full((numel,), me + 1.0), torch.zeros(world, numel)
         gather(whole, values, group=comm)
         reduce(values, group=comm)
         right.append(bool((values == world * (world + 1) / 2).all()))
         right.append(bool((whole == torch.arange(1.0, world + 1)[:, None]).all()))
+        parts = [torch.zeros(numel + by) for by in range(world)]
+        gather_parts(parts, torch.full((numel + me,), me + 1.0), comm)
+        reduce_list(parts, group=comm)
+        right += [bool((part == world * (by + 1)).all()) for by, part in enumerate(parts)]
     comm.close()
     return right
 

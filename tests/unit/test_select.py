@@ -97,8 +97,31 @@ def test_sizes_are_cut_without_gaps_and_at_powers_of_two() -> None:
         numel = most + 1
     assert {1 << k for k in range(30)} <= {*cuts}
     assert len(cuts) < 130
-    asked = dataclasses.replace(request, numel=1001, algorithm="two_shot")
-    assert select(asked, algorithms.ALL).numels == (1001, 1001)
+
+
+def test_messages_are_planned_alike_however_they_are_cut() -> None:
+    gathers = Request(Verb.all_gather, DType.float32, Op.SUM, 0, 0, 2, "auto", "same_bits", 2)
+    uneven, lists = ([3, 4], [4, 3], [9, 9, 9]), ([3, 4], [1] * 7, [40_000])
+    kinds = [
+        (gathers, [_C.uneven_splits(sizes) for sizes in uneven]),
+        (
+            dataclasses.replace(gathers, verb=Verb.all_reduce),
+            [_C.list_splits([(int(DType.float32), n) for n in sizes], 0) for sizes in lists],
+        ),
+    ]
+    for request, splits in kinds:
+        assert len({0, COUNTED, *splits}) == 5
+        for single_copy in ("never", "auto", "always"):
+            for numel in (7, 1000, 300_000, 30_000_000):
+                plans = set()
+                for one in splits:
+                    asked = dataclasses.replace(
+                        request, numel=numel, splits=one, single_copy=single_copy
+                    )
+                    plan = select(asked, algorithms.ALL).plan
+                    assert plan.splits == one
+                    plans.add(dataclasses.replace(plan, splits=0))
+                assert len(plans) == 1
 
 
 @settings(max_examples=200, deadline=None)

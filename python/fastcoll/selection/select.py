@@ -44,7 +44,8 @@ class Choice:
 
     Attributes:
         reasons: For each candidate a line of what spoke for or against it.
-        numels: The least and the largest numel whose plans differ from this one in nothing else.
+        numels: The least and the largest numel whose plans differ from this one in nothing else;
+            nor do those of messages that are cut otherwise: the same list's or other parts' sizes.
     """
 
     plan: Plan
@@ -104,10 +105,10 @@ def _planned_alike(request: Request, candidates: Sequence[Candidate]) -> tuple[i
     """Return the least and the largest of the sizes for which one choice is made: the largest's.
 
     So a program of ever new sizes meets known plans. Powers of two are the largest of theirs. Not
-    where an algorithm is asked for, nor on GPUs, where packs end at sizes of their own.
+    on GPUs, where packs end at sizes of their own.
     """
     numel = request.numel
-    if request.algorithm != "auto" or request.on_gpu or request.splits:
+    if request.on_gpu:
         return numel, numel
     shift = max(0, (numel - 1).bit_length() - 1 - _SIZES_LOG2)
     most = -(-numel >> shift) << shift
