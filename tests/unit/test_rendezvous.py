@@ -44,7 +44,8 @@ def test_who_has_not_said_its_name_yet_hears_why_the_door_closes(door: Listener)
         say_farewell([one.fileno()], 1, UsageError("no such bird"))
         one.close()
         two.send(_GREETING.pack(2, bytes.fromhex(door.token)))
-        reason = farewell_in(two.recv(2048))
+        while (reason := farewell_in(two.recv(2048))) is None:
+            pass  # who is quick is let in before
         rank_0.join()
     [mine] = errors
     for heard in (mine, reason):
