@@ -36,6 +36,7 @@ for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast
 done
 python bench/schedules.py "$out/schedules.md"
 python bench/lists.py "$out/lists.json"
+python bench/forms.py "$out/forms.json"
 fastcoll build # before it is measured
 python bench/torch_calls.py "$out/torch.json"
 fastcoll regret --json "$out/regret.json"

@@ -144,6 +144,21 @@ def _torch(of: Results) -> Iterator[str]:
     )
 
 
+def _forms(of: Results) -> Iterator[str]:
+    times_us = of.documents.get("forms", {}).get("times_us", {})
+    yield from _table(
+        ["16 KiB, however a call is made, us", "fastcoll", "Gloo"],
+        (
+            [
+                form,
+                format_number(times[OURS]),
+                format_number(times[GLOO]) if times[GLOO] else "none",
+            ]
+            for form, times in times_us.items()
+        ),
+    )
+
+
 def _goals(of: Results) -> Iterator[str]:
     """Yield how all goals stand, the missed ones first."""
     found = sorted(verdicts(of.folder), key=lambda one: (False, None, True).index(one.passed))
@@ -172,7 +187,7 @@ def _machine(of: Results) -> Iterator[str]:
     yield ""
     yield f"{facts['num_cpus']} virtual CPUs: {facts['cpu_model']}; Linux {kernel}."
     yield ""
-    for part in (all_reduce, _asynchronous, _verbs, _torch, _goals, _files):
+    for part in (all_reduce, _asynchronous, _verbs, _forms, _torch, _goals, _files):
         yield from part(of)
 
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "extents.h"
+#include "numpy_view.h"
 #include "process_group.h"
 #include "tensor_view.h"
 
@@ -37,13 +38,11 @@ inline std::optional<TensorView> view_argument(PyObject* object) {
   return given(object) ? view_tensor(object) : std::nullopt;
 }
 
-// Of an int, or of NumPy's integers. Not of a class that is made in Python: it could do anything
-// while it says its number. True is none: who gives it means something else.
+// Of an int, or of NumPy's integers. Not of other types: they could do anything while they say
+// their number. True is none: who gives it means something else.
 inline std::optional<uint64_t> number_of(PyObject* object) {
   if (!PyLong_CheckExact(object)) [[unlikely]] {
-    if (PyBool_Check(object) || !PyIndex_Check(object) ||
-        PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE))
-      return std::nullopt;
+    if (!is_array_integer(Py_TYPE(object))) return std::nullopt;
     const Owned number(PyNumber_Index(object));
     if (number.get()) return number_of(number.get());
     PyErr_Clear();

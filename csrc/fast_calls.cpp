@@ -350,6 +350,17 @@ PyObject* set_numpy_type(PyObject*, PyObject* type) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_numpy_integers(PyObject*, PyObject* types) {
+  if (!PyTuple_Check(types))
+    return PyErr_Format(PyExc_TypeError, "set_numpy_integers takes a tuple of types");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
+    PyObject* type = PyTuple_GET_ITEM(types, i);
+    if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "%R is not a type", type);
+    add_array_integer(reinterpret_cast<PyTypeObject*>(type));
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* set_fallback(PyObject*, PyObject* args) {
   const char* name = nullptr;
   PyObject* function = nullptr;
@@ -382,6 +393,7 @@ PyMethodDef setters[] = {
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
     {"set_numpy_type", set_numpy_type, METH_O, nullptr},
+    {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
     {"set_call_work", set_call_work, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},

@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace py = pybind11;
 
@@ -13,6 +14,8 @@ namespace fastcoll {
 namespace {
 
 PyTypeObject* array_type = nullptr;
+PyTypeObject* integers[16];
+size_t num_integers = 0;
 
 std::optional<DType> dtype_of(const py::dtype& dtype) {
   if (dtype.byteorder() != '=' && dtype.byteorder() != '|') return std::nullopt;
@@ -54,6 +57,16 @@ std::optional<DType> dtype_of(const py::dtype& dtype) {
 void set_array_type(PyTypeObject* type) {
   Py_INCREF(type);
   Py_XSETREF(array_type, type);
+}
+
+void add_array_integer(PyTypeObject* type) {
+  if (is_array_integer(type) || num_integers == std::size(integers)) return;
+  Py_INCREF(type);
+  integers[num_integers++] = type;
+}
+
+bool is_array_integer(PyTypeObject* type) {
+  return std::find(integers, integers + num_integers, type) != integers + num_integers;
 }
 
 bool is_array(PyObject* object) { return Py_TYPE(object) == array_type; }

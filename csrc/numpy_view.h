@@ -12,6 +12,10 @@ namespace fastcoll {
 
 // Take arrays of exactly this type: numpy.ndarray, not what is derived from it.
 void set_array_type(PyTypeObject* type);
+
+// Whether a type is one of NumPy's integers: those that Python named.
+void add_array_integer(PyTypeObject* type);
+bool is_array_integer(PyTypeObject* type);
 bool is_array(PyObject* object);
 
 // The array, if it is one the fast path takes: contiguous, writable, in the machine's byte order,

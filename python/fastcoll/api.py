@@ -263,6 +263,7 @@ def _barrier(
 _C.set_reduce_ops(REDUCE_OPS)
 _C.set_tensor_types((torch.Tensor, torch.nn.Parameter))
 _C.set_numpy_type(np.ndarray)
+_C.set_numpy_integers(tuple({np.dtype(code).type for code in np.typecodes["AllInteger"]}))
 _C.set_fallback("all_reduce", _all_reduce)
 _C.set_fallback("reduce_scatter_tensor", _reduce_scatter_tensor)
 _C.set_fallback("all_gather_into_tensor", _all_gather_into_tensor)

@@ -81,7 +81,7 @@ NUMERICS = Variable(
 LOG = Variable(
     "FASTCOLL_LOG",
     "",
-    "plan: rank 0 prints the chosen algorithm on stderr, once for sizes that are near each other",
+    "plan: rank 0 prints each choice of an algorithm on stderr; many sizes may have one",
     _one_of("plan"),
 )
 SINGLE_COPY = Variable(

@@ -87,7 +87,8 @@ def init(
         carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
             mpi4py in processes that mpirun started; or another backend that is registered with
             torch.distributed. None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs go by NCCL
-            whatever is named; with "nccl" those on CPUs go by Gloo.
+            whatever is named; with "nccl" those on CPUs go by Gloo. Unknown names are refused on
+            one node, too.
 
     Returns:
         The group, which is a context manager: leaving it closes it.

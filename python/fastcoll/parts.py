@@ -345,7 +345,12 @@ def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: 
         # In place: what this rank gives is its own part of what it gets, or the other way round.
         index = rank if len(inputs) > 1 else 0
         one, other = inputs[index], target.views[rank if len(target.views) > 1 else 0]
-        alike = one.strides_bytes == other.strides_bytes or (one.dense and other.dense)
-        if alike and source.parts()[rank][0] == target.parts()[rank][0]:
+        if one.dense and other.dense:
+            is_in_place = source.parts()[rank][0] == target.parts()[rank][0]
+        else:  # a strided whole does not say where its parts are
+            is_whole = other.numel != target.numels[rank]
+            is_in_place = not is_whole and one.ptr == other.ptr
+            is_in_place = is_in_place and one.strides_bytes == other.strides_bytes
+        if is_in_place:
             inputs = inputs[:index] + inputs[index + 1 :]
     check_apart(target.views, inputs)

@@ -85,18 +85,25 @@ class ObjectMethods(PartsMethods, P2PMethods):
         root = checked_root(src, "src", self.world_size)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise UsageError("scatter_object_output_list must be a list of at least one element")
-        everything: list[bytes] = []
+        everything = [b""] * self.world_size
         if self.rank == root:
             _check_length(scatter_object_input_list, "scatter_object_input_list", self.world_size)
             everything = [_packed(obj, weights_only) for obj in scatter_object_input_list or ()]
-        lengths = np.array([len(data) for data in everything] or [0] * self.world_size, np.int64)
+        gives = [len(data) for data in everything]
+        lengths = np.array(gives, np.int64)
         self.issue(Call(verb=Verb.broadcast, input=lengths, output=lengths, root=root))
-        longest = int(lengths.max())
-        rows = [np.frombuffer(data.ljust(longest), np.uint8) for data in everything]
-        mine = np.empty(longest, np.uint8)
-        self.issue(PartsCall(verb=Verb.scatter, input=rows or None, output=mine, root=root))
-        data = mine[: lengths[self.rank]].tobytes()
-        scatter_object_output_list[0] = _unpacked(data, weights_only, root)
+        mine = np.empty(int(lengths[self.rank]), np.uint8)
+        # A scatter has equal parts: one long object would make all of them as long.
+        self.issue(
+            PartsCall(
+                verb=Verb.all_to_all,
+                input=np.frombuffer(b"".join(everything), np.uint8),
+                output=mine,
+                input_splits=gives,
+                output_splits=[mine.size if rank == root else 0 for rank in range(self.world_size)],
+            )
+        )
+        scatter_object_output_list[0] = _unpacked(mine.tobytes(), weights_only, root)
 
     def send_object_list(
         self, object_list: list[Any], dst: int, *, weights_only: bool = False
@@ -141,10 +148,11 @@ def _packed(obj: Any, weights_only: bool) -> bytes:
 
 
 def _unpacked(data: bytes, weights_only: bool, sender: int) -> Any:
-    if data.startswith(b"PK") is not weights_only:  # torch saves a zip archive, which is no pickle
+    is_saved = data.startswith(b"PK")  # by torch: a zip archive, which is no pickle
+    if is_saved != bool(weights_only):
         raise UsageError(
-            f"rank {sender} sent objects with weights_only={not weights_only}, but this rank was "
-            f"called with weights_only={weights_only}; it must be the same on all ranks"
+            f"rank {sender} sent objects with weights_only={is_saved}, but this rank was called "
+            f"with weights_only={not is_saved}; it must be the same on all ranks"
         )
     if not weights_only:
         return pickle.loads(data)

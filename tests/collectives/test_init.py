@@ -153,7 +153,7 @@ def test_two_processes_that_claim_one_rank(fresh_pool: Any) -> None:
     for mine, found, theirs in ((one_pid, one, other_pid), (other_pid, other, one_pid)):
         assert found.kind == "CollectiveTimeout"
         assert re.search(rf"process {theirs} on \S+ came as rank 0", found.text)
-        assert re.search(rf"as did this process {mine} on", found.text)
+        assert re.search(rf"beside this process {mine} on", found.text)
         assert found.ranks == (1,)
 
 

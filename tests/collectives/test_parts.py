@@ -287,6 +287,10 @@ def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...
             ),
             ("overlap",),
         ),
+        "gather_single, not quite its part": (
+            lambda c: c.gather_single(line[4 * c.rank :][:8:2], line[::2], c.rank),
+            ("overlap",),
+        ),
         "gather, root": (lambda c: c.gather(some, rows, world), ("dst", f"{world}")),
         "scatter, root": (lambda c: c.scatter(some, rows, "0"), ("src", "'0'")),
         "scatter, uneven": (

@@ -124,7 +124,9 @@ class StoreExchange:
         for other in (count - 1, count + 1):
             key = f"process/{other}/{self.rank}"
             if self._has([key]) and (process := self._store.get(key).decode()) != _this_process():
-                return f"; {process} came as rank {self.rank}, as did this {_this_process()}"
+                return (
+                    f"; {process} came as rank {self.rank}, before or beside this {_this_process()}"
+                )
         return ""
 
 

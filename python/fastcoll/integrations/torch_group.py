@@ -359,7 +359,7 @@ class FastcollProcessGroup(ProcessGroup):
         )
 
     def gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: GatherOptions
+        self, output: torch.Tensor, input: torch.Tensor, opts: GatherOptions | None = None
     ) -> TorchWork | None:
         """See `fastcoll.gather_single`."""
         comm, asynchronous, limit_s = self._begin(opts)
@@ -460,7 +460,8 @@ class FastcollProcessGroup(ProcessGroup):
         limit_s = self._default_limit_s
         return self._track(self.communicator.irecv(one_of(tensors), None, tag, timeout_s=limit_s))
 
-    # The names of torch 2.11.
+    # Older names.
+    gather_into_tensor = gather_single
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -52,6 +52,8 @@ def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None =
         UsageError: One of them, or its variable, makes no sense.
     """
     asked = env.NUMERICS.get() if numerics is None else numerics
+    if carrier is not None and not isinstance(carrier, str):
+        raise UsageError(f"carrier must be a name, not {carrier!r}")
     is_default = numerics is None and not env.NUMERICS.is_set()
     return Settings(
         group_limit_s(timeout_s),

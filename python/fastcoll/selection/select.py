@@ -43,7 +43,8 @@ class Choice:
     """A plan, and what spoke for it.
 
     Attributes:
-        reasons: For each candidate a line of what spoke for or against it.
+        reasons: For each candidate a line of what spoke for or against it; times are those of the
+            largest of `numels`.
         numels: The least and the largest numel whose plans differ from this one in nothing else;
             nor do those of messages that are cut otherwise: the same list's or other parts' sizes.
     """
@@ -68,7 +69,7 @@ def select(
         UsageError: `request.algorithm` is not a name of an algorithm.
         UnsupportedError: The algorithm asked for does not admit the request.
     """
-    numels, numel = _planned_alike(request, candidates), request.numel
+    numels, asked = _planned_alike(request, candidates), request
     request = replace(request, numel=numels[1])
     reasons: dict[str, str] = {}
     known: dict[str, Measured] = {}
@@ -88,7 +89,7 @@ def select(
     if request.algorithm != "auto":
         best = _requested(request, candidates, reasons)
     elif not admitted:
-        raise UnsupportedError(f"no algorithm runs {request}: {reasons}")
+        raise UnsupportedError(f"no algorithm runs {asked}: {reasons}")
     else:
         name = min(known or costs_us, key=costs_us.__getitem__)
         if known:
@@ -97,7 +98,7 @@ def select(
                 reasons[usual] += f"; no difference to {name}, so the model's choice stands"
                 name = usual
         best = admitted[name]
-    plan = replace(_plan(request, best, known.get(best.name)), numel=numel)
+    plan = replace(_plan(request, best, known.get(best.name)), numel=asked.numel)
     return Choice(plan, reasons, numels)
 
 
