@@ -6,11 +6,13 @@
 On 2 ranks, 16 KiB of float32 a rank, the same forms for fastcoll's functions and for
 torch.distributed's on Gloo, in turns; results are checked first. A time is the median of 60
 windows, in us, and holds what the form itself takes, as a view of another size. None: Gloo has no
-such call. A minute and a half. Nothing else should run meanwhile.
+such call. As in `fastcoll bench`, a rank stays on a core of its own in fastcoll's windows, and goes
+where it likes in Gloo's. Half a minute. Nothing else should run meanwhile.
 """
 
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -140,9 +142,12 @@ def measure(rank: int, folder: str) -> None:
         mine = call()
         assert not name.startswith("all_reduce") or bool((mine == 2).all()), name
         assert name not in calls["gloo"] or same(mine, calls["gloo"][name]()), name
+    cpus = sorted(os.sched_getaffinity(0))
+    places = {"fastcoll": cpus[rank : rank + 1] if len(cpus) > 1 else cpus, "gloo": cpus}
     times_us: dict[str, dict[str, list[float]]] = {name: {} for name in calls["fastcoll"]}
     for _ in range(WINDOWS):
         for library, those in calls.items():
+            os.sched_setaffinity(0, places[library])
             for name, call in those.items():
                 comm.barrier()
                 start = time.perf_counter()
