@@ -31,6 +31,7 @@ from fastcoll.measure.results import provenance, write
 
 NUMEL, WINDOWS = 4096, 60
 CALLS = {"fastcoll": 50, "gloo": 4}  # in a window
+AWAKE = 3000  # barriers before one, as a CPU that has slept through Gloo's is slow at first
 MAX = dist.ReduceOp.MAX
 # Gloo takes strided memory for dense, so what it gives is wrong; and its parts are equal.
 STRIDED = ("all_reduce of every second element", "all_reduce of a transposed matrix")
@@ -149,7 +150,8 @@ def measure(rank: int, folder: str) -> None:
         for library, those in calls.items():
             os.sched_setaffinity(0, places[library])
             for name, call in those.items():
-                comm.barrier()
+                for _ in range(AWAKE):
+                    comm.barrier()
                 start = time.perf_counter()
                 for _ in range(CALLS[library]):
                     call()
