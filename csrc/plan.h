@@ -40,6 +40,7 @@ inline uint64_t uneven_splits(std::span<const uint64_t> numels) {
 }
 constexpr uint64_t num_tensors(uint64_t splits) { return splits >> kListHashBits; }
 
+// In the order of its words (below), so that a compiler makes each of one load.
 struct Plan {
   Verb verb = Verb::barrier;
   DType dtype = DType::uint8;
@@ -47,14 +48,15 @@ struct Plan {
   Algorithm algorithm = Algorithm::direct;
   bool fast_numerics = false;
   bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
-  uint64_t numel = 0;    // see Plan in _C.pyi for what it counts, by verb
+  uint8_t channels = 0;  // thread blocks of a rank's kernel; 0 on CPUs
+  uint8_t reserved = 0;
+  uint64_t numel = 0;  // see Plan in _C.pyi for what it counts, by verb
   int32_t root = 0;
+  uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
   // Lists, parts of unequal size: what all ranks know of them; 0: neither. For a schedule: a hash
   // of all ranks' programs.
   uint64_t splits = 0;
-  uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
-  uint8_t channels = 0;        // thread blocks of a rank's kernel; 0 on CPUs
-  uint32_t hash = 0;           // of all the above
+  uint32_t hash = 0;  // of all the above
 
   size_t elem_bytes() const { return dtype_size(dtype); }
   bool operator==(const Plan&) const = default;
@@ -71,7 +73,8 @@ struct PlanWords {
 inline PlanWords plan_words(const Plan& plan) {
   return {uint64_t(plan.verb) | uint64_t(plan.dtype) << 8 | uint64_t(plan.op) << 16 |
               uint64_t(plan.algorithm) << 24 | uint64_t(plan.fast_numerics) << 32 |
-              uint64_t(plan.inlined) << 40 | uint64_t(plan.channels) << 48,
+              uint64_t(plan.inlined) << 40 | uint64_t(plan.channels) << 48 |
+              uint64_t(plan.reserved) << 56,
           plan.numel, uint64_t(uint32_t(plan.root)) | uint64_t(plan.segment_bytes) << 32,
           plan.splits};
 }

@@ -50,7 +50,7 @@ class PlanTable {
 
  private:
   // Before the table proper: found with less work, where no two that are in use share a place.
-  static constexpr size_t kRecent = 256;
+  static constexpr int kRecentBits = 8;
   struct Recent {
     Plan plan;  // of hash 0: none
     Asked asked;
@@ -87,10 +87,12 @@ class PlanTable {
     const uint64_t kinds = uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
                            uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
                            uint64_t(key.asked.numerics) << 56;
-    return mix64((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds) % kRecent;
+    // The upper bits of a product depend on all of its factor.
+    return (((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds) * 0xbf58476d1ce4e5b9ULL) >>
+           (64 - kRecentBits);
   }
 
-  std::array<Recent, kRecent> recent_{};
+  std::array<Recent, size_t{1} << kRecentBits> recent_{};
   std::map<Key, Known> plans_;  // by the most elements that a plan is for
 };
 

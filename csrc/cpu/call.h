@@ -142,12 +142,10 @@ struct Call {
     });
   }
   // The whole input end to end: where it lies, or put together in `room`.
-  const std::byte* whole_input(std::byte* room) const {
-    if (!lies_apart() && !(scatters() && parts)) return input;
-    const size_t num_parts = scatters() ? size_t(world_size()) : 1;
-    for (size_t part = 0; part < num_parts; ++part)
-      read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});
-    return room;
+  FASTCOLL_HOT const std::byte* whole_input(std::byte* room) const {
+    if (!lies_apart() && !parts) [[likely]]
+      return input;
+    return put_together(room);
   }
   // Reduce my part. srcs[rank()] and, where I get a result, dsts[0] are filled in here; the others
   // are moved on in a list.
@@ -163,6 +161,13 @@ struct Call {
 
  private:
   // ---- out of the way of the smallest calls, which feel the least work ----
+  [[gnu::noinline]] const std::byte* put_together(std::byte* room) const {
+    if (!lies_apart() && !scatters()) return input;
+    const size_t num_parts = scatters() ? size_t(world_size()) : 1;
+    for (size_t part = 0; part < num_parts; ++part)
+      read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});
+    return room;
+  }
   [[gnu::noinline]] void read_strided(std::byte* to, int part, Span span) const {
     each_piece(span, [&](std::byte* piece, Span at) {
       strided->input.read(piece, input_start(part, at.start), at.numel);

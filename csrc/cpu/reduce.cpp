@@ -20,13 +20,12 @@ const KernelTable& table_of(SimdLevel level) {
   return baseline::kTable;
 }
 
-std::atomic<SimdLevel>& current_level() {
-  static std::atomic<SimdLevel> level{best_simd_level()};
-  return level;
-}
+std::atomic<SimdLevel> current_level{best_simd_level()};
+std::atomic<const KernelTable*> current_table{&table_of(best_simd_level())};
 
 const Kernels& kernels_of(DType dtype, Op op) {
-  return table_of(simd_level()).entries[static_cast<int>(dtype)][static_cast<int>(op)];
+  const KernelTable* table = current_table.load(std::memory_order_relaxed);
+  return table->entries[static_cast<int>(dtype)][static_cast<int>(op)];
 }
 
 }  // namespace
@@ -44,14 +43,15 @@ SimdLevel best_simd_level() {
   return SimdLevel::baseline;
 }
 
-SimdLevel simd_level() { return current_level().load(std::memory_order_relaxed); }
+SimdLevel simd_level() { return current_level.load(std::memory_order_relaxed); }
 
 void set_simd_level(SimdLevel level) {
   if (level > best_simd_level()) {
     throw std::invalid_argument(std::string("this machine lacks SIMD level ") +
                                 simd_level_name(level));
   }
-  current_level().store(level, std::memory_order_relaxed);
+  current_level.store(level, std::memory_order_relaxed);
+  current_table.store(&table_of(level), std::memory_order_relaxed);
 }
 
 const char* simd_level_name(SimdLevel level) {

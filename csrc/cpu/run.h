@@ -11,8 +11,12 @@
 
 namespace fastcoll {
 
+inline bool is_inlined_reduction(const Plan& plan) {
+  return plan.inlined && plan.algorithm == Algorithm::one_shot;
+}
+
 template <class P>
-Staging staging(const Call<P>& call) {
+Staging staging_of_algorithm(const Call<P>& call) {
   switch (call.plan.algorithm) {
     case Algorithm::one_shot:
       return one_shot_staging(call);
@@ -33,6 +37,13 @@ Staging staging(const Call<P>& call) {
       break;
   }
   throw Failure(ErrorKind::usage, "a plan that is not for CPUs");
+}
+
+template <class P>
+FASTCOLL_HOT Staging staging(const Call<P>& call) {
+  if (is_inlined_reduction(call.plan)) [[likely]]
+    return {1};
+  return staging_of_algorithm(call);
 }
 
 template <class P>
@@ -73,14 +84,10 @@ void run_together(Call<P>& call) {
 }
 
 template <class P>
-void check_inlined(const Call<P>& call) {
+FASTCOLL_HOT void check_inlined(const Call<P>& call) {
   if (call.plan.inlined && call.input_numel() * call.elem_bytes() > kInlineMaxBytes)
     throw Failure(ErrorKind::usage,
                   "an inlined plan for more than " + std::to_string(kInlineMaxBytes) + " bytes");
-}
-
-inline bool is_inlined_reduction(const Plan& plan) {
-  return plan.inlined && plan.algorithm == Algorithm::one_shot;
 }
 
 // Blocks until the call is complete on this rank. input and output are contiguous, and equal or

@@ -23,7 +23,7 @@ using namespace fastcoll::reference;
 namespace {
 
 // The last makes three blocks in the kernels.
-constexpr std::size_t kSizes[] = {0, 1, 7, 64, 1000, 4099};
+constexpr std::size_t kSizes[] = {0, 1, 7, 8, 9, 64, 1000, 4099};
 
 int g_failures = 0;
 long g_checks = 0;
