@@ -59,6 +59,10 @@ bool read_limit(PyObject* value, double& timeout_s) {
 bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames,
                Args& sorted) {
   const Signature& signature = kSignatures[verb];
+  if (num_args == 1 && !kwnames && signature.params[0].meaning == kTensor) {
+    sorted[kTensor] = args[0];  // most calls: one tensor
+    return true;
+  }
   if (num_args > signature.num_positional) return false;
   const auto put = [&](int i, PyObject* value) {
     const Param meaning = signature.params[i].meaning;

@@ -33,8 +33,10 @@ class PlanTable {
 
   // Null if it is not known; lives until the next one is looked for.
   const Plan* find(const Key& key) {
-    Recent& recent = recent_[place(key)];
-    if (is_for(recent, key)) [[likely]]
+    const uint64_t kinds = kinds_of(key);
+    Recent& recent = recent_[place(key, kinds)];
+    if (recent.kinds == kinds && recent.plan.numel == key.numel && recent.plan.splits == key.splits)
+        [[likely]]
       return &recent.plan;
     return find_slowly(key, recent);
   }
@@ -52,8 +54,8 @@ class PlanTable {
   // Before the table proper: found with less work, where no two that are in use share a place.
   static constexpr int kRecentBits = 8;
   struct Recent {
-    Plan plan;  // of hash 0: none
-    Asked asked;
+    Plan plan;
+    uint64_t kinds = kNone;
   };
   struct Known {
     uint64_t least;
@@ -64,11 +66,12 @@ class PlanTable {
     constexpr uint64_t kUneven = kCountedSplits + 1, kList = kUneven + 1;
     return splits <= kCountedSplits ? splits : num_tensors(splits) == 0 ? kUneven : kList;
   }
-  static bool is_for(const Recent& recent, const Key& key) {
-    const Plan& plan = recent.plan;
-    return plan.hash != 0 && plan.verb == key.verb && plan.dtype == key.dtype &&
-           plan.op == key.op && plan.numel == key.numel && plan.root == key.root &&
-           plan.splits == key.splits && recent.asked == key.asked;
+  // All of a key but its sizes, in one word.
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  static uint64_t kinds_of(const Key& key) {
+    return uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
+           uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
+           uint64_t(key.asked.numerics) << 56;
   }
   [[gnu::noinline]] const Plan* find_slowly(const Key& key, Recent& recent) {
     Key kind = key;
@@ -80,14 +83,11 @@ class PlanTable {
     Plan plan = known->second.plan;
     plan.numel = key.numel;
     plan.splits = key.splits;
-    recent = {make_plan(plan), key.asked};
+    recent = {make_plan(plan), kinds_of(key)};
     return &recent.plan;
   }
-  static size_t place(const Key& key) {
-    const uint64_t kinds = uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
-                           uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
-                           uint64_t(key.asked.numerics) << 56;
-    // The upper bits of a product depend on all of its factor.
+  // The upper bits of a product depend on all of its factor.
+  static size_t place(const Key& key, uint64_t kinds) {
     return (((key.numel + key.splits) * 0x9e3779b97f4a7c15ULL + kinds) * 0xbf58476d1ce4e5b9ULL) >>
            (64 - kRecentBits);
   }

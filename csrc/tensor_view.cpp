@@ -88,46 +88,35 @@ bool is_plain(PyObject* tensor, DType dtype) {
   return true;
 }
 
-std::optional<DType> dtype_of(const DLDataType& type) {
-  if (type.lanes != 1) return std::nullopt;
-  switch (type.code << 8 | type.bits) {
-    case 0 << 8 | 8:
-      return DType::int8;
-    case 0 << 8 | 16:
-      return DType::int16;
-    case 0 << 8 | 32:
-      return DType::int32;
-    case 0 << 8 | 64:
-      return DType::int64;
-    case 1 << 8 | 8:
-      return DType::uint8;
-    case 1 << 8 | 16:
-      return DType::uint16;
-    case 1 << 8 | 32:
-      return DType::uint32;
-    case 1 << 8 | 64:
-      return DType::uint64;
-    case 2 << 8 | 16:
-      return DType::float16;
-    case 2 << 8 | 32:
-      return DType::float32;
-    case 2 << 8 | 64:
-      return DType::float64;
-    case 4 << 8 | 16:
-      return DType::bfloat16;
-    case 5 << 8 | 64:
-      return DType::complex64;
-    case 5 << 8 | 128:
-      return DType::complex128;
-    case 6 << 8 | 8:
-      return DType::boolean;
-    case 10 << 8 | 8:
-      return DType::float8_e4m3fn;
-    case 12 << 8 | 8:
-      return DType::float8_e5m2;
-    default:
-      return std::nullopt;
+// By DLPack's code of a kind, and by bytes.
+struct DTypeTable {
+  static constexpr unsigned kCodes = 13, kMostBytes = 16;
+  std::optional<DType> dtypes[kCodes][kMostBytes + 1];
+
+  constexpr DTypeTable() : dtypes{} {
+    auto& ints = dtypes[0];
+    ints[1] = DType::int8, ints[2] = DType::int16, ints[4] = DType::int32, ints[8] = DType::int64;
+    auto& uints = dtypes[1];
+    uints[1] = DType::uint8, uints[2] = DType::uint16, uints[4] = DType::uint32;
+    uints[8] = DType::uint64;
+    auto& floats = dtypes[2];
+    floats[2] = DType::float16, floats[4] = DType::float32, floats[8] = DType::float64;
+    dtypes[4][2] = DType::bfloat16;
+    dtypes[5][8] = DType::complex64, dtypes[5][16] = DType::complex128;
+    dtypes[6][1] = DType::boolean;
+    dtypes[10][1] = DType::float8_e4m3fn;
+    dtypes[12][1] = DType::float8_e5m2;
   }
+};
+constexpr DTypeTable kDTypesByCode;
+
+std::optional<DType> dtype_of(const DLDataType& type) {
+  constexpr unsigned kBits = 8;
+  const unsigned num_bytes = type.bits / kBits;
+  if (type.lanes != 1 || type.code >= DTypeTable::kCodes || type.bits % kBits != 0 ||
+      num_bytes > DTypeTable::kMostBytes)
+    return std::nullopt;
+  return kDTypesByCode.dtypes[type.code][num_bytes];
 }
 
 }  // namespace

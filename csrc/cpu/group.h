@@ -265,14 +265,15 @@ class Group {
   void sleep(int peer, const Awaited& awaited);
   void patrol(int peer, const Awaited& awaited, int64_t waited_us);
 
-  void require_done(uint64_t segment) {
+  FASTCOLL_HOT void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {
       if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
-      if (P::kChecksDone) {
-        wait(peer, {&pad(peer).done.value, segment, false});
-        peers_[peer].known_done = segment;
-      }
+      if (P::kChecksDone) await_done(peer, segment);
     }
+  }
+  [[gnu::noinline]] void await_done(int peer, uint64_t segment) {
+    wait(peer, {&pad(peer).done.value, segment, false});
+    peers_[peer].known_done = segment;
   }
 
   void write_descriptor();
