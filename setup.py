@@ -35,11 +35,14 @@ CUDA_SOURCES = files(
 )
 
 # No -march: the instruction set is chosen at run time. -ffp-contract=off: a fused multiply-add
-# would round differently from one instruction set to the next.
+# would round differently from one instruction set to the next. -fno-tree-slp-vectorize: two words
+# that were just stored would be loaded as one, which waits until both are in the cache; small calls
+# do little else than to hand words on.
 COMPILE_FLAGS = [
     "-std=c++20",
     "-O3",
     "-ffp-contract=off",
+    "-fno-tree-slp-vectorize",
     "-fvisibility=hidden",
     "-g0",
     "-Wall",

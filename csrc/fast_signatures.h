@@ -14,10 +14,11 @@ enum Param {
   kOutSplits,
   kGroup,
   kAsyncOp,
-  kAlgorithm,
+  kNumObjects,
+  // What these say is read at once; no object is kept.
+  kAlgorithm = kNumObjects,
   kNumerics,
   kTimeout,
-  kNumParams
 };
 
 struct Signature {

@@ -147,52 +147,58 @@ void expect_tensor(PyObject* object) {
 
 namespace {
 
-// Strides in elements; null: contiguous. Contiguous ones alone, unless `takes_strided`.
-struct Seen {
-  TensorView tensor;
-  const int64_t* strides;
-};
-
-[[gnu::always_inline]] inline std::optional<Seen> see(PyObject* object, bool takes_strided) {
+// Fills `view` in, if there is one, and `strides` (in elements; null: contiguous); contiguous ones
+// alone, unless `takes_strided`. In place: to copy what was just written in pieces takes as long as
+// all the rest.
+[[gnu::always_inline]] inline bool see(PyObject* object, bool takes_strided, TensorView& view,
+                                       const int64_t*& strides) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
-  if (!api) return std::nullopt;
+  if (!api) return false;
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) {
     PyErr_Clear();
-    return std::nullopt;
+    return false;
   }
   const std::optional<DType> dtype = dtype_of(tensor.dtype);
-  if (!dtype || tensor.device.device_type != kDLCPU) return std::nullopt;
+  if (!dtype || tensor.device.device_type != kDLCPU) return false;
   int64_t numel = 1;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
     // Where there are no elements, no stride matters.
     if (!takes_strided && tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel &&
         numel != 0)
-      return std::nullopt;
+      return false;
     numel *= tensor.shape[i];
   }
-  if ((!tensor.data && numel != 0) || !is_plain(object, *dtype)) return std::nullopt;
-  return Seen{{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, uint64_t(numel), *dtype,
-               tensor.ndim, tensor.shape},
-              tensor.strides};
+  if ((!tensor.data && numel != 0) || !is_plain(object, *dtype)) return false;
+  view.ptr = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  view.numel = uint64_t(numel);
+  view.dtype = *dtype;
+  view.ndim = tensor.ndim;
+  view.shape = tensor.shape;
+  strides = tensor.strides;
+  return true;
 }
 
 }  // namespace
 
 std::optional<TensorView> view_tensor(PyObject* object) {
-  if (is_array(object)) return view_array(object);
-  const std::optional<Seen> seen = see(object, false);
-  return seen ? std::optional(seen->tensor) : std::nullopt;
+  std::optional<TensorView> view;  // the one that is returned, on every way: no copy is made
+  const int64_t* strides;
+  if (is_array(object)) view = view_array(object);
+  else if (!see(object, false, view.emplace(), strides)) view.reset();
+  return view;
 }
 
 std::optional<StridedView> view_strided(PyObject* object) {
   if (is_array(object)) return view_strided_array(object);
-  const std::optional<Seen> seen = see(object, true);
-  if (!seen || !seen->strides || seen->tensor.ndim > StridedView::kMostDims) return std::nullopt;
-  StridedView view{seen->tensor, {}};
-  const auto elem_bytes = int64_t(dtype_size(seen->tensor.dtype));
-  for (int i = 0; i < seen->tensor.ndim; ++i)
-    view.strides_bytes[size_t(i)] = seen->strides[i] * elem_bytes;
+  std::optional<StridedView> view(std::in_place);
+  const int64_t* strides;
+  if (!see(object, true, view->tensor, strides) || !strides ||
+      view->tensor.ndim > StridedView::kMostDims)
+    return std::nullopt;
+  const auto elem_bytes = int64_t(dtype_size(view->tensor.dtype));
+  for (int i = 0; i < view->tensor.ndim; ++i)
+    view->strides_bytes[size_t(i)] = strides[i] * elem_bytes;
   return view;
 }
 
