@@ -113,14 +113,16 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
   for (size_t i = 0; i < outputs.size(); ++i) {
     expect_tensors(outputs, i);
     if (!reduces_all) expect_tensors(inputs, i);
-    const std::optional<TensorView> output = view_tensor(outputs[i]);
-    const std::optional<TensorView> input = reduces_all ? output : view_tensor(inputs[i]);
-    if (!output || !input || output->dtype != input->dtype) return {};
-    const TensorView &part = gathers ? *input : *output, &whole = gathers ? *output : *input;
+    const std::optional<TensorView> first = view_tensor(outputs[i]);
+    const std::optional<TensorView> second = reduces_all ? std::nullopt : view_tensor(inputs[i]);
+    if (!first || !(second || reduces_all)) return {};
+    const TensorView &output = *first, &input = reduces_all ? *first : *second;
+    if (output.dtype != input.dtype) return {};
+    const TensorView &part = gathers ? input : output, &whole = gathers ? output : input;
     const uint64_t numel = part.numel;
-    sizes.push_back({input->dtype, numel});
+    sizes.push_back({input.dtype, numel});
     if (reduces_all) {
-      extents.push_back({output->ptr, output->end(), true});
+      extents.push_back({output.ptr, output.end(), true});
     } else {
       if (whole.numel != numel * world) return {};
       const bool in_place = is_own_part(group, part, whole);
@@ -128,10 +130,10 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
       if (!in_place) extents.push_back({part.ptr, part.end(), !gathers});
     }
     auto same = std::find_if(lists.begin(), lists.end(), [&](const PreparedList& other) {
-      return other.dtype == input->dtype;
+      return other.dtype == input.dtype;
     });
-    if (same == lists.end()) same = lists.insert(same, PreparedList{input->dtype});
-    if (numel != 0) same->list.push_back({input->ptr, output->ptr, same->numel, numel});
+    if (same == lists.end()) same = lists.insert(same, PreparedList{input.dtype});
+    if (numel != 0) same->list.push_back({input.ptr, output.ptr, same->numel, numel});
     same->numel += numel;
   }
   if (!apart(extents)) return {};
