@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that call with something different end in one DesyncError on every rank, and soon.
 
-test_node_failures.py has the plain fields; here are parts, split sizes and the roots of each verb.
+Every field of a call: what is reduced and how, parts, split sizes and the roots of each verb, in a
+packet and beyond.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,6 +61,42 @@ def broadcast_from(comm: Any, numel: int, other: bool) -> None:
     comm.broadcast(torch.ones(numel), int(other))
 
 
+def another_op(comm: Any, numel: int, other: bool) -> None:
+    import fastcoll
+
+    comm.all_reduce(torch.ones(numel), fastcoll.ReduceOp.MAX if other else fastcoll.ReduceOp.SUM)
+
+
+def another_dtype(comm: Any, numel: int, other: bool) -> None:
+    comm.all_reduce(torch.ones(numel, dtype=torch.int32 if other else torch.float32))
+
+
+def another_size(comm: Any, numel: int, other: bool) -> None:
+    comm.all_reduce(torch.ones(numel + int(other)))
+
+
+def in_a_packet_or_not(comm: Any, numel: int, other: bool) -> None:
+    comm.all_reduce(torch.ones(numel if other else LARGE + 5 - numel))
+
+
+def another_numerics(comm: Any, numel: int, other: bool) -> None:
+    comm.all_reduce(torch.ones(numel), numerics="fast" if other else None)
+
+
+def another_verb(comm: Any, numel: int, other: bool) -> None:
+    if other:
+        comm.broadcast(torch.ones(numel), 0)
+    else:
+        comm.all_reduce(torch.ones(numel))
+
+
+def a_barrier(comm: Any, numel: int, other: bool) -> None:
+    if other:
+        comm.barrier()
+    else:
+        comm.all_reduce(torch.ones(numel))
+
+
 CALLS: dict[DifferingCall, tuple[str, str]] = {
     all_gather_uneven: ("uneven parts", "uneven parts"),
     reduce_scatter_uneven: ("reduce(SUM", "root=0"),  # it is one reduce for each part
@@ -68,6 +105,13 @@ CALLS: dict[DifferingCall, tuple[str, str]] = {
     gather_to: ("root=0", "root=1"),
     scatter_from: ("root=0", "root=1"),
     broadcast_from: ("root=0", "root=1"),
+    another_op: ("all_reduce(SUM", "all_reduce(MAX"),
+    another_dtype: ("float32", "int32"),
+    another_size: ("numel=", "numel="),
+    in_a_packet_or_not: ("numel=5,", f"numel={LARGE},"),
+    another_numerics: ("numerics=same_bits", "numerics=fast"),
+    another_verb: ("all_reduce(", "broadcast("),
+    a_barrier: ("all_reduce(", "barrier("),
 }
 
 
