@@ -2,15 +2,10 @@
 """Two hosts of two ranks: fastcoll against flat Gloo, in turns and in the same processes.
 
     python bench/hierarchical.py                   # 1 Gbit/s, 2 ms: the table against flat Gloo
-    python bench/hierarchical.py --pipelining      # whole all_reduce against its phases run alone
+    python bench/hierarchical.py --pipelining      # the whole against its phases run alone
 
 Prints a line for each size and order of the ranks, and writes all times to --json. Needs root: see
-hosts.py.
-
-Pipelining is judged where hop and phases within the hosts take as long, as far as that can be had:
-few cores make the packets no faster than they do, however fast the link, and what keeps all cores
-busy hides nothing. So the link has --rate-mbit at most, and what counts is how much of the shorter
-one is hidden: 0.6 of it is 0.7 of the sum where both take as long.
+hosts.py. What "alone" means, and at which rate of the link, is said in phases.py.
 """
 
 import argparse
@@ -77,40 +72,6 @@ def against_gloo() -> dict[str, Any]:
     return result
 
 
-def phases(num_bytes: int, rounds: int) -> dict[str, list[float]]:
-    """Time the phases of an all_reduce alone, and the whole; part of every rank's program."""
-    import torch
-    import torch.distributed as dist
-
-    import fastcoll
-
-    me, world = dist.get_rank(), dist.get_world_size()
-    comm = fastcoll.init()
-    half = world // 2
-    island = [comm.new_group(range(first, first + half)) for first in (0, half)][me >= half]
-    lanes = [comm.new_group([first, first + half]) for first in range(half)]
-    lane = lanes[me % half]
-    tensor = torch.zeros(num_bytes // 4)
-    chunk = torch.zeros(len(tensor) // half)
-
-    def intra() -> None:
-        fastcoll.reduce_scatter_tensor(chunk, tensor, group=island)
-        fastcoll.all_gather_into_tensor(tensor, chunk, group=island)
-
-    calls = {
-        "intra": intra,
-        "hop": lambda: fastcoll.all_reduce(chunk, group=lane),
-        "whole": lambda: fastcoll.all_reduce(tensor),
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            seconds = timed(call)
-            if number > 0:
-                times[name].append(seconds)
-    return {name: slowest(row) for name, row in times.items()}
-
-
 def rank_main(what: str, path: str) -> None:
     """Be one rank."""
     import torch
@@ -122,11 +83,13 @@ def rank_main(what: str, path: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     if what == "gloo":
         fastcoll.init()
-        result: dict[str, Any] = against_gloo()
+        result = against_gloo()
+        if dist.get_rank() == 0:
+            Path(path).write_text(json.dumps(result))
     else:
-        result = phases(int(what), 7)
-    if dist.get_rank() == 0:
-        Path(path).write_text(json.dumps(result))
+        from phases import be_rank
+
+        be_rank(int(what))
     dist.barrier()
     fastcoll.destroy()
     dist.destroy_process_group()
@@ -164,41 +127,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     return {"kind": "hierarchical", **provenance(), "settings": settings, "orders": orders}
 
 
-def pipelining(args: argparse.Namespace) -> dict[str, Any]:
-    """Set the link's rate so that both phases take as long, if it can; compare sum and whole."""
-    from hosts import Hosts
-
-    with Hosts() as hosts:
-        free = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
-        intra = statistics.median(free["intra"])
-        rate_mbit = min(args.rate_mbit or 2000, args.bytes * 8e-6 / intra)
-        hosts.set_rate(rate_mbit)
-        found = on_hosts(hosts, ORDERS["contiguous"], str(args.bytes), args.json)
-    middle = {name: statistics.median(times) for name, times in found.items()}
-    intra, hop, whole = (middle[name] for name in ("intra", "hop", "whole"))
-    hidden = (intra + hop - whole) / min(intra, hop)
-    text = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in middle.items())
-    print(
-        f"{args.bytes} B at {rate_mbit:.0f} Mbit/s: {text}; hidden of the shorter one {hidden:.2f}"
-    )
-    settings = {"world_size": 4, "num_bytes": args.bytes, "rate_mbit": round(rate_mbit, 1)}
-    return {
-        "kind": "pipelining",
-        **provenance(),
-        "settings": settings,
-        "times_s": found,
-        "hop_over_intra": round(hop / intra, 3),
-        "hidden_of_shorter": round(hidden, 3),
-    }
-
-
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rate-mbit", type=float, help="of the link; 1000, pipelining 2000")
+    parser.add_argument("--rate-mbit", type=float, help="of the link; 1000, pipelining: searched")
     parser.add_argument("--delay-ms", type=float, default=2)
     parser.add_argument("--pipelining", action="store_true")
-    parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--bytes", type=int, default=64 << 20, help="pipelining")
+    parser.add_argument("--local-ranks", type=int, default=8, help="pipelining: on each host")
     parser.add_argument("--json", type=Path, default=Path("hierarchical.json"))
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -207,7 +143,12 @@ def main() -> None:
         return
     sys.path.append(str(Path(__file__).parent))
     args.json = args.json.resolve()
-    results = pipelining(args) if args.pipelining else compare(args)
+    if args.pipelining:
+        from phases import measure
+
+        results = measure(args.bytes, args.local_ranks, args.rate_mbit)
+    else:
+        results = compare(args)
     write(results, args.json)
 
 

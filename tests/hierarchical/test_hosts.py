@@ -102,5 +102,6 @@ def test_a_killed_host_is_named() -> None:
             process.kill()
         for kind, text, blamed, seconds in ranks.hear([0, 1]):
             assert kind == "PeerLostError", text
-            assert set(blamed) <= {2, 3}
+            assert blamed, text
+            assert set(blamed) <= {2, 3}, text
             assert seconds < LIMIT_S + 12

@@ -1,20 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI as the carrier, under Open MPI's mpiexec: every verb, what can't work, what ends a wait."""
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from calls import MOVES, ROOTED, Call
+from calls import MOVES, ROOTED, Call, expected
 from mpi_pool import MpiPool, find_open_mpi
+from perform import Result, compare, perform_all
 from test_any_source import from_anybody
 from test_node_failures import assert_one_verdict, call
 from test_node_transfers import everybody_to_everybody
-from test_verbs import LARGE_SIZE, SIZES, check, moves, others, reductions, uneven
+from test_verbs import (
+    LARGE_SIZE,
+    SIZES,
+    check,
+    moves,
+    others,
+    ranks_by_node,
+    reductions,
+    uneven,
+)
 
+from fastcoll.hierarchical.mpi_carrier import MpiCarrier
 from harness import Attempt, Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.slow
@@ -62,6 +76,51 @@ def test_every_verb_dtype_and_size(open_mpi: MakePool, nodes: str) -> None:
     pool.run(others)
     pool.run(everybody_to_everybody)
     pool.run(from_anybody)
+
+
+def perform_counted(rank: Rank, calls: list[Call]) -> tuple[list[Result], dict[str, int]]:
+    """Make calls; the results, and how often MPI was asked for what."""
+    asked = dict.fromkeys(("all_reduce", "all_gather", "all_to_all"), 0)
+    carrier = rank.comm._lanes.carrier(0)
+
+    def counted(what: str) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            asked[what] += 1
+            return getattr(MpiCarrier, what)(carrier, *args)
+
+        return count
+
+    with contextlib.ExitStack() as stack:
+        for what in asked:
+            stack.enter_context(mock.patch.object(carrier, what, counted(what)))
+        return perform_all(rank, calls), asked
+
+
+def test_three_nodes(open_mpi: MakePool) -> None:
+    """Where MPI itself reduces (within what numerics="fast" allows) and gathers shards."""
+    nodes = "aabbcc"
+    pool, world = open_mpi(nodes), len(nodes)
+    check(pool, nodes, [*reductions(world, SIZES), *moves(world, SIZES)])
+    wide, halves = ("float32", "float64"), ("float16", "bfloat16")
+    by_mpi = [
+        Call(verb, dtype, LARGE_SIZE, op, numerics="fast", root=root)
+        for verb, root in (("all_reduce", 0), ("reduce", world - 1))
+        for dtype in wide
+        for op in ("SUM", "PRODUCT")
+    ]
+    # Half types are none of MPI's: they keep the bits under the default, too.
+    as_bytes = [Call("all_reduce", dtype, LARGE_SIZE, numerics=None) for dtype in (*wide, *halves)]
+    for calls, wanted, unwanted in (
+        (by_mpi, "all_reduce", "all_gather"),
+        (as_bytes, "all_gather", "all_reduce"),
+    ):
+        pool.start(perform_counted, calls)
+        wants = [expected(call, world, ranks_by_node(nodes)) for call in calls]
+        results, counts = zip(*pool.finish(), strict=True)
+        assert compare(calls, wants, results) == []
+        for asked in counts:
+            assert asked[wanted] >= len(calls)
+            assert asked[unwanted] == 0
 
 
 @pytest.fixture

@@ -85,3 +85,23 @@ def test_what_was_not_measured_is_no_pass(targets: ModuleType) -> None:
     assert targets.judge(goal, None).passed is None
     assert targets.judge(goal, document({})).passed is None
     assert targets.judge(goal, document({8: {"gloo": 9.0}, 64: {}})).passed is None
+
+
+def test_the_goal_of_pipelining_needs_phases_of_one_length(
+    targets: ModuleType, tmp_path: Path
+) -> None:
+    ratios = {"64": 2.2, str(64 << 10): 1.8, str(64 << 20): 2.0}
+    order = {"gloo_over_fastcoll": ratios}
+    orders = {"contiguous": order, "interleaved": order}
+    (tmp_path / "hierarchical.json").write_text(json.dumps({"orders": orders}))
+
+    def verdict(**found: float | None) -> Any:
+        document = {"settings": {"world_size": 16}, "hop_over_intra": 1.1, **found}
+        (tmp_path / "pipelining.json").write_text(json.dumps(document))
+        return list(targets._node_verdicts(tmp_path))[-1]
+
+    assert verdict(whole_over_sum=0.7).passed
+    assert verdict(whole_over_sum=0.71).passed is False
+    for unfit in (verdict(whole_over_sum=None), verdict(hidden_of_shorter=1.4)):
+        assert unfit.passed is None
+        assert "not measured" in unfit.found
