@@ -7,6 +7,7 @@ the default one, nor how an island carries out its part.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +32,9 @@ from fastcoll.hierarchical.arguments import (
     by_carrier,
     carry_out,
     check_all,
+    gather_in_call,
     limit_of,
+    numerics_of,
 )
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import maker_of
@@ -221,8 +224,8 @@ class HierarchicalCommunicator(ObjectMethods):
                     asked,
                     Arguments(operands, call.verb, self.world_size),
                     limit_s,
-                    self._settings.numerics,
-                    self.gather_words,
+                    numerics_of(call, self._settings),
+                    partial(gather_in_call, self._lanes),
                 )
             except FastcollError as error:
                 self._abandon(operands)
@@ -250,10 +253,11 @@ class HierarchicalCommunicator(ObjectMethods):
         if self._watch.error is not None:
             raise self._watch.error
 
-    def gather_words(self, words: list[int]) -> list[list[int]]:
-        """Gather integers from all ranks. Collective."""
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
+        """Gather integers from all ranks, within the group's limit or another one. Collective."""
         rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=np.array(words, np.int64), output=rows))
+        mine = np.array(words, np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
         result: list[list[int]] = rows.tolist()
         return result
 
