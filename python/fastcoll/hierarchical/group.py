@@ -22,6 +22,8 @@ from fastcoll.calls import Call, Operands
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
+    DesyncError,
+    DriverError,
     FastcollError,
     PeerLostError,
     UsageError,
@@ -46,6 +48,7 @@ from fastcoll.hierarchical.meeting import Asked
 from fastcoll.hierarchical.node_gpus import NodeGpus, Parts
 from fastcoll.hierarchical.node_transfers import NodeTransfers
 from fastcoll.hierarchical.survivors import agree, come
+from fastcoll.hierarchical.symmetric import agreed
 from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.parts import PartsOperands
@@ -282,11 +285,29 @@ class HierarchicalCommunicator(ObjectMethods):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
-        """See `fastcoll.empty`; the tensor is shared by the ranks of this node."""
+        """See `fastcoll.empty`; the tensor is shared by the ranks of this node.
+
+        All ranks hear of a node that has no room, in one small all_gather over all of them.
+        """
+        made: torch.Tensor | None = None
+        problem: DesyncError | DriverError | None = None
         try:
-            return self._island.empty(*size, dtype=dtype, device=device)
+            made = self._island.empty(*size, dtype=dtype, device=device)
+            num_bytes = made.nbytes
         except FastcollError as error:
-            raise self._watch.of_island(error) from error
+            self._check_island(error)
+            if not isinstance(error, DesyncError | DriverError):
+                raise  # its arguments: nobody heard of this call
+            problem = error
+            num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
+        return agreed(made, problem, num_bytes, self.islands, self.gather_words)
+
+    def _check_island(self, error: FastcollError) -> None:
+        """Raise the verdict if an error broke this node's part of the group."""
+        try:
+            self._island.check()
+        except FastcollError as broken:
+            raise self._watch.fail(self._watch.of_island(broken)) from error
 
     def new_group(
         self,
