@@ -21,7 +21,7 @@ import torch
 from torch.distributed import Store
 
 from fastcoll.errors import UsageError
-from fastcoll.hierarchical.carrier import Carrier
+from fastcoll.hierarchical.carrier import Carrier, Started, told_at_wait
 from fastcoll.types import FROM_TORCH, DType, Op
 from fastcoll.work import run_in_pool
 
@@ -117,13 +117,14 @@ class MpiCarrier:
         """See `Carrier`."""
         return dtype in _TYPES and op in _OPS
 
+    @told_at_wait
     def all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_bytes: Sequence[int],
         input_bytes: Sequence[int],
-    ) -> _Transfer:
+    ) -> Started:
         """See `Carrier`."""
         requests, place = [], 0
         for node, size in enumerate(output_bytes):
@@ -139,16 +140,19 @@ class MpiCarrier:
             place += size
         return self._started(requests, output, input)
 
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> _Transfer:
+    @told_at_wait
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         """See `Carrier`."""
         request = self._communicator.Iallgather(self._memory(input), self._memory(output))
         return self._started([request], output, input)
 
-    def broadcast(self, tensor: torch.Tensor, node: int) -> _Transfer:
+    @told_at_wait
+    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         """See `Carrier`."""
         return self._started([self._communicator.Ibcast(self._memory(tensor), node)], tensor)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> _Transfer:
+    @told_at_wait
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         """See `Carrier`."""
         kind, operation = _TYPES[FROM_TORCH[tensor.dtype]], _OPS[op]
         request = self._communicator.Iallreduce(
