@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Islands
 from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, UsageError
 
@@ -34,10 +35,12 @@ class Exchange(Protocol):
 
     Attributes:
         store: A store that all ranks can reach; None where all are on one node anyway.
+        islands: The map of the group that speaks here, if it has several nodes.
     """
 
     rank: int
     world_size: int
+    islands: Islands | None
 
     @property
     def store(self) -> Store | None:
@@ -52,6 +55,8 @@ class Exchange(Protocol):
 
 class StoreExchange:
     """Through a torch.distributed store that all ranks can reach."""
+
+    islands: Islands | None = None
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         try:
@@ -161,6 +166,8 @@ def _this_process() -> str:
 class GroupExchange:
     """Through a torch process group; an NCCL group needs the current CUDA device set."""
 
+    islands: Islands | None = None
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
         self.world_size = group.size()
@@ -188,6 +195,8 @@ class BytesExchange:
 
     `is_gone` is what that knows of its ranks.
     """
+
+    islands: Islands | None = None
 
     def __init__(
         self,

@@ -329,6 +329,7 @@ class HierarchicalCommunicator(ObjectMethods):
         exchange = BytesExchange(
             self.rank, self.world_size, self.gather_bytes, self._store, is_gone
         )
+        exchange.islands = self.islands
         return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
 
     def shrink(self, *, timeout_s: float | None = None) -> Any:
