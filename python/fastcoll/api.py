@@ -31,7 +31,9 @@ def empty(
     """Make a symmetric tensor: one that the ranks reduce in place, without a copy. Collective.
 
     Every rank must call this in the same order and for the same number of bytes. The memory comes
-    back once the tensor is gone on every rank. It stays readable after the group is closed.
+    back once the tensor is gone on every rank. It stays readable after the group is closed. In a
+    group over several nodes the ranks of each node share their own, and all ranks hear in one trip
+    between the nodes whether all have theirs.
 
     Args:
         size: The shape, as integers or as one sequence.
@@ -43,7 +45,7 @@ def empty(
 
     Raises:
         DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
-        DriverError: A rank of this node has no room for it; nothing was allocated on the node.
+        DriverError: A rank has no room for it; nothing was allocated, on no rank.
         UnsupportedError: There is no such device, or the ranks can't reach each other's.
     """
     comm = communicator_of(group)

@@ -82,7 +82,8 @@ class CopyEngine:
         """Take memory for a wave. Collective.
 
         Raises:
-            UsageError: The stream is being captured; the heap has no room.
+            UsageError: The stream is being captured.
+            DriverError: The heap has no room.
         """
         if _is_captured(main):
             raise UsageError(

@@ -287,7 +287,7 @@ class DeviceGroup:
         """Make a symmetric tensor in this rank's region. Collective.
 
         Raises:
-            UsageError: The region has no room for it.
+            DriverError: The region has no room for it.
             DesyncError: The ranks asked for different numbers of bytes.
         """
         if not self.terms.reaches_peers:  # NCCL takes any memory

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fastcoll import _cuda, env
-from fastcoll.errors import FastcollError, UsageError
+from fastcoll.errors import DriverError, FastcollError
 from fastcoll.memory.link import Facts
 from fastcoll.memory.terms import DeviceHello, apologise, introduce
 from fastcoll.reliability.residency import residency
@@ -78,7 +78,7 @@ class HeapHost:
         self.gather_words = host.gather_words
 
     def add_shared_arena(self, num_bytes: int) -> int:
-        raise UsageError(
+        raise DriverError(
             f"no room for {num_bytes >> 20} MiB more of symmetric tensors on this group's GPUs: "
             "set FASTCOLL_GPU_HEAP_MIB higher before the group's first GPU call"
         )

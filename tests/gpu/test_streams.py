@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fastcoll.errors import UsageError
+from fastcoll.errors import DriverError
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 
 Threads = Callable[[int], GpuRanks]
@@ -139,7 +139,7 @@ def test_a_symmetric_tensor_outlives_its_group(threads: Threads) -> None:
 
 
 def too_large(me: GpuRank) -> None:
-    with pytest.raises(UsageError, match="FASTCOLL_GPU_HEAP_MIB"):
+    with pytest.raises(DriverError, match="FASTCOLL_GPU_HEAP_MIB"):
         me.comm.empty(1 << 40, dtype=torch.uint8, device=me.device)
     assert me.comm.empty(10, device=me.device).numel() == 10
 

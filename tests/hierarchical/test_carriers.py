@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from fastcoll.errors import UsageError
 from fastcoll.hierarchical import mpi_carrier
-from harness import Attempt, Rank, Setup, attempt
+from harness import LATE_S, Attempt, Rank, Setup, attempt
 
 
 def stand_in(**changes: Any) -> SimpleNamespace:
@@ -98,8 +99,6 @@ def test_all_ranks_hear_who_has_no_mpi(fresh_pool: Any) -> None:
 
 def over_another_backend(rank: Rank, carrier: str) -> None:
     """A carrier that torch.distributed knows by a name of its own."""
-    import torch.distributed as dist
-
     import fastcoll
 
     dist.Backend.register_backend(
@@ -120,3 +119,74 @@ def over_another_backend(rank: Rank, carrier: str) -> None:
 def test_any_backend_of_torch_can_be_the_carrier(fresh_pool: Any, carrier: str) -> None:
     """NCCL is for GPUs; on CPUs its name means the usual one."""
     fresh_pool(3, Setup(init=False, nodes="abb")).run(over_another_backend, carrier)
+
+
+class Particular:
+    """Gloo, but for sums of other types than these."""
+
+    def __init__(self, *args: Any) -> None:
+        self._gloo = dist.ProcessGroupGloo(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gloo, name)
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        if tensors[0].dtype not in (torch.float32, torch.float64):
+            raise RuntimeError(f"the test's backend has no sums of {tensors[0].dtype}")
+        return self._gloo.allreduce(tensors, options)
+
+
+def sums_of_all_types(rank: Rank) -> list[Attempt]:
+    import fastcoll
+
+    dist.Backend.register_backend("particular", Particular, devices=["cpu"])
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    comm: Any = fastcoll.init(store=rank.store, carrier="particular", **who)
+    types = (torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int16, torch.float32)
+    found = []
+    for dtype in types:
+        tensor = torch.full((70_000,), rank.rank + 1).to(dtype)
+        found.append(attempt(comm.all_reduce, tensor, numerics="fast"))
+        assert found[-1].kind or (tensor.float() == 6).all()
+    return found
+
+
+def test_a_backend_is_not_asked_for_sums_that_it_may_not_have(fresh_pool: Any) -> None:
+    for found in fresh_pool(3, Setup(init=False, nodes="abb")).run(sums_of_all_types):
+        assert [one.kind for one in found] == [""] * 5, found
+
+
+def over_a_backend_of_gpus(rank: Rank) -> Attempt:
+    import fastcoll
+
+    dist.Backend.register_backend("gpus_only", dist.ProcessGroupGloo, devices=["cuda"])
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    return attempt(fastcoll.init, store=rank.store, carrier="gpus_only", **who)
+
+
+def test_a_backend_that_takes_no_tensors_on_cpus_is_refused(fresh_pool: Any) -> None:
+    for one in fresh_pool(3, Setup(init=False, nodes="abb")).run(over_a_backend_of_gpus):
+        assert one.kind == "UsageError", one
+        assert "gpus_only" in one.text
+        assert "cuda only" in one.text
+
+
+def cannot_start(rank: Rank, numel: int) -> Attempt:
+    if rank.rank == 0:
+        carrier = rank.comm._lanes.carrier(0)
+        carrier._group = SimpleNamespace(alltoall_base=refuse, connection=carrier._group)
+    return attempt(rank.comm.all_reduce, torch.ones(numel))
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("the test says so")
+
+
+@pytest.mark.parametrize("numel", [8, 70_000])
+def test_a_transfer_that_does_not_start_is_the_groups_error(fresh_pool: Any, numel: int) -> None:
+    found = fresh_pool(4, Setup(nodes="aabb")).run(cannot_start, numel)
+    for one in found:
+        assert one.kind == "PeerLostError", one
+        assert "the test says so" in one.text
+        assert one.text == found[0].text
+        assert one.seconds < LATE_S

@@ -12,7 +12,7 @@ import torch
 
 from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands
 from fastcoll.errors import UnsupportedError, UsageError
-from harness import Rank, Setup, attempt
+from harness import Attempt, Rank, Setup, attempt
 
 
 def hellos(nodes: str, **changes: Any) -> list[Hello]:
@@ -124,6 +124,24 @@ def test_namespaces_are_nodes(fresh_pool: Any) -> None:
     if second.exit_code == 0:
         pytest.skip("this process may not make namespaces")
     assert (first.value, second.value) == (2.0, 2.0)
+
+
+def moved(rank: Rank) -> list[Attempt]:
+    """Rank 3 says that it is on node a by now; then that it is where it was."""
+    if rank.rank == 3:
+        os.environ["FASTCOLL_NODE_ID"] = "a"
+    found = [attempt(rank.comm.new_group), attempt(rank.comm.new_group, [0, 1, 2])]
+    if rank.rank == 3:
+        os.environ["FASTCOLL_NODE_ID"] = "b"
+    return [*found, attempt(rank.comm.new_group)]
+
+
+def test_nodes_that_change_after_init_are_refused(fresh_pool: Any) -> None:
+    for everybody, without, again in fresh_pool(4, Setup(nodes="aabb")).run(moved):
+        assert everybody.kind == "UsageError", everybody
+        assert "ranks [[0, 1], [2, 3]]" in everybody.text
+        assert "[[0, 1, 3], [2]]" in everybody.text
+        assert without.kind == again.kind == ""
 
 
 def drawn(rank: Rank, port: int) -> list[str]:

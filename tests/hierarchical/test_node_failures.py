@@ -86,6 +86,35 @@ def test_split_sizes_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
     assert_one_verdict(found, "DesyncError", "rank 3 gives rank 0 4 bytes", "expects 8")
 
 
+def counts_without(rank: Rank, absent: int, limit_s: float) -> Attempt:
+    """One rank leaves an all_to_all in whose middle sizes are told, once all have agreed on it."""
+    import fastcoll
+    from fastcoll.hierarchical import arguments
+
+    def leave(*_: Any) -> Any:
+        time.sleep(3 * limit_s)
+        raise fastcoll.PeerLostError("the test says so", [absent])
+
+    comm, world = rank.comm, rank.world_size
+    comm.barrier()
+    if rank.rank == absent:
+        arguments._all_to_all = leave
+    source, sizes = torch.ones(2 * world), [2] * world
+    return attempt(
+        comm.all_to_all_single, torch.zeros(2 * world), source, sizes, sizes, timeout_s=limit_s
+    )
+
+
+def test_what_is_told_within_a_call_has_its_limit(fresh_pool: FreshPool) -> None:
+    """The group's own is longer than all that this test may take."""
+    limit_s = 2.0
+    found = cluster(fresh_pool, "abc", timeout_s=5 * TIMEOUT_S).run(counts_without, 2, limit_s)
+    for one in found[:2]:
+        assert one.kind == "CollectiveTimeout", one
+        assert "all_to_all #" in one.text
+        assert one.seconds < limit_s + LATE_S
+
+
 def calls_until_broken(rank: Rank, numel: int, first_wait_s: float = 0.0) -> list[Attempt]:
     """Call until an error comes; then once more: the verdict holds."""
     tensor = torch.ones(numel)

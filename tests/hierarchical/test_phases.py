@@ -277,6 +277,27 @@ def test_only_the_roots_node_gets_the_result(islands: Islands) -> None:
         )
 
 
+@pytest.mark.parametrize("num_nodes", [2, 3, 4])
+@pytest.mark.parametrize("excess", [0, 4])
+def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> None:
+    """Short by what a node gives to all others: it costs less than a trip."""
+    islands = Islands(tuple((rank,) for rank in range(num_nodes)), tuple("abcd"[:num_nodes]))
+    short_bytes = (64 << 10) // (num_nodes - 1) // 4 * 4
+    numel = (short_bytes + excess) // 4
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patched:  # else it would be over with its packets
+        patched.setattr("fastcoll.hierarchical.meeting._MOST_BYTES", 0)
+        records = run(islands, Verb.all_reduce, numel)
+    for node, entries in enumerate(records):
+        assert entries[1].whom == "wait"  # for the heads
+        given = sum(sum(entry.given) for entry in entries[2:] if entry.what == "all_to_all")
+        is_whole = all(entry.what != "all_gather" for entry in entries[2:])
+        assert is_whole == (num_nodes == 2 or excess == 0), entries
+        shard = -(-numel // num_nodes)
+        mine = min(shard, numel - node * shard)
+        assert given == 4 * (numel * (num_nodes - 1) if is_whole else numel - mine)
+
+
 def test_segments_overlap() -> None:
     """The next segment is on its way before anybody waits for the one before it."""
     entries = words(run(TWO, Verb.all_reduce, SEGMENTS)[0][4:])

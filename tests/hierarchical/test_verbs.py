@@ -5,6 +5,7 @@ Maps: two equal nodes, 3 + 1, interleaved numbers, one rank a node, and three no
 that divide neither.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
 from perform import compare, perform_all
 
 import oracle
-from harness import Pool, Rank
+from harness import TIMEOUT_S, Pool, Rank, Setup
 
 Clusters = Callable[[str], Pool]
 SLOW = pytest.mark.slow
@@ -121,6 +122,34 @@ def perform_plain(rank: Rank, dtype: str, numel: int) -> np.ndarray:
     return tensor.double().numpy()
 
 
+def perform_in_fast_group(rank: Rank, calls: list[Call]) -> list[Any]:
+    """Make calls in a group whose own promise is less; also what its island was asked for."""
+    with rank.comm.new_group(numerics="fast") as group:
+        issue, asked = group._island.issue, []
+
+        def note(call: Any) -> Any:
+            asked.append(getattr(call, "numerics", None))
+            return issue(call)
+
+        group._island.issue = note
+        found = perform_all(dataclasses.replace(rank, comm=group), calls)
+    assert "fast" not in asked
+    assert rank.rank == 3 or "same_bits" in asked  # it is alone on its node
+    return found
+
+
+def test_a_call_may_ask_a_fast_group_for_the_same_bits(clusters: Clusters) -> None:
+    pool, nodes = clusters("aaab"), ranks_by_node("aaab")
+    calls = [
+        Call(verb, "float32", numel, "SUM", numerics="same_bits", seed=numel)
+        for verb in ("all_reduce", "reduce_scatter", "reduce")
+        for numel in (1001, LARGE_SIZE)
+    ]
+    pool.start(perform_in_fast_group, calls)
+    wants = [expected(call, 4, nodes) for call in calls]
+    assert compare(calls, wants, pool.finish()) == []
+
+
 def check_uneven(comm: Any) -> None:
     """Lists and split sizes, whose parts differ from rank to rank."""
     me, world = comm.rank, comm.world_size
@@ -174,6 +203,41 @@ def others(rank: Rank) -> None:
     comm.barrier()  # behind them
     assert all(work.is_completed() for work in works)
     assert all((tensor == world).all() for tensor in tensors)
+
+
+def counted(comm: Any, size: int, base: int, *, as_list: bool, async_op: bool) -> tuple[Any, Any]:
+    """Start an all_to_all of parts of unequal size; return its Work and a check of its result."""
+    me, world = comm.rank, comm.world_size
+    sizes = [[size * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)]
+    given = [torch.full((count,), base + 10.0 * me + dst) for dst, count in enumerate(sizes[me])]
+    got = [torch.zeros(row[me]) for row in sizes]
+    if as_list:
+        work = comm.all_to_all(got, given, async_op=async_op)
+    else:
+        whole, splits = torch.zeros(sum(row[me] for row in sizes)), [row[me] for row in sizes]
+        work = comm.all_to_all_single(whole, torch.cat(given), splits, sizes[me], async_op=async_op)
+        got = list(whole.split(splits))
+    return work, lambda: all((one == base + 10.0 * src + me).all() for src, one in enumerate(got))
+
+
+def counted_in_the_queue(rank: Rank, as_list: bool) -> None:
+    comm = rank.comm
+    for size in (1, 30_000):
+        started = [
+            counted(comm, size, base, as_list=as_list, async_op=base < 200)
+            for base in (0, 100, 200)  # the last one waits behind those before it
+        ]
+        for work, is_right in started:
+            assert work is None or work.wait(TIMEOUT_S)
+            assert is_right()
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["split sizes", "lists"])
+def test_parts_that_are_counted_in_asynchronous_calls(
+    fresh_pool: Callable[[int, Setup], Pool], as_list: bool
+) -> None:
+    """Their sizes are told within the call: behind it they would wait for it for ever."""
+    fresh_pool(4, Setup(nodes="aabb")).run(counted_in_the_queue, as_list)
 
 
 def test_barriers_objects_lists_and_asynchronous_calls(clusters: Clusters) -> None:

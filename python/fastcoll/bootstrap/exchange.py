@@ -13,17 +13,21 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, UsageError
 
 Facts = dict[str, Any]
 
 _GAVE_UP = "gave up"
+_LAST_S = 0.5  # for the store to answer who asks at the end of his limit
+T = TypeVar("T")
 
 
 class Exchange(Protocol):
@@ -31,10 +35,12 @@ class Exchange(Protocol):
 
     Attributes:
         store: A store that all ranks can reach; None where all are on one node anyway.
+        islands: The map of the group that speaks here, if it has several nodes.
     """
 
     rank: int
     world_size: int
+    islands: Islands | None
 
     @property
     def store(self) -> Store | None:
@@ -49,6 +55,8 @@ class Exchange(Protocol):
 
 class StoreExchange:
     """Through a torch.distributed store that all ranks can reach."""
+
+    islands: Islands | None = None
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         try:
@@ -66,21 +74,29 @@ class StoreExchange:
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
+
         # The n-th exchange of one rank on this store meets the n-th of the others, whatever else
         # each process did before: groups can be made again and again on one store.
-        count = self._store.add(f"count/{self.rank}", 1)
+        def come() -> int:
+            count = self._store.add(f"count/{self.rank}", 1)
+            self._store.set(f"process/{count}/{self.rank}", _this_process())
+            self._store.set(f"hello/{count}/{self.rank}", json.dumps(facts))
+            return count
+
+        count = self._ask(come, deadline)
         prefix = f"hello/{count}"
-        self._store.set(f"process/{count}/{self.rank}", _this_process())
-        self._store.set(f"{prefix}/{self.rank}", json.dumps(facts))
         keys = [f"{prefix}/{peer}" for peer in range(self.world_size)]
         try:
             return self._collect(keys, count, deadline)
         except BaseException:
             # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
             # still wait shall not take this one for missing.
-            with contextlib.suppress(RuntimeError):
+            def leave() -> None:
                 self._store.set(f"{prefix}/{self.rank}", _GAVE_UP)
                 self._store.add(f"count/{self.rank}", -1)
+
+            with contextlib.suppress(RuntimeError):
+                self._ask(leave, deadline)
             raise
 
     def is_gone(self, peer: int) -> bool:
@@ -91,8 +107,8 @@ class StoreExchange:
         # Asked again and again, as a store's own wait hears no Ctrl-C.
         pause_s = 0.001
         while True:
-            if self._has(keys):
-                texts = [self._store.get(key).decode() for key in keys]
+            if self._has(keys, deadline):
+                texts = self._texts(keys, deadline)
                 if _GAVE_UP not in texts:
                     return [json.loads(text) for text in texts]
             if deadline.left_s() <= 0:
@@ -100,30 +116,43 @@ class StoreExchange:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
-    def _has(self, keys: list[str]) -> bool:
+    def _ask(self, question: Callable[[], T], deadline: Deadline) -> T:
+        """Return the store's answer; behind a cut link it gives none."""
         try:
-            return bool(self._store.check(keys))
+            return ask(question, max(deadline.left_s(), _LAST_S))
+        except TimeoutError:
+            text = f"did not answer within {deadline.limit_s:g} s. Is the network up?"
+            raise CollectiveTimeout(f"init (rank {self.rank}): the store {text}") from None
         except RuntimeError as error:
             raise CollectiveTimeout(
                 f"init (rank {self.rank}): the store failed: {error}"
             ) from error
 
+    def _has(self, keys: list[str], deadline: Deadline) -> bool:
+        return bool(self._ask(lambda: self._store.check(keys), deadline))
+
+    def _texts(self, keys: list[str], deadline: Deadline) -> list[str]:
+        return self._ask(lambda: [self._store.get(key).decode() for key in keys], deadline)
+
     def _give_up(self, keys: list[str], count: int, deadline: Deadline) -> NoReturn:
-        ranks = [peer for peer, key in enumerate(keys) if not self._has([key])]
+        ranks = [peer for peer, key in enumerate(keys) if not self._has([key], deadline)]
         if not ranks:
-            texts = [self._store.get(key).decode() for key in keys]
+            texts = self._texts(keys, deadline)
             ranks = [peer for peer, text in enumerate(texts) if text == _GAVE_UP]
         raise CollectiveTimeout(
             f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
-            f"ranks {ranks}, which did not come to the store{self._namesake(count)}",
+            f"ranks {ranks}, which did not come to the store{self._namesake(count, deadline)}",
             ranks,
         )
 
-    def _namesake(self, count: int) -> str:
+    def _namesake(self, count: int, deadline: Deadline) -> str:
         """Return what to say of another process that came as this rank: it takes the next turn."""
         for other in (count - 1, count + 1):
             key = f"process/{other}/{self.rank}"
-            if self._has([key]) and (process := self._store.get(key).decode()) != _this_process():
+            if not self._has([key], deadline):
+                continue
+            [process] = self._texts([key], deadline)
+            if process != _this_process():
                 return (
                     f"; {process} came as rank {self.rank}, before or beside this {_this_process()}"
                 )
@@ -136,6 +165,8 @@ def _this_process() -> str:
 
 class GroupExchange:
     """Through a torch process group; an NCCL group needs the current CUDA device set."""
+
+    islands: Islands | None = None
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
@@ -164,6 +195,8 @@ class BytesExchange:
 
     `is_gone` is what that knows of its ranks.
     """
+
+    islands: Islands | None = None
 
     def __init__(
         self,

@@ -199,6 +199,26 @@ def map_islands(hellos: Sequence[Hello]) -> Islands:
     return Islands(tuple(map(tuple, nodes)), hosts)
 
 
+def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: Islands) -> None:
+    """Check that some ranks of a group share memory with whom they did when it was made.
+
+    Every rank comes to the same verdict.
+
+    Raises:
+        UsageError: They do not.
+    """
+    found = [
+        [ranks[at] for at in some] for some in _by_value([one.node for one in hellos]).values()
+    ]
+    was = [there for some in before.nodes if (there := [rank for rank in some if rank in ranks])]
+    if sorted(found) != sorted(was):
+        raise UsageError(
+            f"the nodes of this group are ranks {was}, but its processes say by now that they are "
+            f"{found}. Give FASTCOLL_NODE_ID its value before init() and leave it, and leave the "
+            "processes in their namespaces"
+        )
+
+
 def shared_cpus(hellos: Sequence[Hello]) -> int:
     """Return how many CPUs the ranks have between them: pinned ranks do not share one."""
     return min(len({cpu for h in hellos for cpu in h.cpus}), *(h.cpu_quota for h in hellos))

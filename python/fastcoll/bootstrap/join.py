@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
-from fastcoll.bootstrap.identity import Hello, Terms, excuse, introduce, map_islands, meet
+from fastcoll.bootstrap.identity import (
+    Hello,
+    Terms,
+    excuse,
+    introduce,
+    map_islands,
+    meet,
+    require_same_nodes,
+)
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.refusals import as_driver_error
@@ -75,7 +83,8 @@ def join(
         The connected ranks, or None where this rank is not one of them.
 
     Raises:
-        UsageError: Versions, users, numerics or carriers differ between the ranks.
+        UsageError: Versions, users, numerics or carriers differ between the ranks, or their nodes
+            are others than in the group that they are of.
         UnsupportedError: There are too many ranks on one node.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
@@ -95,7 +104,10 @@ def join(
             sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
             raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
         ranks = list(members) or list(range(exchange.world_size))
-        islands = map_islands([hellos[rank] for rank in ranks])
+        chosen = [hellos[rank] for rank in ranks]
+        if exchange.islands is not None:
+            require_same_nodes(chosen, ranks, exchange.islands)
+        islands = map_islands(chosen)
         if exchange.rank not in ranks:
             return None
         rank = ranks.index(exchange.rank)

@@ -115,6 +115,11 @@ def limit_of(call: AnyCall, settings: Settings) -> float:
     return settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
 
 
+def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
+    """Return what a call's reductions within an island promise."""
+    return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
+
+
 def by_carrier(
     call: AnyCall, operands: Operands | PartsOperands, settings: Settings, lanes: Lanes
 ) -> bool:
@@ -147,7 +152,7 @@ def carry_out(
         arguments: This rank's arguments.
         limit_s: Limit of the call.
         numerics: What an island's reductions promise.
-        gather_words: Gathers integers from all ranks in a call of its own.
+        gather_words: Gathers integers from all ranks, with what is left of the limit.
     """
     world_size = len(lanes.islands.places)
     reduces = asked.verb in REDUCTIONS
@@ -165,6 +170,18 @@ def carry_out(
         lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
         run_phases(lanes, asked, arguments, how, gather_words)
     arguments.bring_back()
+
+
+def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
+    """Gather integers from all ranks in the middle of a call on CPUs, as a part of it.
+
+    A call of its own would queue up behind the one that waits for it.
+    """
+    rows = torch.empty(len(lanes.islands.places), len(words), dtype=torch.int64)
+    mine = torch.tensor(words, dtype=torch.int64)
+    moves.all_gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
+    result: list[list[int]] = rows.tolist()
+    return result
 
 
 def run_phases(

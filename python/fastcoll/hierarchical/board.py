@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from torch.distributed import PrefixStore, Store
 
+from fastcoll.bootstrap.questions import ask, in_background
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
@@ -22,7 +23,6 @@ from fastcoll.errors import (
     FastcollError,
     PeerLostError,
 )
-from fastcoll.work import run_in_pool
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
@@ -108,22 +108,35 @@ class Board:
         """Return the verdict as far as it is known; asks for news, but does not wait for them."""
         if self._verdict is None and not self._asking.is_set():
             self._asking.set()
-            run_in_pool(self._look)
+            in_background(self._look)
         return self._verdict
 
     def arrive(self, node: int, sequence: int) -> None:
         """Say, some time, that a node waits for the others in a call."""
-        run_in_pool(self._quietly, lambda: self._store.set(f"at/{node}", str(sequence)))
+        in_background(lambda: self._quietly(lambda: self._store.set(f"at/{node}", str(sequence))))
 
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes that have not said that they are in a call; None without an answer."""
 
         def look() -> list[int]:
             keys = [f"at/{node}" for node in range(num_nodes)]
-            at = [int(self._store.get(key)) if self._store.check([key]) else 0 for key in keys]
-            return [node for node, number in enumerate(at) if number < sequence]
+            found = self._values(keys)
+            return [node for node, key in enumerate(keys) if int(found.get(key, 0)) < sequence]
 
         return self._ask(look)
+
+    def _values(self, keys: list[str]) -> dict[str, bytes]:
+        """Return what stands under some keys: few questions, if most were written, or none."""
+        written = self._written(keys)
+        if not self._store.has_extended_api():  # type: ignore[attr-defined]
+            return {key: self._store.get(key) for key in written}
+        return dict(zip(written, self._store.multi_get(written), strict=True)) if written else {}
+
+    def _written(self, keys: list[str]) -> list[str]:
+        if self._store.check(keys):
+            return keys
+        half = len(keys) // 2
+        return self._written(keys[:half]) + self._written(keys[half:]) if half else []
 
     def _look(self) -> None:
         def get() -> None:
@@ -134,16 +147,10 @@ class Board:
         self._asking.clear()
 
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
-        answers: list[T] = []
-        answered = threading.Event()
-
-        def run() -> None:
-            self._quietly(lambda: answers.append(question()))
-            answered.set()
-
-        run_in_pool(run)
-        answered.wait(self.ANSWER_S if limit_s is None else limit_s)
-        return answers[0] if answers else None
+        try:
+            return ask(question, self.ANSWER_S if limit_s is None else limit_s)
+        except (RuntimeError, TimeoutError):  # it is gone: so is what it could have told
+            return None
 
     def _quietly(self, task: Callable[[], object]) -> None:
         try:

@@ -6,7 +6,8 @@ them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from functools import wraps
+from typing import ParamSpec, Protocol, TypeAlias
 
 import torch
 from torch.distributed import Store
@@ -22,6 +23,38 @@ class Started(Protocol):
 
     def wait(self) -> object:
         """Wait; raises RuntimeError if something went wrong."""
+
+
+class Failed:
+    """A transfer that could not be started: its wait says why, as of any that fails."""
+
+    def __init__(self, error: RuntimeError, *arguments: object) -> None:
+        self._error = error
+        self._arguments = arguments  # kept: a part of it may have been started
+
+    def is_completed(self) -> bool:
+        """See `Started`."""
+        return True
+
+    def wait(self) -> object:
+        """See `Started`."""
+        raise self._error
+
+
+P = ParamSpec("P")
+
+
+def told_at_wait(start: Callable[P, Started]) -> Callable[P, Started]:
+    """Let the wait for a transfer raise what starting it did: waits make it the group's error."""
+
+    @wraps(start)
+    def begin(*args: P.args, **options: P.kwargs) -> Started:
+        try:
+            return start(*args, **options)
+        except RuntimeError as error:
+            return Failed(error, args, options)
+
+    return begin
 
 
 class Carrier(Protocol):

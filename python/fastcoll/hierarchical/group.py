@@ -7,6 +7,7 @@ the default one, nor how an island carries out its part.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,8 @@ from fastcoll.calls import Call, Operands
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
+    DesyncError,
+    DriverError,
     FastcollError,
     PeerLostError,
     UsageError,
@@ -31,7 +34,9 @@ from fastcoll.hierarchical.arguments import (
     by_carrier,
     carry_out,
     check_all,
+    gather_in_call,
     limit_of,
+    numerics_of,
 )
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import maker_of
@@ -43,6 +48,7 @@ from fastcoll.hierarchical.meeting import Asked
 from fastcoll.hierarchical.node_gpus import NodeGpus, Parts
 from fastcoll.hierarchical.node_transfers import NodeTransfers
 from fastcoll.hierarchical.survivors import agree, come
+from fastcoll.hierarchical.symmetric import agreed
 from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch, quietly
 from fastcoll.parts import PartsOperands
@@ -221,8 +227,8 @@ class HierarchicalCommunicator(ObjectMethods):
                     asked,
                     Arguments(operands, call.verb, self.world_size),
                     limit_s,
-                    self._settings.numerics,
-                    self.gather_words,
+                    numerics_of(call, self._settings),
+                    partial(gather_in_call, self._lanes),
                 )
             except FastcollError as error:
                 self._abandon(operands)
@@ -250,10 +256,11 @@ class HierarchicalCommunicator(ObjectMethods):
         if self._watch.error is not None:
             raise self._watch.error
 
-    def gather_words(self, words: list[int]) -> list[list[int]]:
-        """Gather integers from all ranks. Collective."""
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
+        """Gather integers from all ranks, within the group's limit or another one. Collective."""
         rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=np.array(words, np.int64), output=rows))
+        mine = np.array(words, np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
         result: list[list[int]] = rows.tolist()
         return result
 
@@ -278,11 +285,29 @@ class HierarchicalCommunicator(ObjectMethods):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
-        """See `fastcoll.empty`; the tensor is shared by the ranks of this node."""
+        """See `fastcoll.empty`; the tensor is shared by the ranks of this node.
+
+        All ranks hear of a node that has no room, in one small all_gather over all of them.
+        """
+        made: torch.Tensor | None = None
+        problem: DesyncError | DriverError | None = None
         try:
-            return self._island.empty(*size, dtype=dtype, device=device)
+            made = self._island.empty(*size, dtype=dtype, device=device)
+            num_bytes = made.nbytes
         except FastcollError as error:
-            raise self._watch.of_island(error) from error
+            self._check_island(error)
+            if not isinstance(error, DesyncError | DriverError):
+                raise  # its arguments: nobody heard of this call
+            problem = error
+            num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
+        return agreed(made, problem, num_bytes, self.islands, self.gather_words)
+
+    def _check_island(self, error: FastcollError) -> None:
+        """Raise the verdict if an error broke this node's part of the group."""
+        try:
+            self._island.check()
+        except FastcollError as broken:
+            raise self._watch.fail(self._watch.of_island(broken)) from error
 
     def new_group(
         self,
@@ -304,6 +329,7 @@ class HierarchicalCommunicator(ObjectMethods):
         exchange = BytesExchange(
             self.rank, self.world_size, self.gather_bytes, self._store, is_gone
         )
+        exchange.islands = self.islands
         return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
 
     def shrink(self, *, timeout_s: float | None = None) -> Any:

@@ -5,12 +5,14 @@ Within a node the sockets tell (bootstrap/rendezvous.py); this tells the others.
 have come before a rank goes on, and whom an error names. Must not know what a carrier does.
 """
 
+import contextlib
 import time
 
 from torch.distributed import Store
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.questions import ask
 from fastcoll.calls import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
 from fastcoll.hierarchical.board import Board
@@ -84,7 +86,7 @@ def make_lanes(
     look = _Look(board, seat, island)
     deadline = Deadline(limit_s)
     try:
-        own.set(f"come/{seat.rank}", "")
+        _say_come(own, seat, deadline)
         lanes = []
         for lane in islands.lanes_of(node, local_rank):
             store = PatientStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
@@ -103,10 +105,26 @@ def make_lanes(
     return lanes
 
 
+def _say_come(own: Store, seat: Seat, deadline: Deadline) -> None:
+    try:
+        ask(lambda: own.set(f"come/{seat.rank}", ""), deadline.left_s())
+    except (RuntimeError, TimeoutError) as error:
+        raise CollectiveTimeout(
+            f"init (rank {seat.rank}): the store failed, or did not answer within "
+            f"{deadline.limit_s:g} s: {error}"
+        ) from error
+
+
 def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
     """Return an error that names who did not come; if all began to, the others of the lane."""
     places = seat.islands.places
-    missing = [rank for rank in places if not own.check([f"come/{rank}"])]
+    missing: list[int] = []
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the store may be what is late
+
+        def look() -> list[int]:
+            return [rank for rank in places if not own.check([f"come/{rank}"])]
+
+        missing = ask(look, Board.ANSWER_S)
     if not missing:
         missing = [rank for rank in seat.islands.ranks_of(lane) if rank != seat.rank]
     there = seat.islands.describe(sorted({places[rank][0] for rank in missing}))

@@ -10,9 +10,8 @@ ranks of their job.
 import json
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -20,10 +19,10 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
+from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import UsageError
-from fastcoll.hierarchical.carrier import Carrier
+from fastcoll.hierarchical.carrier import Carrier, Started, told_at_wait
 from fastcoll.types import FROM_TORCH, DType, Op
-from fastcoll.work import run_in_pool
 
 _MOST_TAG = 32767  # that every MPI has
 # Other types than these go as bytes: MPI has no half types, and rounds like us only by chance.
@@ -117,13 +116,14 @@ class MpiCarrier:
         """See `Carrier`."""
         return dtype in _TYPES and op in _OPS
 
+    @told_at_wait
     def all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_bytes: Sequence[int],
         input_bytes: Sequence[int],
-    ) -> _Transfer:
+    ) -> Started:
         """See `Carrier`."""
         requests, place = [], 0
         for node, size in enumerate(output_bytes):
@@ -139,16 +139,19 @@ class MpiCarrier:
             place += size
         return self._started(requests, output, input)
 
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> _Transfer:
+    @told_at_wait
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         """See `Carrier`."""
         request = self._communicator.Iallgather(self._memory(input), self._memory(output))
         return self._started([request], output, input)
 
-    def broadcast(self, tensor: torch.Tensor, node: int) -> _Transfer:
+    @told_at_wait
+    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         """See `Carrier`."""
         return self._started([self._communicator.Ibcast(self._memory(tensor), node)], tensor)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> _Transfer:
+    @told_at_wait
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         """See `Carrier`."""
         kind, operation = _TYPES[FROM_TORCH[tensor.dtype]], _OPS[op]
         request = self._communicator.Iallreduce(
@@ -196,29 +199,12 @@ def mpi(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
             f"nodes 0 to {num_nodes - 1} say that they are ranks {ranks} of MPI: start all ranks "
             "of the group with one mpirun"
         )
-    made: list[Any] = []
 
-    def make() -> None:
-        made.append(world.Create_group(world.Get_group().Incl(ranks), facts[0]["tag"]))
+    def make() -> Any:
+        return world.Create_group(world.Get_group().Incl(ranks), facts[0]["tag"])
 
-    _within(make, limit_s)
-    return MpiCarrier(module, made[0])
-
-
-def _within(task: Callable[[], None], limit_s: float) -> None:
-    """Do what can't be given a limit; what is late goes on in its thread."""
-    over = threading.Event()
-    errors: list[RuntimeError] = []
-
-    def run() -> None:
-        try:
-            task()
-        except RuntimeError as error:
-            errors.append(error)
-        over.set()
-
-    run_in_pool(run)
-    if not over.wait(limit_s):
-        raise RuntimeError(f"MPI did not make a communicator within {limit_s:g} s")
-    if errors:
-        raise errors[0]
+    try:
+        return MpiCarrier(module, ask(make, limit_s))
+    except TimeoutError:
+        text = f"MPI did not make a communicator within {limit_s:g} s"
+        raise RuntimeError(text) from None

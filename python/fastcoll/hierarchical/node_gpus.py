@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -21,7 +22,14 @@ from fastcoll.calls import Operands
 from fastcoll.device_work import DeviceWork, beside
 from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
 from fastcoll.hierarchical import captures
-from fastcoll.hierarchical.arguments import AnyCall, Arguments, by_carrier, limit_of, run_phases
+from fastcoll.hierarchical.arguments import (
+    AnyCall,
+    Arguments,
+    by_carrier,
+    limit_of,
+    numerics_of,
+    run_phases,
+)
 from fastcoll.hierarchical.arrays import copy
 from fastcoll.hierarchical.hops import HopCall, Hops
 from fastcoll.hierarchical.island import Island
@@ -53,7 +61,7 @@ class NodeHost(Protocol):
     @property
     def name(self) -> str: ...
     def gather_bytes(self, data: bytes) -> list[bytes]: ...
-    def gather_words(self, words: list[int]) -> list[list[int]]: ...
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]: ...
     def check(self) -> None: ...
     def in_turn(self, task: Callable[[int], None]) -> None: ...
 
@@ -255,16 +263,16 @@ class NodeGpus:
         hop = HopCall(call.verb.name, limit_s, began)
         what = operands.numel, operands.root, operands.splits
         asked = Asked(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
-        how = GpuReduction(
-            operands.dtype, operands.op, settings.numerics, rounds, world_size, self.device
-        )
+        numerics = numerics_of(call, settings)
+        how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
         self._hops.begin(hop)
         self._host.in_turn(lambda sequence: self._tell(hop, asked, sequence))
         try:
             if operands.numel > 0 or operands.splits > 0:
                 self._lanes.begin(limit_s)
                 arguments = Arguments(operands, call.verb, world_size)
-                run_phases(self._lanes, asked, arguments, how, self._host.gather_words)
+                gather = partial(self._host.gather_words, limit_s=limit_s)
+                run_phases(self._lanes, asked, arguments, how, gather)
                 arguments.bring_back()
         except FastcollError as error:
             raise self._hops.fail(error) from error

@@ -8,15 +8,18 @@ this one asks again and again.
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1e-3, 0.05
+_LAST_S = 0.5  # for the store to answer who asks at the end of his limit
 _GO, _STOP = b"go", b"stop"
+T = TypeVar("T")
 
 
 class PatientStore(Store):
@@ -48,11 +51,10 @@ class PatientStore(Store):
         hears why it is to leave.
         """
         try:
-            if self._under.add("here", 1) == len(self._ranks):
+            if self.add("here", 1) == len(self._ranks):
                 fate = self._decide(_GO)
             else:
-                self.wait(["fate"])
-                fate = self._under.get("fate")
+                fate = self.get("fate")
         except RuntimeError:
             if self._decide(_STOP) == _STOP:
                 raise
@@ -62,24 +64,32 @@ class PatientStore(Store):
         self._all_go = True
 
     def _decide(self, fate: bytes) -> bytes:
-        return self._under.compare_set("fate", "", fate.decode())
+        return self._ask(lambda: self._under.compare_set("fate", "", fate.decode()))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Return the store's answer; RuntimeError, as of torch's stores, if there is none."""
+        limit_s = max(self.deadline.left_s(), _LAST_S)
+        try:
+            return ask(question, limit_s)
+        except TimeoutError:
+            raise RuntimeError(f"the store did not answer within {limit_s:.3g} s") from None
 
     def set(self, key: str, value: Any) -> None:
         """Write something."""
-        self._under.set(key, value)
+        self._ask(lambda: self._under.set(key, value))
 
     def get(self, key: str) -> bytes:
         """Return what was written, once it is there."""
         self.wait([key])
-        return self._under.get(key)
+        return self._ask(lambda: self._under.get(key))
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all of them were written."""
-        return bool(self._under.check(keys))
+        return bool(self._ask(lambda: self._under.check(keys)))
 
     def add(self, key: str, value: int) -> int:
         """Count."""
-        return self._under.add(key, value)
+        return self._ask(lambda: self._under.add(key, value))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of them were written, or the deadline has passed."""

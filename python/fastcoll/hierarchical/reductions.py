@@ -28,8 +28,9 @@ from fastcoll.hierarchical.carrier import Started
 from fastcoll.hierarchical.lanes import Lanes, Segment, cuts
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
 
-# Up to here a trip costs more than the bytes that it saves; not measured for more than two nodes.
-_SHORT_CHUNK_BYTES = 64 << 10
+# What a node gives to all others together where chunks go whole. Up to here a trip costs more than
+# the bytes that it saves; not measured for more than two nodes.
+_SHORT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def _room(
 
 
 def _goes_whole(lanes: Lanes, chunks: list[torch.Tensor]) -> bool:
-    return lanes.num_nodes == 2 or chunks[0].nbytes <= _SHORT_CHUNK_BYTES
+    given_bytes = chunks[0].nbytes * (lanes.num_nodes - 1)
+    return lanes.num_nodes == 2 or given_bytes <= _SHORT_BYTES
 
 
 def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> torch.Tensor:

@@ -17,13 +17,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp, Store
 
-from fastcoll.hierarchical.carrier import Carrier, MakeCarrier, Started
-from fastcoll.types import TORCH_DTYPES, DType, Op
+from fastcoll.errors import UsageError
+from fastcoll.hierarchical.carrier import Carrier, MakeCarrier, Started, told_at_wait
+from fastcoll.types import DType, Op
 
 # Sums of other types, and AVG, are none of Gloo's.
 _GLOO_SUMS = frozenset(
     (DType.float32, DType.float64, DType.float16, DType.bfloat16, DType.int32, DType.int64)
 )
+# What every backend has; others' are bytes for it, which any can move.
+_SUMS_OF_ANY = frozenset((DType.float32, DType.float64))
 # Waits end in watch.py. This one is for what was given up: Gloo can't be told to stop.
 _NO_LIMIT = timedelta(days=1)
 
@@ -40,6 +43,7 @@ class TorchCarrier:
         """See `Carrier`."""
         return dtype in self._sums and op in (Op.SUM, Op.PRODUCT)
 
+    @told_at_wait
     def all_to_all(
         self,
         output: torch.Tensor,
@@ -54,6 +58,7 @@ class TorchCarrier:
         started: Started = self._group.alltoall_base(output, input, *sizes, options)
         return started
 
+    @told_at_wait
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         """See `Carrier`."""
         options = AllgatherOptions()
@@ -61,6 +66,7 @@ class TorchCarrier:
         started: Started = self._group._allgather_base(output, input, options)
         return started
 
+    @told_at_wait
     def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         """See `Carrier`."""
         options = dist.BroadcastOptions()
@@ -69,6 +75,7 @@ class TorchCarrier:
         started: Started = self._group.broadcast([tensor], options)
         return started
 
+    @told_at_wait
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         """See `Carrier`."""
         options = dist.AllreduceOptions()
@@ -109,10 +116,21 @@ def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
 
 
 def registered(name: str) -> MakeCarrier | None:
-    """Return the maker of a backend that somebody registered with torch.distributed."""
+    """Return the maker of a backend that somebody registered with torch.distributed.
+
+    Raises:
+        UsageError: It is not for tensors on CPUs.
+    """
     plugin = dist.Backend._plugins.get(name.upper())
     if plugin is None or name == "fastcoll":
         return None
+    devices = dist.Backend.backend_capability.get(name.lower(), ["cpu"])
+    if "cpu" not in devices:
+        raise UsageError(
+            f'carrier="{name}": between nodes a carrier moves tensors on CPUs, and this backend '
+            f"was registered for {', '.join(devices)} only. Name another one, or register it with "
+            'devices=["cpu", ...] if it takes them'
+        )
 
     def make(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
         limit = timedelta(seconds=limit_s)
@@ -121,8 +139,8 @@ def registered(name: str) -> MakeCarrier | None:
             options.store, options.group_rank, options.group_size = store, node, num_nodes
             options.timeout, options.group_id = limit, "fastcoll"
             options.global_ranks_in_group = list(range(num_nodes))
-            return TorchCarrier(plugin.creator_fn(options, None), frozenset(TORCH_DTYPES))
+            return TorchCarrier(plugin.creator_fn(options, None), _SUMS_OF_ANY)
         group = plugin.creator_fn(store, node, num_nodes, limit)
-        return TorchCarrier(group, frozenset(TORCH_DTYPES))
+        return TorchCarrier(group, _SUMS_OF_ANY)
 
     return make

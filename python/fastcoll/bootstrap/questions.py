@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to what may never answer: a store behind a cut link, an MPI whose ranks do not come.
+
+Decides in which threads they are asked: daemons, which no process waits for when it ends. Must not
+know what is asked.
+"""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastcoll.bootstrap.deadline import Deadline
+
+T = TypeVar("T")
+# What a thread that is through needs to end. One that came back while the interpreter ends would
+# take the process down, so those that are about to come back may do so first.
+_LAST_S = 1.0
+_asking: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def in_background(task: Callable[[], object]) -> None:
+    """Do something in a thread that keeps no process from ending; it handles its own errors."""
+    thread = threading.Thread(target=task, name="fastcoll-question", daemon=True)
+    with _lock:
+        _asking.add(thread)
+    thread.start()
+
+
+def ask(question: Callable[[], T], limit_s: float) -> T:
+    """Return the answer to a question that can't be given a limit.
+
+    Raises:
+        TimeoutError: There was none in time; the question goes on in its thread.
+        RuntimeError: What the question raised.
+    """
+    answers: list[T] = []
+    errors: list[RuntimeError] = []
+    answered = threading.Event()
+
+    def run() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError as error:
+            errors.append(error)
+        finally:
+            answered.set()
+
+    in_background(run)
+    if not answered.wait(limit_s):
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    if errors:
+        raise errors[0]
+    return answers[0]
+
+
+def _let_end() -> None:
+    deadline = Deadline(_LAST_S)
+    with _lock:
+        asking = list(_asking)
+    for thread in asking:
+        thread.join(deadline.left_s())
+
+
+atexit.register(_let_end)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric tensors of a group over several nodes: every node gets its own, or none does.
+
+Decides what all ranks hear of a node that has no room and of sizes that differ. Must not know how
+a node shares memory.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.errors import DesyncError, DriverError
+
+_NO_ROOM = -1  # in place of a number of bytes
+_UNHARMED = "nothing was allocated and the group can still be used"
+
+
+def agreed(
+    made: torch.Tensor | None,
+    problem: DesyncError | DriverError | None,
+    num_bytes: int,
+    islands: Islands,
+    gather_words: Callable[[list[int]], list[list[int]]],
+) -> torch.Tensor:
+    """Return what this node's ranks made, once all other nodes' have theirs. Collective: one hop.
+
+    Args:
+        made: The tensor; None: there is a problem.
+        problem: What all ranks of this node raised in place of making one.
+        num_bytes: What this rank asked for.
+        islands: The group's map.
+        gather_words: Gathers integers from all ranks.
+
+    Raises:
+        DriverError: A node has no room for it; on all ranks.
+        DesyncError: The ranks asked for different sizes; on all ranks.
+    """
+    word = _NO_ROOM if isinstance(problem, DriverError) else num_bytes
+    found = [row[0] for row in gather_words([word])]
+    if _NO_ROOM in found:
+        lacking = {islands.places[rank][0] for rank, one in enumerate(found) if one == _NO_ROOM}
+        reason = f": {problem}" if isinstance(problem, DriverError) else ""
+        raise DriverError(
+            f"empty(): no room for {num_bytes} bytes more of symmetric tensors on "
+            f"{islands.describe(sorted(lacking))}; {_UNHARMED}{reason}"
+        ) from problem
+    if made is None or len(set(found)) > 1:
+        sides = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
+        raise DesyncError(
+            f"empty() needs the same number of bytes on every rank, got {sides}; {_UNHARMED}"
+        ) from problem
+    return made

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric tensors over nodes: what one node lacks, and sizes that differ, all ranks hear of."""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import torch
+
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+
+FreshPool = Callable[[int, Setup], Pool]
+
+
+def still_works(rank: Rank) -> None:
+    """The group can be used, and so can symmetric tensors."""
+    tensor = rank.comm.empty(1000, dtype=torch.float32)
+    tensor.fill_(1.0)
+    rank.comm.all_reduce(tensor)
+    assert (tensor == rank.world_size).all()
+
+
+def without_room(rank: Rank) -> Attempt:
+    from fastcoll.memory import region
+
+    lacks = int(rank.rank >= 2)
+    with patch.object(region, "_shortage", lambda *_: lacks):
+        found = attempt(rank.comm.empty, 5000, dtype=torch.float64)
+    still_works(rank)
+    return found
+
+
+def test_all_ranks_hear_of_a_node_without_room(fresh_pool: FreshPool) -> None:
+    for one in fresh_pool(4, Setup(nodes="aabb")).run(without_room):
+        assert one.kind == "DriverError", one
+        assert "40000 bytes" in one.text
+        assert "node 1" in one.text
+        assert "ranks 2, 3" in one.text
+        assert "node 0" not in one.text
+        assert "can still be used" in one.text
+
+
+def of_sizes(rank: Rank, sizes: list[int]) -> Attempt:
+    found = attempt(rank.comm.empty, sizes[rank.rank], dtype=torch.uint8)
+    still_works(rank)
+    return found
+
+
+def test_all_ranks_hear_of_sizes_that_differ(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(4, Setup(nodes="aabb"))
+    for sizes in ([8, 8, 16, 16], [8, 8, 8, 16]):  # between nodes, and on one
+        told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+        for one in pool.run(of_sizes, sizes):
+            assert one.kind == "DesyncError", one
+            assert told in one.text
+            assert "can still be used" in one.text
+
+
+def wrong_then_right(rank: Rank) -> list[str]:
+    kinds = [
+        attempt(rank.comm.empty, -1).kind,
+        attempt(rank.comm.empty, 3, dtype=torch.complex32).kind,
+    ]
+    still_works(rank)
+    return kinds
+
+
+def test_arguments_that_are_wrong_are_the_ranks_own(fresh_pool: FreshPool) -> None:
+    """Nobody else has to call for it."""
+    for found in fresh_pool(3, Setup(nodes="aab")).run(wrong_then_right):
+        assert found == ["UsageError", "UnsupportedError"]
+
+
+def broken_meanwhile(rank: Rank) -> Attempt:
+    from fastcoll.communicator import Communicator
+
+    if rank.rank == 3:  # its island breaks in the middle of the allocation
+
+        def breaks(island: Communicator, num_bytes: int) -> int:
+            island.abort("the test says so")
+            island.check_host()
+            return num_bytes
+
+        with patch.object(Communicator, "add_shared_arena", breaks):
+            return attempt(rank.comm.empty, 10)
+    return attempt(rank.comm.empty, 10)
+
+
+def test_an_island_that_breaks_meanwhile_breaks_the_group(fresh_pool: FreshPool) -> None:
+    found = fresh_pool(4, Setup(nodes="aabb")).run(broken_meanwhile)
+    assert {one.kind for one in found} == {"AbortedError"}, found
+    assert len({one.text for one in found}) == 1, found
+    assert max(one.seconds for one in found) < LATE_S

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store behind a cut link: it does not answer, and nobody waits for it longer than he says."""
+
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.exchange import StoreExchange
+from fastcoll.errors import CollectiveTimeout
+from fastcoll.hierarchical.board import Board
+from fastcoll.hierarchical.carriers import make_lane
+from fastcoll.hierarchical.patient_store import PatientStore
+from harness import LATE_S
+
+LIMIT_S = 0.5
+
+
+class Silent(Store):
+    """Answers as long as it has not heard `after` questions; then never."""
+
+    def __init__(self, after: int = 0) -> None:
+        super().__init__()
+        self._under = HashStore()
+        self._left = after
+
+    def _hear(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            threading.Event().wait()
+
+    def add(self, key: str, value: int) -> int:
+        self._hear()
+        return self._under.add(key, value)
+
+    def set(self, key: str, value: Any) -> None:
+        self._hear()
+        self._under.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._hear()
+        return self._under.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        self._hear()
+        return self._under.check(keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._hear()
+        return self._under.compare_set(key, expected, desired)
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_an_introduction_ends_at_its_limit(after: int) -> None:
+    """Whether it is silent from the first question, or falls silent meanwhile."""
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match="did not answer"):
+        StoreExchange(Silent(after), 0, 2).gather({}, Deadline(LIMIT_S))
+    assert time.monotonic() - start < LATE_S
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    monkeypatch.setattr("fastcoll.hierarchical.patient_store.PrefixStore", lambda _, store: store)
+
+    def never_asked(*_: Any) -> Any:
+        raise AssertionError("a carrier was made without the others")
+
+    store = PatientStore(Silent(after), "lane", Deadline(LIMIT_S), lambda: None, (0, 1))
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match="did not answer"):
+        make_lane(never_asked, store, 0, 2)
+    assert time.monotonic() - start < LATE_S
+
+
+PROGRAM = """
+import threading
+from torch.distributed import HashStore
+from fastcoll.hierarchical import board
+
+class Silent(HashStore):
+    def check(self, keys):
+        threading.Event().wait()
+
+board._own_connection = lambda _: Silent()
+board.PrefixStore = lambda _, store: store
+board._without_prefixes = lambda store: store
+asked = board.Board(HashStore(), "nonce")
+asked.verdict()
+print(asked.read("key", 0.1), asked.missing(2, 1))
+"""
+
+
+def test_a_process_ends_though_its_questions_do_not() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM], timeout=20, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "None None\n"
+
+
+class Counting(HashStore):
+    """How many questions it was asked."""
+
+    asked = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += 1
+        return super().check(keys)
+
+    def get(self, key: str) -> bytes:
+        self.asked += 1
+        return super().get(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked += 1
+        return super().multi_get(keys)
+
+
+@pytest.mark.parametrize(("absent", "most"), [((), 2), ((40,), 14), ((3, 40), 26)])
+def test_the_board_asks_for_all_nodes_together(
+    monkeypatch: pytest.MonkeyPatch, absent: tuple[int, ...], most: int
+) -> None:
+    store = Counting()
+    monkeypatch.setattr("fastcoll.hierarchical.board._own_connection", lambda _: store)
+    board = Board(HashStore(), "nonce")
+    monkeypatch.setattr(board, "_store", store)
+    for node in range(64):
+        if node not in absent:
+            board.say(f"at/{node}", "6" if node == 10 else "7", LATE_S)
+    assert board.missing(64, 7) == sorted([10, *absent])
+    assert store.asked <= most
