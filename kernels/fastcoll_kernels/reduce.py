@@ -85,7 +85,7 @@ def drain(
         while tile < tl.cdiv(chunk_numel, COLUMNS):
             column = tile * COLUMNS + lane
             for chunk in tl.static_range(CHUNKS):
-                index = chunk * chunk_numel + column
+                index = tl.full((), chunk, tl.int64) * chunk_numel + column
                 mask = (lane < COLUMNS) & (column < chunk_numel) & (index < numel)
                 row = chunk * (chunk_numel // COLUMNS) + tile
                 word = narrow(nan, FORMAT)

@@ -53,7 +53,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
         while tile < last:
             column = tile * COLUMNS + lane
             for chunk in tl.static_range(WORLD):
-                index = chunk * chunk_numel + column
+                index = tl.full((), chunk, tl.int64) * chunk_numel + column
                 mask = inside & (column < chunk_numel) & (index < numel)
                 word = tl.load(source + index, mask=mask, other=0)
                 tl.store(own + at + chunk * BLOCK + lane, word, mask=inside)
@@ -88,7 +88,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
                 while tile < last:
                     column = tile * COLUMNS + lane
                     for chunk in tl.static_range(WORLD):
-                        index = chunk * chunk_numel + column
+                        index = tl.full((), chunk, tl.int64) * chunk_numel + column
                         mask = inside & (column < chunk_numel) & (index < numel)
                         peer = pointer(group.scratch, chunk, staged, dtype)
                         word = tl.load(peer + at + chunk * BLOCK + lane, mask=inside, other=0)

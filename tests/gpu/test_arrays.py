@@ -73,6 +73,8 @@ def verbs(me: GpuRank) -> list[str]:
         for work in works:
             work.wait()
         stream.synchronize()
+        # The comparisons' kernels are loaded at their first use, which may wait for the device.
+        comm.barrier()
         found = {
             "all_reduce": (arrays[0], total + world),
             "out": (outs[0], total),

@@ -49,6 +49,9 @@ def beside_kernels(me: GpuRank) -> list[bool]:
         capture(me, lambda: me.comm.all_reduce(source, out=outs[0], algorithm="copy_engine"))
     except UsageError:
         too_early = True
+    # A capture begins by waiting for the device: first all ranks' are over, then a kernel starts
+    # that waits for the others'.
+    me.comm.barrier()
     me.comm.all_reduce(source, out=outs[0], algorithm="two_shot")
     me.comm.all_reduce(source, out=outs[1], algorithm="copy_engine")
     aside.wait_stream(me.stream)

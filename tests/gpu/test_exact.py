@@ -21,15 +21,18 @@ SIZES = (0, 1, 7, 1023, 4096, 65_537)
 MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", *work.UNEVEN)
 
 
+# Those that change the order, and those that don't take such sizes or ranks of one GPU.
+LEFT_OUT = ("ring", "multimem", "direct", "nccl", "copy_engine")
+
+
 def kernels_of(verb: str, dtype: DType) -> list[str]:
-    """The algorithms that have a kernel for this, apart from those that change the order."""
+    """The algorithms that have a kernel for this and take every case of these tests."""
     if verb in MOVES:
         return ["auto"]
     return [
         one.name
         for one in algorithms.ALL
-        if one.name not in ("ring", "multimem", "direct")
-        and gpu.has_kernel(Algorithm[one.name], Verb[verb], dtype)
+        if one.name not in LEFT_OUT and gpu.has_kernel(Algorithm[one.name], Verb[verb], dtype)
     ]
 
 

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from fastcoll import algorithms
 from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
-from fastcoll.types import DType
+from fastcoll.selection import select
+from fastcoll.topology import gpu
+from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import test_exact
 import test_multimem
 import test_smoke
 import work
@@ -41,6 +45,24 @@ def test_every_case_of_the_gpu_tests_runs_where_there_is_none() -> None:
         assert ranks.run(work.perform, cases) == [[]] * 3
     finally:
         ranks.close()
+
+
+@pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+@pytest.mark.parametrize("verb", work.REDUCTIONS)
+def test_every_algorithm_of_the_gpu_tests_takes_its_cases(verb: str) -> None:
+    """On ranks that share one GPU, as they do there, where NCCL is not to be had."""
+    for dtype in DType:
+        names = test_exact.kernels_of(verb, dtype)
+        assert names
+        for name in names:
+            for numel in test_exact.SIZES:
+                request = Request(
+                    Verb[verb], dtype, Op.SUM, numel, 0, 2, name, "same_bits", 2,
+                    num_channels=8, ranks_per_gpu=2, no_nccl="ranks share a GPU",
+                )  # fmt: skip
+                assert select(request, algorithms.ALL).plan.algorithm == Algorithm[name]
 
 
 def test_a_group_that_was_waited_for_in_vain_is_not_used_again() -> None:
