@@ -27,6 +27,11 @@ FLAGS = (
 )
 RACE = "ThreadSanitizer: data race"
 WRONG_OR_STUCK = "WRONG|DEADLOCK"
+# Who waits for whom, and for what.
+STUCK = (
+    r"DEADLOCK[\s\S]*rank \d+, block \d+, thread \d+ waits for rank \d+ \(.+\): "
+    r"expected (0x)?[0-9a-f]+, seen (0x)?[0-9a-f]+"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ CASES = [
     Case("no_sync_after_wait", "uniform", 60, WRONG_OR_STUCK),
     Case("single_buffer", "starving", 60, WRONG_OR_STUCK),
     Case("unchecked_previous", "starving", 100, WRONG_OR_STUCK),
-    Case("equality_wait", "starving", 60, WRONG_OR_STUCK),
+    Case("equality_wait", "starving", 60, STUCK),
     Case("unacknowledged", "starving", 60, WRONG_OR_STUCK),
     Case("unacknowledged", "starving", 60, WRONG_OR_STUCK, only="ring reduce_scatter"),
     Case("unacknowledged", "uniform", 12, RACE, tsan=True, only="ring reduce_scatter"),

@@ -73,9 +73,13 @@ class HierarchicalCommunicator(ObjectMethods):
     Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors
     on GPUs are sent and received through the host (see `fastcoll.send`). Sums go over the ranks of
     a node, then over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and
-    PRODUCT of half types, which the carrier reduces: with m nodes the result is within
-    (m + 1) u (|x_0| + |x_1| + ...) of the exact sum, with u = 2^-11 for float16 and 2^-8 for
-    bfloat16. MPI has no half types: there these go as bytes, and have the same bits too.
+    PRODUCT of half types, which the carrier reduces: with m nodes (up to 8, where nothing
+    overflows or becomes subnormal) a sum is within (m + 1) u (|x_0| + |x_1| + ...) of the exact
+    one, a product within 2 m u |x_0 x_1 ...|, with u = 2^-11 for float16 and 2^-8 for bfloat16.
+    With `numerics="fast"` a sum of float32 or float64 over n ranks is within
+    n u (|x_0| + |x_1| + ...), a product within n u |x_0 x_1 ...|, with u = 2^-24 and 2^-53. What
+    fits into a packet, an AVG of half types, MIN and MAX have the same bits anyway. MPI has no half
+    types: there these go as bytes, and have the same bits too.
     """
 
     _transfers: NodeTransfers
