@@ -129,9 +129,8 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
       extents.push_back({whole.ptr, whole.end(), in_place || gathers});
       if (!in_place) extents.push_back({part.ptr, part.end(), !gathers});
     }
-    auto same = std::find_if(lists.begin(), lists.end(), [&](const PreparedList& other) {
-      return other.dtype == input.dtype;
-    });
+    auto same = std::find_if(lists.begin(), lists.end(),
+                             [&](const PreparedList& other) { return other.dtype == input.dtype; });
     if (same == lists.end()) same = lists.insert(same, PreparedList{input.dtype});
     if (numel != 0) same->list.push_back({input.ptr, output.ptr, same->numel, numel});
     same->numel += numel;
