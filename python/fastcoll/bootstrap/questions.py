@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.errors import FastcollError
 
 T = TypeVar("T")
 # What a thread that is through needs to end. One that came back while the interpreter ends would
@@ -22,33 +23,45 @@ _lock = threading.Lock()
 
 
 def in_background(task: Callable[[], object]) -> None:
-    """Do something in a thread that keeps no process from ending; it handles its own errors."""
+    """Do something in a thread that keeps no process from ending; it handles its own errors.
+
+    Raises:
+        FastcollError: There is no thread for it.
+    """
     thread = threading.Thread(target=task, name="fastcoll-question", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise FastcollError(f"no thread for a question: {error}") from error
     with _lock:
         _asking.add(thread)
-    thread.start()
 
 
 def ask(question: Callable[[], T], limit_s: float) -> T:
     """Return the answer to a question that can't be given a limit.
 
+    Where there is no room for a thread, which takes 8 MiB of addresses, it is asked here.
+
     Raises:
         TimeoutError: There was none in time; the question goes on in its thread.
-        RuntimeError: What the question raised.
+        Exception: What the question raised.
     """
     answers: list[T] = []
-    errors: list[RuntimeError] = []
+    errors: list[Exception] = []
     answered = threading.Event()
 
     def run() -> None:
         try:
             answers.append(question())
-        except RuntimeError as error:
+        except Exception as error:
             errors.append(error)
         finally:
             answered.set()
 
-    in_background(run)
+    try:
+        in_background(run)
+    except FastcollError:
+        run()
     if not answered.wait(limit_s):
         raise TimeoutError(f"no answer within {limit_s:g} s")
     if errors:
