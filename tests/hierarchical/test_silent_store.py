@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store behind a cut link: it does not answer, and nobody waits for it longer than he says."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, Store
 
+from fastcoll.bootstrap import questions
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.errors import CollectiveTimeout
@@ -134,3 +137,16 @@ def test_the_board_asks_for_all_nodes_together(
             board.say(f"at/{node}", "6" if node == 10 else "7", LATE_S)
     assert board.missing(64, 7) == sorted([10, *absent])
     assert store.asked <= most
+
+
+def test_a_forked_child_may_ask() -> None:
+    """Another thread holds the lock of the questions when the process forks."""
+    with questions._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(LATE_S))  # ends it, if it waits for a thread that it has not got
+            try:
+                os._exit(0 if questions.ask(lambda: 1, LATE_S) == 1 else 1)
+            finally:
+                os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0

@@ -6,6 +6,7 @@ know what is asked.
 """
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,8 +19,18 @@ T = TypeVar("T")
 # What a thread that is through needs to end. One that came back while the interpreter ends would
 # take the process down, so those that are about to come back may do so first.
 _LAST_S = 1.0
-_asking: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
-_lock = threading.Lock()
+_asking: "weakref.WeakSet[threading.Thread]"
+_lock: threading.Lock
+
+
+def _forget() -> None:
+    """Begin anew: a forked child has none of the threads, and perhaps the lock of one of them."""
+    global _asking, _lock
+    _asking, _lock = weakref.WeakSet(), threading.Lock()
+
+
+_forget()
+os.register_at_fork(after_in_child=_forget)
 
 
 def in_background(task: Callable[[], object]) -> None:
