@@ -177,11 +177,13 @@ void bind_group(py::module_& module) {
       .value("operands", Probe::operands)
       .value("sum", Probe::sum)
       .value("stored", Probe::stored);
-  py::class_<DeviceGroup>(module, "Group")
+  py::class_<DeviceGroup>(module, "Group", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
                        uint64_t data_bytes) {
-             return std::make_unique<DeviceGroup>(DeviceGroupOptions{
-                 device, rank, int(regions.size()), to_regions(regions), data_bytes});
+             const DeviceGroupOptions options{device, rank, int(regions.size()),
+                                              to_regions(regions), data_bytes};
+             const py::gil_scoped_release release;  // not of the registration that follows
+             return std::make_unique<DeviceGroup>(options);
            }),
            py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("data_bytes"))
       .def(

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "cuda/driver.h"
 
@@ -58,8 +59,6 @@ DeviceGroup::~DeviceGroup() {
     close();
   } catch (const Failure&) {  // the context is broken: nothing left to save
   }
-  cudaFree(batch_);
-  cudaFreeHost(verdict_);
 }
 
 DeviceGroup::Last DeviceGroup::order(cudaStream_t stream) {
@@ -143,10 +142,22 @@ void DeviceGroup::copy(const std::vector<DeviceCopy>& copies, cudaStream_t strea
 }
 
 std::optional<DeviceVerdict> DeviceGroup::verdict() const {
-  if (!verdict_) return std::nullopt;
+  const std::lock_guard guard(verdict_mutex_);
+  if (!verdict_) return last_verdict_;
   // `kind` is stored last.
   if (std::atomic_ref(verdict_->kind).load(std::memory_order_acquire) == 0) return std::nullopt;
   return *verdict_;
+}
+
+void DeviceGroup::free_memory() {
+  DeviceVerdict* freed = nullptr;
+  {
+    const std::lock_guard guard(verdict_mutex_);
+    if (verdict_->kind != 0) last_verdict_ = *verdict_;
+    freed = std::exchange(verdict_, nullptr);
+  }
+  cudaFree(std::exchange(batch_, nullptr));
+  cudaFreeHost(freed);
 }
 
 bool DeviceGroup::busy() {
@@ -196,6 +207,9 @@ void DeviceGroup::close() {
   cudaEventDestroy(eager_.event);
   cudaEventDestroy(captured_.event);
   cudaStreamDestroy(beside_);
+  // On an error the context is broken, or kernels may still write their verdict: it goes with the
+  // process.
+  if (error == cudaSuccess) free_memory();
   check_cuda(error, "waiting for the group's kernels");
 }
 

@@ -57,7 +57,9 @@ class DeviceGroup {
   // Where the switch finds all regions at once; without it, which nullptr is, there is no multimem.
   void use_multicast(std::byte* ptr);
 
-  // Wait until this rank's kernels are over, captured graphs included. Idempotent.
+  // Wait until this rank's kernels are over, captured graphs included, and free what they used: to
+  // free waits for whatever runs on the device, so the destructor shall have nothing left to free.
+  // Idempotent; the verdict can still be read.
   void close();
 
  private:
@@ -74,6 +76,7 @@ class DeviceGroup {
   void remember(const Last& launched, cudaStream_t stream);
   DeviceCall call(double limit_s) const;  // what all calls have
   uint32_t locate(const std::byte* ptr) const;
+  void free_memory();  // no kernel runs any more
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;
@@ -83,6 +86,9 @@ class DeviceGroup {
   cudaStream_t beside_ = nullptr;  // for what must not wait for kernels
   std::mutex mutex_;
   bool closed_ = false;
+  // Held for moments only, while `mutex_` is held as long as a launch or the last kernel takes.
+  mutable std::mutex verdict_mutex_;
+  std::optional<DeviceVerdict> last_verdict_;  // once `verdict_` is freed
 };
 
 }  // namespace fastcoll

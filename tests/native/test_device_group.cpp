@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group's GPU side on a CUDA runtime made of counters: what waits for the device, and when.
+//
+// The runtime's functions that wait for running kernels, as cudaFree does, are noted. Ends with
+// "all well", or with the first complaint.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "cuda/device_group.h"
+#include "cuda/driver.h"
+
+namespace {
+
+std::set<void*> allocated;
+int num_waits = 0;     // calls that wait for whatever runs
+bool runs = false;     // a kernel
+bool refuses = false;  // the runtime, to wait
+std::atomic<bool> is_waiting = false, go_on = true;
+fastcoll::DeviceVerdict* written = nullptr;
+
+void demand(bool holds, const std::string& what) {
+  if (holds) return;
+  std::printf("%s\n", what.c_str());
+  std::fflush(stdout);
+  std::_Exit(1);
+}
+
+void until(const std::atomic<bool>& flag, const std::string& what) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!flag) {
+    demand(std::chrono::steady_clock::now() < end, what);
+    std::this_thread::yield();
+  }
+}
+
+cudaError_t allocate(void** ptr, size_t size) {
+  allocated.insert(*ptr = std::calloc(1, size));
+  return cudaSuccess;
+}
+
+cudaError_t release(void* ptr) {
+  ++num_waits;
+  demand(!runs, "freed while a kernel runs");
+  if (ptr) demand(allocated.erase(ptr) == 1, "freed twice");
+  std::free(ptr);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+// ---- the runtime
+// ---------------------------------------------------------------------------------
+
+extern "C" {
+cudaError_t cudaHostAlloc(void** ptr, size_t size, unsigned) {
+  const cudaError_t error = allocate(ptr, size);
+  written = static_cast<fastcoll::DeviceVerdict*>(*ptr);
+  return error;
+}
+cudaError_t cudaMalloc(void** ptr, size_t size) { return allocate(ptr, size); }
+cudaError_t cudaFree(void* ptr) { return release(ptr); }
+cudaError_t cudaFreeHost(void* ptr) { return release(ptr); }
+cudaError_t cudaDeviceSynchronize() {
+  ++num_waits;
+  is_waiting = true;
+  until(go_on, "whoever asks for the verdict waits for the kernels");
+  if (refuses) return cudaErrorStreamCaptureUnsupported;
+  runs = false;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+// By its symbol: how many arguments it has depends on the toolkit. Nothing is launched here.
+cudaError_t capture_info() __asm__("cudaStreamGetCaptureInfo");
+cudaError_t capture_info() { std::abort(); }
+}
+
+// ---- the rest of the extension
+// -------------------------------------------------------------------
+
+namespace fastcoll {
+
+void check_cuda(cudaError_t error, const std::string& what) {
+  if (error != cudaSuccess) throw Failure(ErrorKind::driver, what);
+}
+OnDevice::OnDevice(int) {}
+OnDevice::~OnDevice() = default;
+size_t batch_bytes() { return 64; }
+void launch_collective(const Plan&, DeviceCall, cudaStream_t) {}
+void launch_transfers(const std::vector<PairTransfer>&, DeviceCall, DeviceCall*, int,
+                      cudaStream_t) {}
+std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, int, int,
+                                             uint64_t) {
+  return {};
+}
+
+}  // namespace fastcoll
+
+// ---- what is looked at
+// ---------------------------------------------------------------------------
+
+using namespace fastcoll;
+
+namespace {
+
+std::unique_ptr<DeviceGroup> make() {
+  DeviceGroupOptions options;
+  options.world_size = 2;
+  return std::make_unique<DeviceGroup>(options);
+}
+
+// Python may destroy a closed group whenever it collects garbage, in any thread.
+void nothing_is_waited_for_behind_close() {
+  auto group = make();
+  runs = true;
+  written->rank = 1;
+  std::atomic_ref(written->kind).store(uint32_t(DeviceError::timeout));
+  group->close();
+  demand(allocated.empty(), "close leaves memory behind");
+  const auto verdict = group->verdict();
+  demand(verdict && verdict->rank == 1, "the verdict is lost");
+  const int waits_before = num_waits;
+  runs = true;  // another group's
+  group->close();
+  group.reset();
+  runs = false;
+  demand(num_waits == waits_before, "a closed group's end waits for the device");
+}
+
+void a_group_that_nobody_closed_leaves_nothing() {
+  auto group = make();
+  demand(!group->verdict(), "a verdict of nothing");
+  runs = true;
+  group.reset();
+  demand(allocated.empty(), "memory left behind");
+}
+
+// Threads that hold the GIL ask for the verdict; what they must never do is wait for a kernel.
+void the_verdict_is_there_while_close_waits() {
+  auto group = make();
+  is_waiting = go_on = false;
+  std::atomic<bool> is_closed = false;
+  std::thread closing([&] {
+    group->close();
+    is_closed.store(true, std::memory_order_relaxed);  // orders nothing: ThreadSanitizer looks on
+  });
+  until(is_waiting, "close does not wait");
+  demand(!group->verdict(), "a verdict of nothing");
+  go_on = true;
+  while (!is_closed.load(std::memory_order_relaxed)) group->verdict();
+  demand(!group->verdict(), "a verdict of nothing");
+  closing.join();
+}
+
+void what_may_still_be_written_is_not_freed() {
+  auto group = make();
+  runs = refuses = true;
+  try {
+    group->close();
+    demand(false, "a wait that failed went unsaid");
+  } catch (const Failure&) {
+  }
+  group.reset();
+  demand(allocated.size() == 2, "freed, though kernels may run");
+}
+
+}  // namespace
+
+int main() {
+  nothing_is_waited_for_behind_close();
+  a_group_that_nobody_closed_leaves_nothing();
+  the_verdict_is_there_while_close_waits();
+  what_may_still_be_written_is_not_freed();
+  std::printf("all well\n");
+}

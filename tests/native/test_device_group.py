@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a group's GPU side waits for the device, on a runtime made of counters; with planted bugs.
+
+Needs CUDA's headers, and no GPU.
+"""
+
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from programs import need, run
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120
+SOURCE = ROOT / "csrc/cuda/device_group.cpp"
+
+# What is planted: the text that it replaces, the text in its place, and what says so.
+PLANTED = {
+    "freed by the destructor": (
+        r"  if \(error == cudaSuccess\) free_memory\(\);\n",
+        "",
+        "close leaves memory behind",
+    ),
+    "verdict forgotten": (r" last_verdict_ = \*verdict_;", ";", "the verdict is lost"),
+    "verdict behind close": (
+        r"guard\(verdict_mutex_\);\n  if \(!verdict_\)",
+        "guard(const_cast<std::mutex&>(mutex_));\n  if (!verdict_)",
+        "waits for the kernels",
+    ),
+    "freed unlocked": (
+        r"    const std::lock_guard guard\(verdict_mutex_\);\n    if \(verdict_->",
+        "    if (verdict_->",
+        "data race",
+    ),
+    "freed without a wait": (r"if \(error == cudaSuccess\) free", "free", "a kernel runs"),
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("planted", ["", *PLANTED])
+def test_device_group(planted: str, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("not run: nvcc is not installed")
+    need("setarch")
+    source, caught_by = SOURCE.read_text(), ""
+    if planted:
+        pattern, text, caught_by = PLANTED[planted]
+        source, count = re.subn(pattern, text, source)
+        assert count == 1, "the source has changed: plant it anew"
+    copy, program = tmp_path / "device_group.cpp", tmp_path / "program"
+    copy.write_text(source)
+    includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
+    command = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
+    command += ["-Xcompiler=-O1,-g1,-Wall", *includes]
+    sources = [str(copy), str(ROOT / "tests/native/test_device_group.cpp")]
+    built = run([*command, *sources, "-o", str(program)], LIMIT_S)
+    assert built.returncode == 0, built.stdout
+    # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
+    fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
+    done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)
+    if planted:
+        assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
+        assert re.search(caught_by, done.stdout), done.stdout[-4000:]
+    else:
+        assert done.returncode == 0, done.stdout[-4000:]
+        assert "all well" in done.stdout
