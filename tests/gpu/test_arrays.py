@@ -120,6 +120,7 @@ def types(me: GpuRank) -> list[str]:
         me.comm.all_reduce(column[:, 1])
         me.comm.all_reduce(tensor.add_(1), out=out)
         stream.synchronize()
+        me.comm.barrier()  # as above
         total = sum(range(1, me.world_size + 1))
         wrong += [name for name, array in arrays if bool((array != total).any())]
         if bool((column[:, 1] != total).any()) or bool((column[:, 2] != me.rank + 1).any()):

@@ -76,6 +76,8 @@ def test_graphs_streams_and_kernels_beside_it(fresh_threads: Fresh) -> None:
 
 def miss(me: GpuRank) -> tuple[str, bool]:
     tensor = torch.ones(NUMEL, device=me.device)
+    me.synchronize()
+    me.comm.barrier()  # all have their memory: to ask for it may mean to wait for kernels
     me.comm.all_reduce(tensor, algorithm="copy_engine")
     me.synchronize()
     me.comm.barrier()

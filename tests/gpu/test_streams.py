@@ -58,6 +58,8 @@ def test_streams_may_be_destroyed_behind_a_call(threads: Threads) -> None:
 
 def asynchronous(me: GpuRank) -> None:
     tensors = [torch.full((1 << 16,), float(i + 1), device=me.device) for i in range(8)]
+    kept = [tensor.sum() for tensor in tensors]  # torch has the memory of the sums below from here
+    del kept
     me.synchronize()
     me.comm.barrier()
     works = [me.comm.all_reduce(tensor, async_op=True) for tensor in tensors]

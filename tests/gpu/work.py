@@ -142,6 +142,7 @@ def perform(me: GpuRank, cases: list[Case]) -> list[str]:
         call(me.comm, one.case, one.source, one.target)
     me.synchronize()
     me.comm.check()
+    me.comm.barrier()  # to look asks for memory, too, and a rank without a result is here early
     return [problem for one in prepared for problem in one.problems(me)]
 
 

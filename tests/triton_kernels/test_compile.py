@@ -6,7 +6,7 @@ that it must find. Needs no GPU: a launch ends where the kernel would be loaded.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,30 +57,39 @@ Launch = Callable[[Kernels], Any]
 
 
 @pytest.fixture
-def ptx_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """`ptx_of(launch, architecture)` is what a launch compiles to; nothing is taken from caches."""
+def stages_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, str]]:
+    """`stages_of(launch, architecture)` is what a launch becomes on the way to PTX.
+
+    Nothing is taken from caches.
+    """
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
-    texts: list[str] = []
+    found: list[Mapping[str, str]] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
-        texts.append(run(self, *args, **{**options, "warmup": True}).asm["ptx"])
+        found.append(run(self, *args, **{**options, "warmup": True}).asm)
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
 
     def compiled(
         launch: Launch, architecture: int, bug: mutants.Bug | None = None, rank: int = 2
-    ) -> str:
+    ) -> Mapping[str, str]:
         package = "fastcoll_kernels"
         if bug is not None:
             package = mutants.plant(tmp_path, f"compile_{tmp_path.name}", bug)
         monkeypatch.setattr(triton.runtime.driver, "_active", NoDevice(architecture))
-        texts.clear()
+        found.clear()
         launch(Kernels(str(tmp_path), package, rank))
-        [text] = texts
-        return text
+        [stages] = found
+        return stages
 
     return compiled
+
+
+@pytest.fixture
+def ptx_of(stages_of: Callable[..., Mapping[str, str]]) -> Callable[..., str]:
+    """`ptx_of(launch, architecture)` is what a launch compiles to."""
+    return lambda *args, **options: stages_of(*args, **options)["ptx"]
 
 
 def faults(ptx: str, collective: bool = True) -> set[str]:
@@ -210,3 +219,33 @@ def test_a_planted_bug_is_found(ptx_of: Callable[..., str], name: str) -> None:
     launch, bug, fault = PLANTED[name]
     assert fault in faults(ptx_of(launch, 90, bug))
     assert fault not in faults(ptx_of(launch, 90))
+
+
+# ---- large messages ------------------------------------------------------------------------------
+
+# Where a chunk begins, in 32 bits: from 2^31 elements on that is another place.
+NARROW_START = re.compile(r"arith\.muli %chunk_numel\S*, [^:]*: i32")
+IN_64_BITS = "index = tl.full((), chunk, tl.int64) * chunk_numel + column"
+
+
+def narrow_starts(stages: Mapping[str, str]) -> list[str]:
+    assert "%chunk_numel" in stages["ttir"], "the argument has another name"
+    return NARROW_START.findall(stages["ttir"])
+
+
+@pytest.mark.parametrize(
+    "launch", [all_reduce("two_shot"), all_reduce("ring"), reduce_scatter("two_shot")]
+)
+def test_where_a_chunk_begins_is_counted_in_64_bits(
+    stages_of: Callable[..., Mapping[str, str]], launch: Launch
+) -> None:
+    assert narrow_starts(stages_of(launch, 90)) == []
+
+
+@pytest.mark.parametrize("file", ["two_shot.py", "reduce.py"])
+def test_a_chunk_that_begins_elsewhere_is_seen(
+    stages_of: Callable[..., Mapping[str, str]], file: str
+) -> None:
+    """Negative control: of all chunks in a call, and of those that a broken group leaves as NaN."""
+    bug = ((file, IN_64_BITS, "index = chunk * chunk_numel + column"),)
+    assert narrow_starts(stages_of(all_reduce("two_shot"), 90, bug))

@@ -3,10 +3,13 @@
 
 import contextlib
 import importlib
+import inspect
+import itertools
 import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,7 +21,7 @@ from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.selection import select
 from fastcoll.topology import gpu
-from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from fastcoll.types import DType, Op, Request, Verb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import test_exact
@@ -47,22 +50,55 @@ def test_every_case_of_the_gpu_tests_runs_where_there_is_none() -> None:
         ranks.close()
 
 
+class Recorded:
+    """What stands for `threads` of tests/gpu: notes the cases, and finds nothing wrong."""
+
+    def __init__(self) -> None:
+        self.cases: list[tuple[int, Case]] = []
+
+    def __call__(self, world_size: int) -> SimpleNamespace:
+        def run(_: Any, cases: list[Case]) -> list[list[str]]:
+            self.cases += [(world_size, case) for case in cases]
+            return [[]] * world_size
+
+        return SimpleNamespace(run=run)
+
+
+def exact_cases() -> list[tuple[int, Case]]:
+    """Every case of tests/gpu/test_exact.py, with the size of its group."""
+    recorded = Recorded()
+    for name, function in vars(test_exact).items():
+        if not name.startswith("test_") or "monkeypatch" in inspect.signature(function).parameters:
+            continue
+        marks = [mark.args for mark in getattr(function, "pytestmark", [])]
+        names = [argument for argument, _ in marks]
+        for values in itertools.product(*(values for _, values in marks)):
+            function(recorded, **dict(zip(names, values, strict=True)))
+    return recorded.cases
+
+
 @pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
 )
-@pytest.mark.parametrize("verb", work.REDUCTIONS)
-def test_every_algorithm_of_the_gpu_tests_takes_its_cases(verb: str) -> None:
-    """On ranks that share one GPU, as they do there, where NCCL is not to be had."""
-    for dtype in DType:
-        names = test_exact.kernels_of(verb, dtype)
-        assert names
-        for name in names:
-            for numel in test_exact.SIZES:
-                request = Request(
-                    Verb[verb], dtype, Op.SUM, numel, 0, 2, name, "same_bits", 2,
-                    num_channels=8, ranks_per_gpu=2, no_nccl="ranks share a GPU",
-                )  # fmt: skip
-                assert select(request, algorithms.ALL).plan.algorithm == Algorithm[name]
+@pytest.mark.parametrize("on_one_gpu", [True, False])
+def test_every_exact_case_of_the_gpu_tests_can_be_planned(on_one_gpu: bool) -> None:
+    """By the algorithm that it names, on ranks that share one GPU, without NCCL, or have their own.
+
+    One that is refused fails its whole test where there is a GPU.
+    """
+    requests = {
+        Request(
+            Verb[case.verb], case.dtype, Op[case.op], case.numel, case.root, world, case.algorithm,
+            "same_bits", world, num_channels=16, ranks_per_gpu=world if on_one_gpu else 1,
+            no_nccl="ranks share a GPU" if on_one_gpu else "",
+        )
+        for world, case in exact_cases()
+        if case.verb in Verb.__members__
+    }  # fmt: skip
+    assert {one.verb.name for one in requests} >= set(VERBS) - set(work.UNEVEN)
+    for request in requests:
+        chosen = select(request, algorithms.ALL).plan.algorithm
+        assert request.algorithm in ("auto", chosen.name), request
 
 
 def test_a_group_that_was_waited_for_in_vain_is_not_used_again() -> None:
