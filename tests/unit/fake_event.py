@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for a CUDA event where there is no GPU."""
+"""What stands for CUDA's events and captured graphs where there is no GPU."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from itertools import count
 
 
@@ -20,3 +22,25 @@ class Event:
 
     def elapsed_time(self, end: "Event") -> float:
         return end.at_ms - self.at_ms
+
+
+class Graph:
+    """A captured graph: replaying it makes its calls again."""
+
+    capturing: "Graph | None" = None
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+@contextlib.contextmanager
+def capture(graph: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
+    """What torch.cuda.graph does."""
+    assert capture_error_mode == "thread_local"
+    Graph.capturing = graph
+    yield
+    Graph.capturing = None

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements on GPUs, without one: what is fair beside other libraries, graphs, refusals."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_event import Event
+from fake_event import Event, Graph, capture
 
 
 @pytest.mark.parametrize(
@@ -28,27 +26,6 @@ def test_a_comparison_that_is_not_fair_is_not_made(
     text = problem_of(world_size, num_gpus, mps)
     assert words in text
     assert bool(text) == bool(words)
-
-
-class Graph:
-    """A captured graph: replaying it makes its calls again."""
-
-    capturing: "Graph | None" = None
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
-
-    def replay(self) -> None:
-        for call in self.calls:
-            call()
-
-
-@contextlib.contextmanager
-def capture(graph: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
-    assert capture_error_mode == "thread_local"
-    Graph.capturing = graph
-    yield
-    Graph.capturing = None
 
 
 def test_a_library_in_a_graph_is_checked_and_timed_by_its_calls(
@@ -112,18 +89,18 @@ def test_a_library_in_a_graph_is_checked_and_timed_by_its_calls(
 @pytest.mark.parametrize(
     ("graph", "peers"),
     [
-        (True, ("fastcoll_graph", "nccl", "nccl_graph", "symm_one_shot", "symm_one_shot_graph")),
-        (False, ("nccl", "symm_one_shot")),
+        (True, ("fastcoll_graph", "cupy", "cupy_graph", "symm_one_shot", "symm_one_shot_graph")),
+        (False, ("cupy", "symm_one_shot")),
     ],
 )
 def test_each_library_on_gpus_is_measured_in_a_graph_too(
     graph: bool, peers: tuple[str, ...]
 ) -> None:
     from fastcoll.cli.bench import Device, _peers
-    from fastcoll.measure.gpu_libraries import GPU_LIBRARIES
+    from fastcoll.measure.gpu_peers import GPU_LIBRARIES
     from fastcoll.measure.session import BenchSettings, worker_config
 
-    assert _peers("nccl,symm_one_shot", Device.cuda, graph) == peers
+    assert _peers("cupy,symm_one_shot", Device.cuda, graph) == peers
     settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), peers, device="cuda")
     keys = [worker_config(settings, name, Path("x")).library for name in ("fastcoll", *peers)]
     assert keys == ["fastcoll_gpu", *peers]

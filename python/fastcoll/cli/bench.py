@@ -26,11 +26,12 @@ from fastcoll.cli.console import (
 )
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
+from fastcoll.measure.library import IN_GRAPH
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
 from fastcoll.measure.session import (
+    GPU_FAMILIES,
     GPU_PEERS,
-    IN_GRAPH,
     OWN_GRAPH,
     PEERS,
     BenchSettings,
@@ -60,16 +61,18 @@ class Device(StrEnum):
 
 
 def _peers(vs: str | None, device: Device, graph: bool) -> tuple[str, ...]:
-    """Return the libraries to measure beside; "symm_mem" is torch's, by each of its algorithms.
+    """Return the libraries to measure beside; a family's name means each of its ways, on GPUs.
 
-    On GPUs each of them comes a second time, in a captured graph, if `graph`.
+    There each of them comes a second time, in a captured graph, if `graph`.
     """
-    known, usual = (GPU_PEERS, "nccl,symm_mem") if device is Device.cuda else (PEERS, "gloo")
-    names = (usual if vs is None else vs).split(",")
+    families = GPU_FAMILIES if device is Device.cuda else {}
+    known = tuple(dict.fromkeys((*families, *GPU_PEERS))) if families else PEERS
+    usual = ",".join(families) or "gloo"
     peers: list[str] = []
-    for name in (name.strip() for name in names if name.strip()):
-        symmetric = device is Device.cuda and name == "symm_mem"
-        peers += GPU_PEERS[1:] if symmetric else [_choice(name, known, "vs")]
+    for text in (usual if vs is None else vs).split(","):
+        if name := text.strip():
+            name = _choice(name, known, "vs")
+            peers += families.get(name, (name,))
     if device is Device.cuda and graph:
         peers = [OWN_GRAPH, *(each for name in peers for each in (name, name + IN_GRAPH))]
     return tuple(dict.fromkeys(peers))
@@ -102,7 +105,10 @@ def bench(
     op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
     vs: Annotated[
         str | None,
-        typer.Option(help=f"Peers: any of {','.join(PEERS)}; on GPUs of nccl,symm_mem."),
+        typer.Option(
+            help=f"Peers: any of {', '.join(PEERS)}; on GPUs of {', '.join(GPU_FAMILIES)}, or of "
+            f"their ways {', '.join(GPU_PEERS)}. With commas between them."
+        ),
     ] = None,
     device: Annotated[
         Device, typer.Option(help="Where the tensors lie: rank r on GPU r modulo their number.")

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured on GPUs: each library's own call, timed by the device's own clock.
+"""What is measured on GPUs: calls timed by the device's own clock, and fastcoll's own.
 
-Decides which function of a library stands for a verb, how its calls are captured, and when a
-comparison would not be fair: it then says why, and nothing is timed.
+Decides how calls are captured, and when a comparison would not be fair: it then says why, and
+nothing is timed. The libraries beside fastcoll are gpu_peers.py's matter.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import fastcoll
 from fastcoll import env
-from fastcoll.measure.libraries import Fastcoll, Gloo
-from fastcoll.measure.library import Bound, Library, WorkerConfig
+from fastcoll.measure.libraries import Fastcoll
+from fastcoll.measure.library import Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.topology.gpu import SHARING_NCCL, nccl_version
 
 CALLS_IN_GRAPH = 20  # their launch is one, and costs as much as one call
 
@@ -142,85 +139,3 @@ class FastcollOnGpu(OnGpu, Fastcoll):
 
 class FastcollInGraph(InGraph, FastcollOnGpu):
     """fastcoll in a captured graph."""
-
-
-class Nccl(OnGpu, Gloo):
-    """torch.distributed over NCCL."""
-
-    backend = "nccl"
-
-    def __init__(self, config: WorkerConfig) -> None:
-        if 0 < torch.cuda.device_count() < config.world_size and nccl_version() < SHARING_NCCL:
-            raise NotImplementedError(f"{self.version()} refuses several ranks on one GPU")
-        super().__init__(config)
-
-    def version(self) -> str:
-        return f"NCCL {'.'.join(map(str, nccl_version()))}, torch {torch.__version__}"
-
-
-class NcclInGraph(InGraph, Nccl):
-    """NCCL in a captured graph."""
-
-
-class SymmMem(OnGpu, Gloo):
-    """torch's symmetric memory, by one of its algorithms; Gloo only introduces the ranks."""
-
-    function = ""
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        from torch.distributed import _symmetric_memory
-
-        tensor = _symmetric_memory.empty(numel, dtype=dtype, device=self.device)
-        _symmetric_memory.rendezvous(tensor, _world())
-        return tensor
-
-    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
-        if cell.verb == "barrier":
-            return self.barrier, ()
-        if (cell.verb, cell.op) != ("all_reduce", "sum"):
-            raise NotImplementedError("torch's symmetric memory has all_reduce of sums here")
-        return self.call(output)
-
-    def call(self, tensor: torch.Tensor) -> Bound:
-        """Return what reduces a symmetric tensor; `_output` is where the result goes."""
-        raise NotImplementedError
-
-
-def _world() -> Any:
-    return dist.group.WORLD
-
-
-class SymmOneShot(SymmMem):
-    """Its one_shot: out of place, as it has no other."""
-
-    def call(self, tensor: torch.Tensor) -> Bound:
-        self._output = torch.empty_like(tensor)
-        one_shot = torch.ops.symm_mem.one_shot_all_reduce_out
-        return one_shot, (tensor, "sum", _world().group_name, self._output)
-
-
-class SymmTwoShot(SymmMem):
-    """Its two_shot, in place."""
-
-    def call(self, tensor: torch.Tensor) -> Bound:
-        return torch.ops.symm_mem.two_shot_all_reduce_, (tensor, "sum", _world().group_name)
-
-
-class SymmOneShotInGraph(InGraph, SymmOneShot):
-    """Its one_shot in a captured graph."""
-
-
-class SymmTwoShotInGraph(InGraph, SymmTwoShot):
-    """Its two_shot in a captured graph."""
-
-
-GPU_LIBRARIES: dict[str, type[Library]] = {
-    "fastcoll_gpu": FastcollOnGpu,
-    "fastcoll_graph": FastcollInGraph,
-    "nccl": Nccl,
-    "nccl_graph": NcclInGraph,
-    "symm_one_shot": SymmOneShot,
-    "symm_one_shot_graph": SymmOneShotInGraph,
-    "symm_two_shot": SymmTwoShot,
-    "symm_two_shot_graph": SymmTwoShotInGraph,
-}

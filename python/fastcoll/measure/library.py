@@ -15,6 +15,7 @@ import torch
 from fastcoll.measure.pattern import Cell, count_wrong, fill_input, neutral
 from fastcoll.measure.timer import time_calls
 
+IN_GRAPH = "_graph"  # behind a library's name: its calls in a captured graph, on GPUs
 _POISON = 77
 # A function and the arguments that make it one call of what is measured.
 Bound = tuple[Callable[..., Any], tuple[Any, ...]]

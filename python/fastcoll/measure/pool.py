@@ -16,12 +16,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fastcoll.measure.library import WorkerConfig
+from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.mpi import MpiInstall
 from fastcoll.measure.protocol import Line, Reply
 
 _START_LIMIT_S = 120.0
 _REPLY_LIMIT_S = 180.0
+# What the processes of a library find in their environment, in a graph or not.
+_ENVIRONMENT = {
+    # Gloo looks for the address of the host's name, which a container may not know. The ranks of
+    # torch's symmetric memory meet through it.
+    **dict.fromkeys(
+        ("gloo", "symm_one_shot", "symm_two_shot", "symm_multimem"), "GLOO_SOCKET_IFNAME=lo"
+    ),
+    "nccl_nowin": "NCCL_SYM_NOWIN_ENABLE=1",  # read when NCCL is first used
+}
 
 
 class NotMeasured(Exception):
@@ -48,8 +57,8 @@ def loop_command(program: Path, config: WorkerConfig, rank: int) -> list[str]:
 
 def own_commands(config: WorkerConfig, ranks: list[int]) -> list[list[str]]:
     """Return the commands of a library whose ranks need no launcher."""
-    # Gloo looks for the address of the host's name, which a container may not know.
-    prefix = ["env", "GLOO_SOCKET_IFNAME=lo"] if config.library == "gloo" else []
+    word = _ENVIRONMENT.get(config.library.removesuffix(IN_GRAPH))
+    prefix = ["env", word] if word else []
     return [prefix + worker_command(config, rank) for rank in ranks]
 
 
@@ -82,32 +91,24 @@ class Pool:
     lines: list[Line] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
+    listener: socket.socket | None = None
+
+    @property
+    def _log_path(self) -> Path:
+        return Path(self.socket_path + ".log")
 
     @property
     def is_running(self) -> bool:
         """Whether it has processes that answer."""
         return bool(self.lines)
 
-    def start(self) -> None:
-        """Start the processes and wait for every rank's greeting.
-
-        Raises:
-            NotMeasured: a rank ended, failed, or did not come in time.
-        """
-        try:
-            self._start(Path(self.socket_path + ".log"))
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, log_path: Path) -> None:
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-            log_path.open("wb") as log,
-        ):
-            listener.bind(self.socket_path)
-            listener.listen(self.world_size)
-            listener.settimeout(0.2)
+    def launch(self) -> None:
+        """Start the processes, which several pools may do before any of them is waited for."""
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(self.socket_path)
+        self.listener.listen(self.world_size)
+        self.listener.settimeout(0.2)
+        with self._log_path.open("wb") as log:
             for command in self.commands:
                 self.processes.append(
                     subprocess.Popen(
@@ -118,10 +119,28 @@ class Pool:
                         start_new_session=True,
                     )
                 )
+
+    def start(self) -> None:
+        """Start the processes, if that is not done, and wait for every rank's greeting.
+
+        Raises:
+            NotMeasured: a rank ended, failed, or did not come in time.
+        """
+        try:
+            if self.listener is None:
+                self.launch()
+            self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self) -> None:
+        assert self.listener is not None  # since the processes were started
+        with self.listener as listener:
             try:
                 self._accept_all(listener, time.monotonic() + _START_LIMIT_S)
             except NotMeasured as error:
-                raise NotMeasured(f"{error}{_last_words(log_path)}") from None
+                raise NotMeasured(f"{error}{_last_words(self._log_path)}") from None
         greetings = self.gather()
         failed = [reply["error"] for reply in greetings if "error" in reply]
         if failed:
@@ -196,6 +215,8 @@ class Pool:
                 line.send("quit")
                 line.close()
         self.lines = []
+        if self.listener is not None:
+            self.listener.close()
         # Ranks that never came up have nothing to finish.
         limit_s = 5.0 if self.version else 0.1
         for process in self.processes:

@@ -4,7 +4,7 @@
 Decides how each library is launched and pinned. Knows nothing of tables, options or pictures.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 
 from fastcoll import _C
 from fastcoll.measure import mpi
-from fastcoll.measure.library import WorkerConfig
+from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import (
     NotMeasured,
@@ -35,8 +35,13 @@ from fastcoll.measure.timer import Budget
 
 CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)
-GPU_PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
-IN_GRAPH = "_graph"  # behind a library's name: its calls in a captured graph, on GPUs
+# What there is beside fastcoll on GPUs, and in which ways each is measured.
+GPU_FAMILIES: dict[str, tuple[str, ...]] = {
+    "nccl": ("nccl_default", "nccl_nowin", "nccl_window"),
+    "symm_mem": ("symm_one_shot", "symm_two_shot", "symm_multimem"),
+    "cupy": ("cupy",),
+}
+GPU_PEERS = tuple(way for family in GPU_FAMILIES.values() for way in family)
 OWN_GRAPH = "fastcoll" + IN_GRAPH
 _FLAG_ITERATIONS = 10_000
 Json = dict[str, Any]
@@ -162,20 +167,16 @@ def run_bench(
         NotMeasured: fastcoll itself cannot be started.
     """
     origin = provenance()
-    pools: list[Pool] = []
     record = BenchRecord(settings.document(), [])
-    with _all_closed(pools):
-        for library in ("fastcoll", *settings.peers):
-            on_turn(library, 0)
-            pool, reason = None, None
-            try:
-                pool = make_pool(settings, library, folder, own_ranks)
-                pool.start()
+    libraries = ("fastcoll", *settings.peers)
+    made = {name: _made(settings, name, folder, own_ranks) for name in libraries}
+    with _all_closed([one for one in made.values() if isinstance(one, Pool)]):
+        pools = []
+        for library, pool, reason in _started(made, settings.device == "cuda", on_turn):
+            if pool is not None:
                 pools.append(pool)
-            except NotMeasured as error:
-                if library == "fastcoll":
-                    raise
-                reason = str(error)
+            elif library == "fastcoll":
+                raise NotMeasured(reason)
             record.libraries.append(_library_record(settings, library, pool, reason, folder))
         flags: list[float] = []
         for size_bytes in _sizes(settings):
@@ -189,6 +190,40 @@ def run_bench(
             record.rows.append(row_record(cell, outcomes))
         record.one_way_flag_us = flags or None
     return bench_document(record, origin)
+
+
+def _made(settings: BenchSettings, library: str, folder: Path, own_ranks: list[int]) -> Pool | str:
+    """Return a library's pool, or why there is none."""
+    try:
+        return make_pool(settings, library, folder, own_ranks)
+    except NotMeasured as error:
+        return str(error)
+
+
+def _started(
+    made: Mapping[str, Pool | str], at_once: bool, on_turn: Callable[[str, int], None]
+) -> Iterator[tuple[str, Pool | None, str | None]]:
+    """Yield each library once its ranks are up, or with the reason why they are not.
+
+    Args:
+        at_once: Let the others come up together once fastcoll has. On GPUs there are many and each
+            takes seconds: torchrun's ranks, there at once, would not wait for one after the other.
+    """
+    for library, pool in made.items():
+        on_turn(library, 0)
+        if isinstance(pool, str):
+            yield library, None, pool
+            continue
+        try:
+            pool.start()
+        except NotMeasured as error:
+            yield library, None, str(error)
+            continue
+        yield library, pool, None
+        if at_once and library == "fastcoll":
+            for other in made.values():
+                if isinstance(other, Pool) and other is not pool:
+                    other.launch()
 
 
 def _tell(on_turn: Callable[[str, int], None], size_bytes: int, library: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastcoll.measure.gpu_libraries import GPU_LIBRARIES
+from fastcoll.measure.gpu_peers import GPU_LIBRARIES
 from fastcoll.measure.gpu_variants import GPU_VARIANTS
 from fastcoll.measure.libraries import LIBRARIES
 from fastcoll.measure.library import Library, WorkerConfig
