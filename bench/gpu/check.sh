@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds fastcoll on a machine with GPUs, runs every GPU test, then measures.
 #   bench/gpu/check.sh [--mps] [--within SECONDS] [--commit HASH] [STAGE...] [-o FOLDER]
-# STAGE is build, smoke, tests, extras or bench; none means all of them. smoke takes a minute and
-# says what works at all. What a stage found is kept in build/gpu-check, so that a machine that is
-# to be had for a few minutes at a time can be used stage by stage; every run ends with a report of all
-# that is known, a page at most. --within is the time of all of it: steps are cut short, or left out
-# and called so, that the report may come before its end.
+# STAGE is build, smoke, tests, extras, bench (fastcoll alone) or peers (beside other libraries); none
+# means all of them. smoke takes a minute and says what works at all. What a stage found is kept in
+# build/gpu-check, so that a machine that is to be had for a few minutes at a time can be used stage by
+# stage; every run ends with a report of all that is known, a page at most. --within is the time of all
+# of it: steps are cut short, or left out and called so, that the report may come before its end.
 # --mps runs the tests and measurements of processes under NVIDIA's MPS, whose daemon is started
 # and stopped here: without it processes that share a GPU take turns on it. --commit says what is
 # tested where there is no git. Results go to FOLDER, else to bench/results/<gpu>: gpu.json, gpu.txt
@@ -33,12 +33,12 @@ while [ $# -gt 0 ]; do
       ;;
     --commit) commit=${2:?--commit needs a hash} && shift ;;
     -o) out=${2:?-o needs a folder} && shift ;;
-    build | smoke | tests | extras | bench) stages+=("$1") ;;
+    build | smoke | tests | extras | bench | peers) stages+=("$1") ;;
     *) echo "unknown argument $1: see the head of this file" && exit 2 ;;
   esac
   shift
 done
-[ ${#stages[@]} -gt 0 ] || { stages=(build smoke tests extras bench) && rm -rf "$work"; }
+[ ${#stages[@]} -gt 0 ] || { stages=(build smoke tests extras bench peers) && rm -rf "$work"; }
 
 if ! num_gpus=$("$python" -c 'import torch
 print(torch.cuda.device_count())
@@ -110,6 +110,11 @@ has_module() { # is not imported: that may take many seconds
   "$python" -c "import sys, importlib.util as util; sys.exit(util.find_spec('$1') is None)"
 }
 
+nccl_shares_gpus() { # before 2.30 it refuses two ranks on one GPU
+  "$python" -c "from fastcoll.topology import gpu
+raise SystemExit(gpu.nccl_version() < gpu.SHARING_NCCL)"
+}
+
 # Only what is run through the words in `under_mps` goes through the daemon.
 under_mps=()
 start_mps() {
@@ -121,6 +126,18 @@ start_mps() {
   "${words[@]}" nvidia-cuda-mps-control -d || return 1
   under_mps=("${words[@]}")
   trap 'echo quit | "${under_mps[@]}" nvidia-cuda-mps-control >/dev/null' EXIT
+}
+
+beside() { # name, limit in seconds, arguments of fastcoll bench: its calls beside other libraries'
+  local name=$1 limit_s=$2 json=()
+  shift 2
+  if has_module jsonschema; then json=(--json "$work/$name.json"); fi
+  step "$name" "$limit_s" "${under_mps[@]}" "${lazily[@]}" "$python" -m fastcoll bench all_reduce \
+    --device cuda --rounds 2 "$@" "${json[@]}"
+}
+carrier() { # ranks: all_reduce that NCCL carries and adds, beside torch's call of the same
+  beside "carrier-$1" 40 --ranks "$1" --algorithm nccl --numerics fast --vs nccl_default \
+    --sizes 8,4K,256K,16M
 }
 
 build() {
@@ -183,16 +200,23 @@ bench() {
   else
     note fused skip 0
   fi
+}
+peers() {
+  # Through NCCL, fastcoll's calls beside torch's: alone, where NCCL has no peer, and two ranks.
+  carrier 1
   # Beside other libraries: ranks are processes, which only MPS lets run together on one GPU.
-  local ranks=$((num_gpus < 8 ? num_gpus : 8)) json=()
+  local ranks=$((num_gpus < 8 ? num_gpus : 8))
   if [ "$ranks" -lt 2 ]; then
     ranks=2
     # Without it they would take turns: times that say nothing.
-    if ! start_mps; then note versus skip 0 && return; fi
+    if ! start_mps; then
+      note carrier-2 skip 0
+      note versus skip 0
+      return
+    fi
   fi
-  if has_module jsonschema; then json=(--json "$work/versus.json"); fi
-  step versus 140 "${under_mps[@]}" "$python" -m fastcoll bench all_reduce --device cuda --vs nccl,symm_mem \
-    --ranks "$ranks" --sizes 8:64M:8 --rounds 2 "${json[@]}"
+  if [ "$num_gpus" -ge 2 ] || nccl_shares_gpus; then carrier 2; else note carrier-2 skip 0; fi
+  beside versus 240 --vs nccl,symm_mem,cupy --ranks "$ranks" --sizes 8:64M:8
 }
 
 for stage in "${stages[@]}"; do

@@ -2,8 +2,9 @@
 """Puts what check.sh found into one JSON, one table and one picture, and prints a page of it.
 
 `python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json,
-kernels.json, fused.json, versus.json and tuning.json as far as the steps came, whole or cut off.
-Without OUT the results go to bench/results/<gpu>; COMMIT is what was tested where there is no git.
+kernels.json, fused.json, carrier-1.json, carrier-2.json, versus.json and tuning.json as far as the
+steps came, whole or cut off. Without OUT the results go to bench/results/<gpu>; COMMIT is what was
+tested where there is no git.
 """
 
 import json
@@ -125,12 +126,15 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     for part in (document["kernels"], document["fused"]):
         for r in (part or {"rows": []})["rows"]:
             yield f"{r['what']:24} {r['case']:36} {r['value']:10.2f} {r['unit']}"
+    yield from _beside(document)
 
 
 _MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
 # What each step that measures leaves, by its name in the document.
-_MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "versus": "versus"}
-_MEASURING |= {"tune": "tuning"}
+_MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "tune": "tuning"}
+# What `fastcoll bench` measured, step by step: all libraries at all sizes.
+_BESIDE = {"carrier-1": "carrier_1", "carrier-2": "carrier_2", "versus": "versus"}
+_MEASURING |= _BESIDE
 
 
 def page(document: dict[str, Any]) -> Iterator[str]:
@@ -147,6 +151,7 @@ def page(document: dict[str, Any]) -> Iterator[str]:
         if len(lines) > _MOST_LINES:
             yield f"  {title}: {len(lines) - _MOST_LINES} more, see gpu.json"
     yield from _unmeasured(document)
+    yield from _beside(document)
     measured = document["measured"]
     if measured is None:
         return
@@ -171,6 +176,27 @@ def _unmeasured(document: dict[str, Any]) -> Iterator[str]:
             yield f"not measured: {step} ({result})"
         elif result.startswith("stopped") or not found.get("complete", True):
             yield f"not all measured: {step} ({result}; {len(found.get('rows', ()))} rows)"
+
+
+def _beside(document: dict[str, Any]) -> Iterator[str]:
+    """Each library's times, or the first reason why it has none."""
+    for step, name in _BESIDE.items():
+        if (found := document[name]) is None:
+            continue
+        rows, ranks = found["rows"], found["settings"]["world_size"]
+        yield f"{step}: us of all_reduce, {ranks} ranks; bytes:"
+        yield f"{'':22}" + "".join(f"{row['size_bytes']:>10}" for row in rows)
+        for library in found["libraries"]:
+            cells = [
+                one for row in rows for one in row["cells"] if one["library"] == library["name"]
+            ]
+            reasons = [one["reason"] for one in (library, *cells) if one["reason"]]
+            times = [
+                f"{one['time_us']:10.2f}" if "time_us" in one else f"{'-':>10}" for one in cells
+            ]
+            line = f"  {library['name']:20}" + "".join(times)
+            line += f" not measured: {reasons[0]}" if reasons else ""
+            yield line[:_MOST_CHARACTERS]
 
 
 def _smoke(found: dict[str, Any]) -> Iterator[str]:
@@ -225,7 +251,7 @@ def main(work: Path, out: Path | None, told: str = "") -> None:
         "measured": _read(work / "measured.json"),
         "kernels": _read(work / "kernels.json"),
         "fused": _read(work / "fused.json"),
-        "versus": _read(work / "versus.json"),
+        **{name: _read(work / f"{step}.json") for step, name in _BESIDE.items()},
         "tuning": (_read(work / "tuning.json") or {}).get("gpu"),
     }
     for one in document["gpus"]:

@@ -133,6 +133,43 @@ def test_the_report_is_a_page_whatever_happened(
     assert len(json.loads((tmp_path / "out/gpu.json").read_text())["tests"]["failed"]) == 500
 
 
+def beside(*times_us: float | None, reason: str | None = None) -> Any:
+    """What `fastcoll bench` writes: fastcoll's times at sizes, and a library that is not there."""
+    cells = [
+        {"library": "fastcoll", "reason": None, "time_us": time_us}
+        if time_us is not None
+        else {"library": "fastcoll", "reason": reason}
+        for time_us in times_us
+    ]
+    return {
+        "settings": {"world_size": 2},
+        "libraries": [
+            {"name": "fastcoll", "reason": None},
+            {"name": "cupy", "reason": "CuPy is not installed"},
+        ],
+        "rows": [{"size_bytes": 8 << 10 * i, "cells": [cell]} for i, cell in enumerate(cells)],
+    }
+
+
+def test_the_report_sets_the_libraries_side_by_side(
+    tmp_path: Path, report: Callable[[Path], str]
+) -> None:
+    (tmp_path / "steps.tsv").write_text("carrier-1\t0\t20\ncarrier-2\tskip\t0\nversus\t1\t90\n")
+    (tmp_path / "carrier-1.json").write_text(json.dumps(beside(3.5, 4.25)))
+    (tmp_path / "versus.json").write_text(json.dumps(beside(None, 4.5, reason="wrong result: 1")))
+    text = report(tmp_path)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "fastcoll 3.50 4.25" in lines
+    assert "fastcoll - 4.50 not measured: wrong result: 1" in lines
+    assert lines.count("cupy not measured: CuPy is not installed") == 2
+    assert "carrier-1: us of all_reduce, 2 ranks" in text
+    assert "not measured: carrier-2 (skipped: not there)" in text
+    document = json.loads((tmp_path / "out/gpu.json").read_text())
+    assert document["carrier_1"]["rows"][1]["size_bytes"] == 8192
+    assert document["carrier_2"] is None
+    assert "4.50" in (tmp_path / "out/gpu.txt").read_text()
+
+
 def test_a_run_that_broke_off_passes_nothing(tmp_path: Path, report: Callable[[Path], str]) -> None:
     (tmp_path / "steps.tsv").write_text("build\t0\t66\ntests\t139\t3\n")
     text = report(tmp_path)
@@ -402,6 +439,7 @@ def test_every_step_is_tried_and_the_report_comes_in_time(tmp_path: Path, limit:
     assert results["graphs"] == "not run: out of time"
     # Stages have a time each, all of them together have one if that is asked for.
     assert results["measure"] == ("not run: out of time" if limit == "all" else "failed (3)")
+    assert results["carrier-1"] == results["measure"]
     assert f"not measured: measure ({results['measure']})" in done.stdout
     assert document["commit"] == "abc"
     assert "test_hung: crashed, or hung to the limit" in done.stdout

@@ -71,6 +71,7 @@ def test_each_way_can_be_started_and_is_told_of() -> None:
     for place, text in texts.items():
         missing = {name for name in (*GPU_FAMILIES, *GPU_PEERS) if name not in text}
         assert not missing, place
+    assert f"--vs {','.join(GPU_FAMILIES)} " in (ROOT / "bench/gpu/check.sh").read_text()
 
 
 # ---- what the processes find ---------------------------------------------------------------------
