@@ -97,9 +97,10 @@ def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
     """
     from fastcoll import _cuda
 
-    answer = torch.zeros(2, dtype=torch.int64, device=me.device)
     me.synchronize()
     me.comm.barrier()
+    answer = torch.zeros(2, dtype=torch.int64, device=me.device)
+    me.comm.barrier()  # nobody asks for memory while another rank's kernel waits
     if me.rank < 2:
         _cuda.gauge_there_and_back(
             _group(me).core,
@@ -112,7 +113,7 @@ def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
             LIMIT_S,
         )
     me.synchronize()
-    me.comm.barrier()  # nobody else's kernel runs while the answer is copied
+    me.comm.barrier()
     num_done, elapsed_ns = answer.tolist()
     if me.rank < 2 and num_done != rounds:
         raise FastcollError(
