@@ -26,6 +26,7 @@ LONGEST = (
     "reliability/test_fault_points.py",
     "native/test_call_queue.py",
     "unit/test_gpu_check.py",
+    "unit/test_gpu_measuring.py",
     "integrations/test_torch_suite.py",
     "sim/test_sim.py",
     "reliability/test_soak.py",

@@ -44,6 +44,7 @@ class Core:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch;
             "add" for each addition of what NCCL brought.
         algorithms: Of each launch; what the switch would add is added by two_shot here.
+        shapes: Of each launch, where another one than the plan's was asked for.
         words: What `verdict` says.
         launched_in: The stream of each launch and batch.
         streams: All of them.
@@ -56,6 +57,7 @@ class Core:
         self.comm = comm
         self.log: list[Any] = []
         self.algorithms: list[Algorithm] = []
+        self.shapes: list[tuple[int, int, int] | None] = []
         self.launched_in: list[int] = []
         self.streams = Streams()
         self.words: tuple[int, ...] | None = None
@@ -71,8 +73,10 @@ class Core:
         stream: int,
         limit_s: float,
         counts: Sequence[int] = (),
+        shape: tuple[int, int, int] | None = None,
     ) -> None:
         assert plan.channels > 0
+        self.shapes.append(shape)
         self.launched_in.append(stream)
         if plan.algorithm == Algorithm.nccl:
             self.log.append("add")

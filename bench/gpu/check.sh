@@ -157,6 +157,7 @@ tests() {
   gpu_tests exact 200 60 -- tests/gpu/test_exact.py
   gpu_tests graphs 50 30 -- tests/gpu/test_graphs.py
   gpu_tests streams 50 30 -- tests/gpu/test_streams.py
+  gpu_tests shapes 40 30 -- tests/gpu/test_shapes.py
   gpu_tests arrays 60 40 -- tests/gpu/test_arrays.py # skipped without CuPy
   # Of one GPU, or of GPUs without a switch that adds, most of these are skipped, and listed so.
   gpu_tests multimem 90 60 "${lazily[@]}" -- tests/gpu/test_multimem.py

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the Triton kernels on one GPU, in captured graphs; ranks are streams (streams.py).
+"""Times the Triton kernels on one GPU beside those of CUDA; ranks are streams (streams.py).
 
-all_reduce -> add residual -> RMSNorm as one kernel, beside the same as three steps; and the plain
-all_reduce, to be set beside that of CUDA in measured.json. Every case is compared with sums in
-float32 before it is timed. One thread launches all graphs, so the time is that of the last rank:
-the others have waited for it. `python fused.py OUT.json`.
+all_reduce -> add residual -> RMSNorm as one kernel, beside the same as three steps, by Triton's
+all_reduce and by that of CUDA; and the plain all_reduce of both. What is compared takes turns, each
+in a captured graph. Every case is compared with sums in float32 before it is timed. One thread
+launches all graphs, so the time is that of the last rank: the others have waited for it.
+`python fused.py OUT.json`.
 """
 
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +20,7 @@ from typing import Any
 import streams
 import torch
 from measure import save
-from streams import Body, Group
+from streams import Body, CudaGroup, CudaSpace, Group
 
 from fastcoll import env
 from fastcoll_kernels import epilogues, one_shot, two_shot
@@ -35,17 +37,45 @@ MODULES = {"one_shot": one_shot, "two_shot": two_shot}
 Row = dict[str, Any]
 
 
-def time_us(group: Group, call: Body, outs: list[torch.Tensor], wanted: torch.Tensor) -> float:
-    """Microseconds of a call, whose results must be close to what is wanted."""
-    replays = group.capture(call, CALLS)
-    for out in outs:
-        out.fill_(float("nan"))
-    group.replay(replays)
-    for space, out in zip(group.spaces, outs, strict=True):
+@dataclass(frozen=True)
+class Contender:
+    """A call, the group that makes it, and where its ranks' results go."""
+
+    what: str
+    group: Group
+    call: Body
+    outs: list[torch.Tensor]
+
+
+def check(one: Contender, wanted: torch.Tensor) -> None:
+    """Raise what is wrong with a group or its results."""
+    for space, out in zip(one.group.spaces, one.outs, strict=True):
         if space.broken() is not None:
-            raise RuntimeError(f"rank {space.rank}: {space.broken()}")
-        torch.testing.assert_close(out.float(), wanted, rtol=2.0**-6, atol=1e-2)
-    return median(group.replay(replays)[-1] for _ in range(WINDOWS)) * 1e3 / CALLS
+            raise RuntimeError(f"{one.what}, rank {space.rank}: {space.broken()}")
+        torch.testing.assert_close(
+            out.float(),
+            wanted,
+            rtol=2.0**-6,
+            atol=1e-2,
+            msg=lambda text: f"{one.what}: {text}",
+        )
+
+
+def side_by_side(contenders: list[Contender], wanted: torch.Tensor, case: str) -> Iterator[Row]:
+    """Time calls in turn, whose results must all be close to what is wanted."""
+    replays = []
+    for one in contenders:
+        replays.append(one.group.capture(one.call, CALLS))
+        for out in one.outs:
+            out.fill_(float("nan"))
+        one.group.replay(replays[-1])
+        check(one, wanted)
+    windows = [
+        [one.group.replay(again)[-1] for one, again in zip(contenders, replays, strict=True)]
+        for _ in range(WINDOWS)
+    ]
+    for one, times in zip(contenders, zip(*windows, strict=True), strict=True):
+        yield _row(one.what, case, median(times) * 1e3 / CALLS)
 
 
 def fused(world: int, rows: int) -> Iterator[Row]:
@@ -54,7 +84,9 @@ def fused(world: int, rows: int) -> Iterator[Row]:
 
     parts = [some(rows, COLUMNS) for _ in range(world)]
     residual, weight = some(rows, COLUMNS), some(COLUMNS)
-    outs, others, summed = ([torch.empty_like(residual) for _ in parts] for _ in range(3))
+    outs, in_three_outs, cuda_outs, summed = (
+        [torch.empty_like(residual) for _ in parts] for _ in range(4)
+    )
     norm = partial(torch.nn.functional.rms_norm, normalized_shape=(COLUMNS,), eps=EPSILON)
 
     def in_one(space: Workspace) -> None:
@@ -62,25 +94,33 @@ def fused(world: int, rows: int) -> Iterator[Row]:
         end = epilogues.add_rms_norm(outs[rank], residual, weight, EPSILON, summed[rank])
         one_shot.all_reduce(parts[rank], space, out=outs[rank], epilogue=end)
 
-    def in_three(space: Workspace) -> None:
-        rank = space.rank
-        one_shot.all_reduce(parts[rank], space, out=summed[rank])
+    def add_and_norm(rank: int, results: list[torch.Tensor]) -> None:
         torch.add(summed[rank], residual, out=summed[rank])
-        others[rank] = norm(summed[rank], weight=weight)
+        results[rank] = norm(summed[rank], weight=weight)
+
+    def in_three(space: Workspace) -> None:
+        one_shot.all_reduce(parts[space.rank], space, out=summed[space.rank])
+        add_and_norm(space.rank, in_three_outs)
+
+    def in_three_by_cuda(space: CudaSpace) -> None:
+        space.comm.all_reduce(parts[space.rank], out=summed[space.rank])
+        add_and_norm(space.rank, cuda_outs)
 
     total = torch.stack(parts).float().sum(0) + residual.float()
     wanted = norm(total, weight=weight.float())
     group = Group(world, num_channels=CHANNELS, scratch_bytes=SCRATCH_BYTES)
-    for what, call, results in (
-        ("fused add + RMSNorm", in_one, outs),
-        ("in three steps", in_three, others),
-    ):
-        value = time_us(group, call, results, wanted)
-        yield _row(what, f"{world} ranks, {rows} x {COLUMNS} bfloat16", value)
+    contenders = [
+        Contender("fused add + RMSNorm", group, in_one, outs),
+        Contender("in three steps", group, in_three, in_three_outs),
+    ]
+    if (by_cuda := cuda.group(world)) is not None:
+        contenders.append(Contender("in three steps, CUDA", by_cuda, in_three_by_cuda, cuda_outs))
+    yield from side_by_side(contenders, wanted, f"{world} ranks, {rows} x {COLUMNS} bfloat16")
 
 
 def plain(world: int, algorithm: str) -> Iterator[Row]:
     group = Group(world, num_channels=CHANNELS, scratch_bytes=SCRATCH_BYTES)
+    by_cuda = cuda.group(world)
     for num_bytes in SIZES:
         parts = [torch.randn(num_bytes // 4, device=streams.DEVICE) for _ in range(world)]
         outs = [torch.empty_like(part) for part in parts]
@@ -88,8 +128,45 @@ def plain(world: int, algorithm: str) -> Iterator[Row]:
         def call(space: Workspace, parts: Any = parts, outs: Any = outs) -> None:
             MODULES[algorithm].all_reduce(parts[space.rank], space, out=outs[space.rank])
 
-        value = time_us(group, call, outs, torch.stack(parts).sum(0))
-        yield _row(f"Triton {algorithm}", f"{world} ranks, {num_bytes} bytes", value)
+        def call_cuda(space: CudaSpace, parts: Any = parts, outs: Any = outs) -> None:
+            rank = space.rank
+            space.comm.all_reduce(parts[rank], out=outs[rank], algorithm=algorithm)
+
+        contenders = [Contender(f"Triton {algorithm}", group, call, outs)]
+        if by_cuda is not None:
+            contenders.append(Contender(f"CUDA {algorithm}", by_cuda, call_cuda, outs))
+        case = f"{world} ranks, {num_bytes} bytes"
+        yield from side_by_side(contenders, torch.stack(parts).sum(0), case)
+
+
+class Cuda:
+    """The CUDA kernels' group, one at a time: each claims its share of the device."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._group: CudaGroup | None = None
+        self._world = 0
+
+    def group(self, world: int) -> CudaGroup | None:
+        """Return the ranks of a group of this size, or None if they can't come up."""
+        if world != self._world:
+            self.close()
+            self._world = world
+            try:
+                self._group = CudaGroup(world, CHANNELS)
+            except RuntimeError as error:  # the Triton kernels are worth measuring all the same
+                print(f"CUDA, {world} ranks: {error}", flush=True)
+                self.problems.append(f"CUDA, {world} ranks: {str(error).splitlines()[-1]}"[:300])
+        return self._group
+
+    def close(self) -> None:
+        """End the group, if there is one; it may be broken."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self._world = None, 0
+
+
+cuda = Cuda()
 
 
 def _row(what: str, case: str, value: float) -> Row:
@@ -99,6 +176,7 @@ def _row(what: str, case: str, value: float) -> Row:
 def main(path: Path) -> None:
     end = time.monotonic() + BUDGET_S
     document: dict[str, Any] = {"columns": COLUMNS, "rows": [], "failed": []}
+    cuda.problems = document["failed"]
     parts = [partial(fused, world, rows) for world in WORLDS for rows in ROWS]
     for part in parts + [partial(plain, world, name) for world in WORLDS for name in MODULES]:
         try:
@@ -110,6 +188,8 @@ def main(path: Path) -> None:
         except (RuntimeError, AssertionError) as error:  # the parts after it are worth having
             print(f"{part.func.__name__}{part.args}: {error}", flush=True)
             document["failed"].append(f"{part.func.__name__}{part.args}: {error}"[:300])
+            cuda.close()
+    cuda.close()
     save(path, document | {"complete": not document["failed"]})
     if document["failed"]:
         raise SystemExit(f"{len(document['failed'])} parts failed")

@@ -4,16 +4,16 @@
 With one GPU all ranks share it, so what is measured is the protocol's latency and how much of the
 device's own copy bandwidth a collective makes use of; no link between GPUs takes part. Every shape
 is compared with an exact result before it is timed. Eager calls and captured graphs; the time of
-a call is that of the slowest rank. `python measure.py OUT.json`, which is whole after every row;
-stops starting new rows after its time is up, or for a number of ranks with which several failed,
-and says which were left out.
+a call is that of the slowest rank. Small ones in graphs take turns with their floor: a kernel in
+the same grid that exchanges one LL pack with every peer in each block, and does nothing else.
+`python measure.py OUT.json`, which is whole after every row; stops starting new rows after its time
+is up, or for a number of ranks with which several failed, and says which were left out.
 """
 
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,25 +21,26 @@ from typing import Any
 import torch
 
 from fastcoll import env
-from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
+from fastcoll.measure.gpu_shapes import LIMIT_S, AllReduce
 from fastcoll.verbs_p2p import P2POp
 
 BUDGET_S = 170.0
-LIMIT_S = 8.0  # of a wait in a kernel
 MOST_FAILURES = 3  # of rows with one number of ranks
 SIZES = [8, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 SIZES += [16 << 20, 64 << 20]
 WORLDS = (8, 4, 2)
 CALLS, WINDOWS = 20, 9
+# Ranks start some tens of us apart, which a floor must not be measured with.
+SMALL_CALLS = 200
 Row = tuple[int, str, str, int, bool]  # ranks, verb, algorithm, bytes of a part, captured
 LARGE_BYTES = 4 << 20  # fewer calls from here on
-_one_at_a_time = threading.Lock()
+FLOOR_BYTES = 16 << 10  # up to here the floor of an all_reduce in a graph is timed beside it
 
 # Bytes read and written per rank for a message of one byte, as kernels/cuda/<name>.cuh derives:
 # private tensors.
 TRAFFIC = {"one_shot": lambda n: n + 3, "two_shot": lambda n: 5 - 2 / n}
-# Other verbs, at a few sizes of one rank's part. An all_gather of 8 bytes exchanges one LL pack
-# with every peer and does nothing else: the floor of every small call.
+# Other verbs, at a few sizes of one rank's part.
 MOVES = ("all_gather", "reduce_scatter", "all_to_all", "send_recv")
 MOVE_SIZES = [8, 16 << 10, 1 << 20, 16 << 20]
 
@@ -87,13 +88,13 @@ def bind(me: GpuRank, verb: str, algorithm: str, num_bytes: int) -> tuple[Bound,
     return lambda: comm.all_to_all_single(out, whole), out, wanted
 
 
-def time_calls(me: GpuRank, verb: str, algorithm: str, num_bytes: int, graph: bool) -> list[float]:
-    """Microseconds of a call on this rank, for each window."""
-    calls = CALLS if num_bytes < LARGE_BYTES else 4
+def time_calls(
+    me: GpuRank, verb: str, algorithm: str, num_bytes: int, graph: bool, with_floor: bool = False
+) -> list[list[float]]:
+    """Microseconds of a call on this rank, for each window; then those of its floor, if asked."""
+    calls = SMALL_CALLS if with_floor else CALLS if num_bytes < LARGE_BYTES else 4
     one_call, result, wanted = bind(me, verb, algorithm, num_bytes)
     result.fill_(float("nan"))
-    captured = torch.cuda.CUDAGraph() if graph else None
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(WINDOWS + 1)]
     me.synchronize()
     me.comm.barrier()
     one_call()
@@ -103,36 +104,56 @@ def time_calls(me: GpuRank, verb: str, algorithm: str, num_bytes: int, graph: bo
     told = me.comm.gather_words([int(not torch.equal(result, wanted))])
     if bad := [rank for rank, (wrong,) in enumerate(told) if wrong]:
         raise RuntimeError(f"wrong result: {verb}, {algorithm}, {num_bytes} bytes, ranks {bad}")
+    bodies = [one_call, *([floor_of(me, algorithm, num_bytes)] if with_floor else [])]
+    return windows_of(me, bodies, calls, graph)
 
-    def body() -> None:
-        for _ in range(calls):
-            one_call()
 
-    if captured is not None:
-        mode = "thread_local"
-        with (
-            _one_at_a_time,
-            torch.cuda.graph(captured, stream=me.stream, capture_error_mode=mode),
-        ):
-            body()
-    for start, end in marks:
-        me.comm.barrier()
-        start.record(me.stream)
-        if captured is not None:
-            captured.replay()
-        else:
-            body()
-        end.record(me.stream)
-        me.synchronize()
+def floor_of(me: GpuRank, algorithm: str, num_bytes: int) -> Bound:
+    """What an all_reduce of this size does at least: one LL pack with every peer, in its grid."""
+    one, other = (torch.empty(num_bytes // 4, device=me.device) for _ in range(2))
+    return AllReduce(me, one, other, algorithm).floor()
+
+
+def windows_of(me: GpuRank, bodies: Sequence[Bound], calls: int, graph: bool) -> list[list[float]]:
+    """Microseconds of a call by each body on this rank, for each window; they take turns."""
+
+    def repeated(body: Bound) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(calls):
+                body()
+
+        return capture(me, run).replay if graph else run
+
+    marks = [
+        [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in bodies]
+        for _ in range(WINDOWS + 1)
+    ]
+    runs = [repeated(body) for body in bodies]
+    for window in marks:
+        for run, (start, end) in zip(runs, window, strict=True):
+            me.comm.barrier()
+            start.record(me.stream)
+            run()
+            end.record(me.stream)
+            me.synchronize()
     me.comm.check()
-    return [start.elapsed_time(end) * 1e3 / calls for start, end in marks[1:]]
+    return [
+        [start.elapsed_time(end) * 1e3 / calls for start, end in column[1:]]
+        for column in zip(*marks, strict=True)
+    ]
+
+
+def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
+    """The time of each window on the rank that took longest."""
+    return [max(times) for times in zip(*per_rank, strict=True)]
 
 
 def row(ranks: GpuRanks, case: Row, copy: float | None) -> Any:
     """One measured row; with `copy`, ranks share one GPU's memory and its use is worked out."""
     _, verb, algorithm, num_bytes, graph = case
-    per_rank = ranks.run(time_calls, verb, algorithm, num_bytes, graph)
-    windows = [max(times) for times in zip(*per_rank, strict=True)]
+    with_floor = verb == "all_reduce" and graph and num_bytes <= FLOOR_BYTES
+    told = ranks.run(time_calls, verb, algorithm, num_bytes, graph, with_floor)
+    windows, *floor = (slowest(per_rank) for per_rank in zip(*told, strict=True))
     time_us = median(windows)
     world = ranks.world_size
     result = {
@@ -146,6 +167,10 @@ def row(ranks: GpuRanks, case: Row, copy: float | None) -> Any:
         "best_us": round(min(windows), 3),
         "algbw_gbps": round(num_bytes / time_us / 1e3, 3),
     }
+    if floor:
+        floor_us = median(floor[0])
+        result["floor_us"] = round(floor_us, 3)
+        result["over_floor"] = round(time_us / floor_us, 3)
     if verb == "all_reduce":
         result["busbw_gbps"] = round(num_bytes / time_us / 1e3 * 2 * (world - 1) / world, 3)
     if copy is not None and verb == "all_reduce" and algorithm in TRAFFIC:

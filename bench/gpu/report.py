@@ -111,14 +111,18 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     measured = document["measured"]
     if measured is not None:
         yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
-        head = ("verb", "ranks", "bytes", "algorithm", "mode", "us", "of copy")
-        yield "{:>14} {:>5} {:>10} {:>10} {:>6} {:>9} {:>8}".format(*head)
+        head = ("verb", "ranks", "bytes", "algorithm", "mode", "us", "of copy", "floor", "over it")
+        yield "{:>14} {:>5} {:>10} {:>10} {:>6} {:>9} {:>8} {:>8} {:>8}".format(*head)
         for r in measured["rows"]:
             part = f"{r['fraction_of_copy']:.0%}" if "fraction_of_copy" in r else ""
+            floor, over = "", ""
+            if "floor_us" in r:
+                floor, over = f"{r['floor_us']:.2f}", f"{r['over_floor']:.2f} x"
             yield (
                 f"{r['verb']:>14} {r['ranks']:5} {r['size_bytes']:10} {r['algorithm']:>10} "
-                f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8}"
+                f"{r['mode']:>6} {r['time_us']:9.2f} {part:>8} {floor:>8} {over:>8}"
             )
+        yield judge_floor(measured["rows"])
     for r in (document["tuning"] or {"rows": []})["rows"]:
         ranks = f"{r['world_size']} {r['ranks_are']}, {r['ranks_per_gpu']} on a GPU"
         case = f"{r['algorithm']} {r['size_bytes']} bytes, {ranks}"
@@ -129,6 +133,9 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield from _beside(document)
 
 
+# What is asked of small calls: all_reduce in a graph, in so many times its floor.
+_FLOOR_RANKS, _MOST_OVER_FLOOR = 8, 2.0
+_FLOOR_SIZES = (8, 256, 1 << 10, 4 << 10, 16 << 10)
 _MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
 # What each step that measures leaves, by its name in the document.
 _MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "tune": "tuning"}
@@ -159,6 +166,7 @@ def page(document: dict[str, Any]) -> Iterator[str]:
     yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
     yield "all_reduce in a graph, us (of the copy bandwidth):"
     yield from _graph_rows(measured["rows"])
+    yield judge_floor(measured["rows"])
     for what in ("left_out", "failed"):
         if rows := measured.get(what):
             yield f"measured rows {what.replace('_', ' ')}: {len(rows)}, first {rows[0]}"[
@@ -212,9 +220,29 @@ def _smoke(found: dict[str, Any]) -> Iterator[str]:
 def _fused_rows(rows: list[dict[str, Any]]) -> Iterator[str]:
     times: dict[str, list[str]] = {}
     for r in rows:
-        if not r["what"].startswith("Triton"):
+        if not r["what"].startswith(("Triton", "CUDA")):
             times.setdefault(r["case"], []).append(f"{r['what']} {r['value']:.2f} us")
     yield from (f"  {case}: {', '.join(found)}" for case, found in times.items())
+
+
+def judge_floor(rows: list[dict[str, Any]]) -> str:
+    """Whether small calls keep to what is asked of them, by the worst of them."""
+    what = f"{_FLOOR_RANKS} ranks in a graph, up to {_FLOOR_SIZES[-1]} bytes"
+    times = {
+        r["size_bytes"]: r["over_floor"]
+        for r in rows
+        if (r["verb"], r["mode"], r["algorithm"]) == ("all_reduce", "graph", "auto")
+        and r["ranks"] == _FLOOR_RANKS
+        and "over_floor" in r
+    }
+    if missing := [size for size in _FLOOR_SIZES if size not in times]:
+        return f"{what}: not measured against the floor at {missing} bytes"
+    worst = max(_FLOOR_SIZES, key=lambda size: times[size])
+    kept = "kept" if times[worst] <= _MOST_OVER_FLOOR else "MISSED"
+    return (
+        f"{what}: at most {times[worst]:.2f} x the floor, at {worst} bytes; "
+        f"{_MOST_OVER_FLOOR:.0f} x are allowed: {kept}"
+    )
 
 
 def _graph_rows(rows: list[dict[str, Any]]) -> Iterator[str]:

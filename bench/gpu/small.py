@@ -5,6 +5,7 @@ import torch
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_shapes import AllReduce, there_and_back
 from fastcoll.verbs_p2p import P2POp
 
 
@@ -27,6 +28,10 @@ def calls(me: GpuRank) -> None:
         [P2POp("isend", large, other), P2POp("irecv", got, other)]
     ):
         work.wait()
+    # What is only measured.
+    AllReduce(me, large, got, "two_shot").launched((2, 512, 1024))()
+    AllReduce(me, part, part).floor()()
+    there_and_back(me, "ll_pack", 10, 1 << 40)
     me.synchronize()
     me.comm.check()
 

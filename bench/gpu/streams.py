@@ -2,18 +2,23 @@
 """Ranks that are streams of this process and share one GPU, for the Triton kernels.
 
 Decides their memory and the order of what may only happen while no kernel waits for another rank.
+`CudaGroup` starts the CUDA kernels in the same way, so that both may be compared.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from fastcoll.communicator import Communicator
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture_alone
 from fastcoll_kernels import signal
 from fastcoll_kernels.workspace import SIGNAL_BYTES, Workspace
 
 DEVICE = "cuda"
-Body = Callable[[Workspace], object]  # a rank's part of a call
+Body = Callable[[Any], object]  # a rank's part of a call; it gets what is in `spaces`
 
 
 class Group:
@@ -90,6 +95,43 @@ class Group:
                 marks[-1][1].record(stream)
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in marks]
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaSpace:
+    """A rank of a `CudaGroup`."""
+
+    rank: int
+    comm: Communicator
+
+    def broken(self) -> None:
+        """Raise what broke the group, if anything has."""
+        self.comm.check()
+
+
+class CudaGroup(Group):
+    """Ranks that came up as threads; then one thread starts the kernels of all."""
+
+    def __init__(self, world_size: int, num_channels: int, limit_s: float = 20.0) -> None:
+        os.environ["FASTCOLL_GPU_CHANNELS"] = str(num_channels)
+        self._threads = GpuRanks(["cuda:0"] * world_size, timeout_s=limit_s)
+        self._ranks = self._threads.run(lambda me: me)
+        self.spaces: list[Any] = [CudaSpace(me.rank, me.comm) for me in self._ranks]
+        self.streams = [me.stream for me in self._ranks]
+
+    def load(self, call: Body) -> None:
+        """Do nothing: all kernels were loaded when the ranks came up."""
+
+    def capture(self, call: Body, times: int) -> list[Callable[[], None]]:
+        """Capture calls on every rank; return what replays them, in each rank's stream."""
+
+        def captured(me: GpuRank, space: CudaSpace) -> Callable[[], None]:
+            return capture_alone(me, lambda: [call(space) for _ in range(times)]).replay
+
+        return [captured(*both) for both in zip(self._ranks, self.spaces, strict=True)]
+
+    def close(self) -> None:
+        self._threads.close()
 
 
 def capture(stream: torch.cuda.Stream, body: Callable[[], object]) -> Callable[[], None]:

@@ -8,6 +8,7 @@
 #include "cuda/driver.h"
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
+#include "cuda/measuring.h"
 #include "memory/cuda_ipc.h"
 #include "memory/cuda_multicast.h"
 #include "memory/cuda_vmm.h"
@@ -170,6 +171,15 @@ void bind_partials(py::module_& module) {
   module.attr("K_MAX_PARTIALS") = kMaxPartials;
 }
 
+// blocks, threads, tile bytes
+using ShapeRow = std::tuple<int, int, uint32_t>;
+
+std::optional<LaunchShape> to_shape(const std::optional<ShapeRow>& row) {
+  if (!row) return std::nullopt;
+  const auto [blocks, threads, tile_bytes] = *row;
+  return LaunchShape{blocks, threads, tile_bytes};
+}
+
 void bind_group(py::module_& module) {
   py::enum_<Probe>(module, "Probe")
       .value("put", Probe::put)
@@ -200,13 +210,16 @@ void bind_group(py::module_& module) {
       .def(
           "launch",
           [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
-             uintptr_t stream, double limit_s, const std::vector<uint64_t>& counts) {
+             uintptr_t stream, double limit_s, const std::vector<uint64_t>& counts,
+             const std::optional<ShapeRow>& shape) {
             const Plan copy = plan;  // the object may change hands while the GIL is away
+            const LaunchOptions options{limit_s, counts, to_shape(shape)};
             const py::gil_scoped_release release;  // a full queue blocks
-            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), limit_s, counts);
+            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), options);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("stream"),
-          py::arg("limit_s"), py::arg("counts") = std::vector<uint64_t>{})
+          py::arg("limit_s"), py::arg("counts") = std::vector<uint64_t>{},
+          py::arg("shape") = py::none())
       .def(
           "transfer",
           [](DeviceGroup& group, const std::vector<PairRow>& rows, int most_channels,
@@ -256,6 +269,7 @@ PYBIND11_MODULE(_cuda, module) {
   bind_multicast(module);
   bind_partials(module);
   bind_group(module);
+  bind_measuring(module);
   module.def("data_offset_bytes", [] { return kGpuDataOffsetBytes; });
   module.def("layout", [] {
     return std::to_string(kGpuLayoutMagic) + "/" + std::to_string(kGpuDataOffsetBytes);

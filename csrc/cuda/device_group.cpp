@@ -104,10 +104,11 @@ DeviceCall DeviceGroup::call(double limit_s) const {
 }
 
 void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* output,
-                         cudaStream_t stream, double limit_s, const std::vector<uint64_t>& counts) {
+                         cudaStream_t stream, const LaunchOptions& options) {
   const std::lock_guard guard(mutex_);
   const OnDevice on(options_.device);
-  DeviceCall call = this->call(limit_s);
+  DeviceCall call = this->call(options.limit_s);
+  const std::vector<uint64_t>& counts = options.counts;
   if (plan.algorithm == Algorithm::multimem && !multicast_)
     throw Failure(ErrorKind::unsupported, "this group's GPUs have no multicast memory");
   if (counts.size() != (plan.splits == 0 ? 0 : 2 * size_t(options_.world_size)))
@@ -118,7 +119,7 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   call.input_location = locate(input);
   call.output_location = locate(output);
   const Last launched = order(stream);
-  launch_collective(plan, call, stream);
+  launch_collective(plan, call, stream, options.shape);
   remember(launched, stream);
 }
 
@@ -130,6 +131,34 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
   for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
   const Last launched = order(stream);
   launch_transfers(transfers, call, batch_, most_channels, stream);
+  remember(launched, stream);
+}
+
+void DeviceGroup::gauge(Gauge step, GaugeCall call, const std::byte* symmetric, int blocks,
+                        cudaStream_t stream) {
+  const std::lock_guard guard(mutex_);
+  if (closed_) throw Failure(ErrorKind::usage, "this group's GPU side was closed");
+  if (call.peer < 0 || call.peer >= options_.world_size || call.peer == options_.rank ||
+      !options_.regions[size_t(call.peer)])
+    throw Failure(ErrorKind::usage, "rank " + std::to_string(call.peer) +
+                                        " has no region that rank " +
+                                        std::to_string(options_.rank) + " could measure");
+  if (blocks < 1 || blocks > kMaxChannels)
+    throw Failure(ErrorKind::usage, "1 to " + std::to_string(kMaxChannels) +
+                                        " blocks can copy, not " + std::to_string(blocks));
+  if (step == Gauge::put || step == Gauge::get) {
+    const std::byte* mine = options_.regions[size_t(options_.rank)];
+    call.offset_bytes = uint64_t(symmetric - mine);
+    const bool lies_there = symmetric >= mine + kGpuDataOffsetBytes;
+    const uint64_t end = kGpuDataOffsetBytes + options_.data_bytes;
+    if (!lies_there || call.offset_bytes > end || call.num_bytes > end - call.offset_bytes)
+      throw Failure(ErrorKind::usage, "what is copied must lie in a symmetric tensor");
+  }
+  const OnDevice on(options_.device);
+  std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
+  call.rank = options_.rank;
+  const Last launched = order(stream);
+  launch_gauge(step, call, blocks, stream);
   remember(launched, stream);
 }
 

@@ -22,6 +22,14 @@ struct DeviceGroupOptions {
   uint64_t data_bytes = 0;  // of each region, behind scratch
 };
 
+struct LaunchOptions {
+  double limit_s = 0;  // of every single wait
+  // Where a plan has splits, the elements sent to each rank, then those received from each.
+  std::vector<uint64_t> counts{};
+  // Another one than the plan's own, the same on all ranks: for measurements.
+  std::optional<LaunchShape> shape{};
+};
+
 struct DeviceCopy {
   std::byte* target;
   const std::byte* source;  // any rank's region, or this rank's own memory
@@ -37,14 +45,18 @@ class DeviceGroup {
 
   // Start a plan on a stream, behind this group's earlier calls whatever their streams. In a stream
   // that is being captured it becomes part of the graph. Allocates nothing.
-  // counts: where a plan has splits, the elements sent to each rank, then those received from each.
   void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
-              double limit_s, const std::vector<uint64_t>& counts = {});
+              const LaunchOptions& options);
   // The same for sends and receives, as one kernel; see launch_transfers. Finds their locations.
   void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,
                 double limit_s);
   // Start copies on a stream, by the copy engines where they cross between devices. Orders nothing.
   void copy(const std::vector<DeviceCopy>& copies, cudaStream_t stream) const;
+  // Start a kernel that measures one step, behind the group's earlier calls; see cuda/gauge.h.
+  // `call` has what the step needs but the ranks' regions. symmetric: put and get: where this rank
+  // has what of the peer's is meant.
+  void gauge(Gauge step, GaugeCall call, const std::byte* symmetric, int blocks,
+             cudaStream_t stream);
   std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
 
   // Whether what was last started outside of a capture still runs.

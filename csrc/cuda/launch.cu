@@ -6,6 +6,7 @@
 
 #include "cuda/batch.cuh"
 #include "cuda/driver.h"
+#include "cuda/gauge.cuh"
 #include "cuda/kernel_files.h"
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
@@ -15,7 +16,21 @@ namespace fastcoll {
 
 namespace {
 
-// Every kernel that a plan can name.
+const void* gauge_kernel(Gauge step) {
+  switch (step) {
+    case Gauge::signal:
+      return reinterpret_cast<const void*>(&gauge_signal);
+    case Gauge::ll_pack:
+      return reinterpret_cast<const void*>(&gauge_ll_pack);
+    case Gauge::put:
+      return reinterpret_cast<const void*>(&gauge_put);
+    case Gauge::get:
+      return reinterpret_cast<const void*>(&gauge_get);
+  }
+  return nullptr;
+}
+
+// Every kernel that a plan can name, and those that run beside them.
 std::set<const void*> all_kernels() {
   std::set<const void*> kernels;
   for (int algorithm = 0; algorithm < kNumGpuAlgorithms; ++algorithm)
@@ -26,6 +41,8 @@ std::set<const void*> all_kernels() {
               kernel_for(Algorithm(algorithm), Verb(verb), kernel_dtype(DType(dtype)), ll));
   kernels.erase(nullptr);
   kernels.insert(reinterpret_cast<const void*>(&write_batch_kernel));
+  for (const Gauge step : {Gauge::signal, Gauge::ll_pack, Gauge::put, Gauge::get})
+    kernels.insert(gauge_kernel(step));
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) kernels.insert(partials_kernel(DType(dtype)));
   return kernels;
 }
@@ -47,6 +64,18 @@ uint64_t part_bytes(const Plan& plan, int world_size) {
   const bool whole =
       plan.verb != Verb::all_reduce || plan.inlined || !splits_message(plan.algorithm, plan.verb);
   return whole ? num_bytes : detail::div_up(num_bytes, uint64_t(world_size));
+}
+
+void check_shape(const LaunchShape& shape, const Plan& plan, int world_size) {
+  if (shape.blocks <= plan.channels &&
+      shape_fits(shape, plan.algorithm, plan.verb, plan.dtype, plan.inlined,
+                 part_bytes(plan, world_size), world_size))
+    return;
+  throw Failure(ErrorKind::usage,
+                std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
+                    " threads and tiles of " + std::to_string(shape.tile_bytes) +
+                    " bytes are no shape for " + describe(plan) + " by " + describe_choice(plan) +
+                    ": see shape_fits in kernels/cuda/shape.h");
 }
 
 const void* probe_kernel(Probe step) {
@@ -87,20 +116,26 @@ bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
   return kernel_for(algorithm, verb, kernel_dtype(dtype), ll) != nullptr;
 }
 
-void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream) {
+LaunchShape shape_of(const Plan& plan, int world_size) {
+  return shape_for(plan.algorithm, plan.verb, plan.dtype, plan.inlined,
+                   part_bytes(plan, world_size), world_size, plan.channels);
+}
+
+void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+                       const std::optional<LaunchShape>& asked) {
   const void* kernel =
       kernel_for(plan.algorithm, plan.verb, kernel_dtype(plan.dtype), plan.inlined);
   if (!kernel)
     throw Failure(ErrorKind::unsupported,
                   "there is no GPU kernel for " + describe(plan) + " by " + describe_choice(plan));
-  const LaunchShape shape =
-      shape_for(plan.algorithm, plan.verb, plan.dtype, plan.inlined,
-                part_bytes(plan, call.world_size), call.world_size, plan.channels);
+  if (asked) check_shape(*asked, plan, call.world_size);
+  const LaunchShape shape = asked ? *asked : shape_of(plan, call.world_size);
   call.dtype = kernel_dtype(plan.dtype);
   call.elem_bytes = uint32_t(dtype_size(call.dtype));
   call.numel = plan.numel * (call.dtype == plan.dtype ? 1 : 2);
   call.tile_bytes = shape.tile_bytes;
-  call.plan_hash = plan.hash;  // tile and grid follow from it
+  // Tile and grid follow from the plan, unless they were asked for.
+  call.plan_hash = asked ? shaped_hash(plan.hash, shape) : plan.hash;
   call.root = plan.root;
   call.op = plan.op;
   call.verb = plan.verb;
@@ -181,6 +216,11 @@ std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
   }
   check_cuda(cudaFree(answer), "freeing a probe's answer");
   return seen;
+}
+
+void launch_gauge(Gauge step, GaugeCall call, int blocks, cudaStream_t stream) {
+  const bool copies = step == Gauge::put || step == Gauge::get;
+  launch(gauge_kernel(step), copies ? blocks : 1, copies ? kMaxBlockThreads : 1, call, stream);
 }
 
 }  // namespace fastcoll

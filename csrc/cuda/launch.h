@@ -5,10 +5,13 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "cuda/call.h"
+#include "cuda/gauge.h"
 #include "cuda/partials.h"
+#include "cuda/shape.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -18,9 +21,14 @@ namespace fastcoll {
 // kernel can be resident at once.
 int load_kernels();
 
+// What the kernel of a plan is launched with.
+LaunchShape shape_of(const Plan& plan, int world_size);
+
 // Start the kernel of a plan on the current device. `call` has everything but what the plan says.
-// Throws UnsupportedError if there is no such kernel.
-void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream);
+// shape: another one than shape_of's, the same on all ranks; for measurements. Throws
+// UnsupportedError if there is no such kernel, UsageError if the shape does not fit.
+void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+                       const std::optional<LaunchShape>& shape = std::nullopt);
 
 // One send or receive of this rank.
 struct PairTransfer {
@@ -60,5 +68,8 @@ enum class Probe { put, get, operands, sum, stored };
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
                                              std::byte* multicast, int rank, int world_size,
                                              uint64_t token);
+
+// Start one of the kernels that measure a step. blocks: of put and get; the others have one thread.
+void launch_gauge(Gauge step, GaugeCall call, int blocks, cudaStream_t stream);
 
 }  // namespace fastcoll

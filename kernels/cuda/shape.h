@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/call.h"
+#include "stamp.h"
 
 namespace fastcoll {
 
@@ -77,6 +78,33 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   // Equal segments rather than full ones and a small rest.
   const uint64_t tile = div_up(div_up(part_bytes, blocks * segments), kPackBytes) * kPackBytes;
   return {int(blocks), kMaxBlockThreads, uint32_t(clamp(tile, kPackBytes, most_tile))};
+}
+
+// Whether a call of such a shape has room in the memory of its channels: for shapes that are not
+// shape_for's, which has made sure of it. part_bytes: as there.
+constexpr bool shape_fits(const LaunchShape& shape, Algorithm algorithm, Verb verb, DType dtype,
+                          bool ll, uint64_t part_bytes, int world_size) {
+  using detail::div_up;
+  const bool pair = verb == Verb::send || verb == Verb::recv;
+  const int most_blocks = pair ? kPairChannels : ll ? kMaxLlChannels : kMaxChannels;
+  if (shape.blocks < 1 || shape.blocks > most_blocks) return false;
+  if (shape.threads < 32 || shape.threads > kMaxBlockThreads) return false;
+  const auto blocks = uint64_t(shape.blocks);
+  if (ll) return div_up(div_up(part_bytes, kLlBytes), blocks) <= uint64_t{kLlPacks};
+  if (shape.tile_bytes < kPackBytes || shape.tile_bytes % kPackBytes != 0) return false;
+  const uint32_t partial_tiles = uint32_t(accumulator_size(dtype) / dtype_size(dtype));
+  const uint64_t slot_bytes =
+      uint64_t{slot_tiles(algorithm, verb, partial_tiles, world_size)} * shape.tile_bytes;
+  // Steps have 32 bits in a progress word, of which the highest says that all are done.
+  const uint64_t steps = part_bytes / (blocks * shape.tile_bytes) + uint64_t(2 * world_size) * kLag;
+  return kSlots * slot_bytes <= (pair ? kPairHalfBytes : kChannelHalfBytes) &&
+         steps < (uint64_t{1} << 31);
+}
+
+// The hash of a plan that is launched in such a shape: ranks that ask for others see it.
+constexpr uint32_t shaped_hash(uint32_t plan_hash, const LaunchShape& shape) {
+  const uint64_t grid = uint64_t(shape.blocks) << 32 | uint64_t(shape.threads);
+  return uint32_t(mix64(mix64(uint64_t{plan_hash} << 32 | shape.tile_bytes) + grid));
 }
 
 }  // namespace fastcoll

@@ -9,6 +9,8 @@ K_PAIR_CHANNELS: int
 K_PROBE_OK: int
 K_MAX_PARTIALS: int
 
+Shape = tuple[int, int, int]  # LaunchShape: blocks, threads, tile bytes
+
 class _DeviceFacts(TypedDict):
     name: str
     uuid: str
@@ -28,6 +30,8 @@ def enable_peer_access(device: int, peer: int) -> None: ...
 def load_kernels(device: int) -> int: ...
 def layout() -> str: ...
 def data_offset_bytes() -> int: ...
+def shape_of(plan: Plan, world_size: int) -> Shape: ...
+def upload_graph(graph: int, stream: int) -> None: ...
 def has_kernel(algorithm: int, verb: int, dtype: int, ll: bool) -> bool: ...
 def max_ll_bytes(max_blocks: int) -> int: ...
 def add_partials(
@@ -79,6 +83,7 @@ class Group:
         stream: int,
         limit_s: float,
         counts: list[int] = ...,
+        shape: Shape | None = None,
     ) -> None: ...
     def transfer(
         self,
@@ -92,3 +97,30 @@ class Group:
     def give_up(self, peer: int) -> None: ...
     def verdict(self) -> tuple[int, int, int, int, int, int, int, int] | None: ...
     def close(self) -> None: ...
+
+class Gauge:
+    signal: ClassVar[Gauge]
+    ll_pack: ClassVar[Gauge]
+    put: ClassVar[Gauge]
+    get: ClassVar[Gauge]
+
+def gauge_there_and_back(
+    group: Group,
+    step: Gauge,
+    peer: int,
+    rounds: int,
+    token: int,
+    answer_ptr: int,
+    stream: int,
+    limit_s: float,
+) -> None: ...
+def gauge_copy(
+    group: Group,
+    step: Gauge,
+    peer: int,
+    local_ptr: int,
+    symmetric_ptr: int,
+    num_bytes: int,
+    blocks: int,
+    stream: int,
+) -> None: ...

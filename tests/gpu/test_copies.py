@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_graphs import capture
 from work import Case, bits, data, perform
 
 from fastcoll.algorithms.copy_engine import LEAST_BYTES
 from fastcoll.device_copies import WAVE_BYTES
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
-from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.types import DType
 
 Threads = Callable[[int], GpuRanks]

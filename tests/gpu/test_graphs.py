@@ -1,27 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captured calls: replayed many times, several graphs, mixed with calls that are not captured."""
 
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from work import bits, data
 
-from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 
 Threads = Callable[[int], GpuRanks]
 NUMELS = (100, 50_000)
-_one_at_a_time = threading.Lock()  # torch's captures of several threads would mix
-
-
-def capture(me: GpuRank, body: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    mode = "thread_local"
-    with _one_at_a_time, torch.cuda.graph(graph, stream=me.stream, capture_error_mode=mode):
-        body()
-    me.comm.barrier()
-    return graph
 
 
 def replay_mixed(me: GpuRank) -> list[str]:

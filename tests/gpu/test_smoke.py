@@ -11,9 +11,8 @@ import pytest
 import torch
 import work
 from test_failures import miss
-from test_graphs import capture
 
-from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
+from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.types import DType
 
 Threads = Callable[[int], GpuRanks]

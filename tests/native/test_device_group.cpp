@@ -3,10 +3,12 @@
 //
 // The runtime's functions that wait for running kernels, as cudaFree does, are noted. Ends with
 // "all well", or with the first complaint.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -88,9 +90,13 @@ cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStre
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
-// By its symbol: how many arguments it has depends on the toolkit. Nothing is launched here.
-cudaError_t capture_info() __asm__("cudaStreamGetCaptureInfo");
-cudaError_t capture_info() { std::abort(); }
+// By its symbol: how many arguments it has depends on the toolkit, but not what the first ones are.
+cudaError_t capture_info(cudaStream_t,
+                         cudaStreamCaptureStatus*) __asm__("cudaStreamGetCaptureInfo");
+cudaError_t capture_info(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 }
 
 // ---- the rest of the extension
@@ -104,7 +110,13 @@ void check_cuda(cudaError_t error, const std::string& what) {
 OnDevice::OnDevice(int) {}
 OnDevice::~OnDevice() = default;
 size_t batch_bytes() { return 64; }
-void launch_collective(const Plan&, DeviceCall, cudaStream_t) {}
+std::optional<LaunchShape> launched_shape;
+void launch_collective(const Plan&, DeviceCall, cudaStream_t,
+                       const std::optional<LaunchShape>& shape) {
+  launched_shape = shape;
+}
+GaugeCall launched_gauge{};
+void launch_gauge(Gauge, GaugeCall call, int, cudaStream_t) { launched_gauge = call; }
 void launch_transfers(const std::vector<PairTransfer>&, DeviceCall, DeviceCall*, int,
                       cudaStream_t) {}
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, int, int,
@@ -121,9 +133,15 @@ using namespace fastcoll;
 
 namespace {
 
+std::byte* const kRegions[] = {reinterpret_cast<std::byte*>(size_t{1} << 40),
+                               reinterpret_cast<std::byte*>(size_t{2} << 40)};
+constexpr uint64_t kDataBytes = 1 << 20;
+
 std::unique_ptr<DeviceGroup> make() {
   DeviceGroupOptions options;
   options.world_size = 2;
+  std::copy(std::begin(kRegions), std::end(kRegions), options.regions.begin());
+  options.data_bytes = kDataBytes;
   return std::make_unique<DeviceGroup>(options);
 }
 
@@ -182,12 +200,50 @@ void what_may_still_be_written_is_not_freed() {
   demand(allocated.size() == 2, "freed, though kernels may run");
 }
 
+// A measurement that is told something wrong must not write where it likes.
+void a_step_is_measured_between_regions_alone() {
+  auto group = make();
+  const std::byte* data = kRegions[0] + kGpuDataOffsetBytes;
+  const auto takes = [&](Gauge step, int peer, const std::byte* symmetric, uint64_t num_bytes,
+                         int blocks) {
+    GaugeCall call{};
+    call.peer = peer;
+    call.num_bytes = num_bytes;
+    try {
+      group->gauge(step, call, symmetric, blocks, nullptr);
+    } catch (const Failure&) {
+      return false;
+    }
+    return true;
+  };
+  demand(takes(Gauge::put, 1, data + 64, kDataBytes - 64, 1), "a put within the data is refused");
+  demand(launched_gauge.offset_bytes == kGpuDataOffsetBytes + 64, "a put elsewhere");
+  demand(launched_gauge.regions[1] == kRegions[1], "a put without regions");
+  demand(!takes(Gauge::put, 1, data + 64, kDataBytes - 63, 1), "a put behind the data");
+  demand(!takes(Gauge::get, 1, data - 1, 16, 1), "a get before the data");
+  demand(!takes(Gauge::get, 1, kRegions[1] + kGpuDataOffsetBytes, 16, 1), "a get of nobody's");
+  demand(!takes(Gauge::signal, 0, nullptr, 0, 1), "a signal to itself");
+  demand(!takes(Gauge::signal, 2, nullptr, 0, 1), "a signal to nobody");
+  demand(!takes(Gauge::put, 1, data, 16, kMaxChannels + 1), "too many blocks");
+  demand(takes(Gauge::signal, 1, nullptr, 0, 1), "a signal is refused");
+}
+
+void a_launch_has_the_shape_that_was_asked_for() {
+  auto group = make();
+  group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0, {}, LaunchShape{3, 64, 16}});
+  demand(launched_shape && launched_shape->blocks == 3, "another shape");
+  group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0});
+  demand(!launched_shape, "a shape that nobody asked for");
+}
+
 }  // namespace
 
 int main() {
   nothing_is_waited_for_behind_close();
   a_group_that_nobody_closed_leaves_nothing();
   the_verdict_is_there_while_close_waits();
+  a_step_is_measured_between_regions_alone();
+  a_launch_has_the_shape_that_was_asked_for();
   what_may_still_be_written_is_not_freed();
   std::printf("all well\n");
 }

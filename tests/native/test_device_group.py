@@ -36,6 +36,8 @@ PLANTED = {
         "data race",
     ),
     "freed without a wait": (r"if \(error == cudaSuccess\) free", "free", "a kernel runs"),
+    "measured anywhere": (r"call.num_bytes > end - call.offset_bytes", "false", "behind the data"),
+    "shape forgotten": (r"call, stream, options.shape\)", "call, stream, {})", "another shape"),
 }
 
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every shape that a call can get must fit the memory that its channels have.
+// Every shape that a call can get must fit the memory that its channels have; others are refused.
 #pragma once
 
 #include <cstdio>
+#include <iterator>
+#include <set>
 
 #include "cuda/launch_table.h"
 
@@ -12,22 +14,40 @@ inline bool fits(Algorithm algorithm, Verb verb, DType dtype, bool ll, uint64_t 
                  int world_size, int max_blocks) {
   const LaunchShape shape =
       shape_for(algorithm, verb, dtype, ll, part_bytes, world_size, max_blocks);
-  const auto blocks = uint64_t(shape.blocks);
-  if (shape.blocks < 1 || shape.blocks > max_blocks || shape.blocks > kMaxChannels) return false;
-  if (shape.threads < 32 || shape.threads > kMaxBlockThreads) return false;
-  if (ll) {
-    const uint64_t packs = (part_bytes + kLlBytes - 1) / kLlBytes;
-    return shape.blocks <= kMaxLlChannels && (packs + blocks - 1) / blocks <= uint64_t{kLlPacks};
-  }
-  const uint32_t partial_tiles = uint32_t(accumulator_size(dtype) / dtype_size(dtype));
-  const uint64_t slot_bytes =
-      uint64_t{slot_tiles(algorithm, verb, partial_tiles, world_size)} * shape.tile_bytes;
-  const uint64_t steps = part_bytes / (blocks * shape.tile_bytes) + uint64_t(2 * world_size) * kLag;
-  const bool pair = verb == Verb::send || verb == Verb::recv;
-  if (pair && shape.blocks > kPairChannels) return false;
-  return shape.tile_bytes >= kPackBytes && shape.tile_bytes % kPackBytes == 0 &&
-         kSlots * slot_bytes <= (pair ? kPairHalfBytes : kChannelHalfBytes) &&
-         steps < (uint64_t{1} << 31);
+  return shape.blocks <= max_blocks &&
+         shape_fits(shape, algorithm, verb, dtype, ll, part_bytes, world_size);
+}
+
+// What shape_for never chooses: a block, a thread, a pack or a tile too many, or too few.
+inline bool refuses_the_rest() {
+  constexpr uint64_t kBytes = 1 << 20, kLlMost = kLlPacks * kLlBytes;
+  const auto staged = [](LaunchShape shape) {
+    return shape_fits(shape, Algorithm::two_shot, Verb::all_reduce, DType::float32, false, kBytes,
+                      2);
+  };
+  const auto by_ll = [](LaunchShape shape) {
+    return shape_fits(shape, Algorithm::one_shot, Verb::all_reduce, DType::float32, true, kLlMost,
+                      2);
+  };
+  // Six slots of two tiles in a half.
+  constexpr uint32_t kMostTile = uint32_t(kChannelHalfBytes / 12 / kPackBytes * kPackBytes);
+  const bool takes = staged({kMaxChannels, kMaxBlockThreads, kMostTile}) && staged({1, 32, 16}) &&
+                     by_ll({1, 32, 16}) && by_ll({kMaxLlChannels, kMaxBlockThreads, 16});
+  return takes && !staged({0, 32, 16}) && !staged({kMaxChannels + 1, 32, 16}) &&
+         !staged({1, 0, 16}) && !staged({1, kMaxBlockThreads + 1, 16}) && !staged({1, 32, 0}) &&
+         !staged({1, 32, 24}) && !staged({1, 32, kMostTile + 16}) &&
+         !by_ll({kMaxLlChannels + 1, 32, 16}) && !by_ll({0, 32, 16}) &&
+         !shape_fits({1, 32, 16}, Algorithm::one_shot, Verb::all_reduce, DType::float32, true,
+                     kLlMost + 1, 2);
+}
+
+// Ranks that ask for different shapes must not meet.
+inline bool tells_shapes_apart() {
+  const LaunchShape shapes[] = {{1, 32, 16}, {2, 32, 16}, {1, 64, 16}, {1, 32, 32}};
+  std::set<uint32_t> hashes = {7, 8};
+  for (const LaunchShape& shape : shapes)
+    for (const uint32_t plan_hash : {7u, 8u}) hashes.insert(shaped_hash(plan_hash, shape));
+  return hashes.size() == 2 + 2 * std::size(shapes);
 }
 
 inline int check_shapes() {
@@ -48,6 +68,10 @@ inline int check_shapes() {
                              static_cast<unsigned long long>(bytes), ll ? ", ll" : "");
                 return 1;
               }
+  if (!refuses_the_rest() || !tells_shapes_apart()) {
+    std::fprintf(stderr, "WRONG shape: not refused, or refused, or taken for another one\n");
+    return 1;
+  }
   std::printf("ok\n");
   return 0;
 }

@@ -7,12 +7,13 @@
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
 // bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch` and
 // `misplaced` are in failures.h, `folds` in folds.h, `partials` in partials.h, `probes` in
-// probes.h.
+// probes.h, `gauges` in gauges.h.
 #include <cstring>
 
 #include "draw.h"
 #include "failures.h"
 #include "folds.h"
+#include "gauges.h"
 #include "partials.h"
 #include "probes.h"
 #include "shapes.h"
@@ -82,6 +83,8 @@ int main(int argc, char** argv) {
   if (variant == "partials") return run_partials(count, false);
   if (variant == "partials_in_wrong_order") return run_partials(count, true);
   if (variant == "probes") return run_probes(count);
+  if (variant == "gauges") return run_gauges(count, false);
+  if (variant == "gauges_astray") return run_gauges(count, true);
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
   if (variant == "switch_without_halves") return run_probes(count);

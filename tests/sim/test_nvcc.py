@@ -38,6 +38,8 @@ SWITCH = """
 template __global__ void multimem<Protocol, DType::bfloat16>(const __grid_constant__ DeviceCall);
 """
 
+KERNELS = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
+
 # The mistakes that the checks must find.
 PLANTED = {
     # Loads through it may move in front of the wait.
@@ -118,10 +120,9 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def compile_text(folder: Path, text: str, arch: int) -> Compiled:
+def compile_text(folder: Path, text: str, arch: int, header: str = KERNELS) -> Compiled:
     source = folder / f"kernels_{arch}.cu"
-    includes = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
-    source.write_text(f"{includes}namespace fastcoll {{\n{text}\n}}\n")
+    source.write_text(f"{header}namespace fastcoll {{\n{text}\n}}\n")
     command = ["nvcc", *FLAGS, f"-arch=sm_{arch}", "--keep", f"--keep-dir={folder}"]
     cubin = folder / f"kernels_{arch}.out.cubin"
     ptxas = run([*command, "-Xptxas", "-v", "-cubin", str(source), "-o", str(cubin)])
@@ -218,6 +219,21 @@ def test_the_switch_is_spoken_to_as_it_understands(
     assert not any(word in planted["relaxed"].ptx for word in words)
     assert set(stack_frames(compiled)) == {0}
     assert not traps(compiled)
+
+
+def test_what_measures_a_step_keeps_the_same_rules(
+    nvcc: None, planted: dict[str, Compiled], tmp_path: Path
+) -> None:
+    """Signals are as strong as those of collectives, and packs are packs, or it measures others."""
+    compiled = compile_text(tmp_path, "", 90, '#include "cuda/gauge.cuh"\n')
+    words = ["ld.acquire.sys.global.u64", "st.release.sys.global.u64"]
+    words += ["ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"]
+    words += ["ld.global.v4.u32", "st.global.v4.u32"]
+    assert all(word in compiled.ptx for word in words)
+    assert stack_frames(compiled) == [0] * 4
+    assert not traps(compiled)
+    assert not constant_loads(compiled)
+    assert "st.release.sys.global.u64" not in planted["relaxed"].ptx
 
 
 def cuobjdump() -> str | None:

@@ -56,6 +56,8 @@ QUICK = [
     Case("misplaced_parts", "uniform", 8, WRONG_OR_STUCK, only="multimem reduce_scatter"),
     Case("probes", "uniform", 40),
     Case("switch_without_halves", "uniform", 40, WRONG_OR_STUCK),
+    Case("gauges", "uniform", 40),
+    Case("gauges_astray", "uniform", 5, WRONG_OR_STUCK),
     Case("folds", "uniform", 200),
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
     Case("partials", "uniform", 200),
@@ -70,6 +72,7 @@ CASES = [
     Case("correct", "uniform", 6, tsan=True, only="multimem reduce_scatter"),
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
+    Case("gauges", "uniform", 10, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).
     Case("absent", "uniform", 6),
     Case("mismatch", "uniform", 6),

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several files of this folder share."""
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from gpu_measured import GPU
 
 from fake_driver import Driver, fake_driver
+from fastcoll.topology import gpu
 
 
 @pytest.fixture
@@ -13,3 +17,20 @@ def driver() -> Iterator[Driver]:
     """A CUDA driver made of dictionaries."""
     with fake_driver() as fake:
         yield fake
+
+
+@pytest.fixture
+def report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Path], str]:
+    """`report(folder)` is what the report on a folder prints; its files go to folder/out."""
+    monkeypatch.syspath_prepend(str(GPU))
+    module = importlib.import_module("report")
+    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
+    monkeypatch.setattr(gpu, "gpus", lambda: [one])
+
+    def run(folder: Path) -> str:
+        module.main(folder, folder / "out")
+        return capsys.readouterr().out
+
+    return run

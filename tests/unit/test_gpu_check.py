@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/gpu/check.sh without a GPU: it says so; and its report calls a skip a skip."""
 
-import importlib
 import json
 import os
 import shutil
@@ -10,16 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fake_event import Event
-
-from fastcoll.topology import gpu
-
-ROOT = Path(__file__).parents[2]
-GPU = ROOT / "bench/gpu"
+from gpu_measured import GPU, MEASURED
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
@@ -50,41 +43,6 @@ TESTS = [
     ("a.py::test_hung", "begun", ""),
 ]
 LINES = [json.dumps(dict(zip(("test", "result", "text"), row, strict=True))) for row in TESTS]
-MEASURED = {
-    "copy_gbps": 4000.0,
-    "num_gpus": 1,
-    "left_out": [[8, "auto", 8, "eager"]],
-    "rows": [
-        {
-            "verb": "all_reduce",
-            "ranks": 2,
-            "algorithm": algorithm,
-            "mode": "graph",
-            "size_bytes": size,
-            "time_us": 5.0,
-            "fraction_of_copy": 0.5,
-        }
-        for algorithm in ("auto", "two_shot")
-        for size in (8, 1024)
-    ],
-}
-
-
-@pytest.fixture
-def report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[Path], str]:
-    """`report(folder)` is what the report on a folder prints; its files go to folder/out."""
-    monkeypatch.syspath_prepend(str(GPU))
-    module = importlib.import_module("report")
-    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
-    monkeypatch.setattr(gpu, "gpus", lambda: [one])
-
-    def run(folder: Path) -> str:
-        module.main(folder, folder / "out")
-        return capsys.readouterr().out
-
-    return run
 
 
 def test_the_report_counts_what_passed_and_names_the_rest(
@@ -178,99 +136,6 @@ def test_a_run_that_broke_off_passes_nothing(tmp_path: Path, report: Callable[[P
     assert "not measured: measure (not run)" in text
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """`on_cpu(name)` is a script of bench/gpu whose ranks have their tensors on the CPU."""
-    from fastcoll.measure import gpu_ranks
-
-    monkeypatch.syspath_prepend(str(GPU))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-    def load(name: str) -> Any:
-        module = importlib.import_module(name)
-        monkeypatch.setattr(
-            module,
-            "GpuRanks",
-            lambda devices, timeout_s: gpu_ranks.GpuRanks(["cpu"] * len(devices), timeout_s),
-        )
-        monkeypatch.setattr(module, "copy_gbps", lambda device, num_bytes: 100.0)
-        return module
-
-    return load
-
-
-@pytest.mark.slow
-def test_what_is_measured_runs_and_is_reported(
-    tmp_path: Path,
-    on_cpu: Callable[[str], Any],
-    report: Callable[[Path], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The measuring scripts as they are, but for the device, the clock and the number of rows."""
-    measure, kernels = on_cpu("measure"), on_cpu("kernels")
-    cases = [case for case in measure.plan() if case[0] == 2 and case[3] <= 16 << 10]
-    eager = [(*case[:4], False) for case in cases]
-    assert {case[1] for case in eager} == {"all_reduce", *measure.MOVES}
-    # A rank that fails is told, and the rows after it are measured all the same.
-    monkeypatch.setattr(measure, "plan", lambda: [(2, "all_reduce", "none", 8, False), *eager])
-    with pytest.raises(SystemExit, match="1 rows failed"):
-        measure.main(tmp_path / "measured.json")
-    measured = json.loads((tmp_path / "measured.json").read_text())
-    assert len(measured["rows"]) == len(eager)
-    assert "no algorithm" in measured["failed"][0][-1]
-    monkeypatch.setattr(kernels, "MESSAGE_BYTES", kernels.LARGE_BYTES)
-    monkeypatch.setattr(kernels, "DTYPES", ("float32", "complex64"))
-    monkeypatch.setattr(kernels, "CHANNELS", (2,))
-    monkeypatch.setattr(kernels, "time_calls", lambda me, *args: [1.0])
-    kernels.main(tmp_path / "kernels.json")
-    found = json.loads((tmp_path / "kernels.json").read_text())
-    assert found["complete"]
-    # Reductions fail, and the parts after them are measured all the same.
-    monkeypatch.setattr(kernels, "DTYPES", ("float33",))
-    with pytest.raises(SystemExit, match="3 parts failed"):
-        kernels.main(tmp_path / "again.json")
-    again = json.loads((tmp_path / "again.json").read_text())
-    assert {row["what"] for row in again["rows"]} == {"copy", "blocks", "send and receive, 8 bytes"}
-    assert not again["complete"]
-    (tmp_path / "steps.tsv").write_text("measure\t1\t9\n")
-    report(tmp_path)
-    text = (tmp_path / "out/gpu.txt").read_text()
-    for word in ("send_recv", "all_to_all", "complex64, 8 ranks", "send and receive, 8 bytes"):
-        assert word in text
-
-
-def test_a_number_of_ranks_that_fails_is_given_up(
-    tmp_path: Path, on_cpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = on_cpu("measure")
-    bad = [(2, "all_reduce", "none", 8, False)] * 5
-    monkeypatch.setattr(measure, "plan", lambda: [*bad, (3, "all_gather", "auto", 8, False)])
-    with pytest.raises(SystemExit, match="3 rows failed"):
-        measure.main(tmp_path / "measured.json")
-    measured = json.loads((tmp_path / "measured.json").read_text())
-    assert [row["ranks"] for row in measured["rows"]] == [3]
-    assert len(measured["left_out"]) == 2
-
-
-def test_a_wrong_result_is_not_timed(
-    on_cpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control: what rank 1 should get is another number."""
-    measure = on_cpu("measure")
-    right = measure.bind
-
-    def wrong(me: Any, *args: Any) -> Any:
-        call, result, wanted = right(me, *args)
-        return call, result, wanted + me.rank
-
-    monkeypatch.setattr(measure, "bind", wrong)
-    ranks = measure.GpuRanks(["cpu"] * 2, timeout_s=20.0)
-    with pytest.raises(RuntimeError, match="wrong result: all_gather"):
-        measure.row(ranks, (2, "all_gather", "auto", 64, False), None)
-    ranks.close()
-
-
 def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
     """The machines that GPUs are on have torch and NumPy, and not all that a desktop has."""
     program = (
@@ -288,61 +153,6 @@ def test_a_wrong_argument_is_refused(argument: str) -> None:
     done = subprocess.run([GPU / "check.sh", argument], capture_output=True, text=True, check=False)
     assert done.returncode not in (0, 77)
     assert argument in done.stdout + done.stderr
-
-
-REHEARSAL = f"""
-import contextlib, sys, torch
-sys.path.insert(0, {str(GPU)!r})
-import fused, streams
-
-class Anything:
-    def __init__(self, *args, **kwargs): pass
-    def record(self, stream): pass
-    def elapsed_time(self, end): return 1.0
-
-streams.DEVICE = "cpu"
-streams.capture = lambda stream, body: body
-torch.cuda.Stream = torch.cuda.Event = Anything
-torch.cuda.stream = lambda stream: contextlib.nullcontext()
-torch.cuda.synchronize = lambda: None
-torch.Tensor.pin_memory = lambda self: self
-fused.WORLDS, fused.ROWS, fused.SIZES, fused.CALLS, fused.WINDOWS = (1,), (2,), (64,), 1, 1
-fused.COLUMNS, fused.CHANNELS = 64, 2
-"""
-WRONG = """
-right = fused.one_shot.all_reduce
-def wrong(tensor, space, out, **more):
-    right(tensor, space, out=out, **more)
-    out.mul_(1.5)
-fused.one_shot.all_reduce = wrong
-"""
-
-
-@pytest.mark.slow  # Triton comes up, twice
-@pytest.mark.parametrize("wrong", ["", WRONG], ids=["right", "wrong"])
-def test_the_triton_kernels_are_compared_and_timed(
-    tmp_path: Path, wrong: str, report: Callable[[Path], str]
-) -> None:
-    """By the interpreter, so of one rank: who runs alone waits for nobody."""
-    path = tmp_path / "fused.json"
-    program = f"{REHEARSAL}{wrong}\nfused.main(fused.Path({str(path)!r}))"
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
-    )
-    found = json.loads(path.read_text())
-    names = [row["what"] for row in found["rows"]]
-    if wrong:  # the negative control: what is wrong is not timed, what comes behind it is
-        assert done.returncode == 1, done.stderr
-        assert names == ["Triton two_shot"]
-        assert len(found["failed"]) == 2
-        return
-    assert done.returncode == 0, done.stderr
-    assert names == ["fused add + RMSNorm", "in three steps", "Triton one_shot", "Triton two_shot"]
-    assert found["complete"]
-    (tmp_path / "measured.json").write_text(json.dumps(MEASURED))
-    text = report(tmp_path)
-    assert "1 ranks, 2 x 64 bfloat16: fused add + RMSNorm 1000.00 us, in three steps" in text
 
 
 # ---- what happens to the rest when something goes wrong ------------------------------------------

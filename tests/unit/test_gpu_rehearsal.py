@@ -2,6 +2,7 @@
 """The GPU tests' own code on the CPU: their cases are well formed, and a wrong result is seen."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from fastcoll import algorithms
+from fastcoll.communicator import Communicator
 from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.selection import select
@@ -26,6 +28,7 @@ from fastcoll.types import DType, Op, Request, Verb
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import test_exact
 import test_multimem
+import test_shapes
 import test_smoke
 import work
 from work import Case
@@ -194,5 +197,41 @@ def test_the_switchs_cases_run_where_there_is_none(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(test_multimem, "numbers", wrong)
         assert any(ranks.run(test_multimem.check_all, DType.bfloat16))
+    finally:
+        ranks.close()
+
+
+def test_what_measurements_start_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/gpu/test_shapes.py, with the CPU's all_reduce and copies in the kernels' place."""
+    theirs: dict[int, torch.Tensor] = {}
+
+    class AllReduce:
+        def __init__(self, me: Any, source: Any, out: Any, algorithm: str = "auto") -> None:
+            self.call = functools.partial(me.comm.all_reduce, source, out=out, algorithm=algorithm)
+            self.floor = lambda: me.comm.barrier
+
+        def launched(self, shape: Any) -> Any:
+            return self.call
+
+    def copying(me: Any, step: str, local: Any, symmetric: Any, blocks: int) -> Any:
+        return lambda: theirs[1].copy_(local) if step == "put" else local.copy_(theirs[1])
+
+    def empty(self: Any, *args: Any, **more: Any) -> torch.Tensor:
+        return theirs.setdefault(self.rank, torch.empty(*args, **more))
+
+    monkeypatch.setattr(test_shapes, "AllReduce", AllReduce)
+    monkeypatch.setattr(test_shapes, "copying", copying)
+    monkeypatch.setattr(test_shapes, "capture", lambda me, body: SimpleNamespace(replay=body))
+    monkeypatch.setattr(Communicator, "empty", empty)
+    ranks = GpuRanks(["cpu"] * 2)
+    try:
+        assert ranks.run(test_shapes.sums) == [[], []]
+        assert ranks.run(test_shapes.copied, "put") == [False, True]
+        assert ranks.run(test_shapes.copied, "get") == [True, False]
+        # Negative controls: nothing is copied, and what is launched has no result.
+        monkeypatch.setattr(test_shapes, "copying", lambda *args: lambda: None)
+        assert ranks.run(test_shapes.copied, "put") == [False, False]
+        monkeypatch.setattr(AllReduce, "launched", lambda self, shape: lambda: None)
+        assert all("two_shot, 3" in " ".join(texts) for texts in ranks.run(test_shapes.sums))
     finally:
         ranks.close()

@@ -6,6 +6,7 @@ may share a device: their kernels are resident together, which separate processe
 """
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -32,6 +33,40 @@ class GpuRank:
         """Wait until everything in this rank's stream is over."""
         if self.stream is not None:
             self.stream.synchronize()
+
+
+_one_at_a_time = threading.Lock()  # torch's captures of several threads would mix
+
+
+def capture(me: GpuRank, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """Capture what `body` launches in the rank's stream, for replays at any time. Collective.
+
+    Nothing of the group may run. A capture waits for the device, and what a graph needs of it would
+    else be had at its first launch, which could mean to wait for a kernel that waits for this rank.
+    So nobody goes on before every rank has uploaded its graph.
+    """
+    graph = capture_alone(me, body)
+    me.comm.barrier()
+    return graph
+
+
+def capture_alone(me: GpuRank, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """Do the same for a rank; no kernel of another one may run before this is over."""
+    with _one_at_a_time:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as NCCL's, may do as they like meanwhile.
+        with torch.cuda.graph(graph, stream=me.stream, capture_error_mode="thread_local"):
+            body()
+        upload(graph, me.stream or torch.cuda.current_stream())
+    return graph
+
+
+def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+    """Let a captured graph have all that it needs of its device, and wait for that."""
+    from fastcoll import _cuda  # only now: without GPUs there may be no such extension
+
+    _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
+    stream.synchronize()
 
 
 class GpuRanks:

@@ -6,9 +6,8 @@ GPU's; NCCL eagerly, as its calls meet on the CPUs first, which no replay would 
 of tables.
 """
 
-import threading
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import torch
 
 from fastcoll import _C, env
 from fastcoll.measure.gpu_libraries import FastcollOnGpu, InGraph
-from fastcoll.measure.gpu_ranks import GpuRank
+from fastcoll.measure.gpu_ranks import GpuRank, capture
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
 from fastcoll.selection.table import NCCL_MOVES
@@ -85,16 +84,14 @@ class GpuVariants(InGraph, FastcollOnGpu):
         super().release()
 
 
-_one_at_a_time = threading.Lock()
-
-
 class ThreadVariants(GpuVariants):
     """The same on a rank that is a thread of this process."""
 
     def __init__(self, me: GpuRank) -> None:
         told = WorkerConfig("fastcoll_gpu_variants", me.world_size, "", "", None, rank=me.rank)
         Library.__init__(self, told)  # the rank is there already
-        self.comm, self.device, self._stream = me.comm, me.device, me.stream
+        self._me = me
+        self.comm, self.device = me.comm, me.device
 
     def barrier(self) -> None:
         self.comm.barrier()
@@ -102,11 +99,7 @@ class ThreadVariants(GpuVariants):
     def capture(
         self, run: Callable[[], None], stream: torch.cuda.Stream | None = None
     ) -> torch.cuda.CUDAGraph:
-        with _one_at_a_time:
-            graph = super().capture(run, stream or self._stream)
-        # A capture waits for the device: for kernels of other ranks, if these went on already.
-        self.barrier()
-        return graph
+        return capture(replace(self._me, stream=stream or self._me.stream), run)
 
 
 GPU_VARIANTS: dict[str, type[Library]] = {"fastcoll_gpu_variants": GpuVariants}
