@@ -243,13 +243,23 @@ struct alignas(kLineBytes) GpuWords {
   uint64_t progress;     // number of the pipelined call (32) | steps of it that the peer has done
 };
 
-// Kept by the kernel itself in the owner's memory, so that a captured graph can be replayed.
+// Half of a channel's state, in one atom.
+struct alignas(kPackBytes) StateHalf {
+  uint64_t slot;
+  uint32_t count, mark;
+};
+
+// Kept by the kernel itself in the owner's memory, so that a captured graph can be replayed. Both
+// halves and the turn say which call was the last one: who reads them while they are written knows.
 struct alignas(kLineBytes) ChannelState {
-  uint64_t slot;            // of the last call
-  uint64_t pipelined_slot;  // of the last call that was none of LL
-  uint64_t pipelined;       // calls that were none of LL
-  uint32_t ll;              // calls of LL, modulo 2^32
-  uint32_t met;             // 1: in the last call that was none of LL I waited for every peer
+  StateHalf last;       // slot of the last call; calls of LL; 1: in the last call that was none of
+                        // LL I waited for every peer
+  StateHalf pipelined;  // slot of the last call that was none of LL; how many those were; the epoch
+                        // of the last call
+  uint64_t turn;        // epoch (32) of the last call | 0 (32), or kTaken while a kernel is in one
+
+  static constexpr uint64_t kTaken = 1;
+  static constexpr uint64_t turn_after(uint64_t slot) { return slot >> 32 << 32; }
 };
 
 // For a peer that has waited long: which call I am in. Written by the owner.

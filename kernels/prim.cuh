@@ -105,6 +105,34 @@ FASTCOLL_DEVICE void store_relaxed(LlPack* pack, LlPack value) {
       : "memory");
 }
 
+FASTCOLL_DEVICE StateHalf load_relaxed(const StateHalf* half) {
+  StateHalf value;
+  uint64_t rest;
+  asm volatile("{.reg .b128 atom; ld.relaxed.sys.global.b128 atom, [%2]; mov.b128 {%0, %1}, atom;}"
+               : "=l"(value.slot), "=l"(rest)
+               : "l"(half)
+               : "memory");
+  value.count = uint32_t(rest);
+  value.mark = uint32_t(rest >> 32);
+  return value;
+}
+FASTCOLL_DEVICE void store_relaxed(StateHalf* half, StateHalf value) {
+  asm volatile(
+      "{.reg .b128 atom; mov.b128 atom, {%1, %2}; st.relaxed.sys.global.b128 [%0], atom;}" ::"l"(
+          half),
+      "l"(value.slot), "l"(uint64_t{value.mark} << 32 | value.count)
+      : "memory");
+}
+
+// What stood in the word, in this rank's own memory; now it is `value`.
+FASTCOLL_DEVICE uint64_t exchange(uint64_t* word, uint64_t value) {
+  uint64_t seen;
+  asm volatile("atom.relaxed.gpu.global.exch.b64 %0, [%1], %2;"
+               : "=l"(seen)
+               : "l"(word), "l"(value)
+               : "memory");
+  return seen;
+}
 // 0 -> 1, once, in this rank's own memory (peer links may lack atomics); true for who did it.
 FASTCOLL_DEVICE bool claim(uint64_t* word) {
   uint64_t seen;

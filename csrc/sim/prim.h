@@ -84,6 +84,21 @@ inline void store_relaxed(LlPack* pack, LlPack value) {
   store_relaxed(&pack->slot, value.slot);
 }
 
+inline StateHalf load_relaxed(const StateHalf* half) {
+  return {load_relaxed(&half->slot), load_relaxed(&half->count), load_relaxed(&half->mark)};
+}
+inline void store_relaxed(StateHalf* half, StateHalf value) {
+  __atomic_store_n(&half->count, value.count, __ATOMIC_RELAXED);
+  __atomic_store_n(&half->mark, value.mark, __ATOMIC_RELAXED);
+  store_relaxed(&half->slot, value.slot);
+}
+
+inline uint64_t exchange(uint64_t* word, uint64_t value) {
+  sim::yield();  // what was read before may be old by now
+  const uint64_t seen = __atomic_exchange_n(word, value, __ATOMIC_RELAXED);
+  sim::progress();
+  return seen;
+}
 inline bool claim(uint64_t* word) {
   uint64_t free = 0;
   return __atomic_compare_exchange_n(word, &free, 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);

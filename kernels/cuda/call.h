@@ -9,9 +9,9 @@
 namespace fastcoll {
 
 // The numbers are those of ErrorKind (csrc/check.h).
-enum class DeviceError : uint32_t { none = 0, timeout = 3, desync = 4 };
+enum class DeviceError : uint32_t { none = 0, usage = 1, timeout = 3, desync = 4 };
 
-// What a waiting thread was waiting for.
+// What a waiting thread was waiting for, or saw.
 enum class Phase : uint32_t {
   previous_call,  // the arrival of a peer in the call before this one
   arrival,        // its arrival in this call
@@ -19,9 +19,10 @@ enum class Phase : uint32_t {
   exit,           // the end of its part, before a symmetric tensor is its owner's again
   count,          // it arrived, but the counts of an all_to_all differ
   place,          // it arrived, but its tensor would lie outside of its region
+  turn,           // this rank itself is in another call already
 };
-inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress",
-                                              "exit",          "count",   "place"};
+inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit",
+                                              "count",         "place",   "turn"};
 
 // One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
 // verdicts of the same group are not recorded.

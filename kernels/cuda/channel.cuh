@@ -30,6 +30,11 @@ struct Protocol {
   static FASTCOLL_DEVICE bool reached(uint64_t seen, uint64_t target) {
     return int64_t(seen - target) >= 0;
   }
+  // A kernel of this rank that is in a call of the channel has its turn.
+  static FASTCOLL_DEVICE uint64_t take(uint64_t* turn) {
+    return exchange(turn, ChannelState::kTaken);
+  }
+  static constexpr bool kReadsAgain = true;      // the state, if another call has ended meanwhile
   static constexpr uint32_t kParities = 2;       // buffers that calls use in turn
   static constexpr bool kChecksPrevious = true;  // everybody is through with the call before last
   static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
@@ -41,17 +46,17 @@ struct Protocol {
 // What the threads of a block tell each other.
 struct BlockShared {
   uint64_t locations[kMaxGpuWorld];  // as the peers published them
+  ChannelState state;                // before this call
+  uint64_t poison;
 };
 
-// Break the group, if this rank is the one that found the reason: everybody stops waiting, and
-// later kernels end at once. And tell the host. Only the first thread of a rank that finds or hears
+// Tell the host. And break the group, if this rank is the one that found the reason: everybody
+// stops waiting, and later kernels end at once. Only the first thread of a rank that finds or hears
 // of something speaks.
 FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t expected,
                               uint32_t seen, uint32_t phase) {
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
   if (!claim(&pad(call.rank)->claimed)) return;
-  if (Poison::raiser(poison) == call.rank)
-    for (int rank = 0; rank < call.world_size; ++rank) store_release(&pad(rank)->poison, poison);
   DeviceVerdict& verdict = *call.verdict;
   verdict.raiser = Poison::raiser(poison);
   verdict.rank = Poison::rank(poison);
@@ -61,6 +66,9 @@ FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t 
   verdict.seen_stamp = seen;
   verdict.phase = phase;
   store_release_host(&verdict.kind, Poison::kind(poison));
+  // Behind it: who of this rank ends because of the poison ends with a verdict.
+  if (Poison::raiser(poison) == call.rank)
+    for (int rank = 0; rank < call.world_size; ++rank) store_release(&pad(rank)->poison, poison);
 }
 
 template <class P>
@@ -122,7 +130,7 @@ class Channel {
   // last one is through with the one before, whose area this one writes. Returns the area's parity.
   FASTCOLL_DEVICE uint32_t begin_ll() {
     begin();
-    return ++state_.ll % P::kParities;
+    return ++state_.last.count % P::kParities;
   }
 
   // ---- any other call. Returns the parity of its scratch and arrival words. They were last used
@@ -130,15 +138,15 @@ class Channel {
   // it. LL calls in between prove nothing, as they order no memory.
   FASTCOLL_DEVICE uint32_t begin_pipelined() {
     begin();
-    ++state_.pipelined;
-    if (P::kChecksPrevious && state_.pipelined > 1 && state_.met == 0) {
+    StateHalf& last = state_.pipelined;
+    if (P::kChecksPrevious && last.slot != 0 && state_.last.mark == 0) {
       for_peers(peers_, [&](int peer) {
-        wait_arrival(peer, Phase::previous_call, uint32_t(state_.pipelined - 1) % P::kParities,
-                     state_.pipelined_slot);
+        wait_arrival(peer, Phase::previous_call, last.count % P::kParities, last.slot);
       });
       failed_ = P::after_wait(failed_);
     }
-    state_.pipelined_slot = slot_;
+    last.slot = slot_;
+    ++last.count;
     return parity();
   }
 
@@ -227,9 +235,12 @@ class Channel {
   FASTCOLL_DEVICE bool sync_to_publish() { return failed_ = P::before_arrive(failed_); }
 
   // The call is over.
-  FASTCOLL_DEVICE void end_ll() { end(state_.met); }
+  FASTCOLL_DEVICE void end_ll() { end(); }
   // met: this rank has waited for the arrival of every peer.
-  FASTCOLL_DEVICE void end_pipelined(bool met) { end(met); }
+  FASTCOLL_DEVICE void end_pipelined(bool met) {
+    state_.last.mark = met;
+    end();
+  }
 
   // f(peer) for this thread's part of a set of ranks.
   template <class F>
@@ -241,27 +252,66 @@ class Channel {
  private:
   // After some time in a wait, a look at what its peer says it is doing.
   static constexpr uint64_t kPatrolNs = 1000000;
+  static constexpr int kMostTries = 1 << 16;  // far more than memory takes to be of one mind
 
+  // All threads know whether the call has failed already: then nothing of it may be touched.
   FASTCOLL_DEVICE void begin() {
-    state_ = *at<ChannelState>(call_.rank, state_offset_);
-    slot_ = ((state_.slot >> 32) + 1) << 32 | next_stamp(uint32_t(state_.slot), call_.plan_hash);
-    const uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
-    if (poison != 0) drain(poison);  // the threads tell each other when they next meet
+    BlockShared& shared = block_shared<BlockShared>();
+    if (thread_idx() == 0) {
+      shared.poison = load_relaxed(&pad(call_.rank)->poison);
+      take_turn(shared.state);
+    }
+    sync_block();
+    state_ = shared.state;
+    slot_ = ((state_.last.slot >> 32) + 1) << 32 |
+            next_stamp(uint32_t(state_.last.slot), call_.plan_hash);
+    if (shared.poison != 0) return drain(shared.poison);
+    if (state_.turn == ChannelState::kTaken) {
+      failed_ = true;
+      if (thread_idx() == 0)
+        fail(DeviceError::usage, {call_.rank, Phase::turn, slot_, slot_, slot_, true}, slot_);
+      return;
+    }
     if (thread_idx() == 0) store_relaxed(&at<ChannelStatus>(call_.rank, own_status_)->slot, slot_);
   }
-  FASTCOLL_DEVICE void end(uint32_t met) {
-    sync_block();  // nobody still reads the state
+
+  // Before the turn is known the state is read: each takes as long. So the kernel before may have
+  // ended in between, if it is in a stream that this one does not wait for.
+  FASTCOLL_DEVICE void take_turn(ChannelState& seen) {
+    ChannelState* kept = at<ChannelState>(call_.rank, state_offset_);
+    seen.last = load_relaxed(&kept->last);
+    seen.pipelined = load_relaxed(&kept->pipelined);
+    seen.turn = P::take(&kept->turn);
+    const auto is_old = [&] {
+      return seen.turn != ChannelState::turn_after(seen.last.slot) ||
+             seen.pipelined.mark != uint32_t(seen.last.slot >> 32);
+    };
+    for (int tries = 0; P::kReadsAgain && seen.turn != ChannelState::kTaken && is_old(); ++tries) {
+      if (tries == kMostTries) seen.turn = ChannelState::kTaken;
+      seen.last = load_relaxed(&kept->last);
+      seen.pipelined = load_relaxed(&kept->pipelined);
+    }
+  }
+
+  FASTCOLL_DEVICE void end() {
+    sync_block();  // nobody still writes or reads for this call
     if (thread_idx() != 0) return;
-    *at<ChannelState>(call_.rank, state_offset_) = {slot_, state_.pipelined_slot, state_.pipelined,
-                                                    state_.ll, met};
+    ChannelState* kept = at<ChannelState>(call_.rank, state_offset_);
+    state_.last.slot = slot_;
+    state_.pipelined.mark = uint32_t(slot_ >> 32);
+    store_relaxed(&kept->last, state_.last);
+    store_relaxed(&kept->pipelined, state_.pipelined);
+    store_relaxed(&kept->turn, ChannelState::turn_after(slot_));
   }
 
   // The same call on the channel, but another plan. 0: nothing was ever written there.
   static FASTCOLL_DEVICE bool differs(uint64_t seen, uint64_t slot) {
     return seen >> 32 == slot >> 32 && seen != slot && seen != 0;
   }
-  FASTCOLL_DEVICE uint32_t parity() const { return uint32_t(state_.pipelined) % P::kParities; }
-  FASTCOLL_DEVICE uint64_t progress(uint32_t step) const { return state_.pipelined << 32 | step; }
+  FASTCOLL_DEVICE uint32_t parity() const { return state_.pipelined.count % P::kParities; }
+  FASTCOLL_DEVICE uint64_t progress(uint32_t step) const {
+    return uint64_t{state_.pipelined.count} << 32 | step;
+  }
 
   template <class T>
   FASTCOLL_DEVICE T* at(int rank, size_t offset_bytes) const {

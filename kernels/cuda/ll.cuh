@@ -19,6 +19,7 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give g
                                  End end) {
   const DeviceCall& call = channel.call();
   const uint32_t parity = channel.begin_ll();
+  if (channel.failed()) return false;  // nobody is written to in a broken group
   const uint64_t packs = (num_bytes + kLlBytes - 1) / kLlBytes;
   const uint64_t part = (packs + channel.count() - 1) / channel.count();
   const uint64_t first = channel.idx() * part;
@@ -33,8 +34,7 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give g
   for (uint32_t i = thread_idx(); i < count; i += num_threads()) {
     const uint64_t at = (least + i) * kLlBytes;
     for (int rank = 0; rank < call.world_size; ++rank) {
-      // Nobody is written to in a broken group.
-      if (rank == call.rank || channel.failed()) continue;
+      if (rank == call.rank) continue;
       store_relaxed(&area(rank, call.rank)[i],
                     LlPack{at < num_bytes ? give(rank, at) : 0, channel.slot()});
     }

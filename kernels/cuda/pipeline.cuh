@@ -59,6 +59,7 @@ class Pipeline {
   // step(s, segment_idx) does one step of one segment. False: the call has failed.
   template <class Step>
   FASTCOLL_DEVICE bool run(Step step) {
+    if (channel_.failed()) return false;  // before anything is staged
     const uint32_t last = flow_.num_segments + (flow_.num_steps - 1) * lag_ - 1;
     for (uint32_t i = 0; i <= last; ++i) {
       if (i >= lag_ && !wait(i)) return false;

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .call import Epilogue, Launch, check_collective
-from .reduce import drain, emit, reduce_tile
+from .reduce import count_tiles, drain, emit, reduce_tile
 from .signal import EPOCH, buffer, is_sound, meet, pointer, words
 from .workspace import Workspace
 
@@ -34,7 +34,7 @@ def all_reduce_kernel(
     dtype: tl.constexpr = source.dtype.element_ty
     lane = tl.arange(0, BLOCK)
     step = tl.num_programs(0)
-    num_tiles = tl.cdiv(numel, COLUMNS)
+    num_tiles = count_tiles(numel, COLUMNS)
     counter = words(group, group.rank) + EPOCH + tl.program_id(0)
     epoch = tl.load(counter)
     alive = is_sound(group)

@@ -60,6 +60,12 @@ def emit(
 
 
 @triton.jit
+def count_tiles(numel, COLUMNS: tl.constexpr):
+    """Return how many tiles that makes. In 64 bits: just below 2^31 it would wrap, rounded up."""
+    return tl.cdiv(tl.full((), numel, tl.int64), COLUMNS)
+
+
+@triton.jit
 def drain(
     group,
     out,
@@ -82,7 +88,7 @@ def drain(
     if is_float(FORMAT):
         lane = tl.arange(0, BLOCK)
         nan = tl.full((BLOCK,), float("nan"), tl.float64 if FORMAT == "float64" else tl.float32)
-        while tile < tl.cdiv(chunk_numel, COLUMNS):
+        while tile < count_tiles(chunk_numel, COLUMNS):
             column = tile * COLUMNS + lane
             for chunk in tl.static_range(CHUNKS):
                 index = tl.full((), chunk, tl.int64) * chunk_numel + column
@@ -110,7 +116,7 @@ def reduce_kernel(
 ):
     lane = tl.arange(0, BLOCK)
     tile = tl.program_id(0).to(tl.int64)
-    while tile < tl.cdiv(numel, COLUMNS):
+    while tile < count_tiles(numel, COLUMNS):
         index = tile * COLUMNS + lane
         mask = (lane < COLUMNS) & (index < numel)
         word = reduce_tile(sources, 0, index, mask, OP, FORMAT, WORLD, DTYPE)

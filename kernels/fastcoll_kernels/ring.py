@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .arithmetic import combine, finish, widen
 from .call import Call, Epilogue, Launch, check_collective
-from .reduce import drain, emit
+from .reduce import count_tiles, drain, emit
 from .signal import (
     LANDED,
     PUTS,
@@ -78,7 +78,7 @@ def ring_kernel(  # noqa: C901 - the three phases share one loop
     inside = lane < COLUMNS
     step = tl.num_programs(0)
     right = (group.rank + 1) % WORLD
-    num_tiles = tl.cdiv(chunk_numel, COLUMNS)  # of each chunk
+    num_tiles = count_tiles(chunk_numel, COLUMNS)  # of each chunk
     counter = words(group, group.rank) + PUTS + tl.program_id(0)
     puts = tl.load(counter)
     alive = is_sound(group)

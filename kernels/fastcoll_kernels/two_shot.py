@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .call import Call, Epilogue, Launch, check_collective
-from .reduce import drain, emit, reduce_tile
+from .reduce import count_tiles, drain, emit, reduce_tile
 from .signal import EPOCH, buffer, is_sound, meet, pointer, words
 from .workspace import Workspace
 
@@ -38,7 +38,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
     lane = tl.arange(0, BLOCK)
     inside = lane < COLUMNS
     step = tl.num_programs(0)
-    num_tiles = tl.cdiv(chunk_numel, COLUMNS)  # of each chunk
+    num_tiles = count_tiles(chunk_numel, COLUMNS)  # of each chunk
     counter = words(group, group.rank) + EPOCH + tl.program_id(0)
     epoch = tl.load(counter)
     alive = is_sound(group)

@@ -77,6 +77,39 @@ def test_a_replay_with_a_dead_peer_drains_at_once(fresh_threads: Fresh) -> None:
     assert "rank 1" in text
 
 
+def call_twice_at_once(me: GpuRank) -> str:
+    """Rank 0 replays a call in another stream while it waits in one for rank 1."""
+    tensor, other = (torch.ones(5000, device=me.device) for _ in range(2))
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(me.device)
+    if me.rank == 0:
+        with torch.cuda.graph(graph, stream=me.stream, capture_error_mode="thread_local"):
+            me.comm.all_reduce(other)
+        graph.replay()
+    else:
+        me.comm.all_reduce(other)
+    me.synchronize()
+    me.comm.barrier()
+    if me.rank == 0:
+        me.comm.all_reduce(tensor)
+        with torch.cuda.stream(stream):
+            graph.replay()
+        stream.synchronize()  # it finds the other call, and ends
+        me.synchronize()
+    else:
+        time.sleep(LIMIT_S / 2)
+    with pytest.raises(UsageError) as caught:
+        me.comm.all_reduce(tensor)
+        me.synchronize()
+        me.comm.check()
+    return str(caught.value)
+
+
+def test_a_replay_beside_another_call_is_told_to_all(fresh_threads: Fresh) -> None:
+    for rank, text in enumerate(fresh_threads(2, LIMIT_S).run(call_twice_at_once)):
+        assert ("this rank" if rank == 0 else "rank 0") + " was in two calls" in text
+        assert "does not wait for the other" in text
+
+
 def differ(me: GpuRank, what: str) -> str:
     numel = 1000 + (me.rank if what == "size" else 0)
     dtype = torch.float64 if what == "dtype" and me.rank else torch.float32

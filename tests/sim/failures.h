@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels do when a rank is missing, or calls something else: every wait ends, every rank gets
-// a verdict, outputs are NaN, and later kernels end at once.
+// What kernels do when a rank is missing, calls something else, or is in two calls at the same
+// time: every wait ends, every rank gets a verdict, outputs are NaN, and later kernels end at once.
 #pragma once
 
 #include "draw.h"
@@ -9,7 +9,9 @@ namespace fastcoll::sim {
 
 inline constexpr uint64_t kLimitNs = 100000000;
 inline constexpr int kWorld = 3;
+inline constexpr uint64_t kMostDelayBits = 13;  // in the simulator's steps: longer than a call
 inline constexpr int kLaterCalls = 20;
+using Checks = Machine::Checks;
 // A meeting of a call by copy engines: it moves nothing, but has the call's output.
 inline constexpr Choice kMeeting{Algorithm::copy_engine, Verb::all_reduce, false};
 
@@ -38,7 +40,7 @@ inline Step plain_step(const Choice& choice, Random& random) {
   return with_inputs(step, random);
 }
 
-inline void enqueue(Machine& machine, const Step& step, int rank, bool checks) {
+inline void enqueue(Machine& machine, const Step& step, int rank, Checks checks) {
   machine.enqueue(step, rank, kernel_of<Protocol>(step), checks);
 }
 
@@ -65,10 +67,11 @@ inline void absent(const Choice& choice, Random& random) {
   step.root = int(pick(random, kWorld));
   step = with_inputs(step, random);
   const bool has_result = step.algorithm != Algorithm::copy_engine;
-  for (int rank = 0; rank < kWorld; ++rank) enqueue(machine, step, rank, has_result);
+  for (int rank = 0; rank < kWorld; ++rank)
+    enqueue(machine, step, rank, has_result ? Checks::output : Checks::nothing);
   for (int rank = 0; rank < kWorld; ++rank)
     for (int call = 0; call < kLaterCalls && rank != missing; ++call)
-      enqueue(machine, step, rank, false);
+      enqueue(machine, step, rank, Checks::nothing);
   if (!machine.run()) fail(step, "a wait without a limit");
   check_verdicts(machine, step, DeviceError::timeout, missing);
   // Two limits where a root does not wait: it finds out in its next call.
@@ -91,7 +94,7 @@ inline void mismatch(const Step& step, const Step& other, Random& random) {
   const int odd = int(pick(random, kWorld));
   for (int call = 0; call < 3; ++call)
     for (int rank = 0; rank < kWorld; ++rank)
-      enqueue(machine, call == 0 && rank == odd ? other : step, rank, false);
+      enqueue(machine, call == 0 && rank == odd ? other : step, rank, Checks::nothing);
   if (!machine.run()) fail(step, "a difference that nobody saw: " + other.name());
   check_verdicts(machine, step, DeviceError::desync, -1);
 }
@@ -112,7 +115,7 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
   };
   for (int rank = 0; rank < kWorld; ++rank) {
     const std::function<void(DeviceCall&)> none;
-    machine.enqueue(step, rank, kernel_of<P>(step), false, rank == liar ? lie : none);
+    machine.enqueue(step, rank, kernel_of<P>(step), Checks::nothing, rank == liar ? lie : none);
   }
   if (!machine.run()) fail(step, "a wait without a limit");
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -123,6 +126,52 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
         (verdict.raiser == rank && Phase(verdict.phase) != Phase::place))
       fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
   }
+}
+
+// One rank's second call is in a stream that does not wait for the first. Whether both run at the
+// same time is chance: then everybody must hear of it, else both must be right. All its calls are
+// alike, so that their order does not matter. True: they did.
+template <class P>
+bool overlap(const Choice& choice, Random& random) {
+  const Step step = plain_step(choice, random);
+  const int odd = int(pick(random, kWorld));
+  Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
+  machine.delay(odd, 1, pick(random, uint64_t{1} << pick(random, kMostDelayBits)));
+  for (int call = 0; call < 2; ++call)
+    for (int rank = 0; rank < kWorld; ++rank)
+      machine.enqueue(step, rank, kernel_of<P>(step), Checks::unless_failed, nullptr,
+                      rank == odd ? call : 0);
+  if (!machine.run()) fail(step, "two calls at the same time, which nobody saw");
+  bool seen = false;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const DeviceVerdict& verdict = machine.verdict(rank);
+    if (verdict.kind == 0) continue;
+    seen = true;
+    if (verdict.kind != uint32_t(DeviceError::usage) || verdict.rank != odd ||
+        verdict.raiser != odd || (rank == odd && Phase(verdict.phase) != Phase::turn))
+      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+  }
+  return seen;
+}
+
+template <class P>
+int run_overlaps(uint64_t num_seeds) {
+  for (const Choice& choice : kChoices) {
+    uint64_t seen = 0;
+    for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+      Random random(seed);
+      seen += overlap<P>(choice, random);
+    }
+    if (seen == 0 || seen == num_seeds) {
+      std::fprintf(stderr, "WRONG: %s %s%s: %llu of %llu calls met another one\n",
+                   algorithm_name(choice.algorithm), choice.ll ? "ll " : "", verb_name(choice.verb),
+                   static_cast<unsigned long long>(seen),
+                   static_cast<unsigned long long>(num_seeds));
+      return 1;
+    }
+  }
+  std::printf("ok\n");
+  return 0;
 }
 
 template <class P>

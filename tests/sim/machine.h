@@ -35,7 +35,7 @@ class Machine {
   Machine(int world_size, Schedule schedule, uint64_t seed, uint64_t limit_ns)
       : world_(world_size),
         limit_ns_(limit_ns),
-        simulator_(world_size, schedule, seed),
+        simulator_(world_size * kStreams, schedule, seed),
         verdicts_(size_t(world_size)) {
     for (int rank = 0; rank < world_; ++rank) {
       void* region = mmap(nullptr, kRegion, PROT_READ | PROT_WRITE,
@@ -64,27 +64,42 @@ class Machine {
     for (std::byte* region : regions_) {
       auto* pad = reinterpret_cast<GpuPad*>(region);
       for (GpuChannel& channel : pad->channels) {
-        channel.state = {kBefore << 32, 0, kBefore, uint32_t(kBefore), 1};
+        channel.state = {{kBefore << 32, uint32_t(kBefore), 1},
+                         {0, uint32_t(kBefore), uint32_t(kBefore)},
+                         ChannelState::turn_after(kBefore << 32)};
         for (GpuWords& words : channel.from) words.progress = kBefore << 32;
       }
     }
   }
 
-  // One rank's part of a call. checks: its output must be right.
-  // lies: changes what the kernel is told.
-  void enqueue(const Step& step, int rank, KernelFn kernel, bool checks = true,
-               const std::function<void(DeviceCall&)>& lies = nullptr) {
+  // What must be right of a call: its output; that, unless the rank has a verdict by then; nothing.
+  enum class Checks { output, unless_failed, nothing };
+
+  // One rank's part of a call. lies: changes what the kernel is told. Streams of a rank don't wait
+  // for each other.
+  void enqueue(const Step& step, int rank, KernelFn kernel, Checks checks = Checks::output,
+               const std::function<void(DeviceCall&)>& lies = nullptr, int stream = 0) {
     buffers_.push_back(std::make_unique<Buffers>());
     Buffers& buffers = *buffers_.back();
     place(step, rank, buffers);
-    simulator_.enqueue(rank, {1, 1, [=, &buffers] { fill(step, rank, buffers); }});
+    const int queue = rank + stream * world_;
+    simulator_.enqueue(queue, {1, 1, [=, &buffers] { fill(step, rank, buffers); }});
     DeviceCall call = make_call(step, rank, buffers);
     if (lies) lies(call);
-    simulator_.enqueue(rank, {step.blocks, step.threads, [=] { kernel(call); }});
-    simulator_.enqueue(rank, {1, 1, [=, this, &buffers] {
-                                if (checks) check(step, rank, buffers);
-                                else last_output_[rank] = copy_of(step, rank, buffers);
-                              }});
+    simulator_.enqueue(queue, {step.blocks, step.threads, [=] { kernel(call); }});
+    simulator_.enqueue(
+        queue, {1, 1, [=, this, &buffers] {
+                  const bool failed = verdict(rank).kind != 0;
+                  if (checks == Checks::output || (checks == Checks::unless_failed && !failed))
+                    check(step, rank, buffers);
+                  else last_output_[rank] = copy_of(step, rank, buffers);
+                }});
+  }
+  // What comes next in this stream comes later.
+  void delay(int rank, int stream, uint64_t steps) {
+    simulator_.enqueue(rank + stream * world_, {1, 1, [=] {
+                                                  for (uint64_t i = 0; i < steps; ++i) yield();
+                                                }});
   }
   // Sends and receives between pairs of ranks, one kernel for all of a rank's: each (from, to) at
   // most once.
@@ -114,6 +129,7 @@ class Machine {
   const reference::Bytes& output(int rank) { return last_output_[rank]; }
 
  private:
+  static constexpr int kStreams = 2;
   // Behind the data lies memory that a rank with a wrong place reads, and that is nobody's.
   static constexpr size_t kRegion = kGpuDataOffsetBytes + 2 * kDataBytes;
 

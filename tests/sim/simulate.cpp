@@ -5,9 +5,9 @@
 //
 // Each seed is a workspace of 1 to 8 ranks, or of 16, and 20 calls on it that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
-// bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch` and
-// `misplaced` are in failures.h, `folds` in folds.h, `partials` in partials.h, `probes` in
-// probes.h, `gauges` in gauges.h.
+// bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch`,
+// `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in partials.h,
+// `probes` in probes.h, `gauges` in gauges.h.
 #include <cstring>
 
 #include "draw.h"
@@ -78,6 +78,7 @@ int main(int argc, char** argv) {
   if (variant == "absent") return run_absent(count);
   if (variant == "mismatch") return run_mismatch(count);
   if (variant == "misplaced") return run_misplaced<Protocol>(count);
+  if (variant == "overlaps") return run_overlaps<Protocol>(count);
   if (variant == "folds") return run_folds(count, false);
   if (variant == "folds_in_wrong_order") return run_folds(count, true);
   if (variant == "partials") return run_partials(count, false);
@@ -88,6 +89,7 @@ int main(int argc, char** argv) {
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
   if (variant == "switch_without_halves") return run_probes(count);
+  if (variant == "ignored_turns" || variant == "old_state") return run_overlaps<Planted>(count);
   if (variant == "unchecked_places") return run_misplaced<Planted>(count);
   if (planted) return run_seeds<Planted>(schedule, first, count, only);
   std::fprintf(stderr, "unknown variant %s\n", variant.c_str());

@@ -54,6 +54,9 @@ QUICK = [
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
     Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_reduce"),
     Case("misplaced_parts", "uniform", 8, WRONG_OR_STUCK, only="multimem reduce_scatter"),
+    Case("overlaps", "uniform", 60),
+    Case("ignored_turns", "uniform", 60, WRONG_OR_STUCK),
+    Case("old_state", "uniform", 60, WRONG_OR_STUCK),
     Case("probes", "uniform", 40),
     Case("switch_without_halves", "uniform", 40, WRONG_OR_STUCK),
     Case("gauges", "uniform", 40),
@@ -76,6 +79,7 @@ CASES = [
     # A rank that never arrives; ranks that call different things (tests/sim/failures.h).
     Case("absent", "uniform", 6),
     Case("mismatch", "uniform", 6),
+    Case("overlaps", "uniform", 10, tsan=True),
     # Negative controls. The first two compute the right numbers all the same: x86 and one thread.
     Case("relaxed_arrive", "uniform", 12, RACE, tsan=True),
     Case("relaxed_wait", "uniform", 12, RACE, tsan=True),

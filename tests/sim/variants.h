@@ -15,7 +15,7 @@ namespace fastcoll::sim {
 struct Planted : Protocol {
   static inline bool relaxed_arrive = false, relaxed_wait = false;
   static inline bool syncs_before_arrive = true, syncs_after_wait = true;
-  static inline bool equality_wait = false;
+  static inline bool equality_wait = false, ignored_turns = false;
 
   static void arrive(ArrivePack* pack, ArrivePack value) {
     relaxed_arrive ? store_relaxed(pack, value) : Protocol::arrive(pack, value);
@@ -38,8 +38,16 @@ struct Planted : Protocol {
   static bool reached(uint64_t seen, uint64_t target) {
     return equality_wait ? seen == target : Protocol::reached(seen, target);
   }
+  static uint64_t take(uint64_t* turn) {
+    const uint64_t seen = Protocol::take(turn);
+    if (!ignored_turns || seen != ChannelState::kTaken) return seen;
+    const auto* state = reinterpret_cast<const ChannelState*>(
+        reinterpret_cast<const std::byte*>(turn) - offsetof(ChannelState, turn));
+    return ChannelState::turn_after(load_relaxed(&state->last).slot);
+  }
   static inline uint32_t kParities = Protocol::kParities;
   static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
+  static inline bool kReadsAgain = true;
   static inline bool kChecksPlaces = true, kComparesPlaces = true;
 };
 
@@ -55,6 +63,8 @@ inline bool plant(const std::string& name) {
       {"no_sync_before_arrive", &Planted::syncs_before_arrive},
       {"no_sync_after_wait", &Planted::syncs_after_wait},
       {"equality_wait", &Planted::equality_wait},
+      {"ignored_turns", &Planted::ignored_turns},
+      {"old_state", &Planted::kReadsAgain},
       {"unchecked_previous", &Planted::kChecksPrevious},
       {"unacknowledged", &Planted::kAcknowledges},
       {"no_exit", &Planted::kExits},

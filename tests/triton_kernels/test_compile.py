@@ -249,3 +249,26 @@ def test_a_chunk_that_begins_elsewhere_is_seen(
     """Negative control: of all chunks in a call, and of those that a broken group leaves as NaN."""
     bug = ((file, IN_64_BITS, "index = chunk * chunk_numel + column"),)
     assert narrow_starts(stages_of(all_reduce("two_shot"), 90, bug))
+
+
+# The number of tiles, rounded up in 32 bits: it wraps within a tile of 2^31 elements.
+NARROW_COUNT = re.compile(r"arith\.addi %(?:chunk_)?numel\S*, [^:]*: i32")
+
+
+@pytest.mark.parametrize(
+    "launch", [all_reduce("one_shot"), all_reduce("two_shot"), all_reduce("ring")]
+)
+def test_tiles_are_counted_in_64_bits(
+    stages_of: Callable[..., Mapping[str, str]], launch: Launch
+) -> None:
+    assert NARROW_COUNT.findall(stages_of(launch, 90)["ttir"]) == []
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+def test_tiles_that_are_counted_in_32_bits_are_seen(
+    stages_of: Callable[..., Mapping[str, str]], algorithm: str
+) -> None:
+    """Negative control."""
+    in_64_bits = "tl.cdiv(tl.full((), numel, tl.int64), COLUMNS)"
+    bug = (("reduce.py", in_64_bits, "tl.cdiv(numel, COLUMNS)"),)
+    assert NARROW_COUNT.findall(stages_of(all_reduce(algorithm), 90, bug)["ttir"])

@@ -16,7 +16,7 @@ from fastcoll import _C, algorithms
 from fastcoll.algorithms import shared
 from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
 from fastcoll.reliability.residency import Residency
-from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain
+from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, USAGE, Verdict, explain
 from fastcoll.selection import select
 from fastcoll.topology import gpu
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
@@ -309,21 +309,25 @@ def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
     assert "rank 2 called something else than rank 0 (stamps 0xb and 0xa)" in text
     _, text, _ = explain(verdict(kind=DESYNC, phase=5), 0, WHERE, "", peer_is_gone=False)
     assert "rank 2 says that its tensor lies outside of its symmetric memory" in text
+    kind, text, ranks = explain(verdict(kind=USAGE), 0, WHERE, "", peer_is_gone=True)
+    assert (kind, ranks) == (USAGE, (2,))
+    assert "rank 2 was in two calls of this group at the same time" in text
     kind, text, ranks = explain(verdict(), 0, WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (PEER_LOST, (2,))
     assert "lost rank 2" in text
 
 
-@pytest.mark.parametrize("kind", [TIMEOUT, DESYNC, PEER_LOST])
+@pytest.mark.parametrize("kind", [USAGE, TIMEOUT, DESYNC, PEER_LOST])
 def test_the_kinds_are_those_of_the_core(kind: int, pools) -> None:
     pool = pools(2)
     outcomes = pool.outcomes(fail_with, kind)
     pool.close()
-    names = {TIMEOUT: "CollectiveTimeout", DESYNC: "DesyncError", PEER_LOST: "PeerLostError"}
+    names = {USAGE: "UsageError", TIMEOUT: "CollectiveTimeout"}
+    names |= {DESYNC: "DesyncError", PEER_LOST: "PeerLostError"}
     for outcome in outcomes:
         assert type(outcome.error).__name__ == names[kind]
         assert "told by a kernel" in str(outcome.error)
-        if kind != DESYNC:
+        if kind in (TIMEOUT, PEER_LOST):
             assert outcome.error.ranks == (1,)
 
 

@@ -6,7 +6,7 @@ Decides the texts. Pure; the numbers are those of kernels/cuda/call.h.
 
 from dataclasses import dataclass
 
-TIMEOUT, DESYNC, PEER_LOST = 3, 4, 5  # ErrorKind in csrc/check.h
+USAGE, TIMEOUT, DESYNC, PEER_LOST = 1, 3, 4, 5  # ErrorKind in csrc/check.h
 # Phase in kernels/cuda/call.h
 _COUNT, _PLACE = 4, 5
 _PHASES = (
@@ -47,6 +47,14 @@ def explain(
     peer = verdict.rank
     call = f"GPU call {verdict.epoch} on channel {verdict.channel} {where}"
     rest = f"Last started here: {last_call}. Outputs since then are undefined (NaN where floating)"
+    if verdict.kind == USAGE:
+        who = "this rank" if peer == me else f"rank {peer}"
+        what = (
+            f"{who} was in two calls of this group at the same time: a captured graph was "
+            "replayed in a stream that does not wait for the other one. Replay it in the stream "
+            "of the other calls, let one stream wait for the other, or give it a group of its own"
+        )
+        return USAGE, f"{call}: {what}. {rest}", (peer,)
     if verdict.kind == DESYNC:
         if verdict.phase == _COUNT:
             what = f"rank {peer} sends another number of elements than rank {verdict.raiser} takes"
