@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=2)
     parser.add_argument("--pipelining", action="store_true")
     parser.add_argument("--bytes", type=int, default=64 << 20, help="pipelining")
-    parser.add_argument("--local-ranks", type=int, default=8, help="pipelining: on each host")
+    parser.add_argument("--local-ranks", type=int, default=16, help="pipelining: on each host")
     parser.add_argument("--json", type=Path, default=Path("hierarchical.json"))
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
