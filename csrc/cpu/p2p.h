@@ -79,6 +79,7 @@ class PointToPoint {
   void post(const std::shared_ptr<Transfer>& transfer, Host& host) {
     const auto guard = lock(host);
     transfer->is_awaited = true;
+    if (has_large_) say_polling(true);  // until the end of its wait
     open({&transfer, 1});
   }
 
@@ -109,6 +110,10 @@ class PointToPoint {
           },
           host, &transfer);
       if (!over) throw Interrupted{};
+    }
+    if (says_polling_) {
+      const std::lock_guard guard(mutex_);
+      say_polling(false);
     }
     if (!transfer.done) return false;
     if (transfer.error) std::rethrow_exception(transfer.error);
@@ -160,9 +165,12 @@ class PointToPoint {
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
   // Below this a call of the kernel costs more than what it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
-  // Longer than it takes a rank that has just sent a message to begin to wait for something.
+  // What a rank that has just sent a message may take to begin to wait for something: at least that
+  // long, and a few percent of what the copy takes.
   static constexpr int64_t kPatienceUs = 3;
-  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: others get on in between
+  static constexpr size_t kPatienceBytes = size_t{256} << 10;  // another microsecond for each
+  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
+  static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others get on in between
 
   // Another thread may hold it through long copies; the program's others are to run meanwhile.
   std::unique_lock<std::mutex> lock(Host& host) {
@@ -187,30 +195,23 @@ class PointToPoint {
   // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
   template <class Over>
   bool poll_until(Over over, Host& host, const Transfer* awaited) {
-    bool is_blocked = false, is_polling = false;
-    const bool is_over = poll(over, host, awaited, is_blocked, is_polling);
+    bool is_blocked = false;
+    const bool is_over = poll(over, host, awaited, is_blocked);
     if (is_blocked) say_blocked(0);
-    if (is_polling) {
-      const std::lock_guard guard(mutex_);
-      say_polling(false);
-    }
     return is_over;
   }
 
   template <class Over>
-  bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked, bool& is_polling) {
+  bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked) {
     int64_t next_patrol_us = 0;
     // Who drives rests at first: the program may wait itself soon, and is quicker alone.
     for (int round = awaited ? 0 : kSpins + P::kYields; !over(); ++round) {
       bool moved, is_under_way;
       {
         const auto guard = lock(host);
+        if (awaited && has_large_) say_polling(true);
         moved = pass(awaited != nullptr);
         is_under_way = is_under_way_;
-        if (awaited && has_large_) {
-          is_polling = true;
-          say_polling(true);
-        }
       }
       if (moved) {
         if (awaited || is_under_way) round = 0;
@@ -409,7 +410,8 @@ class PointToPoint {
     Transfer*& mover = movers_[size_t(transfer.peer)];
     if (message.address != 0 && mover != &transfer) {
       if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
-        if (looks_again_ && !mover && now_us() - transfer.matched_us < kPatienceUs) return false;
+        const int64_t most_us = kPatienceUs + int64_t(transfer.num_bytes / kPatienceBytes);
+        if (looks_again_ && !mover && now_us() - transfer.matched_us < most_us) return false;
         transfer.is_copied = true;
       }
       if (transfer.is_copied) return copy_out(transfer, message, back);
@@ -447,7 +449,8 @@ class PointToPoint {
   }
 
   bool copy_out(Transfer& transfer, const Message& message, PairChannel& back) {
-    const size_t num_bytes = std::min(kCopyBytes, transfer.num_bytes - transfer.moved_bytes);
+    const size_t most_bytes = open_.size() > 1 ? kSharedCopyBytes : kCopyBytes;
+    const size_t num_bytes = std::min(most_bytes, transfer.num_bytes - transfer.moved_bytes);
     read_private(group_, transfer.peer, message.address + transfer.moved_bytes,
                  transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
     transfer.moved_bytes += num_bytes;
@@ -540,7 +543,7 @@ class PointToPoint {
   bool is_under_way_ = false;                    // a part of one of them has come or gone
   bool has_large_ = false;                       // sends that the receivers may copy
   bool looks_again_ = false;                     // this pass is one of many
-  bool says_polling_ = false;
+  std::atomic<bool> says_polling_{false};
   bool is_driven_ = false;  // drive() runs, and will see what is started
   int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};

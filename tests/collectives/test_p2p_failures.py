@@ -302,7 +302,7 @@ def receive_from_one_that_stopped(rank: Rank, waits: bool) -> tuple[bool, float]
 def test_only_who_waits_for_a_send_helps_with_it(
     fresh_pool: Callable[..., Pool], waits: bool
 ) -> None:
-    """Both copy at the same time then; else the receiver copies alone, out of the sender's memory."""
+    """Both copy at the same time then; else the receiver does, out of the sender's memory."""
     pool = fresh_pool(2)
     pool.start(receive_from_one_that_stopped, waits)
     pool.wait_for("waiting")
