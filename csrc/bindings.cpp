@@ -114,15 +114,15 @@ void bind_group(py::module_& module) {
   py::class_<ProcessGroup>(module, "Group")
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,
-                       std::vector<int> pidfds, double timeout_s, std::vector<int> pids,
-                       bool traces) {
+                       std::vector<int> pidfds, double timeout_s, int num_cpus,
+                       std::vector<int> pids, bool traces) {
              if (pids.empty()) pids.assign(socket_fds.size(), 0);
              return std::make_unique<ProcessGroup>(rank, world_size, name,
                                                    GroupFds{region_fds, socket_fds, pidfds, pids},
-                                                   timeout_s, traces);
+                                                   timeout_s, num_cpus, traces);
            }),
            py::arg("rank"), py::arg("world_size"), py::arg("name"), py::arg("region_fds"),
-           py::arg("socket_fds"), py::arg("pidfds"), py::arg("timeout_s"),
+           py::arg("socket_fds"), py::arg("pidfds"), py::arg("timeout_s"), py::arg("num_cpus"),
            py::arg("pids") = std::vector<int>{}, py::arg("traces") = false)
       .def_property_readonly("rank", &ProcessGroup::rank)
       .def_property_readonly("world_size", &ProcessGroup::world_size)
@@ -193,12 +193,12 @@ void bind_group(py::module_& module) {
           py::arg("hash"), py::arg("blocks"), py::arg("words"), without_gil)
       .def(
           "try_single_copy",
-          [](ProcessGroup& group, bool is_wanted) {
+          [](ProcessGroup& group, bool is_wanted, bool always) {
             PythonHost host;
             host.blocking();
-            return group.try_single_copy(is_wanted, host);
+            return group.try_single_copy(is_wanted, always, host);
           },
-          py::arg("is_wanted"))
+          py::arg("is_wanted"), py::arg("always"))
       .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
       .def("arena_ptr",
            [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })

@@ -33,7 +33,7 @@ void ProcessGroup::forget_in_child() {
 }
 
 ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
-                           double timeout_s, bool traces)
+                           double timeout_s, int num_cpus, bool traces)
     : rank_(rank), world_size_(world_size), name_(name), traces_(traces) {
   static const int once = pthread_atfork([] { groups_mutex.lock(); }, [] { groups_mutex.unlock(); },
                                          &ProcessGroup::forget_in_child);
@@ -48,6 +48,7 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
   options.world_size = world_size;
   options.name = name;
   options.timeout_s = timeout_s;
+  options.num_cpus = num_cpus;
   options.traces = traces;
   std::string problem;
   const size_t world = size_t(std::max(world_size, 0));
@@ -248,13 +249,13 @@ const Program* ProcessGroup::program_of(const Plan& plan) const {
   return found == programs_.end() ? nullptr : &found->second;
 }
 
-std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, Host& host) {
+std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, bool always, Host& host) {
   const Turn turn(*this, host);
   require_usable();
   const auto errors = group_->try_single_copy(is_wanted, host);
   const auto end = errors.begin() + world_size_;
   if (std::all_of(errors.begin(), end, [](int error) { return error == 0; }))
-    p2p_->allow_single_copy();
+    p2p_->allow_single_copy(always);
   return {errors.begin(), end};
 }
 

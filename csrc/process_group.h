@@ -41,7 +41,7 @@ struct Operands {
 class ProcessGroup {
  public:
   ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
-               double timeout_s, bool traces = false);
+               double timeout_s, int num_cpus, bool traces = false);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -63,7 +63,7 @@ class ProcessGroup {
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
   // See Group: by rank, why it can't read everybody's memory. Collective, before the first call.
-  std::vector<int> try_single_copy(bool is_wanted, Host& host);
+  std::vector<int> try_single_copy(bool is_wanted, bool always, Host& host);
 
   // This rank's program of a schedule, for plans whose `splits` is `hash`.
   void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);

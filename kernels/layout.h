@@ -127,6 +127,7 @@ struct alignas(4096) Pad {
   SleepLine sleep;
   Word ping;     // flag-time measurement only
   Word blocked;  // the send or receive this rank waits in: kind | peer << 8; 0: none
+  Word polling;  // 1: a thread looks after its transfers all the time, large sends among them
   // Before the first call: where a sample of the owner's private memory lies, and what the owner
   // found when it read everybody's (SingleCopy).
   Word sample;
@@ -158,8 +159,10 @@ struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is s
   uint64_t number;  // of the pair's messages, from 1; 0: never used
   uint64_t num_bytes;
   uint64_t numel;
-  uint64_t tag_and_dtype;  // tag (32) | dtype (8)
-  // Of a large message that the receiver copies out of the sender's process; 0: it comes in chunks.
+  // tag (32) | dtype (8) | kWaited if its sender is about to wait for it
+  uint64_t tag_and_dtype;
+  static constexpr uint64_t kWaited = uint64_t{1} << 40;
+  // Of a large message that the receiver may copy out of the sender's process; 0: it may not.
   uint64_t address;
   std::byte payload[kPayloadBytes];  // all of a small message
 };

@@ -36,6 +36,7 @@ struct GroupOptions {
   std::array<std::byte*, kMaxWorld> regions{};  // every rank's, mapped here; mapped_bytes() each
   std::array<PeerLink, kMaxWorld> links{};
   double timeout_s = 30;
+  int num_cpus = 1;         // that the ranks have between them
   bool traces = false;      // note the time and the site of every call
   uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
 };
@@ -78,6 +79,7 @@ class Group {
 
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
+  bool is_crowded() const { return is_crowded_; }  // more ranks than CPUs
   const GroupOptions& options() const { return options_; }
   uint64_t call() const { return call_; }
   std::vector<Arena>& arenas() { return arenas_; }
@@ -289,7 +291,8 @@ class Group {
   [[noreturn]] void throw_verdict(uint64_t poison) const;
 
   GroupOptions options_;
-  const int num_spins_ = options_.world_size > num_cpus() ? P::kSpinsIfCrowded : P::kSpins;
+  const bool is_crowded_ = options_.world_size > options_.num_cpus;
+  const int num_spins_ = is_crowded_ ? P::kSpinsIfCrowded : P::kSpins;
   std::array<Peer, kMaxWorld> peers_{};
   Pad* me_ = nullptr;
   std::vector<Arena> arenas_;

@@ -2,10 +2,11 @@
 // Point-to-point: send and receive between two ranks, beside the group's calls and in any order.
 //
 // A sender offers a message in a place of its channel to the peer, and a small one with it.
-// The receiver looks for the oldest offer with its tag. A large one it copies out of the sender's
-// memory, if it may; else it grants it, and its chunks go through the channel's ring, one message
-// of a pair at a time. All operations of a rank make progress whenever one of its threads polls,
-// whichever it waits for.
+// The receiver looks for the oldest offer with its tag. A large one it grants, and its chunks go
+// through the channel's ring, one message of a pair at a time; so both ranks copy at the same time.
+// But if the sender does something else meanwhile, the receiver copies the message out of the
+// sender's memory, if it may. All operations of a rank make progress whenever one of its threads
+// polls, whichever it waits for.
 #pragma once
 
 #include <sched.h>
@@ -43,12 +44,13 @@ struct Transfer {
   std::string site;  // where the program asked for it; only in a group that traces
 
   enum class State { fresh, offered, moving } state = State::fresh;
-  int place = 0;           // of the message in the sender's channel
-  uint64_t number = 0;     // of the message
-  uint64_t seen = 0;       // offers looked through, in vain
-  bool is_copied = false;  // sends: the receiver copies it out of this process
+  int place = 0;            // of the message in the sender's channel
+  uint64_t number = 0;      // of the message
+  uint64_t seen = 0;        // offers looked through, in vain
+  bool is_awaited = false;  // who started it waits for it next
+  bool is_copied = false;   // sends: the receiver may copy it; receives: it does
   size_t moved_bytes = 0;
-  int64_t start_us = 0;
+  int64_t start_us = 0, matched_us = 0;
   std::exception_ptr error;
   std::atomic<bool> done{false};
 };
@@ -67,12 +69,17 @@ class PointToPoint {
     }
   }
 
-  // Every rank can read every rank's memory.
-  void allow_single_copy() { may_copy_ = true; }
+  // Every rank can read every rank's memory. always: even where the sender is there to send chunks.
+  void allow_single_copy(bool always) {
+    may_copy_ = true;
+    copies_always_ = always;
+  }
 
   // Start a transfer that is waited for soon; it may be done at once.
   void post(const std::shared_ptr<Transfer>& transfer, Host& host) {
     const auto guard = lock(host);
+    transfer->is_awaited = true;
+    if (has_large_) say_polling(true);  // until the end of its wait
     open({&transfer, 1});
   }
 
@@ -89,7 +96,7 @@ class PointToPoint {
   bool look(const Transfer& transfer) {
     if (transfer.done) return true;
     const std::unique_lock guard(mutex_, std::try_to_lock);
-    if (guard.owns_lock()) pass();
+    if (guard.owns_lock()) pass(true);
     return transfer.done;
   }
 
@@ -103,6 +110,10 @@ class PointToPoint {
           },
           host, &transfer);
       if (!over) throw Interrupted{};
+    }
+    if (says_polling_) {
+      const std::lock_guard guard(mutex_);
+      say_polling(false);
     }
     if (!transfer.done) return false;
     if (transfer.error) std::rethrow_exception(transfer.error);
@@ -152,9 +163,14 @@ class PointToPoint {
   static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
-  // Below this two copies through the channel cost less than a call of the kernel and its pages.
+  // Below this a call of the kernel costs more than what it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
-  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: others get on in between
+  // What a rank that has just sent a message may take to begin to wait for something: at least that
+  // long, and a few percent of what the copy takes.
+  static constexpr int64_t kPatienceUs = 3;
+  static constexpr size_t kPatienceBytes = size_t{256} << 10;  // another microsecond for each
+  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
+  static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others get on in between
 
   // Another thread may hold it through long copies; the program's others are to run meanwhile.
   std::unique_lock<std::mutex> lock(Host& host) {
@@ -169,6 +185,11 @@ class PointToPoint {
   void say_blocked(uint64_t what) {
     const std::lock_guard guard(mutex_);
     if (!closed_) P::store_relaxed(group_.pad(group_.rank()).blocked.value, what);
+  }
+  void say_polling(bool polling) {
+    if (polling == says_polling_ || closed_) return;
+    says_polling_ = polling;
+    P::store_relaxed(group_.pad(group_.rank()).polling.value, uint64_t(polling));
   }
 
   // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
@@ -188,7 +209,8 @@ class PointToPoint {
       bool moved, is_under_way;
       {
         const auto guard = lock(host);
-        moved = pass();
+        if (awaited && has_large_) say_polling(true);
+        moved = pass(awaited != nullptr);
         is_under_way = is_under_way_;
       }
       if (moved) {
@@ -230,7 +252,7 @@ class PointToPoint {
         seen = P::load_wake(*line);
         P::set_sleepers(*line);
         is_sure = membarrier_everywhere();
-        if (pass()) return;
+        if (pass(true)) return;
       }
     }
     // The group may be closed by now; then the kernel finds no such memory.
@@ -258,7 +280,7 @@ class PointToPoint {
     if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
     group_.check();
     open_.insert(open_.end(), transfers.begin(), transfers.end());
-    pass();
+    pass(true);
     bool is_left = false;
     for (const auto& transfer : transfers) {
       if (transfer->done) continue;
@@ -268,16 +290,18 @@ class PointToPoint {
     return is_left;
   }
 
-  // Move on whatever can be moved; whether anything was.
-  bool pass() {
+  // Move on whatever can be moved; whether anything was. again: there will be another look soon.
+  bool pass(bool again) {
     bool moved = false;
-    is_under_way_ = false;
+    looks_again_ = again;
+    is_under_way_ = has_large_ = false;
     looked_.reset();
     std::bitset<kMaxWorld> must_queue;  // an older send to this peer has no place yet
     try {
       for (const auto& transfer : open_) {
         moved |= transfer->sends ? advance_send(*transfer, must_queue) : advance_receive(*transfer);
         is_under_way_ |= transfer->moved_bytes != 0 && !transfer->done;
+        has_large_ |= transfer->sends && transfer->is_copied && !transfer->done;
       }
     } catch (const Failure&) {
       fail_all(std::current_exception());
@@ -306,7 +330,8 @@ class PointToPoint {
       if (room(channel, transfer)) finish(transfer);
       return true;
     }
-    if (transfer.is_copied) {
+    const bool is_granted = P::load_relaxed(back.granted.value) == transfer.number;
+    if (transfer.is_copied && !is_granted) {
       // A later message may have had the place since I looked.
       const uint64_t taken = P::load_acquire(back.taken[transfer.place]);
       if (P::kAwaitsReaders && int64_t(taken - transfer.number) < 0) return false;
@@ -315,7 +340,8 @@ class PointToPoint {
     }
     if (transfer.state == Transfer::State::offered) {
       // `received` says which chunks are free; this only whose turn it is.
-      if (P::load_relaxed(back.granted.value) != transfer.number) return false;
+      if (!is_granted) return false;
+      transfer.is_copied = false;
       transfer.state = Transfer::State::moving;
     }
     uint64_t sent = channel.sent.value;
@@ -353,7 +379,8 @@ class PointToPoint {
       if (message.number != P::load_acquire(back.taken[i])) continue;
       message.num_bytes = transfer.num_bytes;
       message.numel = transfer.numel;
-      message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32;
+      message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
+                              (transfer.is_awaited ? Message::kWaited : 0);
       transfer.place = i;
       if (std::byte* bytes = room(channel, transfer))
         staging_copy_(bytes, transfer.data, transfer.num_bytes);
@@ -380,8 +407,15 @@ class PointToPoint {
       copy_bytes(transfer.data, bytes, transfer.num_bytes);
       return taken(transfer, back);
     }
-    if (message.address != 0) return copy_out(transfer, message, back);
     Transfer*& mover = movers_[size_t(transfer.peer)];
+    if (message.address != 0 && mover != &transfer) {
+      if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
+        const int64_t most_us = kPatienceUs + int64_t(transfer.num_bytes / kPatienceBytes);
+        if (looks_again_ && !mover && now_us() - transfer.matched_us < most_us) return false;
+        transfer.is_copied = true;
+      }
+      if (transfer.is_copied) return copy_out(transfer, message, back);
+    }
     if (!mover) {
       mover = &transfer;
       P::store_relaxed(back.granted.value, transfer.number);
@@ -407,8 +441,16 @@ class PointToPoint {
     return taken(transfer, back);
   }
 
+  // Whether the sender of a message that I may copy is there to copy its half.
+  bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const {
+    if (is_busy || copies_always_ || group_.is_crowded()) return false;
+    return (message.tag_and_dtype & Message::kWaited) != 0 ||
+           P::load_relaxed(group_.pad(transfer.peer).polling.value) != 0;
+  }
+
   bool copy_out(Transfer& transfer, const Message& message, PairChannel& back) {
-    const size_t num_bytes = std::min(kCopyBytes, transfer.num_bytes - transfer.moved_bytes);
+    const size_t most_bytes = open_.size() > 1 ? kSharedCopyBytes : kCopyBytes;
+    const size_t num_bytes = std::min(most_bytes, transfer.num_bytes - transfer.moved_bytes);
     read_private(group_, transfer.peer, message.address + transfer.moved_bytes,
                  transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
     transfer.moved_bytes += num_bytes;
@@ -481,6 +523,7 @@ class PointToPoint {
     transfer.peer = peer;
     transfer.number = least;
     transfer.state = Transfer::State::moving;
+    if (found->address != 0) transfer.matched_us = now_us();
     return true;
   }
 
@@ -498,7 +541,10 @@ class PointToPoint {
   StagingCopy<P> staging_copy_;
   std::vector<std::shared_ptr<Transfer>> open_;  // in the order they were started
   bool is_under_way_ = false;                    // a part of one of them has come or gone
-  bool is_driven_ = false;                       // drive() runs, and will see what is started
+  bool has_large_ = false;                       // sends that the receivers may copy
+  bool looks_again_ = false;                     // this pass is one of many
+  std::atomic<bool> says_polling_{false};
+  bool is_driven_ = false;  // drive() runs, and will see what is started
   int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked
@@ -507,7 +553,7 @@ class PointToPoint {
   std::array<std::array<uint64_t, PairChannel::kMessages>, kMaxWorld> claimed_{};
   std::array<Transfer*, kMaxWorld> movers_{};  // whose chunks come, by sender
   Readable readable_;
-  bool may_copy_ = false;
+  bool may_copy_ = false, copies_always_ = false;
   bool closed_ = false;
 };
 

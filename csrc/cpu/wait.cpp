@@ -49,11 +49,6 @@ uint32_t current_cpu() {
   return cpu < 0 ? ~0u : uint32_t(cpu);
 }
 
-int num_cpus() {
-  cpu_set_t set;  // of up to 1024 CPUs; a larger machine has enough
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : CPU_SETSIZE;
-}
-
 bool peer_is_gone(const PeerLink& link) {
   // poll() ignores negative descriptors. Data waiting in the socket is not a loss; a hang-up is.
   pollfd fds[2] = {{link.socket, POLLRDHUP, 0}, {link.pidfd, POLLIN, 0}};

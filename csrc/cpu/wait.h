@@ -32,7 +32,6 @@ struct PeerLink {
 int64_t now_us();
 int64_t end_of_wait_us(double limit_s);  // 0 and less are no limit
 uint32_t current_cpu();
-int num_cpus();  // that this thread may run on
 bool peer_is_gone(const PeerLink& link);
 
 // What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to

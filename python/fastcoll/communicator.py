@@ -167,6 +167,7 @@ class Communicator(_C.Group, ObjectMethods):
         Whether they may copy out of each other's private memory is tried, unless `may_copy` tells.
         """
         mesh = peers.mesh
+        num_cpus = shared_cpus(peers.hellos)
         super().__init__(
             mesh.rank,
             mesh.world_size,
@@ -175,6 +176,7 @@ class Communicator(_C.Group, ObjectMethods):
             mesh.socket_fds,
             mesh.pidfds,
             settings.timeout_s,
+            num_cpus,
             mesh.pids,
             tracing(),
         )
@@ -189,7 +191,6 @@ class Communicator(_C.Group, ObjectMethods):
         self._settings = settings
         self._mesh = mesh
         self._hellos = peers.hellos
-        num_cpus = shared_cpus(peers.hellos)
         self.planner = Planner(self, settings, tuned, num_cpus, self.single_copy)
         self._queue = CallQueue(self)
         self._gpus = GpuSide(self, settings, self.planner)

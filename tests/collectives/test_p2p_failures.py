@@ -273,3 +273,46 @@ def test_what_one_that_left_has_taken_is_sent(fresh_pool: Callable[..., Pool]) -
     pool.wait_for("left")
     os.kill(pool.pids[0], signal.SIGCONT)
     assert [one.kind for one in pool.finish()] == ["", ""]
+
+
+def receive_from_one_that_stopped(rank: Rank, waits: bool) -> tuple[bool, float]:
+    """Rank 0 sends, and is stopped while it waits for that, or while it does something else."""
+    group, tensor = rank.comm, torch.full((300_001,), float(rank.rank + 1))
+    if rank.rank == 0:
+        work = None if waits else group.isend(tensor, 1)
+        rank.tell("waiting")
+        if work is None:
+            group.send(tensor, 1)
+        else:
+            rank.wait_for("looked")
+            work.wait()
+        return True, 1.0
+    rank.wait_for("stopped")
+    work = group.irecv(tensor, 0)
+    end = time.monotonic() + 0.4
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.01)
+    is_here = work.is_completed()
+    rank.tell("looked")
+    work.wait()
+    return is_here, tensor.unique().item()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_who_waits_for_a_send_helps_with_it(
+    fresh_pool: Callable[..., Pool], waits: bool
+) -> None:
+    """Both copy at the same time then; else the receiver does, out of the sender's memory."""
+    pool = fresh_pool(2)
+    pool.start(receive_from_one_that_stopped, waits)
+    pool.wait_for("waiting")
+    time.sleep(0.3)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pool.tell("stopped")
+    pool.wait_for("looked")
+    os.kill(pool.pids[0], signal.SIGCONT)
+    pool.tell("looked")
+    (_, sent), (is_here, got) = pool.finish()
+    assert sent == got == 1.0
+    crowded = len(os.sched_getaffinity(0)) < 2  # then nobody is asked to help
+    assert is_here == (not waits or crowded)

@@ -203,7 +203,7 @@ void talk(Bytes& bytes) {
   machine.clear(1);
   Host host;
   PointToPoint<StdAtomics> engine(*machine.group);
-  engine.allow_single_copy();
+  engine.allow_single_copy(false);
   std::vector<uint8_t> data[2];
   std::shared_ptr<Transfer> transfers[2];
   constexpr size_t kSizes[] = {1, 300, 20000, 100000};

@@ -216,7 +216,6 @@ namespace fastcoll {
 
 int64_t now_us() { return machine::time_us += 2000; }  // so every wait that gets long patrols
 uint32_t current_cpu() { return 0; }
-int num_cpus() { return 1; }
 bool peer_is_gone(const PeerLink&) { return false; }
 bool read_farewell(const PeerLink&, Farewell*, std::string*) { return false; }
 bool process_is_stopped(int) { return false; }

@@ -113,6 +113,7 @@ WEAK_MEMORY = {
     "sleep": (),
     "messages": ("offer", "sent", "taken"),
     "chunks": ("received",),
+    "either": (),
     "single_copy": ("sample", "single_copy"),
 }
 

@@ -114,18 +114,23 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
   options.world_size = world_size;
   options.name = "threads";
   options.timeout_s = timeout_s;
+  // Crowded: what may be copied is. Else who waits sends chunks, and others are copied from.
+  const bool is_crowded = seed % 4 == 0;
+  if (!is_crowded) options.num_cpus = world_size;
   for (int peer = 0; peer < world_size; ++peer)
     options.regions[size_t(peer)] = first_region + size_t(peer) * region_bytes;
   Group<Perturbed<P>> group(options);
   PointToPoint<Perturbed<P>> engine(group);
-  if (may_copy) engine.allow_single_copy();
+  if (may_copy) engine.allow_single_copy(seed % 8 == 0);
   Host host;
   std::vector<Running> mine = transfers_of(all, rank);
   try {
     for (Running& one : mine) {
       one.transfer->data = reinterpret_cast<std::byte*>(one.data.data());
       one.transfer->timeout_s = timeout_s;
-      engine.post(one.transfer, host);
+      // Whether it is said to be waited for: it is, but the receiver does not know.
+      if (seed % 3 == 0) engine.start({&one.transfer, 1}, host);
+      else engine.post(one.transfer, host);
     }
     for (Running& one : mine) {
       engine.wait(*one.transfer, host, 0);

@@ -114,11 +114,13 @@ void clear() {
 }
 
 template <class P = RelacyAtomics>
-std::unique_ptr<Group<P>> join(int rank, int world_size = num_ranks, uint64_t first_call = 0) {
+std::unique_ptr<Group<P>> join(int rank, int world_size = num_ranks, uint64_t first_call = 0,
+                               int num_cpus = 1) {
   GroupOptions options;
   options.rank = rank;
   options.world_size = world_size;
   options.first_call = first_call;
+  options.num_cpus = num_cpus;
   options.traces = true;
   options.timeout_s = 1e9;
   for (int peer = 0; peer < num_ranks; ++peer) options.regions[size_t(peer)] = regions[peer];
@@ -310,11 +312,11 @@ constexpr size_t kLongNumel =  // more chunks than the ring holds
 std::vector<uint64_t> sizes;
 uint64_t sent[2][kLongNumel];
 
-template <bool kMayCopy>
+template <bool kMayCopy, bool kCrowded = true>
 void run_p2p(int rank) {
-  const auto group = join(rank);
+  const auto group = join(rank, num_ranks, 0, kCrowded ? 1 : num_ranks);
   auto engine = std::make_unique<PointToPoint<RelacyAtomics>>(*group);
-  if (kMayCopy) engine->allow_single_copy();
+  if (kMayCopy) engine->allow_single_copy(false);
   Host host;
   const auto received = std::make_unique<uint64_t[]>(kLongNumel);
   for (size_t m = 0; m < sizes.size(); ++m) {
@@ -329,7 +331,9 @@ void run_p2p(int rank) {
     uint64_t* data = sends ? sent[rank] : received.get();
     transfer->data = reinterpret_cast<std::byte*>(data);
     for (size_t i = 0; i < sizes[m]; ++i) data[i] = sends ? m * 1000 + i : 0;
-    engine->post(transfer, host);
+    // Whether the sender says that it waits: by chance of the message.
+    if (!kCrowded && m % 2 == 0) engine->start({&transfer, 1}, host);
+    else engine->post(transfer, host);
     engine->wait(*transfer, host, 0);
     for (size_t i = 0; i < sizes[m]; ++i) {
       if (sends) data[i] = 0;  // its owner's again
@@ -378,6 +382,7 @@ constexpr Named kScenarios[] = {
     {"sleep", 2, 2, run_sleep, 20000, true},
     {"messages", 2, 2, run_p2p<true>, 300},
     {"chunks", 2, 2, run_p2p<false>, 100},
+    {"either", 2, 2, run_p2p<true, false>, 100},
     {"single_copy", 3, 3, run_single_copy, 3000},
 };
 

@@ -20,6 +20,7 @@ enum class Which {
   wake,
   ping,
   blocked,
+  polling,
   sample,
   single_copy,
   sequence,
@@ -36,9 +37,9 @@ enum class Which {
   none
 };
 inline constexpr const char* kWordNames[] = {
-    "arrive",  "inlined", "staged", "reduced",     "done",     "poison",     "sleepers", "wake",
-    "ping",    "blocked", "sample", "single_copy", "sequence", "descriptor", "timed",    "identity",
-    "signals", "offer",   "sent",   "granted",     "received", "taken"};
+    "arrive",   "inlined", "staged",  "reduced", "done",        "poison",   "sleepers",   "wake",
+    "ping",     "blocked", "polling", "sample",  "single_copy", "sequence", "descriptor", "timed",
+    "identity", "signals", "offer",   "sent",    "granted",     "received", "taken"};
 static_assert(std::size(kWordNames) == size_t(Which::none));
 
 namespace words {
@@ -91,6 +92,7 @@ inline Which word_at(size_t at) {
       {offsetof(Pad, sleep.wake), Which::wake},
       {offsetof(Pad, ping), Which::ping},
       {offsetof(Pad, blocked), Which::blocked},
+      {offsetof(Pad, polling), Which::polling},
       {offsetof(Pad, sample), Which::sample},
       {offsetof(Pad, single_copy), Which::single_copy},
       {offsetof(Pad, verdict), Which::none},

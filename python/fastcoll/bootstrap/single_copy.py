@@ -13,12 +13,13 @@ from fastcoll import env
 from fastcoll.types import SingleCopy
 
 
-def agree(try_all: Callable[[bool], list[int]]) -> tuple[SingleCopy, str]:
+def agree(try_all: Callable[[bool, bool], list[int]]) -> tuple[SingleCopy, str]:
     """Return the setting that holds for all ranks, and the reason. Collective.
 
     Args:
         try_all: Reads a sample of every rank's memory, unless told that this rank does not want
-            to, and returns everybody's outcome, an errno, by rank; collective.
+            to, and returns everybody's outcome, an errno, by rank; collective. The second argument
+            says whether messages are copied even where their sender could send them.
 
     Raises:
         UsageError: FASTCOLL_SINGLE_COPY has a value that it can't have.
@@ -26,7 +27,7 @@ def agree(try_all: Callable[[bool], list[int]]) -> tuple[SingleCopy, str]:
         PeerLostError: A rank died on the way.
     """
     wanted = env.SINGLE_COPY.get()
-    for rank, error in enumerate(try_all(wanted != "never")):
+    for rank, error in enumerate(try_all(wanted != "never", wanted == "always")):
         if error == errno.ECANCELED:
             return "never", f"rank {rank} has FASTCOLL_SINGLE_COPY=never"
         if error:
