@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 from calls import MOVES, REDUCTIONS, ROOTED, Call
 from test_any_source import from_anybody
+from test_bounds import WIDE, check_bounds
 from test_node_transfers import everybody_to_everybody
 from test_verbs import LARGE_SIZE, SIZES, check, moves, others, place, reductions, uneven
 
@@ -41,5 +42,7 @@ def check_everything(pool: Pool, nodes: str) -> None:
     world = len(nodes)
     check(pool, nodes, [*pairs(world), *reductions(world, SIZES), *moves(world, SIZES)])
     check(pool, nodes, list(large()))
+    for dtype in WIDE:  # of numerics="fast"; what becomes of half types differs between carriers
+        check_bounds(pool, nodes, dtype)
     for program in (uneven, others, everybody_to_everybody, from_anybody):
         pool.run(program)

@@ -10,6 +10,7 @@ from everything import check_everything
 from host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
 from hosts import Hosts
 from mpi_pool import require_open_mpi
+from test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from test_mpi import LIMIT_S, carriers, until_broken
 from test_verbs import ranks_by_node
 from test_verbs_on_hosts import islands
@@ -46,6 +47,11 @@ def test_every_verb_over_a_link(mpi_on_hosts: OnHosts, nodes: str) -> None:
     check_everything(pool, nodes)
     for numerics in ("same_bits", "fast"):
         assert_each_byte_crosses_once(pool, numerics)
+
+
+def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
+    for call in CALLS:
+        assert_one_desync(mpi_on_hosts("aabb").run(differ, call, LARGE), call)
 
 
 def until_cut(rank: Rank) -> Attempt:
