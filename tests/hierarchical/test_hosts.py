@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that are network namespaces, where a link has counters and can be cut."""
+"""Hosts that are network namespaces, whose links are cut and ranks killed; torchrun on each."""
 
 import json
 import os
@@ -80,18 +80,19 @@ def test_a_host_that_is_cut_off_is_named_by_all_others() -> None:
         assert seconds < LIMIT_S + 12
 
 
-def test_a_killed_host_is_named_by_all_others() -> None:
+def test_a_killed_host_is_named_by_all_others_who_go_on() -> None:
     require_hosts(3)
-    order, killed = (0, 0, 1, 2, 2), {3, 4}
-    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "until_broken", str(LIMIT_S)) as ranks:
+    order, killed, left = (0, 0, 1, 2, 2), {3, 4}, (0, 1, 2)
+    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "go_on", str(LIMIT_S)) as ranks:
         assert ranks.hear() == ["ready"] * len(order)
         for rank in killed:
             ranks.processes[rank].kill()
-        for kind, text, blamed, seconds in ranks.hear([0, 1, 2]):
+        for kind, text, blamed, seconds in ranks.hear(left):
             assert kind == "PeerLostError", text
             assert blamed, text
             assert set(blamed) <= killed, text
             assert seconds < LIMIT_S + 12
+        assert ranks.hear(left) == [[[[0, 1], [2]], [6.0]]] * len(left)
 
 
 def test_torchrun_trains_as_one_process(tmp_path: Path) -> None:
