@@ -62,6 +62,10 @@ class MpiPool(Pool):
     def __init__(self, install: MpiInstall, world_size: int, setup: Setup) -> None:
         self._install = install
         self._mpiexec: subprocess.Popen[bytes] | None = None
+        # Of its daemons: one that is killed leaves it to others to clean up.
+        self._session = tempfile.TemporaryDirectory(
+            prefix="fastcoll-mpi-", ignore_cleanup_errors=True
+        )
         self.is_open = False
         try:
             super().__init__(world_size, setup)
@@ -98,7 +102,11 @@ class MpiPool(Pool):
     def start_mpiexec(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Start a command with what its ranks import."""
         paths = [*sys.path, str(self._install.site_packages)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TMPDIR": self._session.name,
+        }
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
 
     def close(self, grace_s: float = 5.0) -> None:
@@ -109,6 +117,7 @@ class MpiPool(Pool):
             except subprocess.TimeoutExpired:
                 self._mpiexec.kill()
                 self._mpiexec.wait()
+        self._session.cleanup()
 
 
 def be_rank() -> None:
