@@ -1,31 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts on one machine: network namespaces with a link between them.
+"""Two to four hosts on one machine: network namespaces with links between them.
 
-The link is a pair of virtual interfaces, with a rate if wanted (tbf), or a relay in user space that
-has a delay too, which not every kernel can give an interface. Needs root and the tools ip and tc;
-`why_not` says what is missing.
+The link of two hosts is a pair of virtual interfaces, with a rate if wanted (tbf), or a relay in
+user space that has a delay too, which not every kernel can give an interface. More hosts have a
+link each to a switch, which is a bridge in a namespace of its own. Needs root and the tools ip and
+tc; `why_not` says what is missing.
+
+    python bench/hosts.py NAME COMMAND...     # run a command on a host, where launchers want ssh
 """
 
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import multiprocessing
 import os
 import select
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
+ADDRESSES = tuple(f"10.77.0.{number}" for number in range(1, 5))
 LINK = "fastcoll0"
-_CLONE_NEWNET = 0x40000000
+_BRIDGE = "bridge0"
+_CLONE_NEWNET, _CLONE_NEWUTS = 0x40000000, 0x04000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 65000  # few large packets: the relay is Python
+_numbers = itertools.count()
+_Found = TypeVar("_Found")
 
 
 def _run(*words: str) -> str:
@@ -35,37 +45,49 @@ def _run(*words: str) -> str:
     return done.stdout
 
 
-def why_not() -> str:
-    """Return why there can be no hosts here, "" if there can."""
+def why_not(num_hosts: int = 2) -> str:
+    """Return why there can be no such hosts here, "" if there can."""
     try:
-        with Hosts():
+        with Hosts(num_hosts=num_hosts):
             return ""
     except OSError as error:
         return str(error)
 
 
 class Hosts:
-    """Two network namespaces; leaving the context removes them."""
+    """Network namespaces; leaving the context ends what runs in them and removes them."""
 
-    def __init__(self, rate_mbit: float = 0, delay_ms: float = 0) -> None:
-        """Choose the link; without a delay it is the kernel's, without a rate as fast as it can."""
-        self.names = tuple(f"fastcoll-{os.getpid()}-{host}" for host in "ab")
+    def __init__(self, rate_mbit: float = 0, delay_ms: float = 0, num_hosts: int = 2) -> None:
+        """Choose the link; without a delay it is the kernel's, without a rate as fast as it can.
+
+        The rate is that of each host's link; a delay is for two hosts only.
+        """
+        assert 2 <= num_hosts <= (2 if delay_ms else len(ADDRESSES))
+        prefix = f"fastcoll-{os.getpid()}-{next(_numbers)}"
+        self.names = tuple(f"{prefix}-{host}" for host in "abcd"[:num_hosts])
+        self._switch = f"{prefix}-switch" if num_hosts > 2 else ""
         self._rate_mbit = rate_mbit
         self._delay_ms = delay_ms
         self._relay: Any = None
 
+    @property
+    def _namespaces(self) -> tuple[str, ...]:
+        return (*self.names, self._switch) if self._switch else self.names
+
     def __enter__(self) -> Self:
         try:
-            for name in self.names:
+            for name in self._namespaces:
                 _run("ip", "netns", "add", name)
                 _run("ip", "-n", name, "link", "set", "lo", "up")
             if self._delay_ms:
                 self._start_relay()
+            elif self._switch:
+                self._plug_in()
             else:
                 here, there = self.names
                 pair = ("type", "veth", "peer", "name", LINK, "netns", there)
                 _run("ip", "link", "add", LINK, "netns", here, *pair)
-            for name, address in zip(self.names, ADDRESSES, strict=True):
+            for name, address in zip(self.names, ADDRESSES, strict=False):
                 _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", LINK)
                 _run("ip", "-n", name, "link", "set", LINK, "up")
             if self._rate_mbit and not self._delay_ms:
@@ -79,31 +101,50 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """Remove the namespaces, and with them the link."""
+        """End what still runs in the namespaces, and remove them and the links."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.join()
-        for name in self.names:
+        for name in self._namespaces:
+            with contextlib.suppress(OSError):
+                for pid in _run("ip", "netns", "pids", name).split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+            # Not with the namespace, which lives for as long as a socket of it is open.
+            with contextlib.suppress(OSError):
+                _run("ip", "-n", name, "link", "del", LINK)
             with contextlib.suppress(OSError):
                 _run("ip", "netns", "del", name)
 
     def set_rate(self, rate_mbit: float) -> None:
-        """Limit a link without a delay."""
+        """Limit what each host sends over a link without a delay."""
         shape = ("tbf", "rate", f"{rate_mbit:.0f}mbit", "burst", "512k", "latency", "50ms")
         for name in self.names:
             _run("tc", "-n", name, "qdisc", "replace", "dev", LINK, "root", *shape)
 
-    def cut(self) -> None:
-        """Take the link down."""
-        _run("ip", "-n", self.names[1], "link", "set", LINK, "down")
+    def cut(self, host: int = 1) -> None:
+        """Take a host's link down."""
+        _run("ip", "-n", self.names[host], "link", "set", LINK, "down")
 
     def sent_bytes(self) -> list[int]:
-        """Return how many bytes each host has sent over the link so far."""
+        """Return how many bytes each host has sent over its link so far."""
+        return self._counted("tx")
+
+    def received_bytes(self) -> list[int]:
+        """Return how many bytes each host has been sent so far."""
+        return self._counted("rx")
+
+    def _counted(self, direction: str) -> list[int]:
         counters = []
         for name in self.names:
             [link] = json.loads(_run("ip", "-n", name, "-s", "-j", "link", "show", "dev", LINK))
-            counters.append(int(link["stats64"]["tx"]["bytes"]))
+            counters.append(int(link["stats64"][direction]["bytes"]))
         return counters
+
+    def inside(self, host: int, function: Callable[[], _Found]) -> _Found:
+        """Call a function in a thread that is on a host, as are the sockets that it opens."""
+        with ThreadPoolExecutor(1, initializer=enter, initargs=(self.names[host],)) as thread:
+            return thread.submit(function).result()
 
     def start(
         self, host: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
@@ -131,6 +172,15 @@ class Hosts:
             for rank, host in enumerate(hosts)
         ]
 
+    def _plug_in(self) -> None:
+        """Connect each host to the switch."""
+        _run("ip", "-n", self._switch, "link", "add", _BRIDGE, "up", "type", "bridge")
+        for host, name in enumerate(self.names):
+            port = f"port{host}"
+            pair = ("type", "veth", "peer", "name", port, "netns", self._switch)
+            _run("ip", "link", "add", LINK, "netns", name, *pair)
+            _run("ip", "-n", self._switch, "link", "set", port, "up", "master", _BRIDGE)
+
     def _start_relay(self) -> None:
         context = multiprocessing.get_context("fork")
         ready, told = context.Pipe()
@@ -142,7 +192,7 @@ class Hosts:
 
 
 def enter(name: str) -> None:
-    """Move this process to a network namespace."""
+    """Move this thread, and what it starts, to a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/run/netns/{name}", os.O_RDONLY)
     if libc.setns(fd, _CLONE_NEWNET) != 0:
@@ -184,3 +234,18 @@ def _relay(names: Sequence[str], rate_mbit: float, delay_ms: float, told: Any) -
             while queue and queue[0][0] <= now:
                 with contextlib.suppress(OSError):  # its link is down, or nobody takes it
                     os.write(ends[1 - side], queue.popleft()[1])
+
+
+def main(name: str, *command: str) -> None:
+    """Become a command on a host, which is called as its namespace is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    enter(name)
+    # Launchers know hosts by their names.
+    if libc.unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), f"unshare {name}")
+    socket.sethostname(name)
+    os.execvp("sh", ["sh", "-c", " ".join(command)])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -52,12 +52,14 @@ class Setup:
         timeout_s: What init is given; None leaves it to the environment.
         env: Variables to set in the ranks, before the library is used.
         nodes: What each rank takes for its node, by rank; none: what the library finds.
+        prepare: Called on each rank first, with its number.
     """
 
     init: bool = True
     timeout_s: float | None = TIMEOUT_S
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     nodes: Sequence[str] = ()
+    prepare: Callable[[int], None] | None = None
 
 
 @dataclasses.dataclass
@@ -185,7 +187,14 @@ def come_up(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
     me.comm = fastcoll.init(store=me.store, rank=me.rank, world_size=me.world_size, **limit)
 
 
-def rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setup) -> None:
+def be_patient() -> None:
+    """Bear with the store of a loaded machine, which answers late, where no link to it is cut."""
+    from fastcoll.hierarchical.board import Board
+
+    Board.ANSWER_S = LATE_S
+
+
+def rank_main(conn: Any, me: Rank, log: str, store: tuple[str, int, str], setup: Setup) -> None:
     """Do what the pool asks for, until it asks for nothing more."""
     # Whatever a rank says belongs to its log: it is shown when the rank fails.
     with open(log, "a") as log_file:
@@ -195,18 +204,17 @@ def rank_main(conn: Any, me: Rank, log: str, store: tuple[int, str], setup: Setu
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(setup.env)
+    if setup.prepare is not None:
+        setup.prepare(me.rank)
     if setup.nodes:
         os.environ["FASTCOLL_NODE_ID"] = setup.nodes[me.rank]
-        # The store of a loaded machine answers late; here no link to it is ever cut.
-        from fastcoll.hierarchical.board import Board
-
-        Board.ANSWER_S = LATE_S
+        be_patient()
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    port, prefix = store
-    me.store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
+    address, port, prefix = store
+    me.store = dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False))
 
     function, args = _be_there, ()
     while function is not None:
@@ -231,8 +239,9 @@ class Pool:
         self.world_size = world_size
         self._directory = tempfile.TemporaryDirectory(prefix="fastcoll-tests-")
         self._logs = [Path(self._directory.name, f"rank{rank}.log") for rank in range(world_size)]
-        store = (_store_server().port, f"pool{next(_pool_numbers)}")
-        self._store = dist.PrefixStore(store[1], _store_server())
+        server = self.store_server()
+        store = (server.host, server.port, f"pool{next(_pool_numbers)}")
+        self._store = dist.PrefixStore(store[2], server)
         self._conns: list[Any] = []
         self.processes: list[Any] = []
         self.is_open = True
@@ -246,6 +255,10 @@ class Pool:
         self.finish()
         if setup.init:
             self.run(come_up, setup.timeout_s)
+
+    def store_server(self) -> Any:
+        """Return the store that the ranks meet at."""
+        return _store_server()
 
     def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Start a process and a connection for each rank; `rank_main` is given both."""

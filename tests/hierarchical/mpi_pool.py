@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from fastcoll.measure.mpi import MpiInstall, default_mpi_dir, find_mpi, has_mpi4py
 from harness import Pool, Setup, rank_main
@@ -23,6 +24,15 @@ _START_S = 60.0
 def find_open_mpi() -> MpiInstall | None:
     install = find_mpi("openmpi", default_mpi_dir())
     return install if install and has_mpi4py(install) else None
+
+
+def require_open_mpi() -> MpiInstall:
+    """Return the Open MPI; without one the test is skipped, and fails in CI."""
+    install = find_open_mpi()
+    if install is None:
+        skip = pytest.fail if os.environ.get("CI") else pytest.skip
+        skip("no Open MPI with mpi4py: bench/setup_mpi.sh, or fastcoll[openmpi]")
+    return install
 
 
 class _Rank:
@@ -49,10 +59,19 @@ class _Rank:
 class MpiPool(Pool):
     """Ranks with mpi4py in them, over "mpi" between their nodes."""
 
-    def __init__(self, install: MpiInstall, setup: Setup) -> None:
+    def __init__(self, install: MpiInstall, world_size: int, setup: Setup) -> None:
         self._install = install
         self._mpiexec: subprocess.Popen[bytes] | None = None
-        super().__init__(len(setup.nodes), setup)
+        # Of its daemons: one that is killed leaves it to others to clean up.
+        self._session = tempfile.TemporaryDirectory(
+            prefix="fastcoll-mpi-", ignore_cleanup_errors=True
+        )
+        self.is_open = False
+        try:
+            super().__init__(world_size, setup)
+        except BaseException:
+            self.close(grace_s=0.2)
+            raise
 
     def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
         program = [sys.executable, "-c", "import mpi_pool; mpi_pool.be_rank()"]
@@ -65,10 +84,7 @@ class MpiPool(Pool):
             listener.bind(address)
             listener.listen(len(arguments))
             listener.settimeout(_START_S)
-            command = self._install.launch_command([[*program, address]] * len(arguments), 1)
-            paths = [*sys.path, str(self._install.site_packages)]
-            env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-            self._mpiexec = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+            self._mpiexec = self.launch([*program, address])
             for _ in arguments:
                 conn = Connection(listener.accept()[0].detach())
                 rank, pid = conn.recv()
@@ -79,6 +95,20 @@ class MpiPool(Pool):
             self._conns.append(conn)
             self.processes.append(process)
 
+    def launch(self, program: Sequence[str]) -> "subprocess.Popen[bytes]":
+        """Start the ranks: a program on each."""
+        return self.start_mpiexec(self._install.launch_command([[*program]] * self.world_size, 1))
+
+    def start_mpiexec(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        """Start a command with what its ranks import."""
+        paths = [*sys.path, str(self._install.site_packages)]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TMPDIR": self._session.name,
+        }
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+
     def close(self, grace_s: float = 5.0) -> None:
         super().close(grace_s)
         if self._mpiexec is not None:
@@ -87,6 +117,7 @@ class MpiPool(Pool):
             except subprocess.TimeoutExpired:
                 self._mpiexec.kill()
                 self._mpiexec.wait()
+        self._session.cleanup()
 
 
 def be_rank() -> None:

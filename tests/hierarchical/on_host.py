@@ -5,43 +5,19 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import fastcoll
 
 
 def tell(value: Any) -> None:
     print(json.dumps(value), flush=True)
-
-
-def wait_for_word() -> None:
-    sys.stdin.readline()
-
-
-def total(limit_s: float) -> None:
-    """Who shares memory is found out; the verbs work."""
-    comm: Any = fastcoll.init(timeout_s=limit_s)
-    tensor = torch.arange(300_000.0) + comm.rank
-    fastcoll.all_reduce(tensor)
-    world = comm.world_size
-    expected = torch.arange(300_000.0) * world + sum(range(world))
-    objects = [None] * world
-    fastcoll.all_gather_object(objects, comm.rank)
-    tell([comm.islands.nodes, bool(torch.equal(tensor, expected)), objects])
-
-
-def reduce_once(limit_s: float) -> None:
-    """One all_reduce between two words, so that its bytes can be counted."""
-    fastcoll.init(timeout_s=limit_s)
-    tensor = torch.zeros(int(sys.argv[3]) // 4)
-    fastcoll.all_reduce(tensor)
-    tell("ready")
-    wait_for_word()
-    fastcoll.all_reduce(tensor)
-    tell("done")
-    wait_for_word()
 
 
 def until_broken(limit_s: float) -> None:
@@ -61,8 +37,31 @@ def until_broken(limit_s: float) -> None:
         tell([type(error).__name__, str(error), list(getattr(error, "ranks", ())), seconds])
 
 
+def go_on(limit_s: float) -> None:
+    """The same; then with those that are left."""
+    until_broken(limit_s)
+    group: Any = fastcoll.shrink()
+    tensor = torch.full((500_000,), 1.0 + group.rank)
+    fastcoll.all_reduce(tensor)
+    tell([group.islands.nodes, tensor.unique().tolist()])
+
+
+def train(limit_s: float) -> None:
+    """Train with DDP and with FSDP2, as a program that torchrun starts; results go to a folder."""
+    import test_training as training
+
+    dist.init_process_group("fastcoll", timeout=timedelta(seconds=limit_s))
+    me: Any = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())
+    found = [program(me) for program in (training.data_parallel, training.fully_sharded)]
+    group: Any = dist.group.WORLD
+    nodes = group._get_backend(torch.device("cpu")).communicator.islands.nodes
+    torch.save([nodes, found], Path(sys.argv[3], f"{me.rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 PROGRAMS: dict[str, Callable[[float], None]] = {
-    program.__name__: program for program in (total, reduce_once, until_broken)
+    program.__name__: program for program in (until_broken, go_on, train)
 }
 
 if __name__ == "__main__":

