@@ -19,13 +19,8 @@ from harness import Pool, Rank, Setup, be_patient
 
 NUM_BYTES = 16 << 20
 _BECOME = (sys.executable, str(Path(hosts.__file__).resolve()))
-# Bytes go over the links only, and daemons come to hosts by what Open MPI takes for ssh.
-_SETTINGS = (
-    "OMPI_MCA_pml=ob1",
-    "OMPI_MCA_btl=self,sm,tcp",
-    f"OMPI_MCA_btl_tcp_if_include={LINK}",
-    f"PRTE_MCA_plm_ssh_agent={shlex.join(_BECOME)}",
-)
+# Bytes go over the links only.
+_SETTINGS = ("OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,sm,tcp", f"OMPI_MCA_btl_tcp_if_include={LINK}")
 
 
 def _meeting_place(on: Hosts, host: int) -> Any:
@@ -79,7 +74,12 @@ class MpiHostPool(MpiPool):
         names = self.hosts.names
         slots = ",".join(f"{name}:{n}" for name, n in zip(names, self._ranks_on, strict=True))
         install = self._install
+        # Daemons come to hosts by what Open MPI takes for ssh, which it cuts at all spaces.
+        agent = Path(self._session.name, "become")
+        agent.write_text(f'#!/bin/sh\nexec {shlex.join(_BECOME)} "$@"\n')
+        agent.chmod(0o700)
         command = ["exec", "env", *install.variables(), *_SETTINGS]
+        command += [f"PRTE_MCA_plm_ssh_agent={agent}"]
         command += [str(install.prefix / "bin/mpiexec"), *install.flavour.options]
         command += ["--host", slots, "-n", str(self.world_size), *program]
         return self.start_mpiexec([*_BECOME, names[0], *map(shlex.quote, command)])

@@ -27,7 +27,7 @@ from fault_points import COMPILER, Points, build, ranks_from  # noqa: E402
 from perform import Started, _arenas  # noqa: E402
 from soak import belongings  # noqa: E402
 
-from harness import LATE_S, Attempt, Pool, Rank, attempt  # noqa: E402
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt  # noqa: E402
 from programs import need  # noqa: E402
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -59,6 +59,13 @@ CASES = {
     "message in chunks": 15_000,
     "message copied": 60_000,
 }
+COPIED = "message copied"
+assert COPIED in CASES
+
+
+def setup_of(case: str) -> Setup:
+    """Else it would be chance whether a message is copied, or comes in chunks from who waits."""
+    return Setup(env={"FASTCOLL_SINGLE_COPY": "always"} if case == COPIED else {})
 
 
 def perform(group: Any, case: str) -> str:
@@ -93,10 +100,10 @@ def one_call(group: Any, call: Call) -> str:
 Reached = list[dict[str, int]]  # by rank: how often it reaches which point
 
 
-def count(rank: Rank) -> dict[str, dict[str, int]]:
+def count(rank: Rank, cases: list[str]) -> dict[str, dict[str, int]]:
     """How often this rank reaches each point in a case."""
     points, found = Points(), {}
-    for case in CASES:
+    for case in cases:
         perform(rank.comm, case)
         points.arm()
         problem = perform(rank.comm, case)
@@ -114,17 +121,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pool(library: None) -> Iterator[Pool]:
-    """Ranks for tests that leave them in order."""
-    pool = Pool(WORLD)
-    yield pool
-    pool.close()
+def pools(library: None) -> Iterator[dict[str, Pool]]:
+    """Ranks for tests that leave them in order, by case."""
+    usual, copying = Pool(WORLD), Pool(WORLD, setup_of(COPIED))
+    yield {case: copying if case == COPIED else usual for case in CASES}
+    for pool in (usual, copying):
+        pool.close()
 
 
 @pytest.fixture(scope="module")
-def reached(pool: Pool) -> dict[str, Reached]:
-    rows = pool.run(count)
-    return {case: [row[case] for row in rows] for case in CASES}
+def reached(pools: dict[str, Pool]) -> dict[str, Reached]:
+    rows = {case: pool.run(count, [case]) for case, pool in pools.items()}
+    return {case: [row[case] for row in rows[case]] for case in CASES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +186,9 @@ def be_late(rank: Rank, case: str, hits: list[Hit], bug: str = "") -> tuple[list
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_late(pool: Pool, reached: dict[str, Reached], case: str) -> None:
+def test_late(pools: dict[str, Pool], reached: dict[str, Reached], case: str) -> None:
     plan = hits(reached[case])
-    rows = pool.run(be_late, case, plan)
+    rows = pools[case].run(be_late, case, plan)
     assert not [problem for problems, _ in rows for problem in problems]
     # How often a rank comes by depends on when the others do, but only a little.
     assert sum(num_delays for _, num_delays in rows) >= 0.9 * len(plan)
@@ -254,7 +262,7 @@ def what_stays(before: dict[str, int]) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_dead(reached: dict[str, Reached], case: str) -> None:
     for hit in first_hits(reached, case):
-        pool = Pool(WORLD)
+        pool = Pool(WORLD, setup_of(case))
         try:
             outcomes = pool.outcomes(outlive, case, hit)
         finally:
@@ -301,7 +309,7 @@ def state_of(pid: int) -> str:
 def test_stopped(reached: dict[str, Reached], case: str) -> None:
     plan = [hit for hit in first_hits(reached, case) if not hit.point.startswith("after ")]
     world = WORLD if isinstance(CASES[case], Call) else 2  # or who waits for whom is a chain
-    pool = Pool(world)
+    pool = Pool(world, setup_of(case))
     try:
         for hit in plan:
             hit = dataclasses.replace(hit, victim=hit.victim % world)

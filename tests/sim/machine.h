@@ -89,10 +89,11 @@ class Machine {
     simulator_.enqueue(queue, {step.blocks, step.threads, [=] { kernel(call); }});
     simulator_.enqueue(
         queue, {1, 1, [=, this, &buffers] {
-                  const bool failed = verdict(rank).kind != 0;
+                  const bool failed = __atomic_load_n(&verdict(rank).kind, __ATOMIC_ACQUIRE) != 0;
                   if (checks == Checks::output || (checks == Checks::unless_failed && !failed))
                     check(step, rank, buffers);
-                  else last_output_[rank] = copy_of(step, rank, buffers);
+                  else if (checks == Checks::nothing)
+                    last_output_[rank] = copy_of(step, rank, buffers);
                 }});
   }
   // What comes next in this stream comes later.
