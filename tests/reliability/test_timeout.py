@@ -284,10 +284,14 @@ def late_for_several_reasons(rank: Rank) -> Attempt | None:
     result = None
     if rank.rank == 0:
         group.broadcast(torch.ones(3), 0)
+        rank.wait_for("rank 2 is done")  # or it is seen to come, and when is known exactly
+        rank.tell("rank 0 waits")
         result = attempt(group.all_reduce, torch.ones(5), timeout_s=2 * LIMIT_S)
     elif rank.rank == 2:
         group.broadcast(torch.ones(3), 0)
+        rank.tell("rank 2 is done")
     elif rank.rank == 3:
+        rank.wait_for("rank 0 waits")
         time.sleep(LIMIT_S)
         group.broadcast(torch.ones(3), 0)
     rank.comm.barrier()
