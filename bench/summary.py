@@ -134,11 +134,11 @@ def _verbs(of: Results) -> Iterator[str]:
 
 def _torch(of: Results) -> Iterator[str]:
     times_us = of.documents.get("torch", {}).get("times_us", {})
-    backends = ("compiled", "python", GLOO)
+    backends = ("compiled", "python", GLOO, "fake")
     yield from _table(
-        ["through torch.distributed, us", "compiled", "Python", "Gloo"],
+        ["through torch.distributed, us", "compiled", "Python", "Gloo", "torch alone"],
         (
-            [what, *(format_number(times[backend]) for backend in backends)]
+            [what, *(format_number(times[one]) if one in times else "" for one in backends)]
             for what, times in times_us.items()
         ),
     )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs through torch.distributed: the compiled backend, Python's, and Gloo.
+"""What a call costs through torch.distributed: on our backends, on Gloo, and on none.
 
     python bench/torch_calls.py [FILE.json] [--rounds 3]
 
 Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
 a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
 for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
+Torch alone is its backend "fake", which does nothing: no backend's call takes less.
 Whatever the backend, DDP copies all gradients into its buckets and back. With 25 million of them
 that is no small part. It is measured with each backend, in groups of one rank, and is the same for
 all of them: what is left of their steps without its median is called communication there.
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastcoll  # noqa: F401 - registers the backend
 from fastcoll.integrations import c10d_build
@@ -37,7 +39,8 @@ CLASSES = {
     "python": "ProfiledProcessGroup",
     "gloo": "ProcessGroupGloo",
 }
-BACKENDS = tuple(CLASSES)
+ALONE = "fake"
+BACKENDS = (*CLASSES, ALONE)
 NUM_LAYERS = 80
 BOTH = "DDP's communication and copies"
 COPIES = "DDP's copies, 25M parameters"
@@ -102,17 +105,10 @@ def ddp_step_us(num_params: int, num_steps: int) -> tuple[float, float]:
     return medians["communicates"] - medians["neither"], medians["copies"] - medians["neither"]
 
 
-def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str, float]]") -> None:
-    torch.set_num_threads(1)
-    name = "gloo" if backend == "gloo" else "fastcoll"
-    dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
-    kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__  # type: ignore[union-attr]
-    if kind != CLASSES[backend]:
-        sys.exit(f"the backend is {kind}: {c10d_build.reason()}")
+def calls_us(slow: int = 1) -> dict[str, float]:
+    """Return what calls take; with `slow`, of so many times fewer of them."""
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
-    slow = 10 if backend == "gloo" else 1
-    added_us, copies_us = ddp_step_us(25_000_000, 25)
-    rows = {
+    return {
         "all_reduce, 8 B": best_us(lambda: dist.all_reduce(small), 1000 // slow),
         "all_reduce, 8 B, async_op and wait": best_us(
             lambda: dist.all_reduce(small, async_op=True).wait(),  # type: ignore[union-attr]
@@ -122,12 +118,33 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
             lambda: dist.all_gather_into_tensor(whole, part), 500 // slow
         ),
         "barrier": best_us(dist.barrier, 500 // slow),
+    }
+
+
+def training_us() -> dict[str, float]:
+    """Return what communication adds to training."""
+    added_us, copies_us = ddp_step_us(25_000_000, 25)
+    return {
         "a bucket of DDP, 1 KiB": ddp_us(),
         # Next to no copies: what goes through threads alone would count as one.
         "DDP's communication, 100K parameters": ddp_step_us(100_000, 60)[0],
         f"{BOTH}, 25M parameters": added_us,
         COPIES: copies_us,
     }
+
+
+def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str, float]]") -> None:
+    torch.set_num_threads(1)
+    if backend == ALONE:
+        dist.init_process_group(ALONE, store=FakeStore(), rank=rank, world_size=2)
+        rows = calls_us()
+    else:
+        name = "gloo" if backend == "gloo" else "fastcoll"
+        dist.init_process_group(name, init_method=f"file://{file}", rank=rank, world_size=2)
+        kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__  # type: ignore[union-attr]
+        if kind != CLASSES[backend]:
+            sys.exit(f"the backend is {kind}: {c10d_build.reason()}")
+        rows = training_us() | calls_us(10 if backend == "gloo" else 1)
     if rank == 0:
         result.put(rows)
     dist.barrier()
@@ -143,7 +160,7 @@ def main() -> None:
     seen: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
     for _ in range(rounds):
         for backend in BACKENDS:
-            os.environ["FASTCOLL_TORCH_BACKEND"] = "python" if backend == "gloo" else backend
+            os.environ["FASTCOLL_TORCH_BACKEND"] = "compiled" if backend == "compiled" else "python"
             result: mp.SimpleQueue[dict[str, float]] = mp.get_context("spawn").SimpleQueue()
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(measure, (backend, os.path.join(folder, "store"), result), nprocs=2)
@@ -152,10 +169,11 @@ def main() -> None:
         row: {
             backend: round(statistics.median(one[row] for one in seen[backend]), 2)
             for backend in BACKENDS
+            if row in seen[backend][0]
         }
         for row in seen["gloo"][0]
     }
-    copies_us = statistics.median(one[COPIES] for rows in seen.values() for one in rows)
+    copies_us = statistics.median(one[COPIES] for backend in CLASSES for one in seen[backend])
     times_us["DDP's communication, 25M parameters"] = {
         backend: round(both_us - copies_us, 2)
         for backend, both_us in times_us[f"{BOTH}, 25M parameters"].items()
@@ -166,7 +184,8 @@ def main() -> None:
     print(f"| microseconds, median of {rounds} rounds | {' | '.join(BACKENDS)} |")
     print("|---" * (1 + len(BACKENDS)) + "|")
     for row, times in times_us.items():
-        print(f"| {row} | {' | '.join(f'{times[backend]:.1f}' for backend in BACKENDS)} |")
+        cells = (f"{times[backend]:.1f}" if backend in times else "" for backend in BACKENDS)
+        print(f"| {row} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ class PointToPoint {
     return false;
   }
 
-  // ---- progress ---------------------------------------------------------------------------------
+  // ---- progress (p2p_progress.h) ---------------------------------------------------------------
   // Start transfers; whether one is not done.
   bool open(std::span<const std::shared_ptr<Transfer>> transfers) {
     if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
@@ -291,77 +291,12 @@ class PointToPoint {
   }
 
   // Move on whatever can be moved; whether anything was. again: there will be another look soon.
-  bool pass(bool again) {
-    bool moved = false;
-    looks_again_ = again;
-    is_under_way_ = has_large_ = false;
-    looked_.reset();
-    std::bitset<kMaxWorld> must_queue;  // an older send to this peer has no place yet
-    try {
-      for (const auto& transfer : open_) {
-        moved |= transfer->sends ? advance_send(*transfer, must_queue) : advance_receive(*transfer);
-        is_under_way_ |= transfer->moved_bytes != 0 && !transfer->done;
-        has_large_ |= transfer->sends && transfer->is_copied && !transfer->done;
-      }
-    } catch (const Failure&) {
-      fail_all(std::current_exception());
-      return true;
-    }
-    if (!moved) return false;
-    forget_done();
-    group_.wake_sleepers();
-    return true;
-  }
-
+  bool pass(bool again);
   void forget_done() {
     std::erase_if(open_, [](const auto& transfer) { return transfer->done.load(); });
   }
-
   void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
-
-  bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue) {
-    PairChannel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
-    const PairChannel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
-    if (transfer.state == Transfer::State::fresh) {
-      if (must_queue[size_t(transfer.peer)] || !offer(transfer, channel, back)) {
-        must_queue[size_t(transfer.peer)] = true;
-        return false;
-      }
-      if (room(channel, transfer)) finish(transfer);
-      return true;
-    }
-    const bool is_granted = P::load_relaxed(back.granted.value) == transfer.number;
-    if (transfer.is_copied && !is_granted) {
-      // A later message may have had the place since I looked.
-      const uint64_t taken = P::load_acquire(back.taken[transfer.place]);
-      if (P::kAwaitsReaders && int64_t(taken - transfer.number) < 0) return false;
-      finish(transfer);
-      return true;
-    }
-    if (transfer.state == Transfer::State::offered) {
-      // `received` says which chunks are free; this only whose turn it is.
-      if (!is_granted) return false;
-      transfer.is_copied = false;
-      transfer.state = Transfer::State::moving;
-    }
-    uint64_t sent = channel.sent.value;
-    const uint64_t received = P::load_acquire(back.received.value);
-    if (sent - received > PairChannel::kChunks)
-      group_.fail_damaged(name(transfer), transfer.peer, "that it has chunks nobody sent");
-    bool moved = false;
-    for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
-         ++sent) {
-      const size_t num_bytes = next_chunk(transfer);
-      staging_copy_(channel.chunks[sent % PairChannel::kChunks],
-                    transfer.data + transfer.moved_bytes, num_bytes);
-      transfer.moved_bytes += num_bytes;
-      P::arrive(channel.sent.value, sent + 1);
-      moved = true;
-    }
-    if (transfer.moved_bytes == transfer.num_bytes) finish(transfer);
-    return moved;
-  }
-
+  bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue);
   // Where a message that has its place lies, if all of it comes with the offer.
   template <class Channel>
   static auto* room(Channel& channel, const Transfer& transfer) {
@@ -371,161 +306,22 @@ class PointToPoint {
         transfer.place < PairChannel::kBays && transfer.num_bytes <= PairChannel::kBayBytes;
     return has_bay ? channel.bays[transfer.place] : nullptr;
   }
-
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
-  bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
-    for (int i = 0; i < PairChannel::kMessages; ++i) {
-      Message& message = channel.messages[i];
-      if (message.number != P::load_acquire(back.taken[i])) continue;
-      message.num_bytes = transfer.num_bytes;
-      message.numel = transfer.numel;
-      message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
-                              (transfer.is_awaited ? Message::kWaited : 0);
-      transfer.place = i;
-      if (std::byte* bytes = room(channel, transfer))
-        staging_copy_(bytes, transfer.data, transfer.num_bytes);
-      transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
-                           readable_.covers(transfer.data, transfer.num_bytes);
-      message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
-      if (group_.options().traces) [[unlikely]]
-        write_site<P>(channel.sites[i], transfer.site);
-      transfer.number = channel.offered.value + 1;
-      transfer.state = Transfer::State::offered;
-      P::store_relaxed(message.number, transfer.number);
-      P::arrive(channel.offered.value, transfer.number);
-      return true;
-    }
-    return false;
-  }
-
-  bool advance_receive(Transfer& transfer) {
-    if (transfer.state == Transfer::State::fresh && !match(transfer)) return false;
-    PairChannel& back = *mine_[size_t(transfer.peer)];
-    const PairChannel& channel = *theirs_[size_t(transfer.peer)];
-    const Message& message = channel.messages[transfer.place];
-    if (const std::byte* bytes = room(channel, transfer)) {
-      copy_bytes(transfer.data, bytes, transfer.num_bytes);
-      return taken(transfer, back);
-    }
-    Transfer*& mover = movers_[size_t(transfer.peer)];
-    if (message.address != 0 && mover != &transfer) {
-      if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
-        const int64_t most_us = kPatienceUs + int64_t(transfer.num_bytes / kPatienceBytes);
-        if (looks_again_ && !mover && now_us() - transfer.matched_us < most_us) return false;
-        transfer.is_copied = true;
-      }
-      if (transfer.is_copied) return copy_out(transfer, message, back);
-    }
-    if (!mover) {
-      mover = &transfer;
-      P::store_relaxed(back.granted.value, transfer.number);
-    }
-    if (mover != &transfer) return false;  // another message of this pair comes first
-    uint64_t received = back.received.value;
-    const uint64_t sent = P::load_acquire(channel.sent.value);
-    const bool moved = received != sent;
-    // A sender is never further ahead than the ring is long, nor than its message.
-    const size_t left_bytes = transfer.num_bytes - transfer.moved_bytes;
-    const size_t left = (left_bytes + PairChannel::kChunkBytes - 1) / PairChannel::kChunkBytes;
-    if (sent - received > std::min<size_t>(left, PairChannel::kChunks))
-      group_.fail_damaged(name(transfer), transfer.peer, "chunks that it was not asked for");
-    for (; received != sent; ++received) {
-      const size_t num_bytes = next_chunk(transfer);
-      std::memcpy(transfer.data + transfer.moved_bytes,
-                  channel.chunks[received % PairChannel::kChunks], num_bytes);
-      transfer.moved_bytes += num_bytes;
-      P::arrive(back.received.value, received + 1);
-    }
-    if (transfer.moved_bytes < transfer.num_bytes) return moved;
-    mover = nullptr;
-    return taken(transfer, back);
-  }
-
+  bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back);
+  bool advance_receive(Transfer& transfer);
   // Whether the sender of a message that I may copy is there to copy its half.
-  bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const {
-    if (is_busy || copies_always_ || group_.is_crowded()) return false;
-    return (message.tag_and_dtype & Message::kWaited) != 0 ||
-           P::load_relaxed(group_.pad(transfer.peer).polling.value) != 0;
-  }
-
-  bool copy_out(Transfer& transfer, const Message& message, PairChannel& back) {
-    const size_t most_bytes = open_.size() > 1 ? kSharedCopyBytes : kCopyBytes;
-    const size_t num_bytes = std::min(most_bytes, transfer.num_bytes - transfer.moved_bytes);
-    read_private(group_, transfer.peer, message.address + transfer.moved_bytes,
-                 transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
-    transfer.moved_bytes += num_bytes;
-    return transfer.moved_bytes < transfer.num_bytes || taken(transfer, back);
-  }
-
-  bool taken(Transfer& transfer, PairChannel& back) {
-    P::arrive(back.taken[transfer.place], transfer.number);
-    finish(transfer);
-    return true;
-  }
-
+  bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const;
+  bool copy_out(Transfer& transfer, const Message& message, PairChannel& back);
+  bool taken(Transfer& transfer, PairChannel& back);
   size_t next_chunk(const Transfer& transfer) const {
     return std::min(PairChannel::kChunkBytes, transfer.num_bytes - transfer.moved_bytes);
   }
-
   // Find the oldest offer that is for this receive.
-  bool match(Transfer& transfer) {
-    if (transfer.peer != kAnyPeer) return match_from(transfer, transfer.peer);
-    for (int peer = 0; peer < group_.world_size(); ++peer)
-      if (match_from(transfer, peer)) return true;
-    return false;
-  }
-
+  bool match(Transfer& transfer);
   // The same for all receives of a pass: else an offer that comes in between would go to a receive
   // that was started later than one which has looked already.
-  uint64_t offered_by(int peer) {
-    if (!looked_[size_t(peer)]) {
-      offered_[size_t(peer)] = P::load_acquire(theirs_[size_t(peer)]->offered.value);
-      looked_[size_t(peer)] = true;
-    }
-    return offered_[size_t(peer)];
-  }
-
-  bool match_from(Transfer& transfer, int peer) {
-    const PairChannel& channel = *theirs_[size_t(peer)];
-    const uint64_t offered = offered_by(peer);
-    // What was offered before this receive looked, and was not for it, will not be later.
-    if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
-    // One that is offered while I look may lie before the place where I find a younger one: what
-    // comes after `offered` has to wait for the next look.
-    const Message* found = nullptr;
-    uint64_t least = offered + 1;
-    for (int i = 0; i < PairChannel::kMessages; ++i) {
-      const Message& message = channel.messages[i];
-      const uint64_t number = P::load_relaxed(message.number);  // up to `offered` it is there
-      if (number <= claimed_[size_t(peer)][size_t(i)] || number >= least) continue;
-      if (uint32_t(message.tag_and_dtype) != transfer.tag) continue;
-      found = &message;
-      least = number;
-      transfer.place = i;
-    }
-    if (!found) {
-      if (transfer.peer != kAnyPeer) transfer.seen = offered;
-      return false;
-    }
-    const DType dtype = DType(found->tag_and_dtype >> 32 & 0xff);
-    if (int(dtype) >= kNumDTypes)
-      group_.fail_damaged(name(transfer), peer, "a message of a type that there is not");
-    if (dtype != transfer.dtype || found->numel != transfer.numel)
-      group_.fail(ErrorKind::desync,
-                  "rank " + std::to_string(peer) + " sends " + std::to_string(found->numel) +
-                      " x " + dtype_name(dtype) + " to rank " + std::to_string(group_.rank()) +
-                      at_site(read_site<P>(channel.sites[transfer.place])) + ", which receives " +
-                      std::to_string(transfer.numel) + " x " + dtype_name(transfer.dtype) +
-                      " (tag " + std::to_string(transfer.tag) + ", group \"" +
-                      group_.options().name + "\")" + at_site(transfer.site),
-                  uint64_t{1} << peer | uint64_t{1} << group_.rank());
-    claimed_[size_t(peer)][size_t(transfer.place)] = least;
-    transfer.peer = peer;
-    transfer.number = least;
-    transfer.state = Transfer::State::moving;
-    if (found->address != 0) transfer.matched_us = now_us();
-    return true;
-  }
+  uint64_t offered_by(int peer);
+  bool match_from(Transfer& transfer, int peer);
 
   // ---- failure (p2p_failure.h) ----------------------------------------------------------------
   void fail_all(const std::exception_ptr& error);
@@ -560,3 +356,4 @@ class PointToPoint {
 }  // namespace fastcoll
 
 #include "cpu/p2p_failure.h"
+#include "cpu/p2p_progress.h"

@@ -41,7 +41,7 @@ TARGETS = {
     "status": Bug("csrc/cpu/status.h", "int(plan.dtype) < kNumDTypes &&"),
     "farewell": Bug("csrc/cpu/wait.cpp", "if (size_t(length) < sizeof *farewell) continue;"),
     "places": Bug("csrc/cpu/group.h", "|| num_bytes > size - offset - start"),
-    "messages": Bug("csrc/cpu/p2p.h", "int(dtype) >= kNumDTypes", "false"),
+    "messages": Bug("csrc/cpu/p2p_progress.h", "int(dtype) >= kNumDTypes", "false"),
 }
 
 

@@ -60,6 +60,8 @@ def test_each_goal_of_the_calls_on_lists(targets: ModuleType, tmp_path: Path) ->
 
 
 def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Path) -> None:
+    alone: dict[str, float] = {}
+
     def passed(call_us: float, small_us: float, large_us: float) -> list[bool | None]:
         rows = {
             "all_reduce, 8 B": (call_us, 150.0),
@@ -70,6 +72,7 @@ def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Pat
             row: {"compiled": ours, "python": ours, "gloo": gloo}
             for row, (ours, gloo) in rows.items()
         }
+        times_us["all_reduce, 8 B"] |= alone
         (tmp_path / "torch.json").write_text(json.dumps({"times_us": times_us}))
         return [verdict.passed for verdict in targets._torch_verdicts(tmp_path)]
 
@@ -78,6 +81,9 @@ def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Pat
     assert passed(4.1, 100.0, 1000.0) == [False, True, True] * 2
     assert passed(4.0, 101.0, 1000.0) == [True, False, True] * 2
     assert passed(4.0, 100.0, 1001.0) == [True, True, False] * 2
+    alone["fake"] = 3.9
+    assert passed(4.1, 100.0, 1000.0) == [False, True, True] * 2
+    assert "torch alone 3.9 us" in next(targets._torch_verdicts(tmp_path)).found
 
 
 def test_what_was_not_measured_is_no_pass(targets: ModuleType) -> None:
