@@ -30,6 +30,13 @@ def test_help_names_every_command() -> None:
     assert all(name in result.output for name in ("demo", "bench", "doctor", "inspect"))
 
 
+@pytest.mark.parametrize("command", ["bench", "tune", "regret"])
+def test_help_says_how_sizes_are_written(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    assert "FIRST:LAST:FACTOR" in result.output  # a word such as :END: would be shown as an emoji
+
+
 def test_doctor_tries_what_fastcoll_needs_and_lists_every_setting() -> None:
     found = findings()
     assert found["memfd, sealed"]["state"] == "ok"

@@ -100,7 +100,7 @@ def _algorithm(name: str) -> str:
 def bench(
     verb: Annotated[Verb, typer.Argument(help="What to measure.")],
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
-    sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:256M:4",
+    sizes: Annotated[str, typer.Option(help="FIRST:LAST:FACTOR or A,B,C.")] = "8:256M:4",
     dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
     op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
     vs: Annotated[

@@ -27,7 +27,7 @@ def regret(
     ranks: Annotated[
         str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
     ] = "",
-    sizes: Annotated[str, typer.Option(help="BEGIN:END:FACTOR or A,B,C.")] = "8:16M:4",
+    sizes: Annotated[str, typer.Option(help="FIRST:LAST:FACTOR or A,B,C.")] = "8:16M:4",
     verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
         VERBS
     ),

@@ -20,9 +20,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return the sizes meant by "BEGIN:END:FACTOR", "BEGIN:END" (factor 2) or "A,B,C", ascending.
+    """Return the sizes meant by "FIRST:LAST:FACTOR", "FIRST:LAST" (factor 2) or "A,B,C", ascending.
 
-    The end belongs to a range whether or not the factor hits it.
+    The last one belongs to a range whether or not the factor hits it.
 
     Raises:
         ValueError: a part is not a size, the range runs backwards, or the factor is below 2.
@@ -31,7 +31,7 @@ def parse_sizes(text: str) -> list[int]:
         return sorted({parse_size(part) for part in text.split(",")})
     parts = text.split(":")
     if len(parts) > 3:
-        raise ValueError(f"{text!r} is not a range; write BEGIN:END:FACTOR, such as 8:256M:4")
+        raise ValueError(f"{text!r} is not a range; write FIRST:LAST:FACTOR, such as 8:256M:4")
     begin_bytes, end_bytes = parse_size(parts[0]), parse_size(parts[1])
     factor = 2
     if len(parts) == 3:
