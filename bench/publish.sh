@@ -22,6 +22,7 @@ mpis=openmpi,mpich,intelmpi
 bench python-float32 --sizes 8:256M:4 --vs "gloo,core,$mpis"
 bench python-bfloat16 --sizes 8:256M:4 --vs gloo --dtype bfloat16
 bench python-symmetric --sizes 512K:256M:4 --vs gloo --symmetric
+python bench/memory_floor.py "$out/memory.json"
 bench python-async --sizes 8:8M:4 --vs "gloo,$mpis" --async-op
 bench c-float32 --sizes 8:256M:4 --vs "$mpis" --level c
 bench c-symmetric --sizes 128K:256M:4 --vs "$mpis" --level c --symmetric

@@ -43,7 +43,7 @@ LONGEST = (
     "integrations/test_compiled_backend.py",
     "hierarchical/test_hosts.py",
     "hierarchical/test_verbs_on_hosts.py",
-    "native/test_checks_cost.py",
+    "native/test_bench_programs.py",
     "integrations/test_training.py",
     "hierarchical/test_mpi.py",
     "hierarchical/test_mpi_on_hosts.py",

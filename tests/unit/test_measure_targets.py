@@ -38,6 +38,20 @@ def test_the_worst_size_in_range_decides(targets: ModuleType) -> None:
     assert "64 B" in verdict.found
 
 
+def test_what_memory_alone_would_allow_is_said(targets: ModuleType) -> None:
+    goal = targets.Goal("x", "python-symmetric", ("gloo",), "8", "8", 10)
+    missed = document({8: {"gloo": 6.0}})
+    missed["rows"][0]["cells"] = [
+        {"library": "fastcoll", "time_us": 20.0},
+        {"library": "gloo", "time_us": 120.0},
+    ]
+    verdict = targets.judge(goal, missed, {"read_us": {"8": 15.0}})
+    assert verdict.passed is False
+    assert "only to read the inputs 8x" in verdict.found
+    assert "read" not in targets.judge(goal, missed).found
+    assert "read" not in targets.judge(goal, missed, {"read_us": {"16": 15.0}}).found
+
+
 def test_the_fastest_of_several_peers_counts(targets: ModuleType) -> None:
     goal = targets.Goal("x", "file", ("openmpi", "mpich"), "8", "8", 2)
     assert not targets.judge(goal, document({8: {"openmpi": 3.0, "mpich": 1.5}})).passed

@@ -49,7 +49,8 @@ def tune(
         str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
     ] = "",
     sizes: Annotated[
-        str, typer.Option(help=f"FIRST:LAST:FACTOR or A,B,C; default: {_SIZES}; GPUs: {_GPU_SIZES}.")
+        str,
+        typer.Option(help=f"FIRST:LAST:FACTOR or A,B,C; default: {_SIZES}; GPUs: {_GPU_SIZES}."),
     ] = "",
     verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
         VERBS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/checks_cost.py: that it compiles, runs, and reads its windows right; not what it costs."""
+"""The C++ programs of bench/: that they compile, run, and are read right; not what they measure."""
 
 import json
 import runpy
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from programs import need
+from programs import load_script, need
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "checks_cost.py"
+BENCH = Path(__file__).parents[2] / "bench"
+SCRIPT = BENCH / "checks_cost.py"
 
 
 def test_the_median_difference_and_its_interval() -> None:
@@ -38,3 +39,11 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = json.loads((tmp_path / "checks.json").read_text())
     assert result["num_windows"] == 4
     assert min(result["checked_ns"], result["unchecked_ns"]) > 10
+
+
+@pytest.mark.native
+def test_memory_is_read() -> None:
+    need("g++")
+    found = load_script(BENCH / "memory_floor.py").measure([1 << 16, 1 << 22], 5)
+    assert set(found) == {str(1 << 16), str(1 << 22)}
+    assert 0 < found[str(1 << 16)] < found[str(1 << 22)]
