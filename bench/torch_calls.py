@@ -144,7 +144,8 @@ def measure(rank: int, backend: str, file: str, result: "mp.SimpleQueue[dict[str
         kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__  # type: ignore[union-attr]
         if kind != CLASSES[backend]:
             sys.exit(f"the backend is {kind}: {c10d_build.reason()}")
-        rows = training_us() | calls_us(10 if backend == "gloo" else 1)
+        training = training_us()
+        rows = calls_us(10 if backend == "gloo" else 1) | training
     if rank == 0:
         result.put(rows)
     dist.barrier()

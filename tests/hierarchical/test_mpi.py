@@ -72,31 +72,40 @@ def perform_counted(rank: Rank, calls: list[Call]) -> tuple[list[Result], dict[s
         return perform_all(rank, calls), asked
 
 
+def assert_mpi_is_asked(pool: Pool, nodes: str, calls: list[Call], wanted: str, not_: str) -> None:
+    pool.start(perform_counted, calls)
+    wants = [expected(call, len(nodes), ranks_by_node(nodes)) for call in calls]
+    results, counts = zip(*pool.finish(), strict=True)
+    assert compare(calls, wants, results) == []
+    for asked in counts:
+        assert asked[wanted] >= len(calls)
+        assert asked[not_] == 0
+
+
+def fast_calls(world: int) -> list[Call]:
+    """Those that MPI may reduce itself: none of half types, which it lacks."""
+    return [
+        Call(verb, dtype, LARGE_SIZE, op, numerics="fast", root=root)
+        for verb, root in (("all_reduce", 0), ("reduce", world - 1))
+        for dtype in ("float32", "float64")
+        for op in ("SUM", "PRODUCT")
+    ]
+
+
+def test_mpi_reduces_what_it_may(open_mpi: MakePool) -> None:
+    nodes = "aabb"
+    assert_mpi_is_asked(open_mpi(nodes), nodes, fast_calls(4), "all_reduce", "all_gather")
+
+
 def test_three_nodes(open_mpi: MakePool) -> None:
-    """Where MPI itself reduces (within what numerics="fast" allows) and gathers shards."""
+    """Where MPI gathers shards, and reduces nothing: one of three would send twice as much."""
     nodes = "aabbcc"
     pool, world = open_mpi(nodes), len(nodes)
     check(pool, nodes, [*reductions(world, SIZES), *moves(world, SIZES)])
-    wide, halves = ("float32", "float64"), ("float16", "bfloat16")
-    by_mpi = [
-        Call(verb, dtype, LARGE_SIZE, op, numerics="fast", root=root)
-        for verb, root in (("all_reduce", 0), ("reduce", world - 1))
-        for dtype in wide
-        for op in ("SUM", "PRODUCT")
-    ]
-    # Half types are none of MPI's: they keep the bits under the default, too.
-    as_bytes = [Call("all_reduce", dtype, LARGE_SIZE, numerics=None) for dtype in (*wide, *halves)]
-    for calls, wanted, unwanted in (
-        (by_mpi, "all_reduce", "all_gather"),
-        (as_bytes, "all_gather", "all_reduce"),
-    ):
-        pool.start(perform_counted, calls)
-        wants = [expected(call, world, ranks_by_node(nodes)) for call in calls]
-        results, counts = zip(*pool.finish(), strict=True)
-        assert compare(calls, wants, results) == []
-        for asked in counts:
-            assert asked[wanted] >= len(calls)
-            assert asked[unwanted] == 0
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    usual = [Call("all_reduce", dtype, LARGE_SIZE, numerics=None) for dtype in dtypes]
+    fast = [one for one in fast_calls(world) if one.verb == "all_reduce"]
+    assert_mpi_is_asked(pool, nodes, [*usual, *fast], "all_gather", "all_reduce")
 
 
 @pytest.fixture

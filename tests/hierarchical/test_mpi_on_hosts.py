@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI as the carrier between two hosts that are network namespaces: Open MPI's daemons on both."""
+"""MPI as the carrier between hosts that are network namespaces: Open MPI's daemons on all."""
 
 import contextlib
 import time
@@ -24,15 +24,16 @@ OnHosts = Callable[[str], MpiHostPool]
 @pytest.fixture(scope="module")
 def mpi_on_hosts() -> Iterator[OnHosts]:
     """`mpi_on_hosts("aab")` are ranks 0 and 1 on a host and rank 2 on another one."""
-    require_hosts(2)
     install = require_open_mpi()
     with contextlib.ExitStack() as stack:
         pools: dict[str, MpiHostPool] = {}
 
         def get(nodes: str) -> MpiHostPool:
             if nodes not in pools or not pools[nodes].is_open:
-                hosts = stack.enter_context(Hosts())
-                pools[nodes] = MpiHostPool(install, hosts, [nodes.count(host) for host in "ab"])
+                ranks_on = [nodes.count(host) for host in sorted(set(nodes))]
+                require_hosts(len(ranks_on))
+                hosts = stack.enter_context(Hosts(num_hosts=len(ranks_on)))
+                pools[nodes] = MpiHostPool(install, hosts, ranks_on)
                 stack.callback(pools[nodes].close)
                 assert pools[nodes].run(islands) == [ranks_by_node(nodes)] * len(nodes)
                 assert set(pools[nodes].run(carriers)) == {"MpiCarrier"}
@@ -41,7 +42,7 @@ def mpi_on_hosts() -> Iterator[OnHosts]:
         yield get
 
 
-@pytest.mark.parametrize("nodes", ["aaab", "aabb"])
+@pytest.mark.parametrize("nodes", ["aaab", "aabb", "aabc"])
 def test_every_verb_over_a_link(mpi_on_hosts: OnHosts, nodes: str) -> None:
     pool = mpi_on_hosts(nodes)
     check_everything(pool, nodes)
