@@ -114,8 +114,8 @@ class MpiCarrier:
 
     def reduces(self, dtype: DType, op: Op) -> bool:
         """See `Carrier`."""
-        # Else one node adds for another first, and twice the bytes cross its link (Open MPI 5). Sums
-        # of ours cost no node more than the others.
+        # Else one node adds for another first: twice the bytes cross its link (seen in Open MPI 5).
+        # Sums of ours cost no node more than the others.
         num_nodes = self._communicator.Get_size()
         return num_nodes & (num_nodes - 1) == 0 and dtype in _TYPES and op in _OPS
 
