@@ -229,7 +229,7 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
         return
     times_us = torch["times_us"]
     calls_us = times_us["all_reduce, 8 B"]
-    # What torch takes with a backend that does nothing; not there in older files.
+    # What torch takes with a backend whose all_reduce does nothing; not there in older files.
     alone = f", torch alone {calls_us['fake']:.3g} us" if "fake" in calls_us else ""
     for backend in ("compiled", "python"):
         call_us = calls_us[backend]

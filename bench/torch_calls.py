@@ -6,7 +6,7 @@
 Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
 a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
 for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
-Torch alone is its backend "fake", which does nothing: no backend's call takes less.
+Torch alone is its backend "fake", which communicates nothing, but may copy what it was given.
 Whatever the backend, DDP copies all gradients into its buckets and back. With 25 million of them
 that is no small part. It is measured with each backend, in groups of one rank, and is the same for
 all of them: what is left of their steps without its median is called communication there.
