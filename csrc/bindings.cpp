@@ -342,6 +342,16 @@ void bind_machine(py::module_& module) {
   });
 }
 
+void bind_local_reduce(py::module_& module) {
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("sources"),
+             py::arg("target"), py::arg("numel"), without_gil);
+  module.def("widen_array", &widen_array, py::arg("dtype"), py::arg("source"), py::arg("target"),
+             py::arg("numel"), without_gil);
+  module.def("finish_array", &finish_array, py::arg("dtype"), py::arg("op"), py::arg("source"),
+             py::arg("target"), py::arg("numel"), py::arg("world_size"), without_gil);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local_reduce.h"
 
-#include <pybind11/stl.h>
-
 #include <string>
-#include <vector>
 
 #include "check.h"
 #include "cpu/reduce.h"
-
-namespace py = pybind11;
 
 namespace fastcoll {
 
@@ -24,6 +19,8 @@ void require_meaning(int dtype, int op) {
 }
 
 const void* to_ptr(uintptr_t address) { return reinterpret_cast<const void*>(address); }
+
+}  // namespace
 
 void reduce_arrays(int dtype, int op, const std::vector<uintptr_t>& sources, uintptr_t target,
                    size_t numel) {
@@ -46,18 +43,6 @@ void finish_array(int dtype, int op, uintptr_t source, uintptr_t target, size_t 
   require_meaning(dtype, op);
   partial_fns(DType(dtype), Op(op))
       ->finish(reinterpret_cast<void*>(target), to_ptr(source), numel, world_size);
-}
-
-}  // namespace
-
-void bind_local_reduce(py::module_& module) {
-  const auto without_gil = py::call_guard<py::gil_scoped_release>();
-  module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("sources"),
-             py::arg("target"), py::arg("numel"), without_gil);
-  module.def("widen_array", &widen_array, py::arg("dtype"), py::arg("source"), py::arg("target"),
-             py::arg("numel"), without_gil);
-  module.def("finish_array", &finish_array, py::arg("dtype"), py::arg("op"), py::arg("source"),
-             py::arg("target"), py::arg("numel"), py::arg("world_size"), without_gil);
 }
 
 }  // namespace fastcoll

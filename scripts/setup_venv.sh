@@ -33,6 +33,33 @@ install_checkout() { # extras
       constraints.txt >"$constraints"
   fi
   echo "Installing fastcoll[$1] into $venv"
+  # The compiler takes a minute, and so do the packages that fastcoll needs: side by side.
   # --no-compile: not the ten thousand modules that nobody imports.
-  python -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" ".[$1]"
+  local pip=(python -m pip --quiet --disable-pip-version-check) ready
+  ready=$(mktemp -d)
+  "${pip[@]}" wheel --no-deps -c "$constraints" -w "$ready" . &
+  list_requirements "$1" >"$ready/requirements.txt"
+  "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
+    { kill $! && wait $! && rm -r "$ready" && return 1; }
+  wait $!
+  "${pip[@]}" install --no-compile -c "$constraints" --force-reinstall --no-deps "$ready"/*.whl
+  rm -r "$ready"
+}
+
+list_requirements() { # extra
+  python - "$1" <<'END'
+import sys, tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+
+def of(extra):
+    for line in project["optional-dependencies"][extra]:
+        if line.startswith("fastcoll["):
+            for other in line.removeprefix("fastcoll[").removesuffix("]").split(","):
+                yield from of(other)
+        else:
+            yield line
+
+print(*project["dependencies"], *of(sys.argv[1]), sep="\n")
+END
 }

@@ -354,7 +354,7 @@ def by_two_ways(rank: Rank) -> list[bool]:
     return right
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_python_and_cpp_plan_alike(pools: Pools, world: int) -> None:
     for row in pools(world).run(by_two_ways):
         assert all(row)

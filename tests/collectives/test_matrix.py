@@ -19,7 +19,7 @@ from perform import check, make
 import oracle
 from harness import Pool, Pools, Rank, Setup
 
-WORLDS = (1, 2, 3, *(pytest.param(world, marks=pytest.mark.slow) for world in (4, 5, 8)))
+WORLDS = (2, 3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 4, 5, 8)))
 ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
 
 
@@ -191,7 +191,7 @@ def refuse(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:
 def test_what_means_nothing_is_refused_and_does_no_harm(pools: Pools, world: int) -> None:
     assert len(MEANINGLESS) == 39
     assert pools(world).run(refuse, MEANINGLESS) == [[]] * world
-    check(pools(world), reductions(world, [5], 1))
+    check(pools(world), some(reductions(world, [5], 1), 60, world))
 
 
 def ask_for_a_ring(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:

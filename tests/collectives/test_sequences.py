@@ -112,12 +112,15 @@ def fuzz(pools: Pools, world: int, examples: int, fixed: bool, perform: Any = wi
     run()
 
 
-@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+WORLDS = (2, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4)))
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_random_sequences(pools: Pools, world: int) -> None:
     fuzz(pools, world, 60, fixed=True)
 
 
-@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", WORLDS)
 def test_random_sequences_under_way(pools: Pools, world: int) -> None:
     fuzz(pools, world, 40, True, under_way)
 

@@ -36,7 +36,9 @@ def calls_on(nodes: str) -> Iterator[Call]:
         yield Call(verb, dtype, numel, places=(place(rng), place(rng)), **options)
 
 
-@pytest.mark.parametrize("nodes", MAPS)
+@pytest.mark.parametrize(
+    "nodes", [MAPS[0], *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in MAPS[1:])]
+)
 def test_every_verb_and_kind_of_type(clusters: Clusters, nodes: str) -> None:
     check(clusters(nodes), nodes, list(calls_on(nodes)))
 

@@ -76,7 +76,8 @@ def test_moves(clusters: Clusters, nodes: str) -> None:
     check(clusters(nodes), nodes, list(moves(len(nodes), SIZES)))
 
 
-@pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaabbc", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["aabb", "aaabbc"])
 def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
     calls = [
         Call(verb, dtype, LARGE_SIZE, "SUM", numerics="same_bits")

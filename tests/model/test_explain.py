@@ -17,7 +17,6 @@ from fastcoll.topology.model import MACHINES, load_machine, load_network
 
 H100 = Cluster(load_machine("hgx-h100"))
 FOUR_NODES = Cluster(load_machine("hgx-h100"), 4, load_network("ndr-rail"))
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -54,6 +53,7 @@ def test_the_paper_agrees_with_the_library_about_same_bits() -> None:
                 assert admitted == adds_in_order(verb.name, algorithm.name), algorithm.name
 
 
+@pytest.mark.slow
 def test_small_messages_take_one_step_and_large_ones_move_less() -> None:
     assert compare("all_reduce", H100, 8, 64).best.algorithm == "one_shot"
     assert compare("all_reduce", H100, 8, 64 << 20).best.algorithm == "two_shot"
@@ -64,14 +64,9 @@ def test_small_messages_take_one_step_and_large_ones_move_less() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "all_reduce",
-        *(pytest.param(verb, marks=SLOW) for verb in ("all_gather", "broadcast", "all_to_all")),
-    ],
-)
+@pytest.mark.parametrize("verb", ["all_reduce", "all_gather", "broadcast", "all_to_all"])
 def test_nothing_beats_the_limit(machine: str, verb: str) -> None:
     cluster = Cluster(load_machine(machine))
     world_size = min(8, cluster.local_size)

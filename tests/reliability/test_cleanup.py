@@ -312,12 +312,8 @@ elif way == "subgroup":
 """
 
 
-WAYS = ["fall off", "raise", "destroy", "subgroup"]
-
-
-@pytest.mark.parametrize(
-    "way", ["pending", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pending", "fall off", "raise", "destroy", "subgroup"])
 def test_programs_end_in_silence(tmp_path: Path, way: str) -> None:
     """However a program ends, it ends soon, without a word and without a trace."""
     before = machine()

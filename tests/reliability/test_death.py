@@ -368,7 +368,7 @@ def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt
     [
         (0, "greet", 2),
         (0, "greet", -1),
-        (2, "greet", -1),
+        pytest.param(2, "greet", -1, marks=pytest.mark.slow),  # rank 1 waits to its limit
         (2, "reply", -1),
         (0, "send", -1),
         (0, "receive", -1),

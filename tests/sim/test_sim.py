@@ -46,9 +46,7 @@ class Case:
     only: str = ""  # "algorithm verb": nothing else
 
 
-# In the quick suite.
-QUICK = [
-    Case("correct", "uniform", 20),
+CASES = [
     Case("shapes", "uniform", 1),
     Case("misplaced", "uniform", 2),
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
@@ -65,9 +63,6 @@ QUICK = [
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
     Case("partials", "uniform", 200),
     Case("partials_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
-]
-
-CASES = [
     Case("correct", "uniform", 60),
     Case("correct", "starving", 60),
     Case("correct", "uniform", 30, only="multimem all_reduce"),
@@ -154,10 +149,11 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
+@pytest.mark.native
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    [*QUICK, *(pytest.param(case, marks=pytest.mark.native) for case in CASES)],
+    CASES,
     ids=lambda case: (
         "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
         + ("-tsan" if case.tsan else "")

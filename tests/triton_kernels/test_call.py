@@ -70,6 +70,7 @@ def test_a_mistake_is_explained(name: str) -> None:
         call()
 
 
+@pytest.mark.slow
 def test_the_library_does_not_import_triton() -> None:
     """It takes a second, and is not always there."""
     code = "import fastcoll, sys; print(*{'triton', 'fastcoll_kernels'} & set(sys.modules))"

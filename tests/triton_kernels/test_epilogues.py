@@ -97,7 +97,9 @@ def quantised(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return oracle.encode(quotient.reshape(-1), dtype), oracle.encode(scale, "float32")
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "kernel", [KERNELS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in KERNELS[1:])]
+)
 def test_fused_is_unfused(
     interpreters: Callable[..., Any], new_world: Callable[..., World], kernel: str
 ) -> None:

@@ -82,7 +82,10 @@ def test_an_equality_wait_is_caught(run: Callable[..., Any]) -> None:
     assert verdict[3] < verdict[4], "the peer is ahead, and still waited for"
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["one_shot", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two_shot", "ring"))],
+)
 def test_words_wrap(run: Callable[..., Any], algorithm: str) -> None:
     verb = "reduce_scatter" if algorithm == "ring" else "all_reduce"
     cases = calls(algorithm, 4, verb)
@@ -127,7 +130,7 @@ def mixed(algorithm: str, verb: str, count: int) -> list[Case]:
 )
 def test_a_rank_that_never_arrives(run: Callable[..., Any], algorithm: str, verb: str) -> None:
     """Rank 3 waits for 2 in vain; the others learn of it, long before their own limit."""
-    cases = mixed(algorithm, verb, 20)
+    cases = mixed(algorithm, verb, 8)
     reports = run(4, cases, limits_s=(120.0, 120.0, 120.0, 1.0), absent=(2,))
     for rank in (0, 1, 3):
         verdict = reports[rank].verdict

@@ -137,6 +137,7 @@ def test_a_run_that_broke_off_passes_nothing(tmp_path: Path, report: Callable[[P
     assert "not measured: measure (not run)" in text
 
 
+@pytest.mark.slow
 def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
     """The machines that GPUs are on have torch and NumPy, and not all that a desktop has."""
     program = (

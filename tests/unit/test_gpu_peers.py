@@ -461,6 +461,7 @@ line.receive()
 """
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_launched_is_not_launched_again(tmp_path: Path) -> None:
     pools = []
     for name in ("a", "b"):
