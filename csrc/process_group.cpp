@@ -8,6 +8,7 @@
 #include <chrono>
 
 #include "cpu/halves.h"
+#include "cpu/p2p.h"
 #include "memory/memfd.h"
 
 namespace fastcoll {
@@ -213,6 +214,18 @@ bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers, H
   for (const auto& transfer : transfers) limit(*transfer);
   return p2p_->start(transfers, host);
 }
+
+bool ProcessGroup::look(const Transfer& transfer) { return p2p_->look(transfer); }
+
+bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
+  return p2p_->wait(transfer, host, limit_s);
+}
+
+bool ProcessGroup::withdraw(Transfer& transfer) { return p2p_->withdraw(transfer); }
+
+void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
+
+bool ProcessGroup::has_open_transfers() { return p2p_->has_open(); }
 
 void ProcessGroup::limit(Transfer& transfer) const {
   if (transfer.timeout_s < 0) transfer.timeout_s = group_->options().timeout_s;

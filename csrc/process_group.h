@@ -14,12 +14,21 @@
 #include <vector>
 
 #include "call_queue.h"
-#include "cpu/call.h"
-#include "cpu/p2p.h"
+#include "cpu/operands.h"
 #include "cpu/program.h"
+#include "cpu/transfer.h"
 #include "plan_table.h"
 
 namespace fastcoll {
+
+// The protocol, which takes seconds to compile: whoever holds a group need not see it.
+struct StdAtomics;
+template <class P>
+class Group;
+template <class P>
+class PointToPoint;
+template <class P>
+struct Call;
 
 // Descriptors of every rank, by rank; ownership passes to the group. -1: not there.
 struct GroupFds {
@@ -71,13 +80,11 @@ class ProcessGroup {
   // Sends and receives: see PointToPoint. A timeout_s below 0 is the group's.
   void post(const std::shared_ptr<Transfer>& transfer, Host& host);
   bool start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host);
-  bool look(const Transfer& transfer) { return p2p_->look(transfer); }
-  bool wait(Transfer& transfer, Host& host, double limit_s) {
-    return p2p_->wait(transfer, host, limit_s);
-  }
-  bool withdraw(Transfer& transfer) { return p2p_->withdraw(transfer); }
-  void drive(Host& host) { p2p_->drive(host); }
-  bool has_open_transfers() { return p2p_->has_open(); }
+  bool look(const Transfer& transfer);
+  bool wait(Transfer& transfer, Host& host, double limit_s);
+  bool withdraw(Transfer& transfer);
+  void drive(Host& host);
+  bool has_open_transfers();
 
   // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "cpu/call.h"
+#include "cpu/operands.h"
 #include "extents.h"
 #include "tensor_view.h"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every folder of tests shares: pools of ranks, and no GPU tests where there is no GPU."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in mine]
     order = {str(Path(__file__).parent / name): place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(str(item.path), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # else each collection looks through all modules
 
 
 def pytest_terminal_summary(

@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import faulthandler
 import functools
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -212,6 +213,7 @@ def rank_main(conn: Any, me: Rank, log: str, store: tuple[str, int, str], setup:
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # else each collection of what is left over looks through all of torch
     torch.set_num_threads(1)
     address, port, prefix = store
     me.store = dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False))

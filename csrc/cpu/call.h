@@ -3,52 +3,16 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
-#include <vector>
 
 #include "cpu/group.h"
+#include "cpu/operands.h"
 #include "cpu/reduce.h"
-#include "cpu/strided.h"
 
 namespace fastcoll {
 
 class Program;
-
-// What one rank gives to another, or gets from it.
-struct Part {
-  std::byte* ptr;
-  size_t num_bytes;
-};
-
-// By rank; a side on which this rank gives or gets nothing is not read.
-struct Parts {
-  std::array<Part, kMaxWorld> inputs, outputs;
-};
-
-// One tensor of a list, and where its result goes. The message is the tensors end to end; where a
-// side has a part for each rank, every tensor has, and a part of the message is their parts.
-struct Piece {
-  const std::byte* input;
-  std::byte* output;
-  size_t start;  // its first element, counted in a part
-  size_t numel;  // its elements in a part, at least 1
-};
-using List = std::vector<Piece>;
-
-// Whether a plan can be carried out for elements that lie apart: of several tensors, or of a
-// strided one.
-inline bool takes_lists(const Plan& plan) {
-  if (plan.verb == Verb::all_gather) return plan.algorithm == Algorithm::direct;
-  return (plan.verb == Verb::all_reduce || plan.verb == Verb::reduce_scatter) &&
-         (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot);
-}
-inline bool takes_strided(const Plan& plan) {
-  if (plan.verb == Verb::broadcast) return plan.algorithm == Algorithm::direct;
-  if (plan.verb != Verb::reduce) return takes_lists(plan);
-  return plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot;
-}
 
 struct Span {
   size_t start;  // first element, counted in a part of the message

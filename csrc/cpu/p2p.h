@@ -26,34 +26,9 @@
 #include "cpu/group.h"
 #include "cpu/single_copy.h"
 #include "cpu/status.h"
+#include "cpu/transfer.h"
 
 namespace fastcoll {
-
-inline constexpr int kAnyPeer = -1;
-
-// One send or receive. Guarded by the engine's mutex, but for `done`.
-struct Transfer {
-  bool sends = false;
-  int peer = 0;  // kAnyPeer: whoever offers first; then that rank
-  uint32_t tag = 0;
-  DType dtype = DType::uint8;
-  uint64_t numel = 0;
-  std::byte* data = nullptr;
-  size_t num_bytes = 0;
-  double timeout_s = 0;
-  std::string site;  // where the program asked for it; only in a group that traces
-
-  enum class State { fresh, offered, moving } state = State::fresh;
-  int place = 0;            // of the message in the sender's channel
-  uint64_t number = 0;      // of the message
-  uint64_t seen = 0;        // offers looked through, in vain
-  bool is_awaited = false;  // who started it waits for it next
-  bool is_copied = false;   // sends: the receiver may copy it; receives: it does
-  size_t moved_bytes = 0;
-  int64_t start_us = 0, matched_us = 0;
-  std::exception_ptr error;
-  std::atomic<bool> done{false};
-};
 
 template <class P>
 class PointToPoint {

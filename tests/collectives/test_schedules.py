@@ -142,6 +142,7 @@ def steps_of(words: Sequence[int]) -> list[list[int]]:
     return steps
 
 
+@pytest.mark.slow
 def test_a_wrong_program_gives_a_wrong_result_and_a_missing_signal_an_error(
     fresh_pool: Any,
 ) -> None:

@@ -179,7 +179,11 @@ def without_pause(rank: Rank, rounds: int, seed: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("world", "rounds"), [pytest.param(2, 30_000, marks=pytest.mark.slow), (4, 8000), (8, 600)]
+    ("world", "rounds"),
+    [
+        (8, 600),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 30_000), (4, 8000))),
+    ],
 )
 def test_no_pause_between_calls(pools: Pools, world: int, rounds: int) -> None:
     assert pools(world).run(without_pause, rounds, world) == [""] * world

@@ -40,7 +40,13 @@ def in_a_chain(rank: Rank, name: str) -> list[Attempt]:
     return [*found, attempt(group.barrier)]
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "from node to node" else pytest.mark.slow)
+        for name in CHAINS
+    ],
+)
 def test_the_rank_that_holds_up_a_chain_is_named(
     fresh_pool: Callable[[int, Setup], Pool], name: str
 ) -> None:

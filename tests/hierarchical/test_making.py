@@ -60,7 +60,7 @@ def test_who_does_not_get_through_is_named_on_all_nodes(
         assert one.seconds < LATE_S, one
 
 
-@pytest.mark.parametrize("step", ["introduced", "lanes"])
+@pytest.mark.parametrize("step", ["introduced", pytest.param("lanes", marks=pytest.mark.slow)])
 def test_a_node_that_does_not_come_is_named_at_the_limit(fresh_pool: FreshPool, step: str) -> None:
     """It had one rank, so that nobody knows what became of it."""
     *others, _ = fresh_pool(3, Setup(nodes="aab")).outcomes(stumble, 2, step, "dies", 3.0)

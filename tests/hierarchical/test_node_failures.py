@@ -105,6 +105,7 @@ def counts_without(rank: Rank, absent: int, limit_s: float) -> Attempt:
     )
 
 
+@pytest.mark.slow
 def test_what_is_told_within_a_call_has_its_limit(fresh_pool: FreshPool) -> None:
     """The group's own is longer than all that this test may take."""
     limit_s = 2.0
@@ -197,6 +198,7 @@ def call_deaf(rank: Rank, numel: int) -> list[Attempt]:
     return calls_until_broken(rank, numel)
 
 
+@pytest.mark.slow
 def test_a_transfer_that_hears_of_nothing_does_not_hold_up_the_others(
     fresh_pool: FreshPool,
 ) -> None:

@@ -99,6 +99,7 @@ print(asked.read("key", 0.1), asked.missing(2, 1))
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_its_questions_do_not() -> None:
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM], timeout=20, capture_output=True, text=True, check=True

@@ -136,6 +136,7 @@ def test_every_example_is_held_to_its_result_and_in_the_readme() -> None:
     assert sorted(rows) == PROGRAMS
 
 
+@pytest.mark.slow
 def test_the_pitfalls_name_what_differs(bare_pools: Any) -> None:
     text, *_ = bare_pools(2).run(run, "pitfalls", next(_numbers))
     for word in ("float16", "float32", "all_reduce", "barrier", "CollectiveTimeout"):

@@ -65,6 +65,7 @@ def test_explain_names_the_choice_and_every_refusal() -> None:
     assert found["candidates"][0]["time_us"] >= found["least_us"]
 
 
+@pytest.mark.slow
 def test_topo_lists_and_shows() -> None:
     assert "gb200-nvl72" in output("topo")
     text = output("topo", "dgx-1v", "--network", "ndr-rail")

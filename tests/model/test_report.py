@@ -133,6 +133,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(Reader(text), text, json.loads(numbers.read_text()))
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_no_other(written: Written) -> None:
     assert written.text.startswith("<!DOCTYPE html>")
     pictures = [a for a in written.page.addresses if not a.startswith("#")]
@@ -150,6 +151,7 @@ def test_the_page_is_whole_and_needs_no_other(written: Written) -> None:
     assert '<meta name="viewport" content="width=device-width' in outside  # readable on a phone
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_commands_print(written: Written) -> None:
     shown = " ".join(" ".join(written.page.cells).split())
     commands = (
@@ -166,6 +168,7 @@ def test_the_page_shows_what_the_commands_print(written: Written) -> None:
         assert fact in shown
 
 
+@pytest.mark.slow
 def test_the_page_shows_its_numbers_and_what_was_measured(written: Written) -> None:
     cells = set(written.page.cells)
     numbers = written.numbers

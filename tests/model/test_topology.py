@@ -288,6 +288,7 @@ SHIPPED = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject) -> None:

@@ -6,7 +6,6 @@ Which points those are is counted in a call of each kind, not listed here.
 
 import dataclasses
 import functools
-import gc
 import os
 import signal
 import sys
@@ -239,7 +238,6 @@ def go_on(group: Any, case: str, error: Attempt, problems: list[str]) -> Story:
 def outlive(rank: Rank, case: str, hit: Hit) -> Story:
     """See a rank die at a point of a case's calls, and go on without it."""
     perform(rank.comm, case)
-    gc.freeze()  # else each collection of what is left over looks through all of torch
     before = belongings()
     group = rank.comm.new_group()
     perform(group, case)
@@ -286,7 +284,6 @@ def test_dead(reached: dict[str, Reached], case: str) -> None:
 def outwait(rank: Rank, case: str, hit: Hit) -> Story:
     """See a rank stop at a point; when it goes on it meets the same verdict, and is taken along."""
     perform(rank.comm, case)
-    gc.freeze()  # else each collection of what is left over looks through all of torch
     before = belongings()
     group = rank.hasty_group(LIMIT_S)
     if rank.rank == hit.victim:

@@ -168,7 +168,8 @@ def test_every_architecture_and_dtype(
         assert faults(ptx_of(reduce_scatter(algorithm, dtype), architecture)) == set()
 
 
-@pytest.mark.parametrize(("rank", "numel"), [(1, 1), pytest.param(0, 17, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "numel"), [(1, 1), (0, 17)])
 def test_arguments_that_triton_specialises(
     ptx_of: Callable[..., str], rank: int, numel: int
 ) -> None:

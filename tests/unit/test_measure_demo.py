@@ -57,6 +57,7 @@ def test_an_epoch_uses_no_example_twice() -> None:
     assert not torch.equal(batch_indices(CONFIG, 0), batch_indices(CONFIG, steps))
 
 
+@pytest.mark.slow
 def test_shares_of_the_ranks_average_to_the_whole_batch() -> None:
     shares = []
     for rank in range(2):
@@ -69,6 +70,7 @@ def test_shares_of_the_ranks_average_to_the_whole_batch() -> None:
     assert not torch.equal(shares[0], shares[1])
 
 
+@pytest.mark.slow
 def test_gradients_are_views_of_one_buffer_and_equal_seeds_give_equal_bits() -> None:
     buffer = torch.empty(num_gradients(CONFIG))
     first, second = Training(CONFIG, buffer), Training(CONFIG)

@@ -196,6 +196,7 @@ def tables(draw: st.DrawFn) -> TuningTable:
     return TuningTable({**document([]), "rows": drawn})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(requests(), tables())
 def test_whatever_the_table_says_the_plan_is_sound(request: Request, table: TuningTable) -> None:
