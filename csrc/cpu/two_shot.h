@@ -83,7 +83,7 @@ class TwoShot {
     void* dsts[kMaxWorld + 1];
     srcs[rank_] = dsts[0] = nullptr;  // see Call::reduce
     int num_dsts = call_.gets(rank_) ? 1 : 0;
-    bool pulled = false;  // somebody takes the result from my slot
+    bool pulled = false;  // somebody takes the result from there
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
       if (!inputs_[peer]) {
@@ -96,7 +96,7 @@ class TwoShot {
       if (!outputs_[peer]) pulled = true;
       else dsts[num_dsts++] = outputs_[peer] + span.start * elem_;
     }
-    std::byte* mine = in_slot(group_.slot(rank_, k), rank_);
+    std::byte* mine = result_place(rank_, k);
     const bool streams = pulled && !call_.strided && group_.staging_copy().streams();
     if (streams && !call_.gets(rank_)) return reduce_in_pieces(span, mine, srcs);
     if (pulled && !streams) dsts[num_dsts++] = mine;
@@ -108,7 +108,7 @@ class TwoShot {
     });
   }
 
-  // For my slot alone: in a place that the caches hold meanwhile.
+  // For that place alone: in one that the caches hold meanwhile.
   void reduce_in_pieces(Span span, std::byte* mine, const void** srcs) {
     alignas(kLineBytes) std::byte piece[size_t{8} << 10];
     const size_t most = sizeof piece / elem_;
@@ -129,7 +129,7 @@ class TwoShot {
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
         group_.wait_reduced(peer, k + 1);
-        call_.write_output(peer, chunks_.chunk(peer, k), in_slot(group_.slot(peer, k), peer));
+        call_.write_output(peer, chunks_.chunk(peer, k), result_place(peer, k));
       }
     }
     group_.consume(k + 1);
@@ -140,6 +140,13 @@ class TwoShot {
 
   std::byte* in_slot(std::byte* slot, int j) const {
     return slot + size_t(j) * chunks_.stride() * elem_;
+  }
+  // Where rank r leaves its reduced chunk for the others: over what the next rank staged for it, which
+  // nobody else reads. Those lines are in r's cache since it read them, while those of a place of its
+  // own would have to be taken back from all who read there before. r may write there, as it has
+  // claimed its own slot: so every rank, the next one too, is through with what theirs held.
+  std::byte* result_place(int r, size_t k) const {
+    return in_slot(group_.slot((r + 1) % world_, k), r);
   }
 
   Call<P>& call_;

@@ -59,7 +59,10 @@ byte kind[CALLS + 1]; /* chosen by the first rank that comes to the call */
 byte arrive[RANKS * DEPTH], payload[RANKS * DEPTH];
 byte inlined[RANKS * DEPTH], inline_payload[RANKS * DEPTH];
 byte staged[RANKS], reduced[RANKS], done_word[RANKS];
-byte slot[RANKS * SLOTS], result[RANKS * SLOTS]; /* scratch: what was staged, what was reduced */
+/* Scratch: what was staged; and of that the chunk for the rank before, which two_shot writes over. */
+byte slot[RANKS * SLOTS], result[RANKS * SLOTS];
+#define REDUCED 128 /* and the tag: what it wrote */
+#define AFTER(r) (((r) + 1) % RANKS)
 byte symmetric[RANKS];
 bool has_stopped[RANKS], someone_stopped, failed;
 
@@ -90,7 +93,9 @@ bool has_stopped[RANKS], someone_stopped, failed;
 /* Reused: when everybody is through with what the slot held. */
 #define CLAIM(k) \
   if :: first + (k) + 1 > SLOTS -> REQUIRE_DONE(first + (k) + 1 - SLOTS) :: else fi
-#define STAGE(k) CLAIM(k); slot[SLOT(me, k)] = first + (k) + 1
+#define STAGE(k) \
+  CLAIM(k); \
+  atomic { slot[SLOT(me, k)] = first + (k) + 1; result[SLOT(me, k)] = first + (k) + 1 }
 #ifdef EARLY_ARRIVE
 #define ARRIVE(write) arrive[LINE(me)] = call; write
 #else
@@ -208,7 +213,8 @@ proctype Rank(byte me) {
             FOR_PEERS(
               if :: k > 0 -> WAIT(REACHED(staged[other], first + k + 1)) :: else fi;
               READ_SLOT(other, k));
-            result[SLOT(me, k)] = first + k + 1;
+            assert(result[SLOT(AFTER(me), k)] == first + k + 1);
+            result[SLOT(AFTER(me), k)] = REDUCED + first + k + 1;
             reduced[me] = first + k + 1
           :: else
           fi;
@@ -217,7 +223,7 @@ proctype Rank(byte me) {
             BEFORE_READS(k - 1);
             FOR_PEERS(
               WAIT(REACHED(reduced[other], first + k));
-              assert(result[SLOT(other, k - 1)] == first + k));
+              assert(result[SLOT(AFTER(other), k - 1)] == REDUCED + first + k));
             AFTER_READS(k - 1)
           :: else
           fi;

@@ -66,6 +66,7 @@ CASES = [
     signalling(2, 3, "one_shot", mutation="SINGLE_SLOT"),
     signalling(2, 2, "two_shot", mutation="EQUALITY_WAIT"),
     signalling(2, 3, "one_shot inline_broadcast", mutation="UNCHECKED_DONE"),
+    signalling(2, 3, "two_shot staged_broadcast", mutation="UNCHECKED_DONE"),
     signalling(2, 3, "one_shot staged_broadcast", mutation="EARLY_CONSUME"),
     signalling(2, 3, "symmetric_broadcast", mutation="NO_ACKNOWLEDGEMENT"),
     signalling(2, 3, "inline_reduce", mutation="EARLY_ARRIVE"),
