@@ -141,10 +141,11 @@ class TwoShot {
   std::byte* in_slot(std::byte* slot, int j) const {
     return slot + size_t(j) * chunks_.stride() * elem_;
   }
-  // Where rank r leaves its reduced chunk for the others: over what the next rank staged for it, which
-  // nobody else reads. Those lines are in r's cache since it read them, while those of a place of its
-  // own would have to be taken back from all who read there before. r may write there, as it has
-  // claimed its own slot: so every rank, the next one too, is through with what theirs held.
+  // Where rank r leaves its reduced chunk for the others: over what the next rank staged for it,
+  // which nobody else reads. Those lines are in r's cache since it read them, while those of a
+  // place of its own would have to be taken back from all who read there before. r may write there,
+  // as it has claimed its own slot: so every rank, the next one too, is through with what theirs
+  // held.
   std::byte* result_place(int r, size_t k) const {
     return in_slot(group_.slot((r + 1) % world_, k), r);
   }

@@ -183,6 +183,11 @@ void test_case(const Case& c) {
       run_partial(c, offset, offset == 2);
     }
     for (int s = 0; s < c.num_srcs; ++s) run_reduce(c, 1, {s}, false, "in place");
+    if (const int last = c.num_srcs - 1; last > 0) {
+      run_reduce(c, 1, {0, last}, true, "in place in the first and the last source");
+      run_reduce(c, 1, {last, 0}, false, "in place in the last and the first source");
+      run_reduce(c, 1, {extra, last}, false, "one of two destinations in place");
+    }
     run_reduce(c, 1, {extra, extra + 1, extra + 2}, false, "three destinations");
     run_reduce(c, 1, {c.num_srcs - 1, extra + 1, 0}, true, "in place among destinations");
   }
