@@ -26,6 +26,9 @@ inline constexpr size_t kInlineMaxBytes = 2048;
 // Staging: 8 slots of 256 KiB, 2 MiB per rank whatever the message. More slots leave the L2 cache.
 inline constexpr int kNumSlots = 8;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
+// Of them a two_shot takes so many: the fewer, the sooner a line is written again, while it is at
+// hand. Three are the least that its pipeline needs.
+inline constexpr uint64_t kFewSlots = 4;
 // Signals that one rank may raise in one segment of a schedule.
 inline constexpr uint32_t kMostSignals = uint32_t{1} << 20;
 

@@ -46,6 +46,7 @@ struct GroupOptions {
 struct Staging {
   uint64_t num_segments;
   size_t segment_bytes = kSlotBytes;
+  bool in_few_slots = false;  // takes kFewSlots by turns, not all
 
   // Of the places in a slot where its segments may lie. A small message lies somewhere else each
   // time: a line that was used a moment ago is in the peers' caches still, and to write it again
@@ -53,7 +54,7 @@ struct Staging {
   size_t place_bytes() const {
     constexpr size_t kLeastBytes = size_t{8} << 10;  // less gains nothing more
     static_assert(std::has_single_bit(kSlotBytes));
-    if (num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
+    if (in_few_slots || num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
     return std::bit_ceil(std::max(segment_bytes, kLeastBytes));
   }
 };
@@ -139,7 +140,7 @@ class Group {
   // My slot for segment k of this call, once every rank has consumed what it held.
   std::byte* claim_slot(uint64_t segment_idx) {
     const uint64_t segment = first_segment_ + segment_idx;
-    require_done(segment + 1 - kNumSlots);
+    require_done(done_before(segment));
     return slot_ptr(rank(), segment);
   }
   std::byte* slot(int peer, uint64_t segment_idx) {
@@ -232,12 +233,19 @@ class Group {
   Awaited signalled(int peer, uint64_t segment_idx, uint64_t count) {
     return {&signals(peer, segment_idx).value, signals_value(segment_idx, count), false};
   }
+  // What every rank must have consumed before anybody writes a segment: who may have its slot. In a
+  // call that takes few slots, and for as many segments behind it, that is a segment nearer by.
+  uint64_t done_before(uint64_t segment) const {
+    const bool few = int64_t(segment - kFewSlots - few_slots_until_) < 0;
+    return segment + 1 - (few ? kFewSlots : kNumSlots);
+  }
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
   // All of a slot is a segment's while it has it, wherever it lies in there.
   std::byte* slot_ptr(int peer, uint64_t segment) {
-    return peers_[peer].scratch + segment % P::kSlots * kSlotBytes +
+    static_assert(std::has_single_bit(kFewSlots) && kNumSlots % kFewSlots == 0);
+    return peers_[peer].scratch + segment % num_slots_ % P::kSlots * kSlotBytes +
            segment / P::kSlots * place_bytes_ % kSlotBytes;
   }
 
@@ -304,6 +312,8 @@ class Group {
   uint64_t first_segment_ = 0;  // its first segment, counted over all calls
   uint64_t next_segment_ = 0;
   size_t place_bytes_ = kSlotBytes;                // see Staging
+  uint64_t num_slots_ = kNumSlots;                 // that the running call takes by turns
+  uint64_t few_slots_until_ = 0;                   // the last such call's end, in segments
   std::array<uint64_t, kDepth> first_segments_{};  // of the last kDepth calls
   uint32_t cpu_ = ~0u;
   const Plan* plan_ = nullptr;  // set while a call runs
@@ -322,7 +332,7 @@ Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
     throw Failure(ErrorKind::usage, "rank " + std::to_string(rank()) + " of " +
                                         std::to_string(world_size()) + " ranks (1 to " +
                                         std::to_string(kMaxWorld) + " are possible)");
-  call_ = next_segment_ = options_.first_call;
+  call_ = next_segment_ = few_slots_until_ = options_.first_call;
   for (int peer = 0; peer < world_size(); ++peer) {
     peers_[peer].pad = reinterpret_cast<Pad*>(options_.regions[peer]);
     peers_[peer].scratch = options_.regions[peer] + kScratchOffsetBytes;
@@ -353,6 +363,11 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   first_segment_ = next_segment_;
   next_segment_ += staging.num_segments;
   place_bytes_ = staging.place_bytes();
+  num_slots_ = kNumSlots;
+  if (staging.in_few_slots) {
+    num_slots_ = kFewSlots;
+    few_slots_until_ = next_segment_;
+  }
   first_segments_[call_ % kDepth] = first_segment_;
   if constexpr (P::kChecksCalls) write_descriptor();
   // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,
@@ -363,7 +378,7 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
 template <class P>
 bool Group<P>::may_begin(bool stages) {
   uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
-  const uint64_t claimed = next_segment_ + 1 - kNumSlots;    // as claim_slot(0) will
+  const uint64_t claimed = done_before(next_segment_);       // as claim_slot(0) will
   if (stages && int64_t(claimed - segment) > 0) segment = claimed;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;

@@ -12,7 +12,8 @@ namespace fastcoll {
 template <class P>
 Staging two_shot_staging(const Call<P>& call) {
   const Chunks chunks(call, call.elem_bytes());
-  return {chunks.num_segments(), size_t(call.world_size()) * chunks.stride() * call.elem_bytes()};
+  return {chunks.num_segments(), size_t(call.world_size()) * chunks.stride() * call.elem_bytes(),
+          !call.scatters()};
 }
 
 template <class P>

@@ -19,6 +19,9 @@
 #ifndef SLOTS
 #define SLOTS 2
 #endif
+#ifndef FEW
+#define FEW SLOTS /* what a two_shot takes of them: kFewSlots */
+#endif
 #define SEGMENTS 2 /* of a staged call */
 
 #ifdef SINGLE_LINE
@@ -29,7 +32,7 @@
 #ifdef SINGLE_SLOT
 #define SLOTS_USED 1
 #else
-#define SLOTS_USED SLOTS
+#define SLOTS_USED (kind[call] == TWO_SHOT -> FEW : SLOTS)
 #endif
 #ifdef EQUALITY_WAIT
 #define REACHED(seen, target) ((seen) == (target))
@@ -91,8 +94,17 @@ bool has_stopped[RANKS], someone_stopped, failed;
 #endif
 
 /* Reused: when everybody is through with what the slot held. */
+#ifdef ALL_SLOTS_CLAIMED
+#define NEAREST(s) SLOTS
+#else
+#define NEAREST(s) ((s) < few_until + FEW -> FEW : SLOTS)
+#endif
 #define CLAIM(k) \
-  if :: first + (k) + 1 > SLOTS -> REQUIRE_DONE(first + (k) + 1 - SLOTS) :: else fi
+  if \
+  :: first + (k) + 1 > NEAREST(first + (k)) -> \
+    REQUIRE_DONE(first + (k) + 1 - NEAREST(first + (k))) \
+  :: else \
+  fi
 #define STAGE(k) \
   CLAIM(k); \
   atomic { slot[SLOT(me, k)] = first + (k) + 1; result[SLOT(me, k)] = first + (k) + 1 }
@@ -131,7 +143,7 @@ bool has_stopped[RANKS], someone_stopped, failed;
 #endif
 
 proctype Rank(byte me) {
-  byte call, first, next, k, peer, other, root;
+  byte call, first, next, few_until, k, peer, other, root;
   byte known_done[RANKS], firsts[DEPTH];
   {
     do
@@ -157,6 +169,7 @@ proctype Rank(byte me) {
         fi;
         first = next;
         next = first + (IS_STAGED(kind[call]) -> SEGMENTS : 1);
+        few_until = (kind[call] == TWO_SHOT -> next : few_until);
         firsts[call % DEPTH] = first
       }
       REQUIRE_DONE(firsts[(call + 1) % DEPTH]);

@@ -55,6 +55,9 @@ CASES = [
     signalling(3, 4, "one_shot staged_broadcast"),
     signalling(3, 3, "two_shot symmetric_broadcast"),
     signalling(3, 3, "barrier symmetric_gather staged_broadcast"),
+    # A two_shot takes fewer slots than the calls around it.
+    signalling(2, 4, "one_shot two_shot staged_broadcast", "DEPTH=3", "SLOTS=4", "FEW=2"),
+    signalling(3, 3, "two_shot staged_broadcast", "DEPTH=3", "SLOTS=4", "FEW=2"),
     # Four ranks; with one line each, the second call uses it again.
     signalling(4, 2, "inline_reduce inline_broadcast", "DEPTH=1"),
     signalling(4, 3, "barrier symmetric_gather", "DEPTH=1"),
@@ -67,6 +70,13 @@ CASES = [
     signalling(2, 2, "two_shot", mutation="EQUALITY_WAIT"),
     signalling(2, 3, "one_shot inline_broadcast", mutation="UNCHECKED_DONE"),
     signalling(2, 3, "two_shot staged_broadcast", mutation="UNCHECKED_DONE"),
+    signalling(
+        2,
+        3,
+        "two_shot staged_broadcast",
+        *("DEPTH=3", "SLOTS=4", "FEW=2"),
+        mutation="ALL_SLOTS_CLAIMED",
+    ),
     signalling(2, 3, "one_shot staged_broadcast", mutation="EARLY_CONSUME"),
     signalling(2, 3, "symmetric_broadcast", mutation="NO_ACKNOWLEDGEMENT"),
     signalling(2, 3, "inline_reduce", mutation="EARLY_ARRIVE"),

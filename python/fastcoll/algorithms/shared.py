@@ -20,8 +20,8 @@ from fastcoll.types import (
 # measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
 # AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
 # core wrote.
-# With more ranks than CPUs a synchronisation waits for other ranks to be scheduled: set so that
-# one_shot and two_shot cross near 96 KiB for 4 ranks on 2 CPUs, where they tie when measured.
+# With more ranks than CPUs a synchronisation waits for other ranks to be scheduled: fits where
+# algorithms cross for 4 ranks on 2 CPUs.
 CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3, switch_us=7.5)
 # Not measured: data sheets. 2 TB/s is a copy in HBM3; 400 GB/s a read over NVLink 4, which for
 # ranks on one device is another copy in its memory.
