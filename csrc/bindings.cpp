@@ -326,6 +326,14 @@ void bind_machine(py::module_& module) {
       if (name == simd_level_name(SimdLevel(level))) return set_simd_level(SimdLevel(level));
     throw Failure(ErrorKind::usage, "SIMD level \"" + name + "\" is not one of this machine's");
   });
+  module.def(
+      "spread_out",
+      [](const std::vector<uint32_t>& cpus, int rank) {
+        if (rank < 0 || size_t(rank) >= cpus.size())
+          throw Failure(ErrorKind::usage, "no such rank: " + std::to_string(rank));
+        return spread_out(cpus, rank);
+      },
+      py::arg("cpus"), py::arg("rank"));
   module.attr("K_INLINE_MAX_BYTES") = kInlineMaxBytes;
   module.attr("K_SLOT_BYTES") = kSlotBytes;
   module.attr("K_NUM_SLOTS") = kNumSlots;

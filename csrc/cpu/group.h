@@ -216,6 +216,7 @@ class Group {
   // So many yields without progress, and it does not run here, whatever it said.
   static constexpr int kTrustedYields = 4;
   static constexpr int64_t kPatrolUs = 1000;
+  static constexpr int64_t kSpreadUs = 50000;     // moved too often, ranks would lose their caches
   static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
   static constexpr int64_t kShortSleepUs = 2000;  // without it can: look again soon
 
@@ -272,6 +273,7 @@ class Group {
   }
   void wait_long(int peer, const Awaited& awaited);
   bool yield_until(int peer, const Awaited& awaited);
+  void spread();
   void sleep(int peer, const Awaited& awaited);
   void patrol(int peer, const Awaited& awaited, int64_t waited_us);
 
@@ -318,6 +320,7 @@ class Group {
   uint32_t cpu_ = ~0u;
   const Plan* plan_ = nullptr;  // set while a call runs
   Host* host_ = nullptr;
+  int64_t next_spread_us_ = 0;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;
   StagingCopy<P> staging_copy_;

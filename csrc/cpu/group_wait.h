@@ -31,9 +31,21 @@ bool Group<P>::yield_until(int peer, const Awaited& awaited) {
 }
 
 template <class P>
+void Group<P>::spread() {
+  std::array<uint32_t, kMaxWorld> cpus;
+  for (int peer = 0; peer < world_size(); ++peer) cpus[size_t(peer)] = peers_[peer].cpu;
+  cpus[size_t(rank())] = current_cpu();
+  spread_out({cpus.data(), size_t(world_size())}, rank());
+}
+
+template <class P>
 void Group<P>::wait_long(int peer, const Awaited& awaited) {
   host_->blocking();
   const int64_t start_us = now_us();
+  if (start_us >= next_spread_us_) {
+    if (next_spread_us_ != 0) spread();  // by now the peers have said where they run
+    next_spread_us_ = start_us + kSpreadUs;
+  }
   int64_t next_patrol_us = start_us + kPatrolUs;
   bool is_noted = false;
   while (!yield_until(peer, awaited)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call reads and writes where it is more than one message: parts, lists, strided tensors; and
-// which plans take them. Knows no protocol.
+// What a call reads and writes where it is more than one message: parts, lists, strided tensors;
+// and which plans take them. Knows no protocol.
 #pragma once
 
 #include <array>

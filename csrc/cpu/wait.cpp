@@ -49,6 +49,30 @@ uint32_t current_cpu() {
   return cpu < 0 ? ~0u : uint32_t(cpu);
 }
 
+bool spread_out(std::span<const uint32_t> cpus, int rank) {
+  const uint32_t here = cpus[size_t(rank)];
+  cpu_set_t allowed;
+  if (here >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  int counts[CPU_SETSIZE] = {};
+  for (size_t peer = 0; peer < cpus.size(); ++peer) {
+    if (cpus[peer] >= CPU_SETSIZE) continue;
+    if (cpus[peer] == here && peer > size_t(rank)) return false;
+    ++counts[cpus[peer]];
+  }
+  uint32_t least = here;
+  for (uint32_t i = 1; i < CPU_SETSIZE; ++i) {  // from here on: neighbours share caches
+    const uint32_t cpu = (here + i) % CPU_SETSIZE;
+    if (CPU_ISSET(cpu, &allowed) && counts[cpu] < counts[least]) least = cpu;
+  }
+  if (counts[here] < counts[least] + 2) return false;
+  cpu_set_t there;
+  CPU_ZERO(&there);
+  CPU_SET(least, &there);
+  if (sched_setaffinity(0, sizeof there, &there) != 0) return false;
+  sched_setaffinity(0, sizeof allowed, &allowed);
+  return true;
+}
+
 bool peer_is_gone(const PeerLink& link) {
   // poll() ignores negative descriptors. Data waiting in the socket is not a loss; a hang-up is.
   pollfd fds[2] = {{link.socket, POLLRDHUP, 0}, {link.pidfd, POLLIN, 0}};

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "check.h"
@@ -32,6 +33,12 @@ struct PeerLink {
 int64_t now_us();
 int64_t end_of_wait_us(double limit_s);  // 0 and less are no limit
 uint32_t current_cpu();
+
+// `cpus`: where each rank runs. If at least two more run here than on another CPU that this thread
+// may use, the last of them goes there: ranks that wait by yielding look busy to the scheduler,
+// which leaves three on one CPU and one on another for seconds. Whether this thread went; which
+// CPUs it may use stays the same.
+bool spread_out(std::span<const uint32_t> cpus, int rank);
 bool peer_is_gone(const PeerLink& link);
 
 // What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to

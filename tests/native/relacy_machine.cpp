@@ -216,6 +216,7 @@ namespace fastcoll {
 
 int64_t now_us() { return machine::time_us += 2000; }  // so every wait that gets long patrols
 uint32_t current_cpu() { return 0; }
+bool spread_out(std::span<const uint32_t>, int) { return false; }
 bool peer_is_gone(const PeerLink&) { return false; }
 bool read_farewell(const PeerLink&, Farewell*, std::string*) { return false; }
 bool process_is_stopped(int) { return false; }

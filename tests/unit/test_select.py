@@ -165,10 +165,10 @@ def test_the_reasons_name_every_candidate() -> None:
 
 
 def test_the_root_of_a_large_reduce_is_helped() -> None:
-    """Of bench/results: one_shot to a segment, where the others stage; from 512 KiB on two_shot."""
-    for num_bytes in (32 << 10, 128 << 10):
+    """As measured: one_shot to half a segment, where the others stage; then two_shot."""
+    for num_bytes in (8 << 10, 32 << 10):
         assert reduced_by(num_bytes) == "one_shot"
-    for num_bytes in (512 << 10, 2 << 20, 16 << 20):
+    for num_bytes in (128 << 10, 512 << 10, 2 << 20, 16 << 20):
         assert reduced_by(num_bytes) == "two_shot"
 
 

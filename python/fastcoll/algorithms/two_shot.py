@@ -28,8 +28,11 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     others = request.staged_bytes * (request.world_size - 1) / request.world_size
     shots = 1 if request.verb is Verb.reduce_scatter else 2
     costs = shared.costs(request, calibrated)
+    gets = float(shots)
+    if request.verb is Verb.reduce and shared.share(request) > 1:
+        gets = 1 + 1 / request.world_size  # the root alone takes the others' chunks
     moving_us = others * (
-        costs.copy_us_per_byte + shots * costs.peer_us_per_byte + costs.reduce_us_per_byte
+        costs.copy_us_per_byte + gets * costs.peer_us_per_byte + costs.reduce_us_per_byte
     )
     syncing_us = shared.sync_us(request, costs)
     if shots == 2 and request.on_gpu:
