@@ -19,9 +19,9 @@ Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 # What is said of a machine that its files do not say.
 MACHINES = {
+    "xeon-amx-2core": "Intel Xeon with AMX: AVX-512",
     "epyc-zen4-2core": "AMD EPYC, Zen 4: AVX-512",
     "epyc-zen3-2core": "AMD EPYC, Zen 3: AVX2",
-    "xeon-amx-2core": "Intel Xeon with AMX: AVX-512, slower, its two CPUs far apart",
 }
 SIZES = parse_sizes("8,512,2K,32K,512K,8M,128M")
 ASYNC_SIZES = parse_sizes("8,512,2K,32K,128K,512K,8M")

@@ -6,6 +6,7 @@ and by best windows, which say what an undisturbed machine would have shown.
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -242,11 +243,13 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
         for size, least in LEAST_DDP_RATIOS.items():
             times = times_us[f"DDP's communication, {size} parameters"]
             # Less than nothing: hidden behind the backward pass, or lost in the noise.
-            ratio = times["gloo"] / max(times[backend], 1.0)
+            is_lost = times[backend] <= 0
+            ratio = math.inf if is_lost else times["gloo"] / times[backend]
+            found = "nothing beyond its noise" if is_lost else f"{format_number(ratio)}x"
             yield Verdict(
                 f"DDP, {size} parameters, {backend}, against Gloo",
                 f">= {least:g}x",
-                f"{format_number(ratio)}x ({times[backend]:.0f} us)",
+                f"{found} ({times[backend]:.0f} us)",
                 ratio >= least,
             )
 

@@ -11,7 +11,7 @@ import pytest
 from programs import load_script
 
 ROOT = Path(__file__).parents[2]
-FIRST = "epyc-zen4-2core"  # the machine of the README's table
+FIRST = "xeon-amx-2core"  # the machine of the README's table
 
 
 @pytest.fixture(scope="module")
