@@ -346,6 +346,10 @@ def late(rank: Rank) -> tuple[Attempt, list[str], int]:
             comm.all_reduce(torch.ones(70_000))  # the host does not wait: this hop never ends
             found = checked_until_broken(comm)
             rank.tell(f"broken {rank.rank}")
+        # The other rank's verdict may be here before this one's thread has looked.
+        end_s = time.monotonic() + LATE_S
+        while "abort" not in fake.lanes[0].hops and time.monotonic() < end_s:
+            time.sleep(0.01)
         hops = list(fake.lanes[0].hops)
     comm.close()
     return found, hops, sum(one.name == "fastcoll-hops" for one in threading.enumerate())
