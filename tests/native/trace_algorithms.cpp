@@ -8,6 +8,7 @@
 // Built without csrc/cpu/reduce*.cpp and without the compiler's own memcpy: this file has its own
 // of both, which take notes. `lose`: rank 0's notes of copies are lost, for a test of the test.
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +31,7 @@ bool loses_copies = false;
 struct Notes {
   bool is_on = false;
   int rank = 0;
-  std::array<size_t, kMaxWorld> read_bytes{};     // from each rank's scratch
+  std::array<size_t, kMaxWorld> read_bytes{};     // that each rank wrote, in anybody's scratch
   std::array<size_t, kMaxWorld> written_bytes{};  // into each rank's scratch
   size_t num_moves = 0;                           // copies and reductions with a peer's bytes
   std::set<std::tuple<const uint64_t*, uint64_t>> waits;
@@ -45,11 +46,27 @@ int owner(const void* ptr) {
   return size_t(at) % kRegionBytes < kScratchOffsetBytes ? -1 : int(size_t(at) / kRegionBytes);
 }
 
-// Whether the memory is a peer's; takes the note.
-bool note(std::array<size_t, kMaxWorld>& bytes, const void* ptr, size_t num_bytes) {
+// By line of the regions: 1 + the rank that wrote it last; 0: none did.
+std::vector<std::atomic<uint8_t>> writers;
+
+std::atomic<uint8_t>& writer(const void* ptr) {
+  return writers[size_t(static_cast<const std::byte*>(ptr) - regions) / kLineBytes];
+}
+
+// Whether a peer's bytes are read, or a peer's memory is written; they take the note.
+bool note_read(const void* ptr, size_t num_bytes) {
+  if (owner(ptr) < 0) return false;
+  const int by = writer(ptr);
+  const int rank = by ? by - 1 : owner(ptr);
+  notes.read_bytes[size_t(rank)] += num_bytes;
+  return rank != notes.rank;
+}
+bool note_write(const void* ptr, size_t num_bytes) {
   const int rank = owner(ptr);
   if (rank < 0) return false;
-  bytes[size_t(rank)] += num_bytes;
+  notes.written_bytes[size_t(rank)] += num_bytes;
+  for (size_t at = 0; at < num_bytes; at += kLineBytes)
+    writer(static_cast<const std::byte*>(ptr) + at) = uint8_t(notes.rank + 1);
   return rank != notes.rank;
 }
 
@@ -84,10 +101,8 @@ thread_local const uint64_t* Traced::last = nullptr;
 void add(const ReduceArgs& args) {
   if (notes.is_on) {
     bool crosses = false;
-    for (int i = 0; i < args.num_srcs; ++i)
-      crosses |= note(notes.read_bytes, args.srcs[i], args.numel * 4);
-    for (int i = 0; i < args.num_dsts; ++i)
-      crosses |= note(notes.written_bytes, args.dsts[i], args.numel * 4);
+    for (int i = 0; i < args.num_srcs; ++i) crosses |= note_read(args.srcs[i], args.numel * 4);
+    for (int i = 0; i < args.num_dsts; ++i) crosses |= note_write(args.dsts[i], args.numel * 4);
     notes.num_moves += crosses;
   }
   for (size_t k = 0; k < args.numel; ++k) {
@@ -145,8 +160,8 @@ Enum named(const char* text, int count, const char* (*name)(Enum)) {
 // The notes' own; volatile, so that no compiler makes a memcpy of it again.
 extern "C" void* memcpy(void* dst, const void* src, size_t num_bytes) {
   if (notes.is_on && num_bytes != 0 && !(loses_copies && notes.rank == 0)) {
-    const bool reads = note(notes.read_bytes, src, num_bytes);
-    const bool writes = note(notes.written_bytes, dst, num_bytes);
+    const bool reads = note_read(src, num_bytes);
+    const bool writes = note_write(dst, num_bytes);
     notes.num_moves += reads || writes;
   }
   auto* to = static_cast<volatile char*>(dst);
@@ -179,6 +194,7 @@ int main(int argc, char** argv) {
   const size_t world = size_t(world_size);
   regions = static_cast<std::byte*>(std::aligned_alloc(4096, world * kRegionBytes));
   std::memset(regions, 0, world * kRegionBytes);
+  writers = std::vector<std::atomic<uint8_t>>(world * kRegionBytes / kLineBytes);
   std::vector<Notes> all(world);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world_size; ++rank)
