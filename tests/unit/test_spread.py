@@ -11,10 +11,9 @@ from fastcoll import _C
 
 @pytest.fixture
 def two_cpus() -> Iterator[tuple[int, int]]:
-    """Two CPUs that this process may use, of which it runs on the first."""
+    """Two CPUs, the only ones that this process may use meanwhile."""
     allowed = os.sched_getaffinity(0)
     here, there = sorted(allowed)[:2]
-    os.sched_setaffinity(0, {here})
     os.sched_setaffinity(0, {here, there})
     yield here, there
     os.sched_setaffinity(0, allowed)
@@ -22,15 +21,27 @@ def two_cpus() -> Iterator[tuple[int, int]]:
 
 def test_the_last_of_three_goes(two_cpus: tuple[int, int]) -> None:
     here, there = two_cpus
-    assert _C.spread_out([here, there, here, here], 3)
-    assert current_cpu() == there
-    assert os.sched_getaffinity(0) == {here, there}  # it may come back
+    assert goes([here, there, here, here], 3, here, there)
 
 
 def test_a_free_cpu_is_taken(two_cpus: tuple[int, int]) -> None:
     here, there = two_cpus
-    assert _C.spread_out([here, here], 1)
-    assert current_cpu() == there
+    assert goes([here, here], 1, here, there)
+
+
+def goes(cpus: list[int], rank: int, here: int, there: int) -> bool:
+    """Return whether it is there afterwards in most of 20 tries.
+
+    Not in all: it may use both CPUs then, and the scheduler may take it back at once.
+    """
+    num_there = 0
+    for _ in range(20):
+        os.sched_setaffinity(0, {here})
+        os.sched_setaffinity(0, {here, there})
+        assert _C.spread_out(cpus, rank)
+        num_there += current_cpu() == there
+        assert os.sched_getaffinity(0) == {here, there}  # it may come back
+    return num_there > 10
 
 
 def test_the_others_stay(two_cpus: tuple[int, int]) -> None:
