@@ -46,7 +46,8 @@ int owner(const void* ptr) {
   return size_t(at) % kRegionBytes < kScratchOffsetBytes ? -1 : int(size_t(at) / kRegionBytes);
 }
 
-// By line of the regions: 1 + the rank that wrote it last; 0: none did.
+// By line of the regions: 1 + the rank that wrote it last; 0: none did, so there is nothing to
+// read.
 std::vector<std::atomic<uint8_t>> writers;
 
 std::atomic<uint8_t>& writer(const void* ptr) {
@@ -55,9 +56,8 @@ std::atomic<uint8_t>& writer(const void* ptr) {
 
 // Whether a peer's bytes are read, or a peer's memory is written; they take the note.
 bool note_read(const void* ptr, size_t num_bytes) {
-  if (owner(ptr) < 0) return false;
-  const int by = writer(ptr);
-  const int rank = by ? by - 1 : owner(ptr);
+  const int rank = owner(ptr) < 0 ? -1 : writer(ptr) - 1;
+  if (rank < 0) return false;
   notes.read_bytes[size_t(rank)] += num_bytes;
   return rank != notes.rank;
 }
@@ -65,9 +65,11 @@ bool note_write(const void* ptr, size_t num_bytes) {
   const int rank = owner(ptr);
   if (rank < 0) return false;
   notes.written_bytes[size_t(rank)] += num_bytes;
-  for (size_t at = 0; at < num_bytes; at += kLineBytes)
-    writer(static_cast<const std::byte*>(ptr) + at) = uint8_t(notes.rank + 1);
   return rank != notes.rank;
+}
+void sign(const void* ptr, size_t num_bytes) {
+  for (size_t at = 0; owner(ptr) >= 0 && at < num_bytes; at += kLineBytes)
+    writer(static_cast<const std::byte*>(ptr) + at) = uint8_t(notes.rank + 1);
 }
 
 // A wait is a word and the least value that it may have; looking again is no other wait.
@@ -102,7 +104,10 @@ void add(const ReduceArgs& args) {
   if (notes.is_on) {
     bool crosses = false;
     for (int i = 0; i < args.num_srcs; ++i) crosses |= note_read(args.srcs[i], args.numel * 4);
-    for (int i = 0; i < args.num_dsts; ++i) crosses |= note_write(args.dsts[i], args.numel * 4);
+    for (int i = 0; i < args.num_dsts; ++i) {
+      crosses |= note_write(args.dsts[i], args.numel * 4);
+      sign(args.dsts[i], args.numel * 4);
+    }
     notes.num_moves += crosses;
   }
   for (size_t k = 0; k < args.numel; ++k) {
@@ -164,6 +169,7 @@ extern "C" void* memcpy(void* dst, const void* src, size_t num_bytes) {
     const bool writes = note_write(dst, num_bytes);
     notes.num_moves += reads || writes;
   }
+  if (notes.is_on) sign(dst, num_bytes);
   auto* to = static_cast<volatile char*>(dst);
   const auto* from = static_cast<const volatile char*>(src);
   for (size_t i = 0; i < num_bytes; ++i) to[i] = from[i];
