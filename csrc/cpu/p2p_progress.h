@@ -118,14 +118,15 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
     }
     if (transfer.is_copied) return copy_out(transfer, message, back);
   }
-  if (!mover) {
+  const bool grants = !mover;  // which its sender may sleep for
+  if (grants) {
     mover = &transfer;
     P::store_relaxed(back.granted.value, transfer.number);
   }
   if (mover != &transfer) return false;  // another message of this pair comes first
   uint64_t received = back.received.value;
   const uint64_t sent = P::load_acquire(channel.sent.value);
-  const bool moved = received != sent;
+  const bool moved = grants || received != sent;
   // A sender is never further ahead than the ring is long, nor than its message.
   const size_t left_bytes = transfer.num_bytes - transfer.moved_bytes;
   const size_t left = (left_bytes + PairChannel::kChunkBytes - 1) / PairChannel::kChunkBytes;
