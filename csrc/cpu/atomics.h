@@ -63,6 +63,7 @@ struct StdAtomics {
   static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep
   static constexpr int kSpinsPerYield = 50;
+  static constexpr int kTransferSpins = 300;  // of who waits for a send or a receive
   // Whether fetching a line that is written takes so long that writing past the caches is better
   // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. In
   // an experiment on a Zen 3, calls with near cores (5 to 12 ticks to fetch, up to 20 in the
@@ -76,10 +77,14 @@ struct StdAtomics {
   // (bench/checks_cost.cpp).
   static constexpr bool kChecksCalls = true;
   static constexpr bool kChecksDone = true;
-  static constexpr bool kAwaitsReaders = true;  // of a message that is read where it lies
-  static constexpr bool kChecksPlaces = true;   // that peers publish, before their use
-  static constexpr int kLines = kDepth;         // arrival lines in use
-  static constexpr int kSlots = kNumSlots;      // scratch slots in use
+  static constexpr bool kAwaitsReaders = true;     // of a message that is read where it lies
+  static constexpr bool kChecksPlaces = true;      // that peers publish, before their use
+  static constexpr bool kChainsStamps = true;      // a call's stamp depends on all calls before
+  static constexpr bool kClaimsSegments = true;    // of a schedule, before their first step
+  static constexpr bool kLooksAfterCopies = true;  // of private memory: is its owner still there
+  static constexpr bool kLooksBeforeSleep = true;  // of a transfer, once `sleepers` is set
+  static constexpr int kLines = kDepth;            // arrival lines in use
+  static constexpr int kSlots = kNumSlots;         // scratch slots in use
 
  private:
   template <class T>

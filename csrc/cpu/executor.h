@@ -66,7 +66,7 @@ class Executor {
   // Other ranks write into my slot of segment k as I do into theirs: so everybody waits for
   // everybody's `done` before its first step.
   void start(size_t k) {
-    group_.claim_slot(k);
+    if (P::kClaimsSegments) group_.claim_slot(k);
     at_[k % kAhead] = 0;
   }
 

@@ -241,6 +241,9 @@ class Group {
     return segment + 1 - (few ? kFewSlots : kNumSlots);
   }
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
+  static uint32_t stamp_after(uint32_t stamp, uint32_t hash) {
+    return next_stamp(P::kChainsStamps ? stamp : 0, hash);
+  }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
   // All of a slot is a segment's while it has it, wherever it lies in there.
@@ -358,10 +361,10 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   if constexpr (P::kChecksCalls) {
     if (plan.hash == hash_) [[likely]]
       stamp_ = stamp_if_same_;
-    else stamp_ = next_stamp(stamp_, plan.hash);
+    else stamp_ = stamp_after(stamp_, plan.hash);
     // For the next call, if it is like this one: mixed while ranks wait, not before they arrive.
     hash_ = plan.hash;
-    stamp_if_same_ = next_stamp(stamp_, hash_);
+    stamp_if_same_ = stamp_after(stamp_, hash_);
   }
   first_segment_ = next_segment_;
   next_segment_ += staging.num_segments;

@@ -130,7 +130,6 @@ class PointToPoint {
   }
 
  private:
-  static constexpr int kSpins = 300;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr std::chrono::microseconds kNap{100};
   // Of who drives: short against what is worth overlapping, and hardly a load on its CPU.
@@ -180,7 +179,7 @@ class PointToPoint {
   bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked) {
     int64_t next_patrol_us = 0;
     // Who drives rests at first: the program may wait itself soon, and is quicker alone.
-    for (int round = awaited ? 0 : kSpins + P::kYields; !over(); ++round) {
+    for (int round = awaited ? 0 : P::kTransferSpins + P::kYields; !over(); ++round) {
       bool moved, is_under_way;
       {
         const auto guard = lock(host);
@@ -192,17 +191,17 @@ class PointToPoint {
         if (awaited || is_under_way) round = 0;
         continue;
       }
-      if (round < kSpins) {
+      if (round < P::kTransferSpins) {
         cpu_pause();
         continue;
       }
       host.blocking();
-      if (round == kSpins && awaited) {
+      if (round == P::kTransferSpins && awaited) {
         is_blocked = true;
         say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
       }
       if (next_patrol_us == 0) next_patrol_us = now_us() + kPatrolUs;
-      if (round < kSpins + P::kYields) sched_yield();
+      if (round < P::kTransferSpins + P::kYields) sched_yield();
       else rest(awaited);
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
         next_patrol_us = time_us + kPatrolUs;
@@ -227,7 +226,7 @@ class PointToPoint {
         seen = P::load_wake(*line);
         P::set_sleepers(*line);
         is_sure = membarrier_everywhere();
-        if (pass(true)) return;
+        if (P::kLooksBeforeSleep && pass(true)) return;
       }
     }
     // The group may be closed by now; then the kernel finds no such memory.

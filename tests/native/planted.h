@@ -44,7 +44,8 @@ struct Atomics : fastcoll::StdAtomics {
                ? value
                : seen;
   }
-  static inline bool kChecksDone = true, kAwaitsReaders = true;
+  static inline bool kChecksDone = true, kAwaitsReaders = true, kChainsStamps = true,
+                     kClaimsSegments = true, kLooksAfterCopies = true;
   static inline int kLines = StdAtomics::kLines, kSlots = StdAtomics::kSlots;
 };
 
@@ -64,6 +65,9 @@ inline bool plant(const std::string& name) {
       {"unchecked_done", {&Atomics::kChecksDone, false}},
       {"unawaited_readers", {&Atomics::kAwaitsReaders, false}},
       {"unawaited_receiver", {&Atomics::kAwaitsReaders, false}},
+      {"unchained_stamps", {&Atomics::kChainsStamps, false}},
+      {"unclaimed_segments", {&Atomics::kClaimsSegments, false}},
+      {"unwatched_copies", {&Atomics::kLooksAfterCopies, false}},
   };
   const auto found = switches.find(name);
   if (found != switches.end()) *found->second.first = found->second.second;

@@ -26,6 +26,7 @@ PROGRAMS = {
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_failure": ("csrc/cpu/*.cpp",),
     "test_relacy": (
         "tests/native/relacy_machine.cpp",
         "csrc/cpu/reduce*.cpp",
@@ -114,6 +115,7 @@ WEAK_MEMORY = {
     "messages": ("offer", "sent", "taken"),
     "chunks": ("received",),
     "either": (),
+    "rest": (),
     "single_copy": ("sample", "single_copy"),
 }
 
@@ -138,6 +140,8 @@ CASES = [
     Case("test_p2p", "thread", ("correct", "20")),
     Case("test_p2p", "address", ("correct", "20")),
     Case("test_damage", "address", ("correct",)),
+    Case("test_failure", "plain", ("correct",)),
+    Case("test_failure", "address", ("correct",)),
     # Negative controls: a check that lets its planted bug pass is no check.
     *(
         Case("test_protocol", "thread", (variant,), "ThreadSanitizer: data race")
@@ -154,6 +158,8 @@ CASES = [
     ),
     Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
     Case("test_damage", "address", ("unchecked_places",), "AddressSanitizer|runtime error"),
+    Case("test_failure", "plain", ("unchained_stamps",), "WRONG"),
+    Case("test_failure", "plain", ("unwatched_copies",), "WRONG"),
     *(
         Case("test_protocol", "plain", (variant, "200", "2"), "FAILED|WRONG")
         for variant in (
@@ -163,6 +169,7 @@ CASES = [
             "single_slot",
             "unchecked_done",
             "unawaited_readers",
+            "unclaimed_segments",
         )
     ),
     Case("test_protocol", "plain", ("narrow_wait", "200", "2", LONG_IDLE), "FAILED|WRONG"),
@@ -174,6 +181,8 @@ CASES = [
         for side in ("release", "acquire")
     ),
     Case("test_relacy", "relacy", ("sleep", "no_membarrier"), "RELACY: DEADLOCK"),
+    Case("test_relacy", "relacy", ("rest", "no_membarrier"), "RELACY: DEADLOCK"),
+    Case("test_relacy", "relacy", ("rest", "no_look_before_sleep"), "RELACY: DEADLOCK"),
 ]
 
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "cpu/halves.h"
+#include "hand_programs.h"
 #include "planted.h"
-#include "pushing_program.h"
 #include "words.h"
 
 using namespace fastcoll;
@@ -127,7 +127,8 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   if (takes_lists && plan.algorithm != Algorithm::ring && plan.algorithm != Algorithm::chain &&
       plan.numel != 0 && pick(2))
     plan.splits = list_splits(sizes_of_list(salt, plan.numel), plan.dtype);
-  if (plan.verb == Verb::all_reduce && !plan.inlined && plan.splits == 0 && pick(3) == 0)
+  const bool may_be_scheduled = plan.verb == Verb::all_reduce || verb_has_root(plan.verb);
+  if (may_be_scheduled && !plan.inlined && plan.splits == 0 && pick(3) == 0)
     plan.algorithm = Algorithm::schedule;
   return {make_plan(plan), salt};
 }
@@ -343,7 +344,6 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
 
   Host host;
   Buffers buffers;
-  const Program program = pushing_program(world_size, rank);
   try {
     for (const Step& step : steps) {
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
@@ -371,6 +371,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       } else {
         Call<Perturbed<P>> call{group, step.plan, reinterpret_cast<std::byte*>(buffers.input),
                                 reinterpret_cast<std::byte*>(buffers.output)};
+        const Program program = program_of(step.plan.verb, world_size, rank, step.plan.root);
         call.program = &program;
         run_somehow(call, host, random);
       }

@@ -15,7 +15,7 @@
 
 #include "cpu/halves.h"
 #include "cpu/p2p.h"
-#include "pushing_program.h"
+#include "hand_programs.h"
 #include "relacy_machine.h"
 #include "words.h"
 
@@ -91,9 +91,11 @@ struct RelacyAtomics : StdAtomics {
 
   static constexpr int kYields = 20;
   static constexpr int kSpinsPerYield = 1;
+  static inline bool kLooksBeforeSleep = true;
 };
 struct Drowsy : RelacyAtomics {  // sleeps at once
   static constexpr int kYields = 1;
+  static constexpr int kTransferSpins = 0;
 };
 
 // ---- ranks on one memory ------------------------------------------------------------------------
@@ -165,6 +167,7 @@ Step draw_step() {
       {Verb::all_reduce, Algorithm::ring, 240, false, false},
       {Verb::all_reduce, Algorithm::chain, 240, false, false},
       {Verb::all_reduce, Algorithm::schedule, 240, false, false},
+      {Verb::broadcast, Algorithm::schedule, 240, false, false},
       {Verb::broadcast, Algorithm::direct, 240, false, false},
       {Verb::all_gather, Algorithm::direct, 80, false, false},
   };
@@ -185,7 +188,6 @@ Step draw_step() {
 void run_calls(int rank) {
   const auto group = join(rank);
   Host host;
-  const Program program = pushing_program(num_ranks, rank);
   const auto buffers = std::make_unique<int32_t[][kArenaNumel]>(2);
   for (int s = 0; s < int(steps.size()); ++s) {
     const auto& [plan, symmetric] = steps[size_t(s)];
@@ -195,6 +197,7 @@ void run_calls(int rank) {
     for (size_t i = 0; i < plan.numel; ++i) input[i] = value_of(s, rank, i);
     Call<RelacyAtomics> call{*group, plan, reinterpret_cast<std::byte*>(input),
                              reinterpret_cast<std::byte*>(output)};
+    const Program program = program_of(plan.verb, num_ranks, rank, plan.root);
     call.program = &program;
     // In two halves, where there are two, or at once.
     if (machine::draw(2) == 0 && begin_half(call, host, -1)) {
@@ -312,10 +315,10 @@ constexpr size_t kLongNumel =  // more chunks than the ring holds
 std::vector<uint64_t> sizes;
 uint64_t sent[2][kLongNumel];
 
-template <bool kMayCopy, bool kCrowded = true>
+template <bool kMayCopy, bool kCrowded = true, class P = RelacyAtomics>
 void run_p2p(int rank) {
-  const auto group = join(rank, num_ranks, 0, kCrowded ? 1 : num_ranks);
-  auto engine = std::make_unique<PointToPoint<RelacyAtomics>>(*group);
+  const auto group = join<P>(rank, num_ranks, 0, kCrowded ? 1 : num_ranks);
+  auto engine = std::make_unique<PointToPoint<P>>(*group);
   if (kMayCopy) engine->allow_single_copy(false);
   Host host;
   const auto received = std::make_unique<uint64_t[]>(kLongNumel);
@@ -383,12 +386,14 @@ constexpr Named kScenarios[] = {
     {"messages", 2, 2, run_p2p<true>, 300},
     {"chunks", 2, 2, run_p2p<false>, 100},
     {"either", 2, 2, run_p2p<true, false>, 100},
+    {"rest", 2, 2, run_p2p<false, true, Drowsy>, 3000, true},
     {"single_copy", 3, 3, run_single_copy, 3000},
 };
 
 bool read_variant(const std::string& name) {
   if (name == "correct") return true;
   if (name == "no_membarrier") return mutation.removes_barrier = true;
+  if (name == "no_look_before_sleep") return !(RelacyAtomics::kLooksBeforeSleep = false);
   for (int word = 0; word < int(Which::none); ++word) {
     mutation.word = Which(word);
     mutation.weakens_release = name == std::string("relaxed_release_of_") + kWordNames[word];
@@ -425,6 +430,7 @@ int main(int argc, char** argv) {
       for (std::string& verdict : verdicts) verdict.clear();
       sizes.assign(1, kLongNumel);
       if (thread == run_p2p<true>) sizes.assign(kMostMessages, 0);
+      if (thread == run_p2p<false, true, Drowsy>) sizes = {1, 27, 2100, 1, 40};  // one in a chunk
       for (uint64_t& size : sizes) {
         constexpr uint64_t kSizes[] = {1, 27, 40, 2100, 5000, kCopiedNumel};
         if (size == 0) size = kSizes[machine::draw(5 + machine::draw(2))];

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that must end in an error on every rank, which is a thread here: calls that differ though
+// no rank waited in them, and private memory whose owner gave up, or ended, before it was copied.
+//
+//   test_failure VARIANT
+//
+// `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
+#include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/p2p.h"
+#include "cpu/run.h"
+#include "planted.h"
+#include "words.h"
+
+using namespace fastcoll;
+
+namespace {
+
+constexpr int kWorld = 2, kOwner = 0;
+constexpr size_t kNumel = 16 << 10;  // of uint64: a transfer of so much is copied
+constexpr double kTimeoutS = 60;     // never reached
+
+// The reader has seen where the owner's memory lies, and goes on when the owner is through with it.
+struct Meeting {
+  Which word = Which::none;  // in which it sees that
+  std::atomic<bool> has_looked{false}, is_over{false};
+};
+thread_local Meeting* meeting = nullptr;
+
+template <class Base>
+struct Held : Base {
+  static uint64_t load_acquire(const uint64_t& word) {
+    const uint64_t value = Base::load_acquire(word);
+    if (meeting && value != 0 && word_of(&word) == meeting->word) {
+      meeting->has_looked = true;
+      while (!meeting->is_over) sched_yield();
+    }
+    return value;
+  }
+};
+
+struct Died {};
+
+// The owner's program: it is stopped, or it ends, once the reader has looked.
+struct LeavingHost : Host {
+  LeavingHost(const Meeting& with, bool ends) : with_(with), ends_(ends) {}
+  bool interrupted() override {
+    if (with_.has_looked && ends_) throw Died{};
+    return with_.has_looked;
+  }
+  std::string interruption() override { return "a test"; }
+
+ private:
+  const Meeting& with_;
+  const bool ends_;
+};
+
+struct Machine {
+  Machine() {
+    all = static_cast<std::byte*>(std::aligned_alloc(4096, kWorld * mapped_bytes(kWorld)));
+    std::memset(all, 0, kWorld * mapped_bytes(kWorld));
+    set_words(all, mapped_bytes(kWorld));
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) std::abort();
+  }
+  ~Machine() {
+    std::free(all);
+    for (const int socket : sockets)
+      if (socket >= 0) close(socket);
+  }
+  GroupOptions options(int rank) const {
+    GroupOptions options;
+    options.rank = rank;
+    options.world_size = kWorld;
+    options.name = "threads";
+    options.timeout_s = kTimeoutS;
+    for (size_t peer = 0; peer < kWorld; ++peer)
+      options.regions[peer] = all + peer * mapped_bytes(kWorld);
+    options.links[size_t(1 - rank)].socket = sockets[rank];
+    return options;
+  }
+  std::byte* all;
+  int sockets[2];  // of each rank to the other
+};
+
+void require(bool right, const std::string& what, const std::string& seen) {
+  if (right) return;
+  std::fprintf(stderr, "WRONG: %s: \"%s\"\n", what.c_str(), seen.c_str());
+  std::exit(1);
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "no error";
+}
+
+void run_ranks(const std::function<void(int)>& rank_body) {
+  std::thread other([&] { rank_body(1); });
+  rank_body(0);
+  other.join();
+}
+
+Plan plan_of(Verb verb, int root, Algorithm algorithm, bool inlined) {
+  Plan plan;
+  plan.verb = verb;
+  plan.dtype = DType::uint64;
+  plan.algorithm = algorithm;
+  plan.root = root;
+  plan.inlined = inlined;
+  plan.numel = verb == Verb::barrier ? 0 : inlined ? 2 : kNumel;
+  plan.segment_bytes = uint32_t(kLeastSegmentBytes);
+  return make_plan(plan);
+}
+
+// ---- calls that differ --------------------------------------------------------------------------
+
+// Each rank takes itself for the root, so neither waits; each of them sees it in the next call.
+template <class P>
+void differ(Algorithm algorithm, bool inlined, int num_before) {
+  const Machine machine;
+  run_ranks([&](int rank) {
+    Host host;
+    Group<P> group(machine.options(rank));
+    std::vector<uint64_t> data(kNumel);
+    const Plan barrier = plan_of(Verb::barrier, 0, Algorithm::direct, true);
+    const std::string error = error_of([&] {
+      for (int i = 0; i < num_before; ++i) run(group, barrier, nullptr, nullptr, host);
+      run(group, plan_of(Verb::broadcast, rank, algorithm, inlined), data.data(), data.data(),
+          host);
+      run(group, barrier, nullptr, nullptr, host);
+    });
+    const std::string expected =
+        "the ranks called different things as #" + std::to_string(num_before + 1) + ":";
+    require(error.find(expected) != std::string::npos, "calls that differ", error);
+  });
+}
+
+// ---- private memory of an owner that is through with it -----------------------------------------
+
+// A rank's message: `hands_over` gives the owner's to the other rank, or takes it there.
+template <class P>
+void copy_too_late(
+    Which word, bool ends,
+    const std::function<void(Group<P>&, std::vector<uint64_t>&, Host&)>& hands_over) {
+  Machine machine;
+  Meeting with;
+  with.word = word;
+  // Whoever holds the lines still can read what the program has put there since.
+  std::vector<uint64_t> message(kNumel, 1);
+  run_ranks([&](int rank) {
+    auto group = std::make_unique<Group<P>>(machine.options(rank));
+    if (rank == kOwner) {
+      LeavingHost host(with, ends);
+      try {
+        hands_over(*group, message, host);
+        require(false, "an owner that gives up", "no error");
+      } catch (const Interrupted&) {
+      } catch (const Died&) {
+        close(std::exchange(machine.sockets[kOwner], -1));
+      }
+      std::fill(message.begin(), message.end(), 2);
+      with.is_over = true;
+      return;
+    }
+    meeting = &with;
+    Host host;
+    std::vector<uint64_t> data(kNumel);
+    const std::string error = error_of([&] { hands_over(*group, data, host); });
+    meeting = nullptr;
+    const char* expected = ends ? "lost rank 0" : "was interrupted (a test)";
+    require(error.find(expected) != std::string::npos, "a copy of memory given up", error);
+  });
+}
+
+template <class P>
+void broadcast(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
+  run(group, plan_of(Verb::broadcast, kOwner, Algorithm::single_copy, false), data.data(),
+      data.data(), host);
+}
+
+template <class P>
+void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
+  PointToPoint<P> pairs(group);
+  pairs.allow_single_copy(true);
+  const auto one = std::make_shared<Transfer>();
+  one->sends = group.rank() == kOwner;
+  one->peer = 1 - group.rank();
+  one->dtype = DType::uint64;
+  one->numel = data.size();
+  one->data = reinterpret_cast<std::byte*>(data.data());
+  one->num_bytes = data.size() * sizeof(uint64_t);
+  one->timeout_s = kTimeoutS;
+  pairs.post(one, host);
+  pairs.wait(*one, host, 0);
+}
+
+template <class P>
+int run_all() {
+  for (const int num_before : {0, 1, 5}) {
+    differ<P>(Algorithm::direct, true, num_before);
+    differ<P>(Algorithm::direct, false, num_before);
+  }
+  for (const bool ends : {false, true}) {
+    copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);
+    copy_too_late<Held<P>>(Which::offer, ends, transfer<Held<P>>);
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "correct";
+  if (name == "correct") return run_all<StdAtomics>();
+  if (planted::plant(name)) return run_all<planted::Atomics>();
+  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
+  return 2;
+}
