@@ -28,6 +28,17 @@ def compiled_pools() -> Iterator[Callable[[int], Pool]]:
     yield from _pools(start)
 
 
+COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+
+
+@pytest.fixture(params=["python", pytest.param("compiled", marks=COMPILED)])
+def both_pools(request: pytest.FixtureRequest) -> Callable[[int], Pool]:
+    """`bare_pools`, then `compiled_pools`."""
+    name = "bare_pools" if request.param == "python" else "compiled_pools"
+    pools: Callable[[int], Pool] = request.getfixturevalue(name)
+    return pools
+
+
 def _pools(start: Callable[[int], Pool]) -> Iterator[Callable[[int], Pool]]:
     opened: dict[int, Pool] = {}
 

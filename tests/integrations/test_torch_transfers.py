@@ -13,15 +13,6 @@ from backends import COMPILE_S, Program, on_backend, same
 from harness import LATE_S, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
-COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
-
-
-@pytest.fixture(params=["python", pytest.param("compiled", marks=COMPILED)])
-def both_pools(request: pytest.FixtureRequest) -> Pools:
-    """The pools of ranks that use the one or the other."""
-    name = "bare_pools" if request.param == "python" else "compiled_pools"
-    pools: Pools = request.getfixturevalue(name)
-    return pools
 
 
 @pytest.mark.parametrize("world", [2, 3])

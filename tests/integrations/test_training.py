@@ -137,18 +137,6 @@ def with_our_objects(rank: Rank) -> Any:
     return losses, whole(model)
 
 
-def compiled_data_parallel(rank: Rank) -> Any:
-    model = nn.parallel.DistributedDataParallel(network())
-    run = torch.compile(model, backend="aot_eager")
-    return train(run, rank.rank, rank.world_size), whole(model)
-
-
-def compiled_fully_sharded(rank: Rank) -> Any:
-    model = shard(network(), mesh_of(rank.world_size))
-    run = torch.compile(model, backend="aot_eager")
-    return train(run, rank.rank, rank.world_size), whole(model)
-
-
 def zero_redundancy(rank: Rank) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -240,13 +228,6 @@ def check_training(bare_pools: Any, program: Program, world: int) -> Any:
 
 @pytest.mark.parametrize("program", TWO)
 def test_two_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
-    ours = check_training(bare_pools, program, 2)
-    assert same(ours, bare_pools(2).run(on_backend, "gloo", program))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [compiled_data_parallel, compiled_fully_sharded])
-def test_two_ranks_train_compiled_as_on_gloo(bare_pools: Any, program: Program) -> None:
     ours = check_training(bare_pools, program, 2)
     assert same(ours, bare_pools(2).run(on_backend, "gloo", program))
 

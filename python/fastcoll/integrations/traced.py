@@ -10,21 +10,29 @@ Outside, the functions write into their tensors behind autograd's back, as torch
 there `ops.py` has what can be differentiated.
 """
 
-from collections.abc import Sequence
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
 
 import torch
 from torch import Tensor
 
+import fastcoll
 from fastcoll import api, api_parts
 from fastcoll.groups import GroupLike
 from fastcoll.integrations import ops
 from fastcoll.types import ReduceOp
 
+_PREFIX = f"{fastcoll.__name__}."
+
 
 def teach() -> None:
     """Tell the compiler what to trace in place of what."""
-    # Called from C++ while a compiled DDP runs, its methods are no part of the program.
-    torch._dynamo.trace_rules.add("fastcoll.integrations.torch_group")
+    _skip_files()
+    _skip_functions()
     # What these return is put into the graph, and holds as long as the compiler's guards do.
     for constant in (ops.name_of, ops.code_of, ops.members_of):
         torch.compiler.assume_constant_result(constant)
@@ -36,6 +44,41 @@ def teach() -> None:
         (api_parts.all_to_all_single, all_to_all_single),
     ):
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
+
+
+def _skip_files() -> None:
+    """Let a call of fastcoll's Python functions break the graph: none of them is traced."""
+    files = map(os.path.normpath, Path(fastcoll.__file__).parent.rglob("*.py"))
+    traced = map(os.path.normpath, (__file__, ops.__file__))
+    torch._dynamo.trace_rules.FORCE_SKIP_FILES.update(set(files) - set(traced))
+
+
+def _skip_functions() -> None:
+    """Let fastcoll's functions run uncompiled, with all that they call.
+
+    The compiler meets every frame of a compiled program, also those that C++ starts. No file has
+    the methods that dataclasses generate, and no rule by file covers functions of other packages.
+    """
+    types = torch._dynamo.types
+    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PREFIX) and name not in (__name__, ops.__name__):
+            for function in _functions_of(module):
+                torch._dynamo.eval_frame.set_code_exec_strategy(function.__code__, skip)
+
+
+def _functions_of(holder: ModuleType | type) -> Iterator[FunctionType]:
+    """Yield fastcoll's functions in a module or class, and in the classes that lie there."""
+    for value in vars(holder).values():
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, FunctionType):
+            function = inspect.unwrap(value)
+            # Not by __module__: decorators set it on functions of other packages.
+            if str(function.__globals__.get("__name__")).startswith(_PREFIX):
+                yield function
+        elif isinstance(value, type) and value.__module__.startswith(_PREFIX):
+            yield from _functions_of(value)
 
 
 def _refuse(options: dict[str, object], source: object, target: object) -> None:
