@@ -8,6 +8,8 @@
 // receives, which need none, on contiguous CPU tensors, run here; all others go to the process
 // group of torch_group.py, which plans, checks and explains them. The protocol is that of
 // fastcoll._C, reached through core_api.h.
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -70,6 +72,8 @@ class FastcollBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex index) override { return index < 0; }
 
   // A symmetric tensor: the ranks reduce it where it lies. Collective, as making buckets is.
+  // Hooks and users may resize it, as any gradient. Then its data moves to ordinary memory, and the
+  // heap gets its block back.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
     // DDP asks for complex numbers, and then views what it gets as pairs of real ones.
@@ -79,9 +83,16 @@ class FastcollBackend final : public c10d::Backend {
     }
     if (!dtype_of(dtype)) return at::empty({size}, options.dtype(dtype));
     const py::gil_scoped_acquire gil;
-    return group_.attr("communicator")
-        .attr("empty")(size, py::arg("dtype") = dtype)
-        .cast<at::Tensor>();
+    const auto lent = group_.attr("communicator")
+                          .attr("empty")(size, py::arg("dtype") = dtype)
+                          .cast<at::Tensor>();
+    if (size == 0) return lent;
+    return at::for_blob(lent.mutable_data_ptr(), lent.sizes())
+        .deleter([lent](void*) {})
+        .options(lent.options())
+        .resizeable_storage()
+        .allocator(c10::GetCPUAllocator())
+        .make_tensor();
   }
 
   // ---- verbs that may run here ----
