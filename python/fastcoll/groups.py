@@ -6,11 +6,13 @@ for a torch process group. Must not know what the groups are used for.
 """
 
 import atexit
+import os
 import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TypeAlias
 
 import torch.distributed as dist
@@ -19,14 +21,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import _C, env
 from fastcoll.bootstrap.exchange import GroupExchange, StoreExchange
+from fastcoll.bootstrap.makers import Makers
 from fastcoll.communicator import Communicator, close_all, connect, member
 from fastcoll.errors import CollectiveTimeout, UsageError
 from fastcoll.hierarchical.group import HierarchicalCommunicator
+from fastcoll.reliability.limits import group_limit_s
 from fastcoll.reliability.settings import Settings, resolve
 from fastcoll.work import close_pool
 
 AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
 GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
+_DEFAULT = "the default group"
 _MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
     "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
@@ -36,10 +41,14 @@ _NOT_INITIALISED = (
 
 
 class _State:
-    """What the module-level functions remember."""
+    """What the module-level functions remember.
+
+    The lock is held for a look or an entry, never for a call that waits for another rank.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.forget_lock()
+        os.register_at_fork(after_in_child=self.forget_lock)
         self.default: AnyCommunicator | None = None
         self.subgroups: weakref.WeakSet[AnyCommunicator] = weakref.WeakSet()
         self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, AnyCommunicator] = (
@@ -52,8 +61,13 @@ class _State:
         # Kept: the server of torch's store lives as long as its object.
         self.stores: dict[env.Launch, Store] = {}
 
+    def forget_lock(self) -> None:
+        """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
+        self.lock = threading.RLock()
+
 
 _state = _State()
+_makers = Makers()
 
 
 # ---- groups --------------------------------------------------------------------------------------
@@ -99,12 +113,12 @@ def init(
         UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
-    with _state.lock:
+    settings = resolve(timeout_s, numerics, carrier)
+    given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
+    with _makers.hold(_DEFAULT, _DEFAULT, settings.timeout_s):
         if _state.default is not None:
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
         comm: AnyCommunicator
-        settings = resolve(timeout_s, numerics, carrier)
-        given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
         if isinstance(group, AnyCommunicator):
             _refuse_for(group, given)
             comm = group
@@ -135,10 +149,11 @@ def _refuse_for(group: AnyCommunicator, given: Mapping[str, object]) -> None:
 
 
 def _set_default(comm: AnyCommunicator) -> None:
-    _state.default = comm
-    comm.on_close = _forget_default
-    # The C++ functions know groups of one node; they pass the calls of others on.
-    _C.set_default_group(comm if isinstance(comm, Communicator) else None)
+    with _state.lock:
+        _state.default = comm
+        comm.on_close = partial(_forget_default, comm)
+        # The C++ functions know groups of one node; they pass the calls of others on.
+        _C.set_default_group(comm if isinstance(comm, Communicator) else None)
 
 
 def _default_of_torch() -> ProcessGroup | None:
@@ -171,23 +186,24 @@ def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
 
 def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> AnyCommunicator:
     """Return the communicator that stands for a torch process group; made at its first use."""
-    with _state.lock:
-        comm = _standing_for(group)
-        if comm is None:
-            settings = settings or resolve(None, None)
-            comm = member(connect(GroupExchange(group), group.group_name, settings))
-            _state.by_process_group[group] = comm
-        if isinstance(comm, Communicator):
-            _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
-        return comm
+    if (comm := _standing_for(group)) is None:
+        settings = settings or resolve(None, None)
+        with _makers.hold(group, group.group_name, settings.timeout_s):
+            comm = _standing_for(group)
+            if comm is None:
+                comm = member(connect(GroupExchange(group), group.group_name, settings))
+                with _state.lock:
+                    _state.by_process_group[group] = comm
+    if isinstance(comm, Communicator):
+        _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
+    return comm
 
 
 def _standing_for(group: ProcessGroup) -> AnyCommunicator | None:
     """Return the communicator that stands for a torch process group already."""
-    for comm in (_state.adopted.get(group.group_name), _state.by_process_group.get(group)):
-        if comm is not None and not comm.closed:
-            return comm
-    return None
+    with _state.lock:
+        known = _state.adopted.get(group.group_name), _state.by_process_group.get(group)
+    return next((comm for comm in known if comm is not None and not comm.closed), None)
 
 
 def adopt(comm: AnyCommunicator) -> None:
@@ -196,15 +212,24 @@ def adopt(comm: AnyCommunicator) -> None:
         _state.adopted[comm.name] = comm
 
 
-def _forget_default() -> None:
+def _forget_default(comm: AnyCommunicator) -> None:
     with _state.lock:
-        _state.default = None
-        _C.set_default_group(None)
+        if _state.default is comm:
+            _state.default = None
+            _C.set_default_group(None)
 
 
 def default_group() -> AnyCommunicator:
-    with _state.lock:
-        return _state.default or init()
+    """Return the default group; made at its first use, by whichever thread comes first."""
+    if (comm := _state.default) is not None and not _makers.is_busy(_DEFAULT):
+        return comm
+    settings = resolve(None, None)
+    with _makers.hold(_DEFAULT, _DEFAULT, settings.timeout_s):
+        if (comm := _state.default) is None:
+            world = _default_of_torch()
+            comm = _of_launcher(settings) if world is None else _of_process_group(world, settings)
+            _set_default(comm)
+        return comm
 
 
 def communicator_of(group: object) -> AnyCommunicator | None:
@@ -296,7 +321,8 @@ def new_group(
     comm = default_group().new_group(ranks, timeout_s=timeout_s, numerics=numerics)
     if comm is None:
         return int(_MEMBER_OF_NOTHING)
-    _state.subgroups.add(comm)
+    with _state.lock:
+        _state.subgroups.add(comm)
     return comm
 
 
@@ -337,16 +363,17 @@ def shrink(
         DriverError: This process may not open more files; the others go on without it.
         UsageError: The group was destroyed.
     """
-    with _state.lock:
-        old = communicator_of(group)
-        if old is None:
-            raise UsageError("this rank is not in the group that is to be shrunk")
-        was_default = old is _state.default
+    old = communicator_of(group)
+    if old is None:
+        raise UsageError("this rank is not in the group that is to be shrunk")
+    was_default = old is _state.default
+    with _makers.hold(_DEFAULT if was_default else old, old.name, group_limit_s(timeout_s)):
         new: AnyCommunicator = old.shrink(timeout_s=timeout_s)
         if was_default:
             _set_default(new)
         else:
-            _state.subgroups.add(new)
+            with _state.lock:
+                _state.subgroups.add(new)
         return new
 
 
@@ -361,9 +388,9 @@ def destroy() -> None:
         _state.by_process_group.clear()
         if _state.default is not None:
             groups.append(_state.default)
-        for group in groups:
-            group.close()
-        close_pool()
+    for group in groups:  # without the lock: what was queued may wait for peers
+        group.close()
+    close_pool()
 
 
 atexit.register(close_all)

@@ -8,6 +8,7 @@ Must not know what is a verdict's reason.
 """
 
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -28,7 +29,17 @@ T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
 # What stands in for a store; gone with its last board.
 _connections: "weakref.WeakKeyDictionary[Store, Store]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock: threading.Lock
+
+
+def _forget_lock() -> None:
+    """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
+    global _lock
+    _lock = threading.Lock()
+
+
+_forget_lock()
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def _without_prefixes(store: Store) -> Store:
@@ -40,9 +51,12 @@ def _without_prefixes(store: Store) -> Store:
 def _own_connection(store: Store) -> Store:
     """Return a store like this one that no user waits in, who would hold up a verdict."""
     with _lock:
-        if store not in _connections:
-            _connections[store] = store.clone()  # type: ignore[attr-defined]
-        return _connections[store]
+        known = _connections.get(store)
+    if known is None:  # without the lock: to connect may take long
+        made = store.clone()  # type: ignore[attr-defined]
+        with _lock:
+            known = _connections.setdefault(store, made)
+    return known
 
 
 class Board:

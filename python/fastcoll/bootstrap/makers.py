@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread of a process makes a group; the others that want the same group wait for it.
+
+Decides who makes and who waits. The lock guards the table alone and is never held while a group is
+made: making is collective, and two threads may make two groups in one order here and in the other
+order on a peer. Must not know what a group is.
+"""
+
+import os
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
+
+
+class _Making:
+    """A group that a thread is making."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.over = threading.Event()
+        self.error: Exception | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Keep what the waiting threads raise; a UsageError is about one thread's arguments."""
+        if isinstance(error, Exception):
+            self.error = None if isinstance(error, UsageError) else error
+        else:
+            reason = f"another thread was interrupted while it made the group: {error!r}"
+            self.error = FastcollError(reason)
+
+    def wait(self, name: str, deadline: Deadline) -> None:
+        """Wait until the other thread is through; raise what it raised."""
+        if self.thread == threading.get_ident():
+            raise UsageError(
+                f'"{name}" is being made by this thread, which a signal handler has interrupted: '
+                "the handler can't use the group; it may set a flag for the program to look at"
+            )
+        if not self.over.wait(deadline.left_s()):
+            raise CollectiveTimeout(
+                f'waited {deadline.limit_s:g} s for another thread, which is making "{name}"'
+            )
+        if self.error is not None:
+            raise self.error
+
+
+class Makers:
+    """Who makes which group of this process."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begin anew: a forked child has none of the threads, and perhaps the lock of one."""
+        self._lock = threading.RLock()  # a signal handler may come here, too
+        self._open: dict[Hashable, _Making] = {}
+
+    def is_busy(self, key: Hashable) -> bool:
+        """Return whether a thread makes a group just now."""
+        return key in self._open
+
+    @contextmanager
+    def hold(self, key: Hashable, name: str, limit_s: float) -> Iterator[None]:
+        """Be the one thread that makes a group. What it raises is raised in those that wait.
+
+        Args:
+            key: Which group.
+            name: The same for an error's text.
+            limit_s: How long to wait for another thread.
+
+        Raises:
+            CollectiveTimeout: Another thread did not get through in time.
+            UsageError: The caller is a signal handler that has interrupted the maker.
+            FastcollError: What the other thread raised.
+        """
+        mine, deadline = _Making(), Deadline(limit_s)
+        try:
+            while (making := self._entered(key, mine)) is not mine:
+                making.wait(name, deadline)
+            yield
+        except BaseException as error:
+            mine.fail(error)
+            raise
+        finally:
+            with self._lock:
+                if self._open.get(key) is mine:
+                    del self._open[key]
+            mine.over.set()
+
+    def _entered(self, key: Hashable, mine: _Making) -> _Making:
+        """Return who makes the group now: `mine`, if nobody did before."""
+        with self._lock:
+            return self._open.setdefault(key, mine)
