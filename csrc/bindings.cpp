@@ -314,6 +314,7 @@ void bind_machine(py::module_& module) {
   module.def("region_bytes", [] { return kRegionBytes; });
   module.def("mapped_bytes", &mapped_bytes, py::arg("world_size"));
   module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
+  module.def("limit_behind", &limit_behind, py::arg("error"));
   module.def("simd_levels", [] {
     std::vector<std::string> levels;
     for (int level = int(best_simd_level()); level >= 0; --level)

@@ -2,6 +2,8 @@
 // The errors of the C++ side. bindings.cpp turns each kind into the Python class of the same name.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -39,8 +41,35 @@ struct Interrupted {};
 // The host leaves a wait; nothing else has changed, and another thread may go on with it.
 struct SteppedOut {};
 
+// The limit by which the kernel refused something, with its value and how to raise it; "": unknown.
+inline std::string limit_behind(int error) {
+  struct Limit {
+    int error;
+    decltype(RLIMIT_NOFILE) resource;
+    const char *name, *option;
+  };
+  constexpr Limit kLimits[] = {
+      {EMFILE, RLIMIT_NOFILE, "RLIMIT_NOFILE", "-n"},
+      {ETOOMANYREFS, RLIMIT_NOFILE, "RLIMIT_NOFILE", "-n"},
+      {EFBIG, RLIMIT_FSIZE, "RLIMIT_FSIZE", "-f"},
+      {ENOMEM, RLIMIT_AS, "RLIMIT_AS", "-v"},
+  };
+  for (const Limit& limit : kLimits) {
+    rlimit found;
+    if (limit.error != error || getrlimit(limit.resource, &found) != 0 ||
+        found.rlim_cur == RLIM_INFINITY)
+      continue;
+    return std::string(" (") + limit.name + " is " + std::to_string(found.rlim_cur) +
+           ": raise it with ulimit " + limit.option + ")";
+  }
+  if (error == ENFILE) return " (this machine may not open more files: raise fs.file-max)";
+  if (error == ENOMEM) return " (there is no memory left, or no mapping: see vm.max_map_count)";
+  return "";
+}
+
 [[noreturn]] inline void throw_system(const std::string& what) {
-  throw Failure(ErrorKind::driver, what + ": " + std::strerror(errno));
+  const int error = errno;
+  throw Failure(ErrorKind::driver, what + ": " + std::strerror(error) + limit_behind(error));
 }
 
 }  // namespace fastcoll

@@ -67,11 +67,14 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
     group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
     p2p_ = std::make_unique<PointToPoint<StdAtomics>>(*group_);
   } catch (const std::exception& error) {
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    const bool is_wrong = failure && failure->kind() != ErrorKind::driver;
+    const ErrorKind kind = is_wrong ? ErrorKind::peer_lost : ErrorKind::driver;
     for (std::byte* region : regions_) memfd_close(region, mapped_bytes(world_size_));
     for (int fd : fds.regions) ::close(fd);
     for (int socket : fds.sockets)
       if (socket >= 0)
-        leave_farewell(socket, ErrorKind::peer_lost, uint64_t{1} << (rank & 63),
+        leave_farewell(socket, kind, is_wrong ? uint64_t{1} << (rank & 63) : 0,
                        "rank " + std::to_string(rank) + " gave up: " + error.what());
     close_fds();
     throw;

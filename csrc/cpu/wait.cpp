@@ -97,9 +97,9 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) 
     if (size_t(length) < sizeof *farewell) continue;
     std::memcpy(farewell, message, sizeof *farewell);
     const uint64_t kind = farewell->kind;  // all of it: an ErrorKind would hold its lowest byte
-    const bool is_known = kind == uint64_t(ErrorKind::timeout) ||
-                          kind == uint64_t(ErrorKind::desync) ||
-                          kind == uint64_t(ErrorKind::peer_lost);
+    const bool is_known =
+        kind == uint64_t(ErrorKind::timeout) || kind == uint64_t(ErrorKind::desync) ||
+        kind == uint64_t(ErrorKind::peer_lost) || kind == uint64_t(ErrorKind::driver);
     if (farewell->tag != kFarewell || !is_known) continue;
     text->assign(message + sizeof *farewell, size_t(length) - sizeof *farewell);
     return true;

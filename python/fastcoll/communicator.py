@@ -38,7 +38,7 @@ from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.hierarchical.making import settled_on_node
 from fastcoll.memory.array import Array
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
-from fastcoll.memory.region import create_arena, create_region, require_room
+from fastcoll.memory.region import create_arena, create_region, require_descriptors, require_room
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.planning import Planner
@@ -327,7 +327,7 @@ class Communicator(_C.Group, ObjectMethods):
         Raises:
             DriverError: A rank has no room for it; the group can still be used.
         """
-        require_room(num_bytes, self.world_size, self.gather_words)
+        require_room(num_bytes, self.world_size, self.gather_bytes)
 
         def make() -> int:
             self.check_host()  # who comes late would find what the others sent, and they gave up
@@ -346,7 +346,16 @@ class Communicator(_C.Group, ObjectMethods):
         return self.arena_ptr(arena_idx)
 
     def exchange_fds(self, fd: int) -> list[int]:
-        """Give every rank a copy of `fd` and return everybody's, by rank. Collective."""
+        """Give every rank a copy of `fd` and return everybody's, by rank. Collective.
+
+        Raises:
+            DriverError: A rank has no room for them; on all of them. The group can still be used.
+        """
+        try:
+            require_descriptors(self.world_size, self.gather_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
         return self._exchange_fds(lambda: fd)
 
     def _exchange_fds(self, make: Callable[[], int]) -> list[int]:

@@ -28,6 +28,8 @@ class ObjectMethods(PartsMethods, P2PMethods):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gather a string of bytes from every rank; they may differ in length. Collective."""
         lengths = [row[0] for row in self.gather_words([len(data)])]
+        if not any(lengths):
+            return [b""] * self.world_size
         rows = [np.empty(length, dtype=np.uint8) for length in lengths]
         self.issue(
             PartsCall(verb=Verb.all_gather, input=np.frombuffer(data, dtype=np.uint8), output=rows)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symmetric tensors over nodes: what one node lacks, and sizes that differ, all ranks hear of."""
 
+import resource
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -22,7 +23,7 @@ def still_works(rank: Rank) -> None:
 def without_room(rank: Rank) -> Attempt:
     from fastcoll.memory import region
 
-    lacks = int(rank.rank >= 2)
+    lacks = "it has none" if rank.rank == 3 else ""
     with patch.object(region, "_shortage", lambda *_: lacks):
         found = attempt(rank.comm.empty, 5000, dtype=torch.float64)
     still_works(rank)
@@ -35,8 +36,28 @@ def test_all_ranks_hear_of_a_node_without_room(fresh_pool: FreshPool) -> None:
         assert "40000 bytes" in one.text
         assert "node 1" in one.text
         assert "ranks 2, 3" in one.text
+        assert "rank 1: it has none" in one.text, "as its node counts the ranks"
         assert "node 0" not in one.text
         assert "can still be used" in one.text
+
+
+def without_large_files(rank: Rank) -> list[Attempt]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    found = [attempt(rank.comm.empty, 5000), attempt(rank.comm.new_group)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    still_works(rank)
+    return found
+
+
+def test_all_ranks_hear_of_a_limit_of_one_rank(fresh_pool: FreshPool) -> None:
+    for found in fresh_pool(3, Setup(nodes="aab")).run(without_large_files):
+        for one in found:
+            assert one.kind == "DriverError", one
+            assert "rank 1" in one.text
+            assert "RLIMIT_FSIZE is 1048576" in one.text
+            assert one.seconds < LATE_S, one
 
 
 def of_sizes(rank: Rank, sizes: list[int]) -> Attempt:

@@ -11,17 +11,34 @@ import struct
 from collections.abc import Iterable
 
 from fastcoll import _C
-from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError
+from fastcoll.bootstrap.refusals import explain
+from fastcoll.errors import (
+    CollectiveTimeout,
+    DesyncError,
+    DriverError,
+    FastcollError,
+    PeerLostError,
+)
 
 MOST_BYTES = 2048
 _HEAD = struct.Struct("=QQQ")  # K_FAREWELL, one of KINDS, the ranks at fault as bits
 # ErrorKind of csrc/check.h
-KINDS: dict[type[BaseException], int] = {CollectiveTimeout: 3, DesyncError: 4, PeerLostError: 5}
+KINDS: dict[type[BaseException], int] = {
+    CollectiveTimeout: 3,
+    DesyncError: 4,
+    PeerLostError: 5,
+    DriverError: 6,
+}
+_REFUSED = "the operating system refused rank"
 
 
 def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
     """Send the reason down some non-blocking sockets; who is gone does not get it."""
-    if type(error) not in KINDS:
+    if isinstance(error, OSError | DriverError):
+        reason = explain(error) if isinstance(error, OSError) else str(error)
+        is_told = reason.startswith(_REFUSED)  # by another rank
+        error = DriverError(reason if is_told else f"{_REFUSED} {rank} what it needs: {reason}")
+    elif type(error) not in KINDS:
         error = PeerLostError(f"rank {rank} gave up: {type(error).__name__}: {error}", [rank])
     kind = KINDS[type(error)]
     bits = sum(1 << peer for peer in getattr(error, "ranks", ()))
@@ -43,8 +60,9 @@ def farewell_in(message: bytes) -> FastcollError | None:
         return None
     text = message[_HEAD.size :].decode(errors="replace")
     ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
-    if kind == KINDS[DesyncError]:
-        return DesyncError(text)
+    for plain in (DesyncError, DriverError):
+        if kind == KINDS[plain]:
+            return plain(text)
     return (CollectiveTimeout if kind == KINDS[CollectiveTimeout] else PeerLostError)(text, ranks)
 
 

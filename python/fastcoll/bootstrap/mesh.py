@@ -6,6 +6,7 @@ shows. Must not know what they are for. Once the C++ group owns the sockets, the
 them.
 """
 
+import errno
 import os
 import select
 import socket
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
-from fastcoll.bootstrap.refusals import NO_DESCRIPTORS
-from fastcoll.errors import CollectiveTimeout, DesyncError, DriverError, PeerLostError
+from fastcoll.bootstrap.refusals import as_driver_error, no_place
+from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
 
 _TAG = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=iII")
 _SO_PEERPIDFD = 77  # of <asm-generic/socket.h>
+_RETRY_S = 0.002  # until peers have taken some of the descriptors that are in flight
 
 
 # The message with which a rank joins in bootstrap/shrink.py.
@@ -130,6 +132,7 @@ class Mesh:
                     continue
                 return Packet(message, fds)
 
+    @as_driver_error("exchanging descriptors")
     def exchange_fds(self, make: Callable[[], int], tag: int, deadline: Deadline) -> list[int]:
         """Give every rank a copy of a descriptor and return everybody's, by rank. Collective.
 
@@ -144,16 +147,15 @@ class Mesh:
             PeerLostError: A peer hung up.
             CollectiveTimeout: A peer did not send in time.
             DesyncError: A peer sent for another tag.
-            DriverError: This process may not open more files.
+            DriverError: The operating system refused a descriptor, or a peer did.
         """
         fds = [-1] * self.world_size
         try:
             fd = fds[self.rank] = make()
-            for peer in self._peers():
-                self._send(peer, fd, tag)
-            missing = set(self._peers())
-            while missing:
-                for peer in self._ready(missing, deadline):
+            unsent, missing = self._peers(), set(self._peers())
+            while unsent or missing:
+                unsent = [peer for peer in unsent if not self._send(peer, fd, tag)]
+                for peer in self._ready(missing, unsent, deadline):
                     fds[peer] = self._receive(peer, tag)
                     missing.remove(peer)
         except BaseException as error:
@@ -176,26 +178,35 @@ class Mesh:
         finally:
             connection.detach()
 
-    def _send(self, peer: int, fd: int, tag: int) -> None:
+    def _send(self, peer: int, fd: int, tag: int) -> bool:
+        """Send a descriptor; return False if this user has too many in flight for the moment."""
         try:
             self.send(peer, _TAG.pack(tag), [fd])
+            return True
         except OSError as error:
+            if error.errno in (errno.ETOOMANYREFS, errno.EAGAIN):
+                return False
             while (packet := self.receive(peer)) and packet.message:
                 self._require_usual(peer, packet)
             raise PeerLostError(f"rank {peer} hung up", [peer]) from error
 
-    def _ready(self, missing: set[int], deadline: Deadline) -> list[int]:
+    def _ready(self, missing: set[int], unsent: list[int], deadline: Deadline) -> list[int]:
+        """Return whose descriptors can be read; empty if those unsent are to be tried again."""
+        if not missing and not unsent:
+            return []
         poll = select.poll()
         by_fd = {self.socket_fds[peer]: peer for peer in missing}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        events = poll.poll(deadline.left_s() * 1000)
-        if not events:
-            stopped = [pid for peer in sorted(missing) if is_stopped(pid := self.pids[peer])]
+        left_s = deadline.left_s()
+        events = poll.poll((min(left_s, _RETRY_S) if unsent else left_s) * 1000)
+        if not events and deadline.passed():
+            late = sorted(missing | set(unsent))
+            stopped = [pid for peer in late if is_stopped(pid := self.pids[peer])]
             raise CollectiveTimeout(
-                f"rank {self.rank} waited {deadline.limit_s:g} s for descriptors from ranks "
-                f"{sorted(missing)}" + "".join(f"; process {pid} is stopped" for pid in stopped),
-                sorted(missing),
+                f"rank {self.rank} waited {deadline.limit_s:g} s to exchange descriptors with "
+                f"ranks {late}" + "".join(f"; process {pid} is stopped" for pid in stopped),
+                late,
             )
         return [by_fd[fd] for fd, _ in events]
 
@@ -207,7 +218,7 @@ class Mesh:
             return packet.fds[0]
         self._require_usual(peer, packet)
         if packet.message == _TAG.pack(tag):
-            raise DriverError(f"no place for a descriptor of rank {peer}: {NO_DESCRIPTORS}")
+            raise no_place(peer)
         raise DesyncError(
             f"rank {peer} sent a descriptor for exchange {packet.message.hex()}, rank {self.rank} "
             f"is at {_TAG.pack(tag).hex()}"

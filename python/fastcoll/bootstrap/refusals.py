@@ -8,23 +8,24 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fastcoll import _C
 from fastcoll.errors import DriverError
 
-NO_DESCRIPTORS = (
-    "this process may not open more files: raise its limit (ulimit -n); a group takes two "
-    "descriptors for every rank of its node, and as many again while it is made"
+_USE = (
+    "a group takes two descriptors for every rank of its node, and as many again while it is made"
 )
-_HINTS = {
-    errno.EMFILE: NO_DESCRIPTORS,
-    errno.ENFILE: "this machine may not open more files (fs.file-max)",
-    errno.ENOMEM: "there is no memory left, or this process may not use more of it (ulimit -v)",
-}
 
 
 def explain(error: OSError) -> str:
-    """Return what was refused, and what to do about it if that is known."""
-    hint = _HINTS.get(error.errno or 0)
-    return f"{error}: {hint}" if hint else str(error)
+    """Return what was refused, by which limit, and what to do about it if that is known."""
+    use = f"; {_USE}" if error.errno == errno.EMFILE else ""
+    return f"{error}{_C.limit_behind(error.errno or 0)}{use}"
+
+
+def no_place(rank: int) -> DriverError:
+    """Return the error of a process that had no room for a descriptor that a rank sent."""
+    limit = _C.limit_behind(errno.EMFILE)
+    return DriverError(f"no place for a descriptor of rank {rank}{limit}; {_USE}")
 
 
 @contextmanager

@@ -41,10 +41,13 @@ class Listener:
         self._socket.bind("\0" + self.address)
         self._socket.listen(backlog)
         self._nameless: dict[int, socket.socket] = {}  # by descriptor; who has not said who it is
+        # Given up to tell a peer that there is no descriptor left to let it in.
+        self._spare = self._socket.dup()
 
     def close(self) -> None:
         """Close the door, also to those before it; other connections that exist stay."""
         self._socket.close()
+        self._spare.close()
         for connection in self._nameless.values():
             connection.close()
 
@@ -112,11 +115,10 @@ class Listener:
             events = poll.poll(min(deadline.left_s(), _LOOK_S) * 1000 + 1)
             if not events and (gone := [peer for peer in missing if is_gone(peer)]):
                 raise PeerLostError(f"init (rank {rank}): ranks {gone} are gone", gone)
-            for fd, _ in events:
+            # Those who are in come first: a rank that gives up takes one at a time.
+            for fd, _ in sorted(events, key=lambda event: event[0] == self._socket.fileno()):
                 if fd == self._socket.fileno():
-                    connection, _ = self._socket.accept()
-                    connection.setblocking(False)
-                    self._nameless[connection.fileno()] = connection
+                    self._let_in()
                 elif fd in watched:
                     _require_living(connected[watched[fd]], watched[fd])
                     talking.add(fd)
@@ -129,23 +131,36 @@ class Listener:
                     else:
                         connection.close()
 
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            if not self._nameless:  # one of which may make room
+                raise
+            time.sleep(_RETRY_S)
+            return
+        connection.setblocking(False)
+        self._nameless[connection.fileno()] = connection
+
     def _turn_away(
         self,
         rank: int,
         hellos: Sequence[Hello],
-        sockets: dict[int, socket.socket],
+        sockets: Mapping[int, socket.socket],
         deadline: Deadline,
         error: BaseException,
     ) -> None:
-        """Meet the ranks that are not at fault once more, so that all can be told why."""
+        """Meet the ranks that are not at fault and not here yet, and tell them why."""
+        self._spare.close()
         missing = set(range(len(hellos))) - {rank, *sockets, *getattr(error, "ranks", ())}
         linger = Deadline(min(_LINGER_S, deadline.left_s()))
         for peer in (one for one in missing if one < rank):
             with contextlib.suppress(FastcollError, OSError):
-                sockets[peer] = _call(rank, peer, hellos[peer], linger)
+                _dismiss(_call(rank, peer, hellos[peer], linger), rank, error)
         higher = [peer for peer in missing if peer > rank]
         with contextlib.suppress(CollectiveTimeout, OSError):
-            sockets.update(self._arrivals(rank, hellos, higher, {}, linger))
+            for _, connection in self._arrivals(rank, hellos, higher, {}, linger):
+                _dismiss(connection, rank, error)
 
     def _greeted(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:
         """Return the rank that a connection proves to be, or -1."""
@@ -187,6 +202,12 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
         connection.close()
         raise
     return connection
+
+
+def _dismiss(connection: socket.socket, rank: int, error: BaseException) -> None:
+    """Tell a peer why this rank gives up, and hang up."""
+    say_farewell([connection.fileno()], rank, error)
+    connection.close()
 
 
 def _greet(connection: socket.socket, rank: int, peer: int, token: str) -> None:

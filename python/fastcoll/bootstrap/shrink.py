@@ -6,7 +6,7 @@ new socket. So whoever is agreed on is connected, and nothing can go wrong after
 is left out may have got these descriptors; it never maps them. Must not know what a region holds.
 """
 
-import contextlib
+import errno
 import os
 import select
 import socket
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.agreement import Agreement, Ballot, bits, ranks_in
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh, Packet
-from fastcoll.bootstrap.refusals import NO_DESCRIPTORS, as_driver_error
-from fastcoll.errors import DesyncError, DriverError, PeerLostError
+from fastcoll.bootstrap.refusals import as_driver_error, no_place
+from fastcoll.errors import DesyncError, PeerLostError
 
 _LOOK_S = 0.02  # the others' words, and who is gone while a forked child keeps its socket open
 
@@ -81,6 +81,7 @@ class _Room:
         self._mesh = mesh
         self._ballot = ballot
         self._gone: set[int] = set()
+        self._joined: set[int] = set()  # whom this rank has sent its part
         self._regions = [-1] * mesh.world_size
         self._sockets = [-1] * mesh.world_size
         self._theirs = [-1] * mesh.world_size  # the ends that higher ranks get
@@ -102,8 +103,8 @@ class _Room:
         """Return the ranks that go on, as bits."""
         mesh, ballot = self._mesh, self._ballot
         agreement = Agreement(mesh.rank, mesh.world_size, time.monotonic(), limit_s)
-        self._join()
         while True:
+            self._join()
             now_s = time.monotonic()  # before anything is read, see Agreement.proposal
             self._gone.update(peer for peer in self._peers() if mesh.is_gone(peer))
             for peer in self._peers():
@@ -153,10 +154,19 @@ class _Room:
 
     def _join(self) -> None:
         for peer in self._peers():
+            if peer in self._joined:
+                continue
             fds = [self._regions[self._mesh.rank]]
             fds += [self._theirs[peer]] if peer > self._mesh.rank else []
-            with contextlib.suppress(ConnectionError, BlockingIOError):  # gone, or never reads
+            try:
                 self._mesh.send(peer, SHRINK_TAG, fds)
+            except (ConnectionError, BlockingIOError):  # gone, or never reads
+                pass
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                continue  # peers will take some of what this user has in flight
+            self._joined.add(peer)
 
     def _read_all(self, peer: int) -> None:
         unread, self._mesh.unread[peer] = self._mesh.unread[peer], []
@@ -172,7 +182,7 @@ class _Room:
         if not joins or len(packet.fds) != expected:
             packet.close()
             if joins and len(packet.fds) < expected:
-                raise DriverError(f"no place for a descriptor of rank {peer}: {NO_DESCRIPTORS}")
+                raise no_place(peer)
             return
         self._regions[peer] = packet.fds[0]
         if peer < self._mesh.rank:

@@ -21,6 +21,7 @@ from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
     DesyncError,
+    DriverError,
     FastcollError,
     PeerLostError,
 )
@@ -186,5 +187,7 @@ def told_in(text: str) -> FastcollError | None:
         fields, _ = json.JSONDecoder().raw_decode(text, max(start, 0))
     except ValueError:
         return None
+    if fields["kind"] == DriverError.__name__:
+        return DriverError(fields["text"])
     kind = _KINDS.get(fields["kind"])
     return DesyncError(fields["text"]) if kind is None else kind(fields["text"], fields["ranks"])

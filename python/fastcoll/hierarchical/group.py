@@ -304,7 +304,7 @@ class HierarchicalCommunicator(ObjectMethods):
                 raise  # its arguments: nobody heard of this call
             problem = error
             num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
-        return agreed(made, problem, num_bytes, self.islands, self.gather_words)
+        return agreed(made, problem, num_bytes, self.islands, self.gather_words, self.gather_bytes)
 
     def _check_island(self, error: FastcollError) -> None:
         """Raise the verdict if an error broke this node's part of the group."""

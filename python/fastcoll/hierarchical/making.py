@@ -14,7 +14,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.questions import ask
 from fastcoll.calls import Call
-from fastcoll.errors import CollectiveTimeout, PeerLostError
+from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier
 from fastcoll.hierarchical.carriers import make_lane
@@ -30,7 +30,7 @@ def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
 
     An error that is one rank's own is to the others the loss of that rank.
     """
-    if isinstance(error, CollectiveTimeout | PeerLostError):
+    if isinstance(error, CollectiveTimeout | PeerLostError | DriverError):
         return board.settle(error)
     reason = f"rank {seat.rank} gave up: {type(error).__name__}: {error}"
     board.settle(PeerLostError(reason, [seat.rank]))
@@ -39,11 +39,13 @@ def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
 
 def settled_on_node(board: Board, seat: Seat, error: BaseException) -> BaseException:
     """Do the same with an error that counts the ranks as this node does."""
+    node, _ = seat.islands.places[seat.rank]
     if isinstance(error, CollectiveTimeout | PeerLostError):
-        node, _ = seat.islands.places[seat.rank]
         ranks = [seat.islands.nodes[node][one] for one in error.ranks]
         names = f", whose ranks {list(error.ranks)} are ranks {ranks} of the group"
         error = type(error)(f"rank {seat.rank} on node {node}{names}: {error}", ranks)
+    elif isinstance(error, DriverError):
+        error = DriverError(f"rank {seat.rank} on node {node}: {error}")
     return settled(board, seat, error)
 
 

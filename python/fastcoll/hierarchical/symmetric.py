@@ -22,6 +22,7 @@ def agreed(
     num_bytes: int,
     islands: Islands,
     gather_words: Callable[[list[int]], list[list[int]]],
+    gather_bytes: Callable[[bytes], list[bytes]],
 ) -> torch.Tensor:
     """Return what this node's ranks made, once all other nodes' have theirs. Collective: one hop.
 
@@ -31,6 +32,7 @@ def agreed(
         num_bytes: What this rank asked for.
         islands: The group's map.
         gather_words: Gathers integers from all ranks.
+        gather_bytes: Gathers the reasons, if a node has no room.
 
     Raises:
         DriverError: A node has no room for it; on all ranks.
@@ -39,11 +41,13 @@ def agreed(
     word = _NO_ROOM if isinstance(problem, DriverError) else num_bytes
     found = [row[0] for row in gather_words([word])]
     if _NO_ROOM in found:
-        lacking = {islands.places[rank][0] for rank, one in enumerate(found) if one == _NO_ROOM}
-        reason = f": {problem}" if isinstance(problem, DriverError) else ""
+        lacking = {islands.places[rank][0]: rank for rank, n in enumerate(found) if n == _NO_ROOM}
+        mine = str(problem) if isinstance(problem, DriverError) else ""
+        texts = gather_bytes(mine.encode())
+        reasons = "; ".join(f"node {node}: {texts[lacking[node]].decode()}" for node in lacking)
         raise DriverError(
             f"empty(): no room for {num_bytes} bytes more of symmetric tensors on "
-            f"{islands.describe(sorted(lacking))}; {_UNHARMED}{reason}"
+            f"{islands.describe(sorted(lacking))}; {_UNHARMED}. {reasons}"
         ) from problem
     if made is None or len(set(found)) > 1:
         sides = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))

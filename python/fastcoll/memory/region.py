@@ -8,46 +8,99 @@ travel.
 import contextlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from fastcoll import _C
 from fastcoll.errors import DriverError
 from fastcoll.memory.heap import ARENA_BYTES
 
-# What a rank may lack for an arena, by the number under which it tells the others.
-_SHORTAGES = ("", "its machine has less memory", "it can't map as much")
+T = TypeVar("T")
+GatherBytes = Callable[[bytes], list[bytes]]
 
 
-def require_room(
-    num_bytes: int, world_size: int, gather_words: Callable[[list[int]], list[list[int]]]
-) -> None:
-    """Find out whether every rank can map an arena of each. Collective, by `gather_words`.
+def require_room(num_bytes: int, world_size: int, gather_bytes: GatherBytes) -> None:
+    """Find out whether every rank can map an arena of each. Collective, by `gather_bytes`.
 
     Raises:
-        DriverError: A rank can't; on all of them.
+        DriverError: A rank can't; on all of them, with its reason.
     """
-    found = gather_words([_shortage(num_bytes, world_size)])
-    if lacking := [f"rank {rank}: {_SHORTAGES[n]}" for rank, [n] in enumerate(found) if n]:
+    agree(
+        _shortage(num_bytes, world_size),
+        f"no room for {num_bytes} bytes more of symmetric tensors on each of {world_size} ranks",
+        gather_bytes,
+    )
+
+
+def require_descriptors(world_size: int, gather_bytes: GatherBytes) -> None:
+    """Find out whether every rank can take a descriptor of each. Collective, by `gather_bytes`.
+
+    Raises:
+        DriverError: A rank can't; on all of them, with its reason.
+    """
+    shortage = ""
+    try:
+        with _many(lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), os.close, world_size):
+            pass
+    except OSError as error:
+        shortage = _reason(error)
+    agree(shortage, f"no room for a descriptor of each of {world_size} ranks", gather_bytes)
+
+
+def agree(problem: str, what: str, gather_bytes: GatherBytes) -> None:
+    """Let all ranks raise, or none. Collective, by `gather_bytes`.
+
+    Args:
+        problem: Why this rank can't go on; empty if it can.
+        what: What can't be had then.
+        gather_bytes: Gathers bytes from all ranks.
+
+    Raises:
+        DriverError: A rank has a problem; on all of them.
+    """
+    found = gather_bytes(problem.encode())
+    if lacking := [f"rank {rank}: {text.decode()}" for rank, text in enumerate(found) if text]:
         raise DriverError(
-            f"no room for {num_bytes} bytes more of symmetric tensors on each of {world_size} "
-            f"ranks ({', '.join(lacking)}); nothing was allocated and the group can still be used"
+            f"{what} ({'; '.join(lacking)}); nothing was allocated and the group can still be used"
         )
 
 
-def _shortage(num_bytes: int, world_size: int) -> int:
-    """Return what this process lacks to map an arena of each rank; 0: nothing.
+def _shortage(num_bytes: int, world_size: int) -> str:
+    """Return what this process lacks to make an arena and map one of each rank; "": nothing.
 
     Pages come with their first use, so the kernel would refuse too late: by killing who writes. Of
     an arena of the usual size few may ever be used.
     """
     if num_bytes > ARENA_BYTES and num_bytes * world_size > _machine_bytes():
-        return 1
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    try:  # not for writing, or the kernel would count it as used
-        mmap.mmap(-1, num_bytes * world_size, flags, mmap.PROT_READ).close()
-    except (OSError, OverflowError):
-        return 2
-    return 0
+        return "its machine has less memory"
+    try:
+        fd = create_arena(num_bytes)
+    except DriverError as error:
+        return f"it can't make an arena: {error}"
+
+    def map_it() -> mmap.mmap:  # which takes a descriptor of its own, as one of a peer's would
+        return mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    try:
+        with _many(map_it, mmap.mmap.close, world_size):
+            return ""
+    except OSError as error:
+        return f"it can't map as much: {_reason(error)}"
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _many(make: Callable[[], T], close: Callable[[T], None], count: int) -> Iterator[None]:
+    """Have so many of something at once, for a moment."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.callback(close, make())
+        yield
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror}{_C.limit_behind(error.errno or 0)}"
 
 
 def _machine_bytes() -> int:
