@@ -22,12 +22,14 @@ PyObject* rank_tuple(uint64_t ranks) {
 }
 
 // What this rank did last, where FASTCOLL_DUMP_DIR says; the error comes first, whatever happens.
-void write_down(const char* reason) {
-  PyObject* recorder = PyImport_ImportModule("fastcoll.reliability.recorder");
-  PyObject* nothing = recorder ? PyObject_CallMethod(recorder, "dump", "s", reason) : nullptr;
+void write_down(PyObject* reason) {
+  PyObject* dumps = PyImport_ImportModule("fastcoll.reliability.dumps");
+  PyObject* nothing = dumps ? PyObject_CallMethod(dumps, "dump", "O", reason) : nullptr;
+  // A Ctrl-C that came meanwhile is heard once the error is raised.
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   PyErr_Clear();
   Py_XDECREF(nothing);
-  Py_XDECREF(recorder);
+  Py_XDECREF(dumps);
 }
 
 }  // namespace
@@ -39,15 +41,15 @@ void set_python_error(const Failure& failure) {
   const bool names_ranks = failure.kind() == ErrorKind::timeout ||
                            failure.kind() == ErrorKind::peer_lost ||
                            failure.kind() == ErrorKind::aborted;
-  if (failure.kind() != ErrorKind::usage && failure.kind() != ErrorKind::unsupported)
-    write_down(failure.what());
+  // A verdict's text is cut where its page ends, perhaps inside a character.
+  PyObject* text =
+      PyUnicode_DecodeUTF8(failure.what(), Py_ssize_t(std::strlen(failure.what())), "replace");
+  if (text && failure.kind() != ErrorKind::usage && failure.kind() != ErrorKind::unsupported)
+    write_down(text);
   PyObject* errors = PyImport_ImportModule("fastcoll.errors");
   PyObject* cls =
       errors ? PyObject_GetAttrString(errors, kNames[uint32_t(failure.kind())]) : nullptr;
   PyObject* ranks = names_ranks ? rank_tuple(failure.ranks()) : nullptr;
-  // A verdict's text is cut where its page ends, perhaps inside a character.
-  PyObject* text =
-      PyUnicode_DecodeUTF8(failure.what(), Py_ssize_t(std::strlen(failure.what())), "replace");
   PyObject* error = nullptr;
   if (cls && text && ranks) error = PyObject_CallFunction(cls, "OO", text, ranks);
   else if (cls && text && !names_ranks) error = PyObject_CallFunction(cls, "O", text);

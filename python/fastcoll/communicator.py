@@ -7,7 +7,6 @@ goes. Must not know torchrun, default groups or torch's process groups, nor how 
 
 import operator
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -45,6 +44,7 @@ from fastcoll.planning import Planner
 from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, resolve
+from fastcoll.text import say
 from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
@@ -99,7 +99,7 @@ def connect(
         return None
     agreed = tuning.agree(found, [hello.tuning for hello in peers.hellos])
     if agreed.is_refusal and exchange.rank == 0:
-        sys.stderr.write(f'fastcoll: "{name}" chooses by the model: {agreed.reason}\n')
+        say(f'"{name}" chooses by the model: {agreed.reason}')
     seat = peers.seat
     if seat is None:
         return _make(name, settings, peers, agreed, deadline)
@@ -502,7 +502,7 @@ def close_all() -> None:
         try:
             group.close()
         except FastcollError as error:
-            sys.stderr.write(f"fastcoll: closing {group!r}: {error}\n")
+            say(f"closing {group!r}: {error}")
 
 
 def _forget_queues() -> None:

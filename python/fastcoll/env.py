@@ -150,7 +150,8 @@ DEBUG = Variable(
 DUMP_DIR = Variable(
     "FASTCOLL_DUMP_DIR",
     "",
-    "where a rank writes what it did last when its group breaks; default: nowhere",
+    "where a rank writes what it did last when its group breaks, as a new file "
+    "fastcoll-HOST-PID-GROUP-rankR.json; default: nowhere",
     str,
 )
 TUNING = Variable(

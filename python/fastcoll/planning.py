@@ -5,7 +5,6 @@ Decides what is asked of the selection, and keeps what it chose. The only module
 selection and algorithms. Must not know how a plan is carried out.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
 from fastcoll import _C, algorithms, env
@@ -16,6 +15,7 @@ from fastcoll.parts import PartsCall, PartsOperands
 from fastcoll.reliability.settings import Settings, checked_numerics
 from fastcoll.scheduled import is_scheduled, plan_of
 from fastcoll.selection import Choice, select
+from fastcoll.text import say
 from fastcoll.topology import cpu
 from fastcoll.tuning import Tuning
 from fastcoll.types import REDUCTIONS, Request, SingleCopy
@@ -86,7 +86,7 @@ class Planner:
         if known is None:
             chosen = self.choose(request, terms)
             if self._log_plans:
-                sys.stderr.write(f'fastcoll: "{self._group.name}" {chosen.plan.describe()}\n')
+                say(f'"{self._group.name}" {chosen.plan.describe()}')
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             known = self._plans[request] = _C.Plan(*chosen.plan.args()), chosen.numels

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from harness import Attempt, Pool, Rank, Setup, attempt
+from harness import Attempt, Pool, Rank, attempt
 
 runner = CliRunner()
 
@@ -108,34 +108,3 @@ def test_what_can_not_be_inspected(fresh_pool: Callable[..., Pool]) -> None:
     result = runner.invoke(app, ["inspect", "--pid", str(other.pid)])
     assert result.exit_code == 1
     assert str(other.pid) in result.output
-
-
-def lose_rank_1(rank: Rank) -> list[Attempt]:
-    rank.comm.all_reduce(torch.ones(3))
-    if rank.rank == 1:
-        os._exit(3)
-    return [attempt(rank.comm.all_reduce, torch.ones(4)), attempt(rank.comm.barrier)]
-
-
-def test_an_error_is_written_down(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
-    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path)}))
-    outcomes = pool.outcomes(lose_rank_1)
-    survivors = [pool.pids[0], pool.pids[2]]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"fastcoll-{pid}.json" for pid in survivors}
-    for pid, outcome in zip(survivors, (outcomes[0], outcomes[2]), strict=True):
-        report = json.loads((tmp_path / f"fastcoll-{pid}.json").read_text())
-        assert report["reason"] == outcome.value[0].text == outcome.value[1].text
-        [status] = report["ranks"]
-        assert status["is_broken"]
-        states = [(one["call"], one["state"]) for one in status["operations"]]
-        assert states[0] == (1, "complete")
-        assert all(state != "complete" for _, state in states[1:])
-
-
-def test_a_folder_that_is_not_there_hides_no_error(
-    fresh_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
-    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path / "missing")}))
-    outcomes = pool.outcomes(lose_rank_1)
-    assert outcomes[0].value[0].kind == outcomes[2].value[0].kind == "PeerLostError"

@@ -7,15 +7,12 @@ their calls become a trace. Must not know how it is shown.
 """
 
 import contextlib
-import json
 import os
-import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C, env
+from fastcoll import _C
 from fastcoll.bootstrap.mesh import is_stopped
 from fastcoll.errors import DriverError
 
@@ -96,26 +93,6 @@ def read_process(pid: int) -> list[RankStatus]:
     return sorted(found, key=lambda status: status.group)
 
 
-def dump(reason: str) -> None:
-    """Write what this process did last to FASTCOLL_DUMP_DIR; C++ calls this with every error.
-
-    A directory that can't be written to is said on stderr: the error itself counts more.
-    """
-    folder = env.DUMP_DIR.get()
-    if not folder:
-        return
-    # One file for each process: the verdict of a broken group is raised again and again.
-    path = Path(folder, f"fastcoll-{os.getpid()}.json")
-    try:
-        if path.exists() and json.loads(path.read_text())["reason"] == reason:
-            return
-        rows = [status.to_dict() for status in read_process(os.getpid())]
-        report = {"reason": reason, "now_us": time.monotonic_ns() // 1000, "ranks": rows}
-        path.write_text(json.dumps(report, indent=1))
-    except (OSError, ValueError, DriverError) as error:
-        sys.stderr.write(f"fastcoll: {env.DUMP_DIR.name}: {error}\n")
-
-
 def _region_links(pid: int) -> list[Path]:
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -126,7 +103,8 @@ def _region_links(pid: int) -> list[Path]:
 
 
 def _read_region(pid: int, link: Path) -> RankStatus:
-    fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    # Another user's process may have a FIFO of that name.
+    fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = _C.read_status(fd)
     except DriverError as error:
