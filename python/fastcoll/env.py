@@ -199,11 +199,25 @@ def let_ddp_borrow() -> None:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 
-def cache_dir() -> Path:
-    """Return where what is compiled at first use is kept."""
+def cache_dir() -> Path | None:
+    """Return the folder for what is compiled at first use.
+
+    None where nothing names one: no variable, and a user without a home.
+    """
     if CACHE_DIR.is_set():
         return Path(CACHE_DIR.get())
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcoll"
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder, "fastcoll")
+    home = home_dir()
+    return home and home / ".cache" / "fastcoll"
+
+
+def home_dir() -> Path | None:
+    """Return the user's home; None in a container whose user has neither HOME nor an account."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Decides how long a line may wait for its reader. Must not know the reason for a 
 import contextlib
 import select
 import sys
+from functools import cache
 
 # The reader of a pipe may be stopped; a rank with an error to raise does not wait for it.
 _PATIENCE_MS = 500
@@ -21,6 +22,12 @@ def say(text: str) -> None:
     with contextlib.suppress(Exception):
         if _takes_a_line():
             sys.stderr.write(f"fastcoll: {text[:_MOST_CHARACTERS]}\n")
+
+
+@cache
+def say_once(text: str) -> None:
+    """Write a line as `say` does, unless this process has written it already."""
+    say(text)
 
 
 def _takes_a_line() -> bool:

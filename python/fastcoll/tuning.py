@@ -16,6 +16,7 @@ from fastcoll.selection import TuningTable, read_table
 from fastcoll.selection.table import difference
 from fastcoll.topology import gpu
 from fastcoll.topology.cpu import fingerprint
+from fastcoll.trust import require_trusted
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ def find() -> Tuning:
     if not path:
         return Tuning(None, f"no table ({env.TUNING.name} is not set)")
     try:
-        table = read_table(Path(path), identity())
+        table = read_table(require_trusted(Path(path)), identity())
     except UsageError as error:
         return Tuning(None, str(error), is_refusal=True)
+    except OSError as error:
+        return Tuning(None, f"{path}: can't be read: {error.strerror or error}", is_refusal=True)
     return Tuning(
         table,
         f"table {table.digest} of {table.date}, {table.num_rows} measurements{_of_gpus(table)}, "

@@ -16,8 +16,8 @@ def build() -> None:
     """
     from fastcoll.integrations import c10d_build
 
-    c10d_build.forget_failure()
     try:
+        c10d_build.forget_failure()
         typer.echo(c10d_build.build())
     except (c10d_build.NotBuiltError, OSError) as error:
         complain(f"not compiled: {error}")

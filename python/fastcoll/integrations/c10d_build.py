@@ -22,6 +22,9 @@ from types import ModuleType
 import torch
 
 from fastcoll import env
+from fastcoll.errors import UsageError
+from fastcoll.text import say_once
+from fastcoll.trust import make_folder, require_trusted
 
 # A compiler on a busy machine; alone it takes 15 s.
 LIMIT_S = 300.0
@@ -37,6 +40,8 @@ _HEADERS = tuple(
         "core_api.h",
     )
 )
+# What a compiler says that may be over the next time.
+_PASSING = ("No space left", "Disk quota", "Killed", "annot allocate memory")
 _FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden")
 
 
@@ -44,11 +49,16 @@ class NotBuiltError(Exception):
     """There is no compiled backend; the text says why."""
 
 
+class NotAskedForError(NotBuiltError):
+    """Nothing is amiss: the settings want no compiled backend, or nobody has made one yet."""
+
+
 class _Outcome:
     """What came of the first attempt in this process; there is no second one."""
 
     module: ModuleType | None = None
     reason = "no group of torch.distributed was made yet"
+    is_failure = False
     known = False
 
 
@@ -68,9 +78,20 @@ def load() -> ModuleType | None:
             _outcome.reason = ""
         except NotBuiltError as error:
             _outcome.reason = str(error)
+            _outcome.is_failure = not isinstance(error, NotAskedForError)
         except (OSError, ImportError, subprocess.SubprocessError) as error:
             _outcome.reason = f"{type(error).__name__}: {error}"
+            _outcome.is_failure = True
     return _outcome.module
+
+
+def report_failure() -> None:
+    """Say why `load` found nothing, if something was wrong; once."""
+    if _outcome.is_failure:
+        say_once(
+            f"torch.distributed is served in Python, which is slower: {_outcome.reason} "
+            "(FASTCOLL_TORCH_BACKEND=python asks for that, without this line)"
+        )
 
 
 def reason() -> str:
@@ -85,7 +106,7 @@ def report() -> str:
             return f"compiled: {_ready()}"
         path = _path()
         compiler = _compiler(path)
-    except NotBuiltError as error:
+    except (NotBuiltError, OSError) as error:
         return f"in Python: {error}"
     return f"compiled: {path}" if compiler is None else f"{compiler} compiles it at first use"
 
@@ -94,13 +115,14 @@ def build() -> Path:
     """Return the path of the build, once it is there.
 
     Raises:
-        NotBuiltError: There is no compiler, or it refused.
+        NotBuiltError: There is no compiler, or it refused, or others can write where it lies.
+        OSError: The cache folder can't be made or written to.
     """
     path = _path()
     compiler = _compiler(path)
     if compiler is None:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     end = time.monotonic() + LIMIT_S
     with open(path.with_suffix(".lock"), "w") as lock:
         _take(lock.fileno(), end)
@@ -118,26 +140,48 @@ def _ready() -> Path:
     """Return the path of the build that the setting admits."""
     setting = env.TORCH_BACKEND.get()
     if setting == "python":
-        raise NotBuiltError("FASTCOLL_TORCH_BACKEND=python")
+        raise NotAskedForError("FASTCOLL_TORCH_BACKEND=python")
     if setting == "compiled":
         return build()
     path = _path()
-    if not path.exists():
-        raise NotBuiltError("it is not compiled yet: `fastcoll build` does that once")
+    if not _is_there(path):
+        raise NotAskedForError("it is not compiled yet: `fastcoll build` does that once")
     return path
 
 
 def _path() -> Path:
     """Return where the build for this source, torch and interpreter lies, or will."""
-    return env.cache_dir() / f"c10d_backend-{_fingerprint()}.so"
+    folder = env.cache_dir()
+    if folder is None:
+        raise NotBuiltError(
+            f"user {os.getuid()} has no home to keep it in: give FASTCOLL_CACHE_DIR a folder"
+        )
+    return folder / f"c10d_backend-{_fingerprint()}.so"
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a build that can be trusted."""
+    try:
+        _trusted(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _trusted(path: Path) -> Path:
+    """Return the real path of a build; one that others can have written is none."""
+    try:
+        return require_trusted(path)
+    except UsageError as error:
+        raise NotBuiltError(str(error)) from None
 
 
 def _compiler(path: Path) -> str | None:
     """Return what can make the build; None if it is there."""
-    if path.exists():
+    if _is_there(path):
         return None
-    with contextlib.suppress(FileNotFoundError):
-        said = _failure(path).read_text(errors="replace")
+    with contextlib.suppress(FileNotFoundError, UsageError):  # another user's word is not taken
+        said = require_trusted(_failure(path)).read_text(errors="replace")
         raise NotBuiltError(f"{said} (to try again, remove {_failure(path)})")
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -197,6 +241,7 @@ def _compile(compiler: str, path: Path, limit_s: float) -> None:
         # One after the other: a compiler behind ccache remembers what was compiled, not programs.
         for arguments in (compiling, linking):
             _carry_out([compiler, *arguments], path, end - time.monotonic())
+        draft.chmod(0o644)  # whatever the umask: what others may write to is not loaded
         draft.replace(path)
     except subprocess.TimeoutExpired:
         raise NotBuiltError(f"{compiler} did not finish within {limit_s:.0f} s") from None
@@ -212,11 +257,13 @@ def _carry_out(command: list[str], path: Path, limit_s: float) -> None:
         lines = [line for line in done.stderr.splitlines() if "error" in line]
         said = (lines or done.stderr.splitlines() or ["it said nothing"])[0]
         text = f"{command[0]} could not compile c10d_backend.cpp: {said}"
-        _failure(path).write_text(text)
+        if not any(word in done.stderr for word in _PASSING):
+            _failure(path).write_text(text)
         raise NotBuiltError(text)
 
 
 def _import(path: Path) -> ModuleType:
+    path = _trusted(path)
     loader = importlib.machinery.ExtensionFileLoader("c10d_backend", str(path))
     spec = importlib.util.spec_from_file_location("c10d_backend", path, loader=loader)
     if spec is None:

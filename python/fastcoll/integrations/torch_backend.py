@@ -57,6 +57,8 @@ def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
     module = c10d_build.load()
     mine, all_have = np.array([module is not None], np.int64), np.empty(comm.world_size, np.int64)
     comm.all_gather_into_tensor(all_have, mine, timeout_s=timeout_s + c10d_build.LIMIT_S)
+    if not all_have.all() and comm.rank == all_have.argmin():  # one rank is enough to say it
+        c10d_build.report_failure()
     return module if all_have.all() else None
 
 

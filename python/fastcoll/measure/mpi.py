@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastcoll import env
+
 LOOP_SOURCE = Path(__file__).with_name("mpi_loop.c")
 
 
@@ -105,7 +107,7 @@ class MpiInstall:
 
 def default_mpi_dir() -> Path:
     """Return the folder where bench/setup_mpi.sh puts the MPIs."""
-    return Path.home() / ".cache" / "fastcoll" / "mpi"
+    return (env.home_dir() or Path("/")) / ".cache" / "fastcoll" / "mpi"
 
 
 def find_mpi(name: str, mpi_dir: Path) -> MpiInstall | None:

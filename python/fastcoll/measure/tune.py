@@ -28,6 +28,7 @@ from fastcoll.measure.timer import Budget, rounds_interval
 from fastcoll.measure.variants import VERBS, request_of, running_ranks, variants_of
 from fastcoll.selection.table import SCHEMA_NAME, validate
 from fastcoll.topology import gpu
+from fastcoll.trust import require_trusted
 
 _DTYPE = "float32"
 # Many short rounds: what comes and goes on the machine then meets all variants alike.
@@ -232,7 +233,7 @@ def _text_of(document: Json, margin: str = "") -> str:
 def _document_of_before(path: Path) -> Json | None:
     """Return the table that lies at `path` if it is this machine's, else None."""
     try:
-        document: Json = json.loads(path.read_text())
+        document: Json = json.loads(require_trusted(path).read_text())
         validate(document)
     except (OSError, ValueError, UsageError):
         return None
