@@ -18,6 +18,7 @@
 #include "process_group.h"
 #include "python_errors.h"
 #include "python_host.h"
+#include "tensor_layout.h"
 #include "tensor_view.h"
 #include "torch_groups.h"
 
@@ -395,6 +396,7 @@ PyObject* set_fallback(PyObject*, PyObject* args) {
 PyMethodDef setters[] = {
     {"set_default_group", set_default_group, METH_O, nullptr},
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
+    {"learn_tensor_layout", learn_tensor_layout, METH_O, nullptr},
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
     {"set_numpy_type", set_numpy_type, METH_O, nullptr},
     {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor_view.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "numpy_view.h"
-#include "weak.h"
+#include "tensor_layout.h"
 
 namespace fastcoll {
 
@@ -44,48 +45,12 @@ struct DLPackExchangeApi {
 };
 constexpr int32_t kDLCPU = 1;
 
-struct KnownType {
-  PyTypeObject* type;
-  const DLPackExchangeApi* api;
-};
-KnownType known_types[4];
-size_t num_known_types = 0;
+const DLPackExchangeApi* exchange_apis[std::size(tensor_types)];  // by type
 
 const DLPackExchangeApi* exchange_api(PyTypeObject* type) {
-  for (size_t i = 0; i < num_known_types; ++i)
-    if (known_types[i].type == type) return known_types[i].api;
+  for (size_t i = 0; i < std::size(tensor_types); ++i)
+    if (tensor_types[i] == type) return exchange_apis[i];
   return nullptr;
-}
-
-// Tensors whose signs are stored, not only marked (the imaginary part of a conjugated number, what
-// torch._neg_view returns; a conjugated number's own). DLPack does not show the marks, and asking
-// torch takes as long as all else on the fast path, so each tensor is asked once. A weak reference
-// vouches for the object at an address: it leads to a tensor only as long as that one lives.
-PyObject* plain_tensors[8192];  // lists have hundreds; of 500 in 2048 places up to 50 shared one
-
-PyObject*& place_of(PyObject* tensor) {
-  const auto address = reinterpret_cast<uintptr_t>(tensor);
-  return plain_tensors[(address >> 4 ^ address >> 15) % std::size(plain_tensors)];
-}
-
-bool says_no(PyObject* tensor, PyObject* question) {
-  PyObject* answer = PyObject_CallMethodNoArgs(tensor, question);
-  Py_XDECREF(answer);
-  return answer == Py_False;
-}
-
-bool is_plain(PyObject* tensor, DType dtype) {
-  PyObject*& place = place_of(tensor);
-  if (place && leads_to(place, tensor)) return true;
-  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-  static PyObject* const is_conj = PyUnicode_InternFromString("is_conj");
-  const bool is_stored =
-      says_no(tensor, is_neg) && (dtype_kind(dtype) != Kind::complex || says_no(tensor, is_conj));
-  PyObject* reference = is_stored ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
-  PyErr_Clear();
-  if (!reference) return false;
-  Py_XSETREF(place, reference);
-  return true;
 }
 
 // By DLPack's code of a kind, and by bytes.
@@ -122,15 +87,18 @@ std::optional<DType> dtype_of(const DLDataType& type) {
 }  // namespace
 
 void add_tensor_type(PyTypeObject* type) {
+  if (!tensor_layout.impl) return;  // without it every call takes the Python path
   PyObject* capsule =
       PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
-  if (capsule && num_known_types < sizeof known_types / sizeof *known_types) {
+  auto* const place = std::find(std::begin(tensor_types), std::end(tensor_types), nullptr);
+  if (capsule && place != std::end(tensor_types)) {
     const auto* api =
         static_cast<const DLPackExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     while (api && api->version.major != 1) api = api->prev_api;
     if (api) {
       Py_INCREF(type);
-      known_types[num_known_types++] = {type, api};
+      exchange_apis[place - tensor_types] = api;
+      *place = type;
     }
   }
   Py_XDECREF(capsule);
@@ -138,11 +106,10 @@ void add_tensor_type(PyTypeObject* type) {
 }
 
 void expect_tensor(PyObject* object) {
-  if (Py_TYPE(object)->tp_basicsize < Py_ssize_t(sizeof(PyObject) + sizeof(void*))) return;
-  // Where torch has the address of what the object stands for. A wrong guess costs nothing.
-  const char* const tensor = *reinterpret_cast<char* const*>(object + 1);
+  if (!is_tensor(object)) return;
+  const char* const impl = impl_of(object);
   constexpr int kLine = 64, kTensorBytes = 4 * kLine;
-  for (int at = 0; at < kTensorBytes; at += kLine) __builtin_prefetch(tensor + at);
+  for (int at = 0; at < kTensorBytes; at += kLine) __builtin_prefetch(impl + at);
 }
 
 namespace {
@@ -154,6 +121,9 @@ namespace {
                                        const int64_t*& strides) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return false;
+  // On every call: a tensor that was plain yesterday may have been given other memory since.
+  const char* const impl = impl_of(object);
+  if (!is_plain(impl)) return false;
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) {
     PyErr_Clear();
@@ -161,16 +131,20 @@ namespace {
   }
   const std::optional<DType> dtype = dtype_of(tensor.dtype);
   if (!dtype || tensor.device.device_type != kDLCPU) return false;
-  int64_t numel = 1;
+  int64_t numel = 1, last = 0;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
     // Where there are no elements, no stride matters.
     if (!takes_strided && tensor.strides && tensor.shape[i] != 1 && tensor.strides[i] != numel &&
         numel != 0)
       return false;
+    if (takes_strided && tensor.strides) last += tensor.strides[i] * (tensor.shape[i] - 1);
     numel *= tensor.shape[i];
   }
-  if ((!tensor.data && numel != 0) || !is_plain(object, *dtype)) return false;
   view.ptr = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  const int64_t reach = takes_strided && tensor.strides ? last + 1 : numel;
+  if (numel != 0 &&
+      (!tensor.data || !storage_reaches(impl, view.ptr + size_t(reach) * dtype_size(*dtype))))
+    return false;
   view.numel = uint64_t(numel);
   view.dtype = *dtype;
   view.ndim = tensor.ndim;

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "dtypes.h"
+#include "tensor_layout.h"
 
 namespace fastcoll {
 
@@ -40,11 +41,23 @@ struct StridedView {
 // means more than its local part.
 void add_tensor_type(PyTypeObject* type);
 
+inline PyTypeObject* tensor_types[2];  // those that were added
+
+inline bool is_tensor(PyObject* object) {
+  return Py_TYPE(object) == tensor_types[0] || Py_TYPE(object) == tensor_types[1];
+}
+
 // The tensor or array, if it is one the fast path takes: of such a type, on the CPU, contiguous,
-// neither negated nor conjugated lazily, of a known dtype. Never leaves a Python error set.
+// neither negated nor conjugated lazily, of a known dtype, within its storage. Never leaves a
+// Python error set. Nothing is remembered of it: its memory may be another one by the next call.
 std::optional<TensorView> view_tensor(PyObject* object);
 // The same, contiguous or not.
 std::optional<StridedView> view_strided(PyObject* object);
+
+// Let autograd know that a call writes this object, if it is such a tensor.
+inline void count_write(PyObject* object) {
+  if (is_tensor(object)) bump_version(impl_of(object));
+}
 
 // Fetch into the caches what view_tensor is going to read behind this object.
 void expect_tensor(PyObject* object);

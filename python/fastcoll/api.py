@@ -16,6 +16,7 @@ from fastcoll.calls import Call
 from fastcoll.errors import UsageError
 from fastcoll.groups import GroupLike, communicator_of, member_of, rank_in
 from fastcoll.memory.array import Array, view
+from fastcoll.memory.tensor_layout import learn_tensor_layout
 from fastcoll.types import REDUCE_OPS, TORCH_DTYPES, ReduceOp, Verb
 from fastcoll.work import Work
 
@@ -264,6 +265,7 @@ def _barrier(
 
 
 _C.set_reduce_ops(REDUCE_OPS)
+READS_TENSORS = learn_tensor_layout()
 _C.set_tensor_types((torch.Tensor, torch.nn.Parameter))
 _C.set_numpy_type(np.ndarray)
 _C.set_numpy_integers(tuple({np.dtype(code).type for code in np.typecodes["AllInteger"]}))
