@@ -12,6 +12,7 @@
 #include "call_site.h"
 #include "call_work.h"
 #include "fast_arguments.h"
+#include "fast_outputs.h"
 #include "fast_prepare.h"
 #include "fast_transfers.h"
 #include "numpy_view.h"
@@ -107,54 +108,23 @@ class Kept {
   PyObject* object_;
 };
 
-bool run_prepared(const Prepared& call, const Places& places, ProcessGroup& group,
-                  const Args& args) {
+template <FastVerb kVerb>
+bool run_one(ProcessGroup& group, const Args& args, Op op) {
+  Places places;
+  Prepared call = prepare(kVerb, group, args, op, places.parts);
+  if (!call.is_fast()) call = prepare_strided(kVerb, group, args, op, places.strided);
   if (!call.is_fast()) return false;
+  count_writes<kVerb>(group, args);
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
   return true;
 }
 
-bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op) {
-  Places places;
-  return run_prepared(prepare(verb, group, args, op, places.parts), places, group, args) ||
-         run_prepared(prepare_strided(verb, group, args, op, places.strided), places, group, args);
-}
-
 constexpr Verb verb_of_lists(FastVerb verb) {
   if (verb == FastVerb::all_reduce_coalesced) return Verb::all_reduce;
   return verb == FastVerb::reduce_scatter_tensor_coalesced ? Verb::reduce_scatter
                                                            : Verb::all_gather;
-}
-
-// What a Work returns: the tensors that hold results.
-PyObject* outputs_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
-  const auto is_root = [&] { return args[kRoot] && root_of(group, args[kRoot]) == group.rank(); };
-  const auto gets_all = [&] { return args[kRoot] ? is_root() : group.rank() == 0; };
-  switch (verb) {
-    case FastVerb::barrier:
-      return PyList_New(0);
-    case FastVerb::gather_single:
-      return gets_all() ? Py_BuildValue("[O]", args[kSecond]) : PyList_New(0);
-    case FastVerb::gather:
-      if (!gets_all()) return PyList_New(0);
-      [[fallthrough]];
-    case FastVerb::all_gather:
-      return PySequence_List(args[kSecond]);
-    case FastVerb::all_to_all:
-    case FastVerb::all_reduce_coalesced:
-    case FastVerb::reduce_scatter_tensor_coalesced:
-    case FastVerb::all_gather_into_tensor_coalesced:
-      return PySequence_List(args[kTensor]);
-    case FastVerb::all_reduce:
-      return Py_BuildValue("[O]", given(args[kSecond]) ? args[kSecond] : args[kTensor]);
-    case FastVerb::reduce:
-      return Py_BuildValue("[O]",
-                           given(args[kSecond]) && is_root() ? args[kSecond] : args[kTensor]);
-    default:
-      return Py_BuildValue("[O]", args[kTensor]);
-  }
 }
 
 // Null if it is no fast call; then nothing has happened.
@@ -176,10 +146,11 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     if (lists.empty()) return nullptr;
     call->is_to_run(std::move(lists));
   }
-  const Owned outputs(outputs_of(kVerb, group, args));
+  const Owned outputs(outputs_of<kVerb>(group, args));
   const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
                                 args[kSecond] ? args[kSecond] : Py_None));
   if (!outputs.get() || !kept.get()) throw Interrupted{};
+  count_writes<kVerb>(group, args);
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 
@@ -207,20 +178,22 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   if (!is_async && !comes_next(group)) return nullptr;
   if constexpr (!takes_sequences(kVerb)) {
     if (is_async) return start_collective<kVerb>(caller, args, *op);
-    return run_one(kVerb, group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+    return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
   } else {
     const Kept first(args[kTensor]), second(args[kSecond]);
     args[kTensor] = first.or_given(args[kTensor]);
     args[kSecond] = second.or_given(args[kSecond]);
     if (is_async) return start_collective<kVerb>(caller, args, *op);
     if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-      return run_one(kVerb, group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+      return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
     } else {
       const auto lists =
           prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
+      if (lists.empty()) return nullptr;
+      count_writes<kVerb>(group, args);
       PythonHost host;
       run_lists(group, lists, host, args.timeout_s);
-      return lists.empty() ? nullptr : Py_NewRef(Py_None);
+      return Py_NewRef(Py_None);
     }
   }
 }

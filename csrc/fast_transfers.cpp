@@ -57,6 +57,7 @@ PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args) {
   const auto transfer =
       prepare(sends, group, args[kTensor], args[kRoot], args[kTag], args.timeout_s);
   if (!transfer) return nullptr;
+  if (!sends) count_write(args[kTensor]);
   {
     PythonHost host;
     if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
@@ -72,6 +73,7 @@ PyObject* start_transfer(bool sends, const Caller& caller, const Args& args) {
   if (!transfer) return nullptr;
   Owned work(new_transfer_work(caller, args[kTensor]));
   if (!work.get()) throw Interrupted{};
+  if (!sends) count_write(args[kTensor]);
   PyObject* const works[] = {work.get()};
   start_works(caller, {&transfer, 1}, works);
   return work.release();
@@ -85,6 +87,7 @@ PyObject* start_batch(const Caller& caller, const Args& args) {
   static PyObject* const group_name = PyUnicode_InternFromString("group");
   static PyObject* const group_peer_name = PyUnicode_InternFromString("group_peer");
   std::vector<std::shared_ptr<Transfer>> transfers;
+  std::vector<PyObject*> received;  // the works keep them
   Owned works(PyList_New(0));
   for (PyObject* one : items_of(args[kTensor])) {
     if (Py_TYPE(one) != p2p_op_type) return nullptr;
@@ -100,8 +103,10 @@ PyObject* start_batch(const Caller& caller, const Args& args) {
     const Owned work(new_transfer_work(caller, tensor.get()));
     if (!work.get() || PyList_Append(works.get(), work.get()) != 0) throw Interrupted{};
     transfers.push_back(std::move(transfer));
+    if (!*sends) received.push_back(tensor.get());
   }
   if (transfers.empty()) return nullptr;
+  for (PyObject* tensor : received) count_write(tensor);
   start_works(caller, transfers,
               {PySequence_Fast_ITEMS(works.get()), size_t(PyList_GET_SIZE(works.get()))});
   return works.release();

@@ -115,6 +115,10 @@ class Operands:
         """Return the user's arrays."""
         return [array for array in (self.input, self.output) if array is not None]
 
+    def written(self) -> list[ArrayView]:
+        """Return what the call writes on this rank."""
+        return [] if self.output is None else [self.output]
+
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
         result = self.output or self.input

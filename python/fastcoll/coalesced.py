@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fastcoll import _C
 from fastcoll.calls import Call, Operands, check
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.memory.array import Array, check_apart, overlap
+from fastcoll.memory.array import Array, ArrayView, check_apart, overlap
 from fastcoll.types import DType, Op, ReduceOp, Verb
 
 _NAMES = {
@@ -50,6 +50,10 @@ class ListOperands:
     tensors: tuple[Operands, ...]
     splits: int
     root: int = 0
+
+    def written(self) -> list[ArrayView]:
+        """Return what the call writes on this rank."""
+        return [array for one in self.tensors for array in one.written()]
 
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
         """Run the plan of this call, and bring the results to where the user wants them."""

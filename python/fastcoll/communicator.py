@@ -35,7 +35,7 @@ from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import identity, maker_of
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.hierarchical.making import settled_on_node
-from fastcoll.memory.array import Array
+from fastcoll.memory.array import Array, ArrayView, count_writes
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region, require_descriptors, require_room
 from fastcoll.memory.symmetric import tensor_on
@@ -215,8 +215,10 @@ class Communicator(_C.Group, ObjectMethods):
         runs: list[Callable[[], None]] = []
         outputs: list[Array] = []
         on_gpus: list[CheckedCall] = []
+        written: list[ArrayView] = []
         for call in calls:
             for operands in self._checked(call):
+                written += operands.written()
                 if not isinstance(operands, ListOperands) and operands.device >= 0:
                     on_gpus.append((call, operands))
                     continue
@@ -229,6 +231,7 @@ class Communicator(_C.Group, ObjectMethods):
                 outputs += call.outputs
         if on_gpus and runs:
             raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        count_writes(written)
         if on_gpus:
             return self._gpus.issue(on_gpus, async_op)
         run = runs[0] if len(runs) == 1 else partial(_run_all, runs)

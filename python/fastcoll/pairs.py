@@ -39,6 +39,10 @@ class Transfer:
     tag: int
     limit_s: float
 
+    def written(self) -> list[ArrayView]:
+        """Return what the transfer writes on this rank."""
+        return [] if self.sends else [self.array]
+
 
 def check_transfer(call: TransferCall, world_size: int) -> Transfer:
     """Check the arguments of a send or a receive.

@@ -176,9 +176,13 @@ class PartsOperands:
         """Return the user's arrays."""
         return [array for side in (self.input, self.output) if side for array in side.views]
 
+    def written(self) -> list[ArrayView]:
+        """Return what the call writes on this rank."""
+        return list(self.output.views) if self.output else []
+
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
-        return [array.source for array in self.output.views] if self.output else []
+        return [array.source for array in self.written()]
 
 
 def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:

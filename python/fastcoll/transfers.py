@@ -17,7 +17,7 @@ from fastcoll import _C
 from fastcoll.calls import check_one_device
 from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError
-from fastcoll.memory.array import Array, copy_back, dense_copy
+from fastcoll.memory.array import Array, copy_back, count_writes, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
 from fastcoll.work import NativeHandle, QueuedWork, limit_of_wait, run_in_pool
 
@@ -150,8 +150,11 @@ class Transfers:
         All on GPUs, or all on the CPU.
         """
         transfers = [check_transfer(call, self._group.world_size) for call in calls]
-        if any(transfer.array.device >= 0 for transfer in transfers):
+        on_gpus = any(transfer.array.device >= 0 for transfer in transfers)
+        if on_gpus:
             check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
+        count_writes(array for one in transfers for array in one.written())
+        if on_gpus:
             return list(self._on_gpus(transfers, True))
         return list(self.start_checked(transfers))
 
@@ -168,6 +171,7 @@ class Transfers:
         On a GPU the current stream waits.
         """
         transfer = check_transfer(call, self._group.world_size)
+        count_writes(transfer.written())
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)
             return transfer.peer

@@ -51,6 +51,7 @@ from fastcoll.hierarchical.survivors import agree, come
 from fastcoll.hierarchical.symmetric import agreed
 from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch, quietly
+from fastcoll.memory.array import count_writes
 from fastcoll.parts import PartsOperands
 from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import group_limit_s
@@ -145,9 +146,10 @@ class HierarchicalCommunicator(ObjectMethods):
             (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
         ]
         on_gpus = [one for one in checked if one[1].device >= 0]
+        if 0 < len(on_gpus) < len(checked):
+            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        count_writes(array for _, operands in checked for array in operands.written())
         if on_gpus:
-            if len(on_gpus) < len(checked):
-                raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
             return self._issue_on_gpus(on_gpus, async_op)
 
         def run() -> None:

@@ -17,6 +17,7 @@ from fastcoll.hierarchical.channels import Channel, Ends, Turns
 from fastcoll.hierarchical.island_transfers import IslandTransfers
 from fastcoll.hierarchical.payloads import GpuPayload
 from fastcoll.hierarchical.staged_transfers import StagedTransfers
+from fastcoll.memory.array import count_writes
 from fastcoll.pairs import ANY, Transfer, TransferCall, check_transfer
 from fastcoll.transfers import AnyTransferWork, Transfers, TransferWork
 
@@ -50,11 +51,15 @@ class NodeTransfers(Transfers):
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start transfers; they move on whether or not somebody waits for them."""
-        return [self._start(one) for one in [self._checked(call) for call in calls]]
+        checked = [self._checked(call) for call in calls]
+        count_writes(array for transfer, _ in checked for array in transfer.written())
+        return [self._start(one) for one in checked]
 
     def run(self, call: TransferCall) -> int:
         """Start a transfer and wait until it is complete; return the peer."""
-        work = self._start(self._checked(call), waits=True)
+        checked = self._checked(call)
+        count_writes(checked[0].written())
+        work = self._start(checked, waits=True)
         work.wait()
         return work.source_rank()
 

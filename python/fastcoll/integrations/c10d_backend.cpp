@@ -37,6 +37,11 @@ bool is_plain(const at::Tensor& tensor) {
          has_memory(tensor);
 }
 
+// Let autograd know that a tensor is written. Tensors of inference mode have no version.
+void count_write(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 class FastcollBackend final : public c10d::Backend {
  public:
   FastcollBackend(py::object group, const py::object& communicator, int rank, int size)
@@ -347,8 +352,17 @@ class FastcollBackend final : public c10d::Backend {
     return limit > kNoTimeout ? seconds(limit) : -1;
   }
 
+  // Let autograd know what a call writes on this rank; Python does so for the calls that it runs.
+  void count_writes(const FastcollKind& kind, const Tensors& outputs) const {
+    const bool is_root = kind.root == rank_;
+    if (kind.verb == kFastcollBroadcast ? is_root : kind.verb == kFastcollReduce && !is_root)
+      return;
+    for (const at::Tensor& tensor : outputs) count_write(tensor);
+  }
+
   WorkPtr run_now(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     ++sequence_;
+    count_writes(call.kind, terms.outputs);
     const Event event(terms);
     const WithoutGil without_gil;
     FastcollFailure failure;
@@ -367,7 +381,9 @@ class FastcollBackend final : public c10d::Backend {
     queued.operands = call.operands;
     queued.timeout_s = limit_s(terms.timeout);
     const WorkPtr work = NativeWork::queue(std::move(handle), queued);
-    if (work) ++sequence_;
+    if (!work) return work;
+    ++sequence_;
+    count_writes(call.kind, terms.outputs);
     return work;
   }
 
@@ -377,6 +393,7 @@ class FastcollBackend final : public c10d::Backend {
       Dropped::release();
       const at::Tensor& tensor = tensors[0];
       const bool sends = verb.type == OpType::SEND;
+      if (!sends) count_write(tensor);
       const FastcollTransferCall call{
           sends,
           peer,

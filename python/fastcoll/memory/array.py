@@ -5,7 +5,7 @@ Decides which tensors and arrays are taken and how overlap is judged. Must not k
 ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -209,6 +209,17 @@ def _overlaps_itself(array: ArrayView) -> bool:
     for stride, size in dims:
         places = (places[:, None] + stride * np.arange(size)).reshape(-1)
     return bool((np.diff(np.sort(places)) < ITEMSIZE[array.dtype]).any())
+
+
+def count_writes(arrays: Iterable[ArrayView]) -> None:
+    """Let autograd know that arrays are about to be written, as torch's in-place functions do.
+
+    A backward pass that needs what was there before then raises, and computes nothing wrong.
+    """
+    for array in arrays:
+        tensor = array.source
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
