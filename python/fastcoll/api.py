@@ -265,6 +265,7 @@ def _barrier(
 
 
 _C.set_reduce_ops(REDUCE_OPS)
+# Whether C++ knows this torch's tensors; if not, every call takes the Python path.
 READS_TENSORS = learn_tensor_layout()
 _C.set_tensor_types((torch.Tensor, torch.nn.Parameter))
 _C.set_numpy_type(np.ndarray)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fastcoll import env
+from fastcoll import api, env
 from fastcoll.cli import app, main
 from fastcoll.integrations import c10d_build
 from fastcoll.measure.busbw import VERBS
@@ -43,6 +43,15 @@ def test_doctor_tries_what_fastcoll_needs_and_lists_every_setting() -> None:
     assert found["memory passed to a peer"]["value"] == "works"
     assert {variable.name for variable in env.VARIABLES} <= set(found)
     assert {"SIMD level", "membarrier", "/dev/shm", "NVIDIA devices", "Gloo"} <= set(found)
+
+
+@pytest.mark.parametrize(("reads", "state"), [(True, "ok"), (False, "note")])
+def test_doctor_tells_who_reads_tensors(
+    monkeypatch: pytest.MonkeyPatch, reads: bool, state: str
+) -> None:
+    assert api.READS_TENSORS  # of every torch that the tests meet
+    monkeypatch.setattr(api, "READS_TENSORS", reads)
+    assert findings()["tensors"]["state"] == state
 
 
 def test_the_torch_backend_is_taken_where_it_was_built(

@@ -89,6 +89,15 @@ def _tuning() -> Findings:
     yield Finding("fastcoll", "tuning table", text, state)
 
 
+def _tensors() -> Findings:
+    from fastcoll.api import READS_TENSORS
+
+    text = "read by C++"
+    if not READS_TENSORS:
+        text = "read by Python alone, which is slow: C++ does not know this torch's layout"
+    yield Finding("fastcoll", "tensors", text, "ok" if READS_TENSORS else "note")
+
+
 def _torch_backend() -> Findings:
     from fastcoll.integrations.c10d_build import report
 
@@ -294,6 +303,7 @@ _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("machine", "CPU", _cpu),
     ("fastcoll", "SIMD level", _simd),
     ("fastcoll", "tuning table", _tuning),
+    ("fastcoll", "tensors", _tensors),
     ("fastcoll", "torch backend", _torch_backend),
     ("processes", "memfd, sealed", _sealed_memory),
     ("processes", "memory passed to a peer", _peer),
