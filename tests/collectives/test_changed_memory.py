@@ -127,6 +127,22 @@ def test_memory_that_is_gone_is_not_touched(pools: Pools, name: str, change: Any
     assert pools(1).run(with_less_memory, name, change) == [[]]
 
 
+def lazily_cloned(rank: Rank, name: str) -> list[str]:
+    """Outputs that share their memory with another tensor until one of the two is written."""
+    verb, wrong = VERBS[name], []
+    for turn in range(KNOWN + 1):
+        given, original = verb.tensors(rank.world_size, torch.float32)
+        verb.call(rank.comm, given, torch._lazy_clone(original))
+        if bool(original.any()):
+            wrong.append(f"turn {turn}: {original.tolist()[:4]}")
+    return wrong
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_what_a_lazy_clone_was_made_of_stays(pools: Pools, name: str) -> None:
+    assert pools(2).run(lazily_cloned, name) == [[], []]
+
+
 # ---- no traces -----------------------------------------------------------------------------------
 
 

@@ -169,6 +169,22 @@ def test_autograd_sees_what_is_written(both_pools: Pools, name: str) -> None:
     assert both_pools(2).run(on_backend, "fastcoll", saved, name) == [[], []]
 
 
+def lazily_cloned(rank: Rank, name: str) -> list[str]:
+    """Outputs that share their memory with another tensor until one of the two is written."""
+    call, wrong = VERBS[name][0], []
+    for turn in range(KNOWN + 1):
+        given, original = tensors_of(name)
+        call(given, torch._lazy_clone(original))
+        if not bool((original == 1).all()):
+            wrong.append(f"turn {turn}: {original.tolist()[:4]}")
+    return wrong
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_what_a_lazy_clone_was_made_of_stays(both_pools: Pools, name: str) -> None:
+    assert both_pools(2).run(on_backend, "fastcoll", lazily_cloned, name) == [[], []]
+
+
 def in_inference_mode(rank: Rank) -> bool:
     with torch.inference_mode():
         for name, (call, *_) in VERBS.items():

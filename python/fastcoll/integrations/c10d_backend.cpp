@@ -295,12 +295,14 @@ class FastcollBackend final : public c10d::Backend {
                                  const Tensors& inputs, const Cut* cut = nullptr) const {
     std::vector<FastcollTensor> facts;
     facts.reserve(outputs.size() + inputs.size());
+    // Outputs first: a lazy clone gets memory of its own then, also for inputs that share it.
     for (const Tensors* side : {&outputs, &inputs})
       for (const at::Tensor& tensor : *side) {
         if (!is_plain(tensor)) return std::nullopt;
-        facts.push_back({const_cast<void*>(tensor.const_data_ptr()), uint64_t(tensor.numel()),
-                         *dtype_of(tensor.scalar_type()), int32_t(tensor.dim()),
-                         tensor.sizes().data()});
+        void* ptr = side == &outputs ? tensor.mutable_data_ptr()
+                                     : const_cast<void*>(tensor.const_data_ptr());
+        facts.push_back({ptr, uint64_t(tensor.numel()), *dtype_of(tensor.scalar_type()),
+                         int32_t(tensor.dim()), tensor.sizes().data()});
       }
     if (!is_rank(root)) return std::nullopt;
     FastcollPartsCall call{};
