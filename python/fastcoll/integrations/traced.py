@@ -6,8 +6,8 @@ Decides which calls can stand in a graph, as operators of `ops.py`; the others b
 run as ever. Imported only where the compiler is: see `compile.py`.
 
 In a graph a tensor that requires grad gets one: the call is a step of the graph like any other.
-Outside, the functions write into their tensors behind autograd's back, as torch.distributed's do;
-there `ops.py` has what can be differentiated.
+Outside, the functions have no gradient: autograd sees that they write their tensors, and a backward
+pass that needs the former values raises. There `ops.py` has what can be differentiated.
 """
 
 import inspect
