@@ -2,10 +2,10 @@
 // Facts of a tensor that DLPack does not hand over: its dispatch keys, the size of its storage and
 // its version counter. They are read from torch's own objects, at places that are learnt once.
 //
-// memory/tensor_layout.py hands over tensors together with what torch says of them; a place counts
-// as known when it has the right value in every one of them. So no torch header is needed and one
-// build serves several releases. Where a place is not found, C++ reads no tensor at all: every call
-// then takes the Python path.
+// memory/tensor_layout.py hands over sample tensors with torch's own answers about them. A place is
+// known when it has the right value in every sample. So no torch header is needed, and one build
+// serves several releases. Where a place is not found, C++ reads no tensor at all: every call then
+// takes the Python path.
 #pragma once
 
 #include <Python.h>
@@ -54,8 +54,8 @@ inline bool storage_reaches(const char* impl, const void* end) {
   return int64_t(reinterpret_cast<uintptr_t>(end) - begin) <= num_bytes;
 }
 
-// Let autograd know that the tensor is written, as torch's in-place functions do. Tensors of
-// inference mode have no counter.
+// Tell autograd that the tensor is written, as torch's in-place functions do. Tensors of inference
+// mode have no counter.
 inline void bump_version(const char* impl) {
   auto* counter = value_at<char*>(impl, tensor_layout.counter);
   if (!counter) return;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd sees of the verbs: tensors that it has saved, and that a call then writes."""
+"""Autograd and the verbs: a call counts as a write of its outputs, and of nothing else."""
 
 import pytest
 import torch

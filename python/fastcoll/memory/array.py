@@ -212,9 +212,9 @@ def _overlaps_itself(array: ArrayView) -> bool:
 
 
 def count_writes(arrays: Iterable[ArrayView]) -> None:
-    """Let autograd know that arrays are about to be written, as torch's in-place functions do.
+    """Tell autograd that a call is about to write arrays, as torch's in-place functions do.
 
-    A backward pass that needs what was there before then raises, and computes nothing wrong.
+    A backward pass that needs their former values then raises.
     """
     for array in arrays:
         tensor = array.source

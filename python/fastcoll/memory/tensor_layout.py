@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows C++ where torch keeps what the fast path must know of a tensor.
+"""Shows C++ the layout of torch's tensors, by samples.
 
-Decides which tensors serve as samples, and what torch says of them. Must not know how the fast
-path uses it; see csrc/tensor_layout.h.
+Decides the sample tensors and the facts that go with them. Must not know how the fast path uses
+them; see csrc/tensor_layout.h.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def learn_tensor_layout() -> bool:
 
 
 def _samples() -> list[_Sample]:
-    """Return samples that differ in all that is to be found; see csrc/tensor_layout.h."""
+    """Return samples that differ in every fact to be found; see csrc/tensor_layout.h."""
     plain = torch.zeros(5, device="cpu")
     with torch.inference_mode():
         inference = torch.zeros(6, device="cpu")
@@ -54,7 +54,7 @@ def _samples() -> list[_Sample]:
 
 
 def _sample(tensor: torch.Tensor, counter: int) -> _Sample:
-    """Return a tensor with what torch says of it; tensors of one `counter` share theirs."""
+    """Return a tensor with torch's answers about it; tensors of one `counter` share theirs."""
     storage = tensor.untyped_storage()
     return (
         tensor,
