@@ -108,17 +108,22 @@ class Kept {
   PyObject* object_;
 };
 
-template <FastVerb kVerb>
-bool run_one(ProcessGroup& group, const Args& args, Op op) {
-  Places places;
-  Prepared call = prepare(kVerb, group, args, op, places.parts);
-  if (!call.is_fast()) call = prepare_strided(kVerb, group, args, op, places.strided);
+bool run_prepared(const Prepared& call, const Places& places, ProcessGroup& group, const Args& args,
+                  std::span<PyObject* const> written) {
   if (!call.is_fast()) return false;
-  count_writes<kVerb>(group, args);
+  count_writes(written);
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
   return true;
+}
+
+bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op,
+             std::span<PyObject* const> written) {
+  Places places;
+  return run_prepared(prepare(verb, group, args, op, places.parts), places, group, args, written) ||
+         run_prepared(prepare_strided(verb, group, args, op, places.strided), places, group, args,
+                      written);
 }
 
 constexpr Verb verb_of_lists(FastVerb verb) {
@@ -150,7 +155,7 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
                                 args[kSecond] ? args[kSecond] : Py_None));
   if (!outputs.get() || !kept.get()) throw Interrupted{};
-  count_writes<kVerb>(group, args);
+  count_writes(written_by<kVerb>(group, args));
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 
@@ -178,19 +183,21 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   if (!is_async && !comes_next(group)) return nullptr;
   if constexpr (!takes_sequences(kVerb)) {
     if (is_async) return start_collective<kVerb>(caller, args, *op);
-    return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+    return run_one(kVerb, group, args, *op, written_by<kVerb>(group, args)) ? Py_NewRef(Py_None)
+                                                                            : nullptr;
   } else {
     const Kept first(args[kTensor]), second(args[kSecond]);
     args[kTensor] = first.or_given(args[kTensor]);
     args[kSecond] = second.or_given(args[kSecond]);
     if (is_async) return start_collective<kVerb>(caller, args, *op);
     if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-      return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+      return run_one(kVerb, group, args, *op, written_by<kVerb>(group, args)) ? Py_NewRef(Py_None)
+                                                                              : nullptr;
     } else {
       const auto lists =
           prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
       if (lists.empty()) return nullptr;
-      count_writes<kVerb>(group, args);
+      count_writes(written_by<kVerb>(group, args));
       PythonHost host;
       run_lists(group, lists, host, args.timeout_s);
       return Py_NewRef(Py_None);

@@ -60,7 +60,9 @@ inline void bump_version(const char* impl) {
   auto* counter = value_at<char*>(impl, tensor_layout.counter);
   if (!counter) return;
   auto* version = reinterpret_cast<uint32_t*>(counter + tensor_layout.version);
-  __atomic_fetch_add(version, 1, __ATOMIC_RELAXED);  // other threads may write views of the tensor
+  // Not one locked instruction, which would wait for all stores before it. Where two threads write
+  // views of one tensor at the same instant their steps may become one; the version still rises.
+  __atomic_store_n(version, __atomic_load_n(version, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
 }
 
 // Learn the layout from samples: tuples of a tensor, the addresses of its TensorImpl, its
