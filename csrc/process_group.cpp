@@ -230,8 +230,13 @@ void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
 
 bool ProcessGroup::has_open_transfers() { return p2p_->has_open(); }
 
+void ProcessGroup::set_limit(double limit_s) {
+  require_usable();
+  group_->set_limit(limit_s);
+}
+
 void ProcessGroup::limit(Transfer& transfer) const {
-  if (transfer.timeout_s < 0) transfer.timeout_s = group_->options().timeout_s;
+  if (transfer.timeout_s < 0) transfer.timeout_s = group_->limit_s();
 }
 
 double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,

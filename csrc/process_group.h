@@ -85,6 +85,8 @@ class ProcessGroup {
   bool withdraw(Transfer& transfer);
   void drive(Host& host);
   bool has_open_transfers();
+  // The limit of calls and transfers that give none, from the next one on.
+  void set_limit(double limit_s);
 
   // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,

@@ -82,6 +82,10 @@ class Group {
   int world_size() const { return options_.world_size; }
   bool is_crowded() const { return is_crowded_; }  // more ranks than CPUs
   const GroupOptions& options() const { return options_; }
+
+  // The limit of calls that have none of their own, from any thread; calls under way keep theirs.
+  double limit_s() const { return limit_s_.load(std::memory_order_relaxed); }
+  void set_limit(double limit_s) { limit_s_.store(limit_s, std::memory_order_relaxed); }
   uint64_t call() const { return call_; }
   std::vector<Arena>& arenas() { return arenas_; }
 
@@ -324,6 +328,7 @@ class Group {
   const Plan* plan_ = nullptr;  // set while a call runs
   Host* host_ = nullptr;
   int64_t next_spread_us_ = 0;
+  std::atomic<double> limit_s_;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;
   StagingCopy<P> staging_copy_;
@@ -333,7 +338,7 @@ class Group {
 };
 
 template <class P>
-Group<P>::Group(GroupOptions options) : options_(std::move(options)) {
+Group<P>::Group(GroupOptions options) : options_(std::move(options)), limit_s_(options_.timeout_s) {
   if (world_size() < 1 || world_size() > kMaxWorld || rank() < 0 || rank() >= world_size())
     throw Failure(ErrorKind::usage, "rank " + std::to_string(rank()) + " of " +
                                         std::to_string(world_size()) + " ranks (1 to " +
@@ -356,7 +361,7 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
       check();
   plan_ = &plan;
   host_ = &host;
-  timeout_s_ = timeout_s < 0 ? options_.timeout_s : timeout_s;
+  timeout_s_ = timeout_s < 0 ? limit_s() : timeout_s;
   ++call_;
   if constexpr (P::kChecksCalls) {
     if (plan.hash == hash_) [[likely]]

@@ -123,7 +123,7 @@ template <class P>
 double Group<P>::time_one_way_flag(int iterations, Host& host) {
   if (rank() > 1 || world_size() < 2) return 0;
   host_ = &host;
-  timeout_s_ = options_.timeout_s;
+  timeout_s_ = limit_s();
   const int peer = 1 - rank();
   const uint64_t first = me_->ping.value;
   const int64_t start_us = now_us();

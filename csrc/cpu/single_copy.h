@@ -20,7 +20,7 @@ namespace fastcoll {
 template <class P>
 std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host) {
   host_ = &host;
-  timeout_s_ = options_.timeout_s;
+  timeout_s_ = limit_s();
   std::array<uint64_t, 8> sample, got;
   const auto address = uint64_t(uintptr_t(sample.data()));
   for (size_t i = 0; i < sample.size(); ++i) sample[i] = mix64(address + i);

@@ -9,6 +9,8 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -85,6 +87,7 @@ def connect(
             levels = ", ".join(_C.simd_levels())
             raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
         _C.set_simd_level(level)
+    settings = replace(settings)  # this group's own, which `set_timeout` changes
     found = tuned or tuning.find()
     deadline = Deadline(settings.timeout_s)
     terms = settings.terms(identity(settings.carrier))
@@ -452,6 +455,19 @@ class Communicator(_C.Group, ObjectMethods):
         """
         super().abort(reason or "no reason given")
         self._gpus.stop()
+
+    def set_timeout(self, timeout_s: float | timedelta) -> None:
+        """Set the limit of calls that give none, from the next one on. Not collective.
+
+        Args:
+            timeout_s: Seconds, or a timedelta.
+
+        Raises:
+            UsageError: It is not a positive number of seconds, or the group was closed.
+        """
+        limit_s = group_limit_s(timeout_s)
+        self.set_limit(limit_s)
+        self._settings.timeout_s = limit_s
 
     @property
     def closed(self) -> bool:

@@ -129,7 +129,7 @@ def init(
         elif group is not None and not isinstance(group, ProcessGroup):
             raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
         elif (group := group or _default_of_torch()) is not None:
-            if (existing := _standing_for(group)) is not None:
+            if (existing := standing_for(group)) is not None:
                 _refuse_for(existing, given)
             comm = _of_process_group(group, settings)
         else:
@@ -186,10 +186,10 @@ def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
 
 def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> AnyCommunicator:
     """Return the communicator that stands for a torch process group; made at its first use."""
-    if (comm := _standing_for(group)) is None:
+    if (comm := standing_for(group)) is None:
         settings = settings or resolve(None, None)
         with _makers.hold(group, group.group_name, settings.timeout_s):
-            comm = _standing_for(group)
+            comm = standing_for(group)
             if comm is None:
                 comm = member(connect(GroupExchange(group), group.group_name, settings))
                 with _state.lock:
@@ -199,7 +199,7 @@ def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> 
     return comm
 
 
-def _standing_for(group: ProcessGroup) -> AnyCommunicator | None:
+def standing_for(group: ProcessGroup) -> AnyCommunicator | None:
     """Return the communicator that stands for a torch process group already."""
     with _state.lock:
         known = _state.adopted.get(group.group_name), _state.by_process_group.get(group)

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import test_limits as limits
 import test_torch_backend as programs
 import test_training as training
 import torch
 import torch.distributed as dist
 from backends import Program, on_backend, same
 
-from harness import Pool, Rank, Setup
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4
@@ -56,3 +57,30 @@ def test_verbs_give_what_they_give_on_gloo(fresh_pool: FreshPool) -> None:
 )
 def test_training_is_that_of_one_process(fresh_pool: FreshPool, program: Program) -> None:
     training.check_training(lambda world: two_nodes(fresh_pool), program, WORLD)
+
+
+def late(rank: Rank, call: str) -> Attempt | None:
+    """The ranks of the second node stay away from a group whose limit was made short."""
+    group, tensor = dist.new_group(timeout=limits.LONG), torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    if rank.rank >= 2:
+        rank.wait_for(f"{call} failed")
+        return None
+    dist.distributed_c10d._set_pg_timeout(limits.LIMIT, group)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(tensor, group=group),
+        "send": lambda: dist.send(tensor, rank.rank + 2, group),
+        "within a node": lambda: dist.recv(tensor, 1 - rank.rank, group),
+    }
+    found = attempt(calls[call])
+    rank.tell(f"{call} failed")
+    return found
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "within a node"])
+def test_a_new_limit_of_a_group(fresh_pool: FreshPool, call: str) -> None:
+    found = two_nodes(fresh_pool).run(on_backend, "fastcoll", late, call)
+    assert found[2:] == [None, None]
+    for one in found[:2]:
+        assert one.kind == "CollectiveTimeout", one
+        assert one.seconds < LATE_S, one

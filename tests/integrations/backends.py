@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,6 +13,10 @@ from harness import Rank
 
 Program = Callable[..., Any]
 COMPILE_S = 400.0  # alone it takes 15 s; ranks that come second wait for the first
+# A rank may be compiling when its pool is asked for the first time.
+IS_COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+# Values of FASTCOLL_TORCH_BACKEND for a test of both backends.
+BACKENDS = ["python", pytest.param("compiled", marks=IS_COMPILED)]
 
 
 def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from backends import COMPILE_S, in_cpp, on_backend
+from backends import BACKENDS, COMPILE_S, in_cpp, on_backend
 
 from harness import Pool, Setup
 
@@ -28,12 +28,9 @@ def compiled_pools() -> Iterator[Callable[[int], Pool]]:
     yield from _pools(start)
 
 
-COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
-
-
-@pytest.fixture(params=["python", pytest.param("compiled", marks=COMPILED)])
-def both_pools(request: pytest.FixtureRequest) -> Callable[[int], Pool]:
-    """`bare_pools`, then `compiled_pools`."""
+@pytest.fixture(params=BACKENDS)
+def backend_pools(request: pytest.FixtureRequest) -> Callable[[int], Pool]:
+    """As `bare_pools`, once for the Python backend and once for the compiled one."""
     name = "bare_pools" if request.param == "python" else "compiled_pools"
     pools: Callable[[int], Pool] = request.getfixturevalue(name)
     return pools

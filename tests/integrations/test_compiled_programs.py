@@ -24,11 +24,11 @@ Pools = Callable[[int], Pool]
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("program", ["data_parallel", "fully_sharded"])
-def test_training(both_pools: Pools, program: str, compiler: str) -> None:
+def test_training(backend_pools: Pools, program: str, compiler: str) -> None:
     programs = {"data_parallel": data_parallel, "fully_sharded": fully_sharded}
-    ours = both_pools(2).run(on_backend, "fastcoll", programs[program], compiler, deadline_s=200)
+    ours = backend_pools(2).run(on_backend, "fastcoll", programs[program], compiler, deadline_s=200)
     training.assert_as_one_process(ours)
-    theirs = both_pools(2).run(on_backend, "gloo", programs[program], compiler, deadline_s=200)
+    theirs = backend_pools(2).run(on_backend, "gloo", programs[program], compiler, deadline_s=200)
     assert same(ours, theirs)
 
 
@@ -129,10 +129,10 @@ def compiled_calls(rank: Rank) -> tuple[dict[str, float], set[str]]:
     return results, {str(one.co_filename) for one in utils.get_compilation_metrics()}
 
 
-def test_no_frame_of_the_library_is_traced(both_pools: Pools) -> None:
+def test_no_frame_of_the_library_is_traced(backend_pools: Pools) -> None:
     """Nor the methods of its dataclasses, whose code has no file."""
     of_torch = str(Path(torch.__file__).parent)
-    for results, files in both_pools(2).run(on_backend, "fastcoll", compiled_calls):
+    for results, files in backend_pools(2).run(on_backend, "fastcoll", compiled_calls):
         assert results == RESULTS
         assert __file__ in files
         others = {file for file in files if not file.startswith(of_torch)}

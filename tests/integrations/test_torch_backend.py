@@ -313,32 +313,6 @@ def test_a_mismatch_is_named(bare_pools: Any) -> None:
             assert one.seconds < LATE_S
 
 
-def late(rank: Rank, way: str) -> list[Attempt]:
-    """Rank 1 stays away from a group whose limit is short."""
-    limit = timedelta(seconds=1)
-    group = dist.new_group(timeout=limit if way == "group" else timedelta(seconds=60))
-    if way == "set":
-        group.set_timeout(limit)  # torch's _set_pg_timeout knows Gloo and NCCL only
-    if rank.rank == 1:
-        rank.wait_for(f"{way} failed")
-    tensor = torch.ones(2)
-    if way == "wait":
-        work = dist.all_reduce(tensor, group=group, async_op=True)
-        found = attempt(work.wait, limit if rank.rank == 0 else timedelta(seconds=20))
-    else:
-        found = attempt(dist.all_reduce, tensor, group=group)
-    rank.tell(f"{way} failed")
-    return [found]
-
-
-@pytest.mark.parametrize("way", ["group", "set", "wait"])
-def test_limits(bare_pools: Any, way: str) -> None:
-    [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", late, way)
-    assert one.kind == "CollectiveTimeout", one
-    assert 0.3 < one.seconds < LATE_S
-    assert other.kind == ("" if way == "wait" else "CollectiveTimeout")
-
-
 def missing(rank: Rank, comes_late: bool) -> list[Attempt]:
     """Rank 1 comes when rank 0 has failed, or not at all."""
     dist.monitored_barrier(timeout=timedelta(seconds=20))

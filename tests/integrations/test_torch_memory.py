@@ -10,22 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import COMPILE_S, on_backend
+from backends import on_backend
 
 from harness import Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
-COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 KNOWN = 3  # calls of a kind after which C++ makes the next one
 NUMEL = 64
-
-
-@pytest.fixture(params=["python", pytest.param("compiled", marks=COMPILED)])
-def both_pools(request: pytest.FixtureRequest) -> Pools:
-    """The pools of ranks that use the one or the other."""
-    name = "bare_pools" if request.param == "python" else "compiled_pools"
-    pools: Pools = request.getfixturevalue(name)
-    return pools
 
 
 def _others(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -116,10 +107,10 @@ def changed(rank: Rank, name: str, is_compiled: bool) -> list[str]:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_changed_tensors_are_read_anew(
-    both_pools: Pools, request: pytest.FixtureRequest, name: str
+    backend_pools: Pools, request: pytest.FixtureRequest, name: str
 ) -> None:
     is_compiled = "compiled" in request.node.name
-    assert both_pools(2).run(on_backend, "fastcoll", changed, name, is_compiled) == [[], []]
+    assert backend_pools(2).run(on_backend, "fastcoll", changed, name, is_compiled) == [[], []]
 
 
 def shrunk(rank: Rank) -> list[str]:
@@ -141,8 +132,8 @@ def shrunk(rank: Rank) -> list[str]:
     return wrong
 
 
-def test_memory_that_is_gone_is_not_touched(both_pools: Pools) -> None:
-    assert both_pools(2).run(on_backend, "fastcoll", shrunk) == [[], []]
+def test_memory_that_is_gone_is_not_touched(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", shrunk) == [[], []]
 
 
 def saved(rank: Rank, name: str) -> list[str]:
@@ -165,8 +156,8 @@ def saved(rank: Rank, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_autograd_sees_what_is_written(both_pools: Pools, name: str) -> None:
-    assert both_pools(2).run(on_backend, "fastcoll", saved, name) == [[], []]
+def test_autograd_sees_what_is_written(backend_pools: Pools, name: str) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", saved, name) == [[], []]
 
 
 def lazily_cloned(rank: Rank, name: str) -> list[str]:
@@ -181,8 +172,8 @@ def lazily_cloned(rank: Rank, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_what_a_lazy_clone_was_made_of_stays(both_pools: Pools, name: str) -> None:
-    assert both_pools(2).run(on_backend, "fastcoll", lazily_cloned, name) == [[], []]
+def test_what_a_lazy_clone_was_made_of_stays(backend_pools: Pools, name: str) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", lazily_cloned, name) == [[], []]
 
 
 def in_inference_mode(rank: Rank) -> bool:
@@ -194,5 +185,5 @@ def in_inference_mode(rank: Rank) -> bool:
     return True
 
 
-def test_tensors_of_inference_mode_are_taken(both_pools: Pools) -> None:
-    assert both_pools(2).run(on_backend, "fastcoll", in_inference_mode) == [True, True]
+def test_tensors_of_inference_mode_are_taken(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", in_inference_mode) == [True, True]

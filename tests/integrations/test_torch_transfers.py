@@ -17,28 +17,28 @@ Pools = Callable[[int], Pool]
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("program", transfers.LIKE_GLOO)
-def test_the_same_as_on_gloo(both_pools: Pools, program: Program, world: int) -> None:
-    ours = both_pools(world).run(on_backend, "fastcoll", program)
-    assert same(ours, both_pools(world).run(on_backend, "gloo", program))
+def test_the_same_as_on_gloo(backend_pools: Pools, program: Program, world: int) -> None:
+    ours = backend_pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, backend_pools(world).run(on_backend, "gloo", program))
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_kind_of_tensor(both_pools: Pools, world: int) -> None:
-    both_pools(world).run(on_backend, "fastcoll", transfers.kinds)
+def test_every_kind_of_tensor(backend_pools: Pools, world: int) -> None:
+    backend_pools(world).run(on_backend, "fastcoll", transfers.kinds)
 
 
-def test_what_a_handle_says(both_pools: Pools) -> None:
-    both_pools(2).run(on_backend, "fastcoll", transfers.handles)
+def test_what_a_handle_says(backend_pools: Pools) -> None:
+    backend_pools(2).run(on_backend, "fastcoll", transfers.handles)
 
 
-def test_memory_lives_until_the_transfer_is_over(both_pools: Pools) -> None:
-    [_, taken] = both_pools(2).run(on_backend, "fastcoll", transfers.dropped)
+def test_memory_lives_until_the_transfer_is_over(backend_pools: Pools) -> None:
+    [_, taken] = backend_pools(2).run(on_backend, "fastcoll", transfers.dropped)
     assert taken == [[0.0], [1.0], [2.0], [3.0]]
 
 
 @pytest.mark.parametrize("name", ["wrong_by_itself", "other_types", "left_open", "nobody_sends"])
-def test_errors_keep_their_type(both_pools: Pools, name: str) -> None:
-    rows = both_pools(2).run(on_backend, "fastcoll", getattr(transfers, name))
+def test_errors_keep_their_type(backend_pools: Pools, name: str) -> None:
+    rows = backend_pools(2).run(on_backend, "fastcoll", getattr(transfers, name))
     transfers.check_errors(name, rows)
 
 

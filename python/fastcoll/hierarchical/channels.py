@@ -33,6 +33,7 @@ from fastcoll.hierarchical.waits import Waits
 from fastcoll.hierarchical.watch import Watch
 from fastcoll.pairs import ANY, Transfer
 from fastcoll.reliability.limits import GROUP_LIMIT
+from fastcoll.reliability.settings import Settings
 from fastcoll.transfers import TransferBetween
 from fastcoll.types import DType
 from fastcoll.work import CallQueue
@@ -55,7 +56,7 @@ class Ends:
         board: Where a sender says that it has begun to send.
         watch: Knows the group's verdict.
         waits: Who waits for whom.
-        limit_s: Of a transfer that has none of its own.
+        settings: With the limit of a transfer that has none of its own.
     """
 
     seat: Seat
@@ -64,11 +65,11 @@ class Ends:
     board: Board
     watch: Watch
     waits: Waits
-    limit_s: float
+    settings: Settings
 
     def deadline(self, transfer: Transfer) -> Deadline:
         """Return when a transfer that starts to run now is late."""
-        limit = self.limit_s if transfer.limit_s == GROUP_LIMIT else transfer.limit_s
+        limit = self.settings.timeout_s if transfer.limit_s == GROUP_LIMIT else transfer.limit_s
         return Deadline(limit)
 
     def check(self, is_closed: bool) -> None:

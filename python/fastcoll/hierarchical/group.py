@@ -7,6 +7,7 @@ the default one, nor how an island carries out its part.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -119,7 +120,7 @@ class HierarchicalCommunicator(ObjectMethods):
         carriers = make_lanes(make, own, seat, island, self._board, settings.timeout_s)
         self._lanes = Lanes(islands, rank, island, carriers, self._watch)
         waits = Waits(self._board, rank)
-        ends = Ends(seat, make, own, self._board, self._watch, waits, settings.timeout_s)
+        ends = Ends(seat, make, own, self._board, self._watch, waits, settings)
         self._transfers = NodeTransfers(ends, island)
         self._own_store = own
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there
@@ -282,6 +283,14 @@ class HierarchicalCommunicator(ObjectMethods):
         self._watch.fail(AbortedError(text, [self.rank]))
         if self._gpus is not None:
             self._gpus.stop()
+
+    def set_timeout(self, timeout_s: float | timedelta) -> None:
+        """Set the limit of calls that give none; see `Communicator.set_timeout`."""
+        limit_s = group_limit_s(timeout_s)
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        self._island.set_timeout(limit_s)
+        self._settings.timeout_s = limit_s
 
     # ---- memory and groups -----------------------------------------------------------------------
 

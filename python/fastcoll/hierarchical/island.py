@@ -31,6 +31,9 @@ class Island(Protocol):
     def shrink(self, *, timeout_s: float | None = None) -> "Island":
         """Make a new one of the ranks that are left; close this one. Collective over those."""
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set the limit of calls that give none, in seconds."""
+
     def check(self) -> None:
         """Raise what broke it."""
 

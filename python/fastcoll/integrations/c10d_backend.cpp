@@ -64,10 +64,7 @@ class FastcollBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // a communicator counts its calls itself
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
-  void setTimeout(Milliseconds timeout) override {
-    timeout_ = timeout;
-    python("set_timeout", timeout);
-  }
+  void setTimeout(Milliseconds timeout) override { python("set_timeout", timeout); }
   void shutdown() override { python("shutdown"); }
   void abort() override { python("abort"); }
 
@@ -349,10 +346,8 @@ class FastcollBackend final : public c10d::Backend {
     return in_python(terms, std::forward<Args>(args)...);
   }
 
-  double limit_s(Milliseconds own) const {
-    const Milliseconds limit = own > kNoTimeout ? own : timeout_.load();
-    return limit > kNoTimeout ? seconds(limit) : -1;
-  }
+  // Below 0: the group's.
+  static double limit_s(Milliseconds own) { return own > kNoTimeout ? seconds(own) : -1; }
 
   // Let autograd know what a call writes on this rank; Python does so for the calls that it runs.
   void count_writes(const FastcollKind& kind, const Tensors& outputs) const {
@@ -476,7 +471,6 @@ class FastcollBackend final : public c10d::Backend {
   py::object group_;
   FastcollGroup* const core_;
   std::atomic<uint64_t> sequence_{0};
-  std::atomic<Milliseconds> timeout_{kNoTimeout};  // of calls that give none; 0: the group's
   bool traces_ = false;
   std::atomic<bool> is_coalescing_{false}, python_coalesces_{false};
   std::mutex batch_mutex_;
@@ -504,7 +498,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<FastcollBackend, c10d::Backend, c10::intrusive_ptr<FastcollBackend>>(module,
                                                                                   "FastcollBackend")
       .def(py::init<py::object, const py::object&, int, int>(), py::arg("group"),
-           py::arg("communicator"), py::arg("rank"), py::arg("size"));
+           py::arg("communicator"), py::arg("rank"), py::arg("size"))
+      .def("_set_default_timeout", &FastcollBackend::setTimeout, py::arg("timeout"));
   add_handle<NativeWork>(module, "NativeWork");
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");

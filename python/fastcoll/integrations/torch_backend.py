@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll import env
 from fastcoll.communicator import Communicator
-from fastcoll.groups import adopt
+from fastcoll.groups import adopt, standing_for
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_group import NAME, FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
@@ -77,6 +77,7 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
         _admit_to_monitored_barrier()
         _records_itself()
+        _hear_new_limits()
     _name_in_logs_of_ddp()
 
 
@@ -97,6 +98,31 @@ def _admit_to_monitored_barrier() -> None:
             torchs(group, timeout, wait_all_ranks)
 
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def _hear_new_limits() -> None:
+    """Let `_set_pg_timeout` reach fastcoll: torch knows Gloo's and NCCL's backends only.
+
+    A Communicator that stands for a group of another backend hears of it, too.
+    """
+    torchs = dist.distributed_c10d._set_pg_timeout
+
+    @wraps(torchs)
+    def set_pg_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
+        asked = dist.group.WORLD if group is None else group
+        if not isinstance(asked, ProcessGroup):
+            torchs(timeout, group)
+            return
+        backends: list[Any] = [asked._get_backend(device) for device in asked._device_types]
+        ours = [backend for backend in backends if backend.name() == NAME]
+        for backend in ours:
+            backend.set_timeout(timeout)
+        if (comm := standing_for(asked)) is not None:
+            comm.set_timeout(timeout)
+        if len(ours) < len(backends) or not backends:
+            torchs(timeout, group)
+
+    dist.distributed_c10d._set_pg_timeout = set_pg_timeout
 
 
 def _name_in_logs_of_ddp() -> None:

@@ -65,7 +65,6 @@ class FastcollProcessGroup(ProcessGroup):
         self._store = store
         self._name = comm.name
         self._desc = "undefined"
-        self._default_limit_s: float | None = None
         self._coalescing: list[Work | TransferWork] | None = None
         self._sequence = 0
         # DDP's reducer waits for the flag that a rank of an uneven join sends, and holds the C++
@@ -137,7 +136,7 @@ class FastcollProcessGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of calls that give none."""
-        self._default_limit_s = timeout.total_seconds()
+        self.communicator.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -160,10 +159,10 @@ class FastcollProcessGroup(ProcessGroup):
         """
         self._sequence += 1
         if opts is None:
-            return self.communicator, True, self._default_limit_s
+            return self.communicator, True, None
         asynchronous: bool = opts.asyncOp or self._coalescing is not None
         limit_s: float = opts.timeout.total_seconds()
-        return self.communicator, asynchronous, limit_s if limit_s > 0 else self._default_limit_s
+        return self.communicator, asynchronous, limit_s if limit_s > 0 else None
 
     def _handle(self, work: Work | None) -> TorchWork | None:
         return None if work is None else self._track(work)
@@ -429,9 +428,8 @@ class FastcollProcessGroup(ProcessGroup):
         me = self.rank()
         if timeout == 0:
             raise CollectiveTimeout(f"Rank {me} timed out in monitoredBarrier: its limit is 0 s")
-        limit_s = self._default_limit_s if timeout is None else timeout
         try:
-            self.communicator.monitored_barrier(limit_s, wait_all_ranks)
+            self.communicator.monitored_barrier(timeout, wait_all_ranks)
         except CollectiveTimeout as error:
             missing = error.ranks if wait_all_ranks else error.ranks[:1]
             names = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
@@ -447,18 +445,15 @@ class FastcollProcessGroup(ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
         """See `fastcoll.isend`."""
-        limit_s = self._default_limit_s
-        return self._track(self.communicator.isend(one_of(tensors), dst, tag, timeout_s=limit_s))
+        return self._track(self.communicator.isend(one_of(tensors), dst, tag))
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
         """See `fastcoll.irecv`."""
-        limit_s = self._default_limit_s
-        return self._track(self.communicator.irecv(one_of(tensors), src, tag, timeout_s=limit_s))
+        return self._track(self.communicator.irecv(one_of(tensors), src, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
         """See `fastcoll.irecv`."""
-        limit_s = self._default_limit_s
-        return self._track(self.communicator.irecv(one_of(tensors), None, tag, timeout_s=limit_s))
+        return self._track(self.communicator.irecv(one_of(tensors), None, tag))
 
     # Older names.
     gather_into_tensor = gather_single

@@ -15,8 +15,8 @@ MOST_S = 1e6
 GROUP_LIMIT = -1.0  # tells the C++ core to use the group's own limit
 
 
-def group_limit_s(timeout_s: float | None) -> float:
-    """Return the limit of a new group.
+def group_limit_s(timeout_s: float | timedelta | None) -> float:
+    """Return the limit of a group.
 
     Raises:
         UsageError: It is not a positive number of seconds.

@@ -15,11 +15,12 @@ from fastcoll.reliability.limits import group_limit_s
 from fastcoll.types import Numerics
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
     """The settings of one group.
 
     Attributes:
+        timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
         numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
         carrier: What moves bytes between nodes.
     """

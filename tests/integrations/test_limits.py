@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way in which torch.distributed lets a program set a limit, on both backends."""
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from backends import on_backend
+
+import fastcoll
+from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
+
+Pools = Callable[[int], Pool]
+LIMIT = timedelta(seconds=1)
+LONG = timedelta(seconds=DEADLINE_S)
+
+
+def set_by_torch(group: Any) -> None:
+    dist.distributed_c10d._set_pg_timeout(LIMIT, group)
+
+
+# How the limit of a group that exists is set.
+SETTERS: dict[str, Callable[[Any], None]] = {
+    "_set_pg_timeout": set_by_torch,
+    "set_timeout": lambda group: group.set_timeout(LIMIT),
+    "of the backend": lambda group: group._get_backend(torch.device("cpu"))._set_default_timeout(
+        LIMIT
+    ),
+    "of the communicator": lambda group: fastcoll.init(group).set_timeout(LIMIT),
+}
+
+
+def options(tensor: torch.Tensor, group: Any) -> None:
+    opts = dist.AllreduceOptions()
+    opts.timeout, opts.asyncOp = LIMIT, False
+    group.allreduce([tensor], opts)
+
+
+# Which call then has it.
+CALLS: dict[str, Callable[[torch.Tensor, Any], object]] = {
+    "known": lambda tensor, group: dist.all_reduce(tensor, group=group),
+    "new": lambda tensor, group: dist.all_reduce(tensor.bfloat16(), group=group),
+    "asynchronous": lambda tensor, group: dist.all_reduce(
+        tensor, group=group, async_op=True
+    ).wait(),  # type: ignore[union-attr]
+    "of fastcoll": lambda tensor, group: fastcoll.all_reduce(tensor, group=group),
+    "recv": lambda tensor, group: dist.recv(tensor, 1, group),
+    "monitored": lambda _, group: dist.monitored_barrier(group),
+}
+PAIRS = [
+    *[(setter, "known") for setter in SETTERS],
+    *[("_set_pg_timeout", call) for call in CALLS if call != "known"],
+]
+
+
+def late(rank: Rank, setter: str, call: str, backend: str = "fastcoll") -> Attempt | None:
+    """Rank 1 stays away from a group whose limit was made short after its first calls."""
+    group, tensor = dist.new_group(timeout=LONG, backend=backend), torch.ones(2)
+    for _ in range(2):
+        fastcoll.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor, group=group)
+    event = f"{setter} {call} {backend}"
+    if rank.rank == 1:
+        rank.wait_for(event)
+        return None
+    with warnings.catch_warnings():
+        if backend == "fastcoll":
+            warnings.simplefilter("error")  # torch's own function says that it does not do it
+        SETTERS[setter](group)
+    found = attempt(CALLS[call], tensor, group)
+    rank.tell(event)
+    return found
+
+
+def check(found: Attempt) -> None:
+    assert found.kind == "CollectiveTimeout", found
+    assert LIMIT.total_seconds() / 2 < found.seconds < LATE_S, found
+
+
+@pytest.mark.parametrize(("setter", "call"), PAIRS)
+def test_a_new_limit_of_a_group(backend_pools: Pools, setter: str, call: str) -> None:
+    check(backend_pools(2).run(on_backend, "fastcoll", late, setter, call)[0])
+
+
+def test_a_new_limit_of_a_group_of_gloo(bare_pools: Pools) -> None:
+    """Which a Communicator stands for since its first call of fastcoll's."""
+    check(bare_pools(2).run(on_backend, "gloo", late, "_set_pg_timeout", "of fastcoll", "gloo")[0])
+
+
+def given(rank: Rank, way: str) -> Attempt | None:
+    """Rank 1 stays away from a call that is given its limit, or whose group was."""
+    group = dist.new_group(timeout=LIMIT if way == "new_group" else LONG)
+    if rank.rank == 1:
+        rank.wait_for(way)
+        return None
+    calls: dict[str, Callable[[], object]] = {
+        "new_group": lambda: dist.all_reduce(torch.ones(2), group=group),
+        "options": lambda: options(torch.ones(2), group),
+        "barrier": lambda: group.barrier(timeout=LIMIT).wait(),  # type: ignore[union-attr]
+        "wait": lambda: dist.all_reduce(torch.ones(2), group=group, async_op=True).wait(LIMIT),  # type: ignore[union-attr]
+    }
+    found = attempt(calls[way])
+    rank.tell(way)
+    return found
+
+
+@pytest.mark.parametrize("way", ["new_group", "options", "barrier", "wait"])
+def test_a_limit_that_is_given(backend_pools: Pools, way: str) -> None:
+    check(backend_pools(2).run(on_backend, "fastcoll", given, way)[0])
+
+
+def senseless(rank: Rank) -> list[str]:
+    group = dist.new_group()
+    seen = [attempt(group.set_timeout, timedelta(seconds=0)).kind]  # type: ignore[union-attr]
+    dist.all_reduce(torch.ones(2), group=group)
+    seen.append(attempt(dist.distributed_c10d._set_pg_timeout, LIMIT, "no group").kind)
+    return seen
+
+
+def test_a_senseless_limit_is_refused(backend_pools: Pools) -> None:
+    for seen in backend_pools(2).run(on_backend, "fastcoll", senseless):
+        assert seen[0] == "UsageError"
+        assert seen[1] != ""
