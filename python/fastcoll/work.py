@@ -19,6 +19,7 @@ import torch
 
 from fastcoll import _C
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
+from fastcoll.futures import complete
 from fastcoll.memory.array import Array
 from fastcoll.reliability.limits import seconds
 
@@ -181,10 +182,7 @@ class NativeHandle:
         return self._future
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
-        try:
-            future.set_result(self.result())
-        except Exception as error:
-            future.set_exception(error)
+        complete(future, self.result)
 
 
 _lock = threading.Lock()  # of the futures of native handles
@@ -257,10 +255,7 @@ class QueuedWork(Work):
             _pool.submit(self._complete, future)
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
-        if self._error is None:
-            future.set_result(self._outputs)
-        else:
-            future.set_exception(self._error)
+        complete(future, self.result)
 
 
 def completed(outputs: list[Array]) -> Work:

@@ -3,11 +3,9 @@
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import mistakes
 import pytest
 import test_torch_backend as programs
 import test_training as training
@@ -16,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backends import COMPILE_S, in_cpp, on_backend, same
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from harness import Pool, Rank, Setup, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
@@ -195,56 +193,6 @@ def test_torch_wraps_it_when_details_are_asked_for(compiled_pools: Callable[[int
         assert "Detected mismatch between collectives" in mismatch.text
 
 
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def known_then_wrong(rank: Rank) -> list[Attempt]:
-    """Errors of calls that run in C++, in every way to meet them."""
-    good, other = torch.ones(8), torch.ones(9)
-    for tensor in (good, other):
-        dist.all_reduce(tensor)
-        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
-    work = dist.all_reduce(other if rank.rank else good, async_op=True)
-    assert work is not None
-    future = work.get_future()
-    seen = [attempt(work.wait), attempt(future.wait), attempt(future.wait), attempt(work.wait)]
-    seen.append(attempt(dist.all_reduce, good))
-    return [*seen, attempt(dist.all_reduce(good, async_op=True).wait)]  # type: ignore[union-attr]
-
-
-def test_errors_keep_their_type(compiled_pools: Callable[[int], Pool]) -> None:
-    for row in compiled_pools(2).run(on_backend, "fastcoll", known_then_wrong):
-        for one in row:
-            assert one.kind == "DesyncError", one
-            assert "numel=8" in one.text
-            assert "numel=9" in one.text
-            assert one.seconds < LATE_S
-
-
-@pytest.mark.parametrize("name", mistakes.MISTAKES)
-def test_every_rank_is_told_of_a_mistake(compiled_pools: Callable[[int], Pool], name: str) -> None:
-    rows = compiled_pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
-    mistakes.check(name, rows)
-
-
-def in_ddp(rank: Rank) -> list[Attempt]:
-    """A rank leaves the others alone in the middle of a backward pass."""
-    group = dist.new_group(timeout=timedelta(seconds=4))
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
-    for _ in range(3):
-        model(torch.ones(2, 4)).sum().backward()
-    if rank.rank == 1:
-        rank.wait_for("rank 0 failed")
-    found = attempt(lambda: model(torch.ones(2, 4)).sum().backward())
-    rank.tell("rank 0 failed")
-    return [found]
-
-
-def test_an_error_in_a_backward_pass(compiled_pools: Callable[[int], Pool]) -> None:
-    [[one], [other]] = compiled_pools(2).run(on_backend, "fastcoll", in_ddp)
-    assert one.kind == other.kind == "CollectiveTimeout", (one, other)
-
-
 # ---- training ------------------------------------------------------------------------------------
 
 
@@ -296,29 +244,6 @@ def test_buckets_are_reduced_during_the_backward_pass(
 ) -> None:
     [during, _] = compiled_pools(2).run(on_backend, "fastcoll", overlap, waits)
     assert during == 0 if waits else during >= 5
-
-
-def builtin_hooks(rank: Rank) -> list[torch.Tensor]:
-    """DDP's hooks in C++, whose first calls are Python's; theirs is the future's type."""
-    gradients = []
-    for hook in dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS:
-        torch.manual_seed(0)
-        layers = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 2))
-        model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.005)
-        model._register_builtin_comm_hook(hook)
-        for turn in range(3):
-            model.zero_grad()
-            model(torch.full((3, 50), rank.rank + turn + 0.1)).sum().backward()
-            gradients += [
-                layer.grad.clone() for layer in layers.parameters() if layer.grad is not None
-            ]
-    return gradients
-
-
-def test_the_hooks_of_ddp_in_cpp(compiled_pools: Callable[[int], Pool]) -> None:
-    ours = compiled_pools(2).run(on_backend, "fastcoll", builtin_hooks)
-    assert len(ours[0]) == 2 * 3 * 4
-    assert same(ours, compiled_pools(2).run(on_backend, "gloo", builtin_hooks))
 
 
 # ---- without it ----------------------------------------------------------------------------------

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed's functions raise on the backend "fastcoll" when ranks go wrong."""
+"""What torch.distributed's functions raise on both of fastcoll's backends when ranks go wrong."""
 
 from collections.abc import Callable
 
 import mistakes
 import pytest
-from backends import on_backend
+import torch
+import torch.distributed as dist
+from backends import BACKENDS, COMPILE_S, on_backend
 
-from harness import LATE_S, Attempt, Pool, Setup
+from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 Pools = Callable[[int], Pool]
 
 
 @pytest.mark.parametrize("name", mistakes.MISTAKES)
-def test_every_rank_is_told_of_a_mistake(bare_pools: Pools, name: str) -> None:
-    rows = bare_pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
+def test_every_rank_is_told_of_a_mistake(backend_pools: Pools, name: str) -> None:
+    rows = backend_pools(mistakes.WORLD).run(on_backend, "fastcoll", mistakes.make, name)
     mistakes.check(name, rows)
 
 
@@ -33,13 +35,13 @@ def test_a_mistake_that_nobody_is_told_of_is_seen() -> None:
             mistakes.check(name, [[told, told], [told, wrong], [told, told]])
 
 
-def test_a_call_that_is_wrong_on_all_ranks_leaves_the_group_usable(bare_pools: Pools) -> None:
-    for row in bare_pools(3).run(on_backend, "fastcoll", mistakes.wrong_everywhere):
+def test_a_call_that_is_wrong_on_all_ranks_leaves_the_group_usable(backend_pools: Pools) -> None:
+    for row in backend_pools(3).run(on_backend, "fastcoll", mistakes.wrong_everywhere):
         assert [one.kind for one in row] == ["UsageError"] * 2
 
 
-def test_a_rank_that_stays_away_is_named(bare_pools: Pools) -> None:
-    first, odd, last = bare_pools(3).run(on_backend, "fastcoll", mistakes.stay_away)
+def test_a_rank_that_stays_away_is_named(backend_pools: Pools) -> None:
+    first, odd, last = backend_pools(3).run(on_backend, "fastcoll", mistakes.stay_away)
     assert (len(first), len(odd), len(last)) == (4, 0, 2)
     for one in (*first, *last):
         assert one.kind == "CollectiveTimeout"
@@ -47,8 +49,10 @@ def test_a_rank_that_stays_away_is_named(bare_pools: Pools) -> None:
         assert 0.4 < one.seconds < LATE_S, one
 
 
-def test_a_rank_that_dies_is_named(fresh_pool: Callable[..., Pool]) -> None:
-    outcomes = fresh_pool(3, Setup(init=False)).outcomes(on_backend, "fastcoll", mistakes.die)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_dies_is_named(fresh_pool: Callable[..., Pool], backend: str) -> None:
+    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": backend}))
+    outcomes = pool.outcomes(on_backend, "fastcoll", mistakes.die, deadline_s=COMPILE_S)
     assert outcomes[mistakes.ODD].exit_code == -9
     for rank in (0, 2):
         assert outcomes[rank].value.kind == "PeerLostError"
@@ -56,8 +60,8 @@ def test_a_rank_that_dies_is_named(fresh_pool: Callable[..., Pool]) -> None:
         assert outcomes[rank].value.seconds < LATE_S
 
 
-def test_a_receive_of_less_than_was_sent(bare_pools: Pools) -> None:
-    rows = bare_pools(3).run(on_backend, "fastcoll", mistakes.receive_less)
+def test_a_receive_of_less_than_was_sent(backend_pools: Pools) -> None:
+    rows = backend_pools(3).run(on_backend, "fastcoll", mistakes.receive_less)
     for first, then in rows[:2]:
         assert first.kind == then.kind == "DesyncError", (first, then)
         assert "1048577 x float32" in first.text
@@ -67,8 +71,8 @@ def test_a_receive_of_less_than_was_sent(bare_pools: Pools) -> None:
 
 
 @pytest.mark.slow  # the first import of DDP
-def test_models_that_differ(bare_pools: Pools) -> None:
-    rows = bare_pools(3).run(on_backend, "fastcoll", mistakes.models_differ)
+def test_models_that_differ(backend_pools: Pools) -> None:
+    rows = backend_pools(3).run(on_backend, "fastcoll", mistakes.models_differ)
     for rank, (first, then) in enumerate(rows):
         assert (
             first.kind == "RuntimeError" if rank == mistakes.ODD else first.kind != "RuntimeError"
@@ -76,3 +80,42 @@ def test_models_that_differ(bare_pools: Pools) -> None:
         assert then.kind == "DesyncError", (rank, then)
         assert then.seconds < LATE_S
     assert "appears not to match" in rows[mistakes.ODD][0].text
+
+
+def known_then_wrong(rank: Rank) -> list[Attempt]:
+    """Errors of calls whose plan is known, in every way to meet them."""
+    good, other = torch.ones(8), torch.ones(9)
+    for tensor in (good, other):
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    work = dist.all_reduce(other if rank.rank else good, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    seen = [attempt(work.wait), attempt(future.wait), attempt(future.wait), attempt(work.wait)]
+    seen.append(attempt(dist.all_reduce, good))
+    return [*seen, attempt(dist.all_reduce(good, async_op=True).wait)]  # type: ignore[union-attr]
+
+
+def test_errors_keep_their_type(backend_pools: Pools) -> None:
+    for row in backend_pools(2).run(on_backend, "fastcoll", known_then_wrong):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "numel=8" in one.text
+            assert "numel=9" in one.text
+            assert one.seconds < LATE_S
+
+
+def freed(rank: Rank) -> list[str]:
+    """A tensor without its memory, when its plan is known, and sent."""
+    tensor = torch.ones(500)
+    for _ in range(2):
+        dist.all_reduce(tensor)
+    tensor.untyped_storage().resize_(0)
+    return [
+        attempt(dist.all_reduce, tensor).kind,
+        attempt(dist.isend, tensor, 1 - rank.rank).kind,
+    ]
+
+
+def test_memory_that_was_freed(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", freed) == [["UsageError"] * 2] * 2

@@ -19,6 +19,7 @@ namespace {
 
 const FastcollCoreApi* core = nullptr;  // set when the module is imported
 
+// Throws std::system_error where there is no thread; the task does not run then.
 void run_in_thread(std::function<void()> task) {
   using Task = std::function<void()>;
   auto run = [](void* context) {
@@ -29,7 +30,9 @@ void run_in_thread(std::function<void()> task) {
       LOG(ERROR) << "fastcoll: a callback of a call raised: " << error.what();
     }
   };
-  core->run_task(run, new Task(std::move(task)));
+  auto context = std::make_unique<Task>(std::move(task));
+  core->run_task(run, context.get());
+  context.release();
 }
 
 }  // namespace

@@ -16,17 +16,6 @@
 
 namespace {
 
-// What a future raises: an error of Python's could be raised once only.
-class Raised final : public torch::PyTorchError {
- public:
-  explicit Raised(const py::error_already_set& error)  // with the GIL
-      : torch::PyTorchError(std::string(py::str(error.value()))), type_(error.type().ptr()) {}
-  PyObject* python_type() override { return type_; }
-
- private:
-  PyObject* const type_;  // its module keeps it
-};
-
 // A call that is over when somebody who waits for it finds it so; for a future a thread waits.
 class WaitedWork : public c10d::Work {
  public:
@@ -39,10 +28,11 @@ class WaitedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const std::lock_guard lock(mutex_);
     if (!future_) {
-      future_ = future_of_tensors();
-      run_in_thread([self = c10::intrusive_ptr<WaitedWork>::reclaim_copy(this), future = future_] {
-        self->settle(*future);
+      auto future = future_of_tensors();
+      run_in_thread([self = c10::intrusive_ptr<WaitedWork>::reclaim_copy(this), future] {
+        settle(*future, [&] { return self->result(); });
       });
+      future_ = std::move(future);
     }
     return future_;
   }
@@ -51,19 +41,6 @@ class WaitedWork : public c10d::Work {
   virtual bool is_over() const = 0;
 
  private:
-  void settle(c10::ivalue::Future& future) {
-    Tensors outputs;
-    std::exception_ptr error;
-    try {
-      outputs = result();
-    } catch (const py::error_already_set& raised) {
-      const py::gil_scoped_acquire gil;
-      error = std::make_exception_ptr(Raised(raised));
-    }
-    if (error) future.setError(error);
-    else future.markCompleted(c10::IValue(std::move(outputs)));
-  }
-
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <tuple>
@@ -51,8 +52,9 @@ class CallFailed final : public torch::PyTorchError {
 // The same of an error that Python raised: of its class, and raised afresh whenever it is read.
 class PythonFailed final : public torch::PyTorchError {
  public:
-  explicit PythonFailed(py::handle error)
-      : torch::PyTorchError(py::str(error)), type_(py::type::handle_of(error).inc_ref().ptr()) {}
+  explicit PythonFailed(const py::error_already_set& error)  // with the GIL
+      : torch::PyTorchError(std::string(py::str(error.value()))),
+        type_(error.type().inc_ref().ptr()) {}
   PyObject* python_type() override { return type_; }
 
  private:
@@ -107,6 +109,23 @@ double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
 
 c10::intrusive_ptr<c10::ivalue::Future> future_of_tensors() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+// Complete a future with the tensors that a call returns, or the error that it raises.
+template <class Result>
+void settle(c10::ivalue::Future& future, const Result& result) {
+  Tensors outputs;
+  std::exception_ptr error;
+  try {
+    outputs = result();
+  } catch (const py::error_already_set& raised) {
+    const py::gil_scoped_acquire gil;
+    error = std::make_exception_ptr(PythonFailed(raised));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) future.setError(error);
+  else future.markCompleted(c10::IValue(std::move(outputs)));
 }
 
 void raise_signals() {
@@ -240,8 +259,13 @@ class NativeWork final : public c10d::Work {
     const auto [handle, future, at_end] = call->end();
     if (handle) static_cast<NativeWork*>(handle.get())->finish(call->error);
     if (at_end) at_end();
-    // Not in this thread: a callback may start further calls of the group and wait for them.
-    if (future) run_in_thread([call, future = future] { call->settle(*future); });
+    if (!future) return;
+    try {
+      // Not in this thread: a callback may start further calls of the group and wait for them.
+      run_in_thread([call, future = future] { call->settle(*future); });
+    } catch (const std::system_error&) {  // there is no other one
+      call->settle(*future);
+    }
   }
   static void drop(void* its_call) { delete static_cast<std::shared_ptr<Call>*>(its_call); }
 
@@ -284,8 +308,7 @@ class PythonWork final : public c10d::Work {
   }
 
   // Of tensors: Python's own holds an object, which torch's C++ takes nothing from (DDP's built-in
-  // hooks), or the error that was raised, as if that were its value. One of a GPU stays as it is:
-  // who waits for it waits in his stream.
+  // hooks). One of a GPU stays as it is: who waits for it waits in his stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const auto inner = inner_->getFuture();
     if (!inner->devices().empty()) return inner;
@@ -294,21 +317,9 @@ class PythonWork final : public c10d::Work {
       if (future_) return future_;
       future_ = future_of_tensors();
     }
-    inner->addCallback([future = future_](c10::ivalue::Future& done) {
-      std::exception_ptr error = done.hasError() ? done.exception_ptr() : nullptr;
-      Tensors outputs;
-      if (!error) try {
-          const py::gil_scoped_acquire gil;
-          const auto holder = done.value().toPyObjectHolder();
-          const py::handle value = holder->getPyObject();
-          if (PyExceptionInstance_Check(value.ptr()))
-            error = std::make_exception_ptr(PythonFailed(value));
-          else outputs = value.cast<Tensors>();
-        } catch (...) {
-          error = std::current_exception();
-        }
-      if (error) future->setError(error);
-      else future->markCompleted(c10::IValue(std::move(outputs)));
+    inner->addCallback([self = c10::intrusive_ptr<PythonWork>::reclaim_copy(this),
+                        future = future_](c10::ivalue::Future&) {
+      settle(*future, [&] { return self->result(); });
     });
     return future_;
   }

@@ -77,6 +77,7 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
         _admit_to_monitored_barrier()
         _records_itself()
+        _replace_ddp_hook_in_cpp()
         _hear_new_limits()
     _name_in_logs_of_ddp()
 
@@ -137,6 +138,23 @@ def _name_in_logs_of_ddp() -> None:
         return data
 
     DistributedDataParallel._get_ddp_logging_data = with_name  # type: ignore[method-assign]
+
+
+def _replace_ddp_hook_in_cpp() -> None:
+    """Let a Python group have DDP's built-in FP16 hook: torch's in C++ refuses Python's futures."""
+    torchs = DistributedDataParallel._register_builtin_comm_hook
+
+    @wraps(torchs)
+    def register(self: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        is_fp16 = comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS
+        if is_fp16 and isinstance(self.process_group, FastcollProcessGroup):
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            self.register_comm_hook(self.process_group, fp16_compress_hook)
+        else:
+            torchs(self, comm_hook_type)  # type: ignore[no-untyped-call]
+
+    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
 
 
 def _records_itself() -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
+from fastcoll.futures import complete, follow
 from fastcoll.transfers import TransferBetween, TransferWork
 from fastcoll.work import Work, run_in_pool
 
@@ -48,19 +49,16 @@ class TorchWork(dist.Work):
 
         def end() -> None:
             ended.set_result(None)
-            try:
-                recorded.set_result(calls.value())
-            except Exception as error:
-                recorded.set_exception(error)
+            complete(recorded, calls.value)
 
-        def complete(_: object) -> None:
+        def end_elsewhere(_: object) -> None:
             if threading.get_ident() == caller:
                 run_in_pool(end)
             else:
                 end()
 
         self._recorded = recorded
-        calls.add_done_callback(complete)
+        calls.add_done_callback(end_elsewhere)
 
     def synchronize(self) -> None:
         """Do as `wait`: there are no streams."""
@@ -96,4 +94,4 @@ class TorchWork(dist.Work):
         if len(self._works) == 1:
             return self._works[0].get_future()
         every = torch.futures.collect_all([work.get_future() for work in self._works])
-        return every.then(lambda done: [out for one in done.value() for out in one.value()])
+        return follow(every, self.result)
