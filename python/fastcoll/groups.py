@@ -25,9 +25,9 @@ from fastcoll.bootstrap.makers import Makers
 from fastcoll.communicator import Communicator, close_all, connect, member
 from fastcoll.errors import CollectiveTimeout, UsageError
 from fastcoll.hierarchical.group import HierarchicalCommunicator
+from fastcoll.pool import close_pool
 from fastcoll.reliability.limits import group_limit_s
 from fastcoll.reliability.settings import Settings, resolve
-from fastcoll.work import close_pool
 
 AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
 GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None

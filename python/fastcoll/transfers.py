@@ -19,7 +19,8 @@ from fastcoll.device_work import DeviceTransferWork
 from fastcoll.errors import FastcollError
 from fastcoll.memory.array import Array, copy_back, count_writes, dense_copy
 from fastcoll.pairs import Transfer, TransferCall, check_transfer
-from fastcoll.work import NativeHandle, QueuedWork, limit_of_wait, run_in_pool
+from fastcoll.pool import run_in_pool
+from fastcoll.work import NativeHandle, QueuedWork, limit_of_wait
 
 LONG_S = 0.1  # a wait between nodes that takes longer is told there
 OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -191,12 +192,17 @@ class Transfers:
                 self._has_thread = True
 
     def _drive(self) -> None:
-        while True:
-            self._group.drive()
+        try:
+            while True:
+                self._group.drive()
+                with self._lock:
+                    if not self._group.has_open_transfers():
+                        self._has_thread = False
+                        return
+        except BaseException:
             with self._lock:
-                if not self._group.has_open_transfers():
-                    self._has_thread = False
-                    return
+                self._has_thread = False  # who waits for a transfer moves it on
+            raise
 
 
 _C.set_transfer_work(TransferWork)

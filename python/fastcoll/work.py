@@ -2,16 +2,16 @@
 """Asynchronous calls: the handle a user gets, and the queue behind it.
 
 Decides in which thread a call runs that needs Python: first in, first out within a group, at most
-one thread per group with queued calls, from one pool for the process. Those that need none are
-queued in C++ (csrc/call_queue.h). Must not know what a call does.
+one thread per group with queued calls, from the process's pool. Those that need none are queued in
+C++ (csrc/call_queue.h). Must not know what a call does.
 """
 
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from math import isnan, prod
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,57 +21,8 @@ from fastcoll import _C
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.futures import complete
 from fastcoll.memory.array import Array
+from fastcoll.pool import run_in_pool
 from fastcoll.reliability.limits import seconds
-
-
-class _Pool:
-    """The process's worker threads, started when there is work for them.
-
-    Never all busy: a group that waited for a thread would keep its peers waiting for it.
-    """
-
-    _MAX_THREADS = 4096
-
-    def __init__(self) -> None:
-        self.forget()
-        # A forked child has none of the threads.
-        os.register_at_fork(after_in_child=self.forget)
-
-    def forget(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-
-    def submit(self, task: Callable[..., object], *args: object) -> None:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self._MAX_THREADS, "fastcoll")
-            self._executor.submit(task, *args)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._executor is not None:
-                self._executor.shutdown(wait=False)
-            self._executor = None
-
-
-_pool = _Pool()
-
-
-def close_pool() -> None:
-    """Let the worker threads end when their work is done; new work starts new ones."""
-    _pool.close()
-
-
-def run_in_pool(task: Callable[..., object], *args: object) -> None:
-    """Run a task in a thread of the process's pool.
-
-    Raises:
-        FastcollError: There is no thread for it.
-    """
-    try:
-        _pool.submit(task, *args)
-    except RuntimeError as error:
-        raise FastcollError(f"no thread for an asynchronous call: {error}") from error
 
 
 def limit_of_wait(timeout: float | timedelta | None) -> float | None:
@@ -174,15 +125,13 @@ class NativeHandle:
         with _lock:
             if hasattr(self, "_future"):
                 return self._future
-            self._future = torch.futures.Future()  # type: ignore[misc]  # a slot of the heir's
-        if self.is_completed():
-            self._complete(self._future)
-        else:
-            run_in_pool(self._complete, self._future)
-        return self._future
-
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        complete(future, self.result)
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            if self.is_completed():
+                complete(future, self.result)
+            else:
+                run_in_pool(complete, future, self.result)
+            self._future = future  # type: ignore[misc]  # a slot of the heir's
+        return future
 
 
 _lock = threading.Lock()  # of the futures of native handles
@@ -207,10 +156,13 @@ class QueuedWork(Work):
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._pid = os.getpid()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `Work.wait`."""
         limit_s = limit_of_wait(timeout)
+        self._refuse_in_child()
+        # Without a limit here: the call has its own, and a queue without a thread fails its works.
         if not self._done.wait(limit_s):
             raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
         if self._error is not None:
@@ -231,11 +183,18 @@ class QueuedWork(Work):
             if self._future is None:
                 self._future = self._new_future()
                 if self._done.is_set():
-                    self._complete(self._future)
+                    complete(self._future, self.result)
             return self._future
 
     def _new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()
+
+    def _refuse_in_child(self) -> None:
+        if self._pid != os.getpid() and not self._done.is_set():
+            raise FastcollError(
+                f"the call was queued by process {self._pid}, and only there is a thread for it: "
+                f"process {os.getpid()} is a fork"
+            )
 
     def _execute(self) -> None:
         """Run the call; the outcome waits for `_finish`."""
@@ -246,16 +205,25 @@ class QueuedWork(Work):
             self._error = error
         self._run = None  # lets go of the inputs
 
-    def _finish(self) -> None:
+    def _lose(self, error: BaseException) -> None:
+        """Fail a call whose queue lost its thread."""
+        self._error = FastcollError(f"the thread of the group's queued calls ended: {error!r}")
+        self._error.__cause__ = error
+        self._run = None
+
+    def _finish(self) -> list[Callable[[], None]]:
+        """End the call; return the completion of its future if no other thread does that."""
         with self._lock:
             self._done.set()
             future = self._future
-        if future is not None:
+        if future is None:
+            return []
+        try:
             # Not in this thread: a callback may start further calls of the group and wait.
-            _pool.submit(self._complete, future)
-
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        complete(future, self.result)
+            run_in_pool(complete, future, self.result)
+        except FastcollError:
+            return [partial(complete, future, self.result)]
+        return []
 
 
 def completed(outputs: list[Array]) -> Work:
@@ -286,6 +254,7 @@ class CallQueue:
         self._lock = threading.Lock()
         self._waiting: deque[QueuedWork] = deque()
         self._has_thread = False
+        self._pid = os.getpid()
 
     def idle(self) -> bool:
         """Return whether a call may run at once, ahead of nothing."""
@@ -307,23 +276,50 @@ class CallQueue:
             self._waiting.append(work)
 
     def join(self) -> None:
-        """Wait until everything that was queued is over, well or not."""
+        """Wait until everything that was queued is over, well or not.
+
+        Each call has a limit, and `_drain` fails the calls that it leaves behind. A forked child
+        has no thread for what its parent queued, so it waits for nothing.
+        """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             last = self._waiting[-1] if self._waiting else None
         if last is not None:
             last._done.wait()
 
     def _drain(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._has_thread = False
-                    return
-                work = self._waiting[0]
-            self._owner.await_native()
-            work._execute()
-            with self._lock:
-                self._waiting.popleft()
+        late: list[Callable[[], None]] = []  # futures for which there is no other thread
+        try:
+            while (work := self._next()) is not None:
+                self._owner.await_native()
+                work._execute()
+                with self._lock:
+                    self._waiting.popleft()
+                    self._owner.async_end()
+                # Only now: who waited for it finds the group idle and calls without a detour.
+                late += work._finish()
+        except BaseException as error:
+            late += self._lose_all(error)
+            raise
+        finally:
+            # The pool takes nothing once the interpreter ends. The queue has let go of this thread.
+            for complete_future in late:
+                complete_future()
+
+    def _next(self) -> QueuedWork | None:
+        """Return the call that is to run; None ends the thread."""
+        with self._lock:
+            self._has_thread = bool(self._waiting)
+            return self._waiting[0] if self._waiting else None
+
+    def _lose_all(self, error: BaseException) -> list[Callable[[], None]]:
+        """Fail all calls that wait for a thread which ends by an error."""
+        with self._lock:
+            lost, self._waiting = self._waiting, deque()
+            self._has_thread = False
+            for _ in lost:
                 self._owner.async_end()
-            # Only now: who waited for it finds the group idle and calls without a detour.
-            work._finish()
+        for work in lost:
+            work._lose(error)
+        return [completion for work in lost for completion in work._finish()]

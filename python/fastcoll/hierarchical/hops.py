@@ -108,12 +108,16 @@ class Hops:
         self._current = call
         self._in_doubt.append(call)
         with self._changed:
-            self._calls.append(call)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._watch_over, name="fastcoll-hops", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise FastcollError(f"no thread to watch the hops: {error}") from error
+                self._thread = thread
+            self._calls.append(call)
             self._changed.notify()
 
     def wait(
@@ -136,6 +140,13 @@ class Hops:
     # ---- from outside ----------------------------------------------------------------------------
 
     def _watch_over(self) -> None:
+        try:
+            self._watch_calls()
+        except BaseException as error:
+            self.fail(FastcollError(f"the thread that watches the hops ended: {error!r}"))
+            raise
+
+    def _watch_calls(self) -> None:
         self._enter_thread()
         while True:
             with self._changed:
@@ -207,14 +218,18 @@ class Hops:
         with self._changed:
             self._calls.clear()
 
+    def _is_watched(self) -> bool:
+        """Return whether calls run and the thread that sees their limits lives."""
+        return bool(self._calls) and self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         """Let what runs come to its end or its limit, then leave the lanes."""
-        while self._calls and self._watch.error is None and not self._is_closed:
+        while self._is_watched() and self._watch.error is None and not self._is_closed:
             time.sleep(_POLL_S)
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join()  # a look takes as long as the board may take to answer
         for carrier in self._carriers:
             carrier.close()

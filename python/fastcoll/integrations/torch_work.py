@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
+from fastcoll.errors import FastcollError
 from fastcoll.futures import complete, follow
+from fastcoll.pool import run_in_pool
 from fastcoll.transfers import TransferBetween, TransferWork
-from fastcoll.work import Work, run_in_pool
+from fastcoll.work import Work
 
 
 class TorchWork(dist.Work):
@@ -52,9 +54,12 @@ class TorchWork(dist.Work):
             complete(recorded, calls.value)
 
         def end_elsewhere(_: object) -> None:
-            if threading.get_ident() == caller:
+            if threading.get_ident() != caller:
+                end()
+                return
+            try:
                 run_in_pool(end)
-            else:
+            except FastcollError:  # the interpreter ends
                 end()
 
         self._recorded = recorded

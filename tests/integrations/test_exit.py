@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that end while calls and callbacks are still on their way."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from backends import BACKENDS, COMPILE_S
+
+# The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
+# What it holds can't be let go of then. Undrained it does not end before the interpreter is gone.
+PROGRAM = """
+import atexit, sys, time
+import torch, torch.distributed as dist
+import fastcoll
+from fastcoll.integrations import c10d_build
+
+rank, file, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+is_compiled = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "FastcollBackend"
+assert is_compiled == (sys.argv[4] == "compiled"), c10d_build.reason()
+if how == "undrained":
+    atexit.unregister(c10d_build.load().finish)
+
+class Slow:
+    def __del__(self, sleep=time.sleep, seconds=60 if how == "undrained" else 1):
+        sleep(seconds)
+
+def slow(future):
+    for _ in range(6000 if how == "undrained" else 100):
+        time.sleep(0.01)
+    print("called back with", future.value()[0][0].item(), flush=True)
+
+late = Slow()
+tensors = [torch.ones(100_000) for _ in range(20)]
+dist.all_reduce(tensors[0])
+for tensor in tensors[1:]:
+    dist.all_reduce(tensor, async_op=True)
+last = dist.all_reduce(tensors[0], async_op=True)
+last.get_future().then(slow)
+if how == "destroyed":
+    dist.destroy_process_group()
+elif how == "undrained":
+    last.wait()
+"""
+
+
+# A call without a plan is queued in Python. Its peer ends, or comes late, or makes none.
+PENDING = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import fastcoll
+
+rank, file, how, kind, peer = int(sys.argv[1]), *sys.argv[2:6]
+if kind == "native":
+    store = dist.FileStore(file, 2)
+    fastcoll.init(store=store, rank=rank, world_size=2, timeout_s=5)
+    calls = fastcoll
+else:
+    os.environ["FASTCOLL_TORCH_BACKEND"] = kind
+    dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
+    calls = dist
+calls.barrier()
+if rank == 1:
+    time.sleep(1)
+    if peer == "comes late":
+        for numel in (400_000, 500):
+            calls.all_reduce(torch.ones(numel))
+    if peer == "waits":
+        time.sleep(8)
+    os._exit(7)
+works = [calls.all_reduce(torch.ones(numel), async_op=True) for numel in (400_000, 500)]
+works[0].get_future().then(lambda future: print("called back", flush=True))
+works[1].get_future()
+print("leaving", flush=True)
+if how == "raises":
+    raise ValueError("mine")
+sys.exit(5)
+"""
+
+
+def end(folder: Path, program: str, *how: str) -> list[tuple[int, str, str]]:
+    """Run a program on two ranks; what each returned and said."""
+    store = folder / "store"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(store), *how],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=COMPILE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", request.param)
+    return str(request.param)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["destroyed", "left"])
+def test_what_is_in_flight_is_over_before_the_interpreter(
+    tmp_path: Path, backend: str, how: str
+) -> None:
+    for code, out, err in end(tmp_path, PROGRAM, how, backend):
+        assert (code, out) == (0, "called back with 4.0\n"), err
+
+
+@pytest.mark.native
+@pytest.mark.timeout(2 * COMPILE_S)
+def test_without_draining_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", "compiled")
+    for code, out, err in end(tmp_path, PROGRAM, "undrained", "compiled"):
+        assert code in (-signal.SIGABRT, -signal.SIGSEGV), err
+        assert out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+@pytest.mark.parametrize(
+    ("how", "peer"),
+    [("exits", "ends"), ("exits", "comes late"), ("exits", "waits"), ("raises", "ends")],
+)
+def test_a_program_that_leaves_with_calls_pending_ends(
+    tmp_path: Path, kind: str, how: str, peer: str
+) -> None:
+    (code, out, err), _ = end(tmp_path, PENDING, how, kind, peer)
+    assert code == (1 if how == "raises" else 5), err
+    assert out.splitlines()[0] == "leaving"
+    assert "called back" in out
