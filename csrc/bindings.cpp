@@ -254,10 +254,8 @@ void bind_group(py::module_& module) {
       py::arg("group"), py::arg("iterations"));
 }
 
-// Text from shared memory may be cut inside a character.
-py::object decoded(const std::string& text) {
-  return py::bytes(text).attr("decode")("utf-8", "replace");
-}
+// Text from shared memory may hold anything, and may be cut inside a character.
+py::str decoded(std::string_view text) { return printable(text); }
 
 py::dict status_of(const Pad& pad) {
   if (StdAtomics::load_acquire(pad.identity.magic) != kLayoutMagic)
@@ -277,7 +275,7 @@ py::dict status_of(const Pad& pad) {
                  py::arg("site") = decoded(operation.site)));
   }
   const Identity& identity = pad.identity;
-  const std::string name(identity.name, strnlen(identity.name, sizeof identity.name));
+  const std::string_view name(identity.name, strnlen(identity.name, sizeof identity.name));
   return py::dict(py::arg("group") = decoded(name), py::arg("rank") = identity.rank,
                   py::arg("world_size") = identity.world_size,
                   py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
@@ -307,6 +305,7 @@ void bind_machine(py::module_& module) {
   module.def(
       "uneven_splits", [](const std::vector<uint64_t>& numels) { return uneven_splits(numels); },
       py::arg("numels"));
+  module.def("printable", [](const py::bytes& text) { return decoded(text); }, py::arg("text"));
   module.def("find_call_site", [] { return decoded(find_call_site()); });
   module.def(
       "set_call_site", [](const std::string& site) { return decoded(set_call_site(site)); },

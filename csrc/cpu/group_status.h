@@ -89,7 +89,7 @@ void Group<P>::throw_verdict(uint64_t poison) const {
   const uint32_t kind = std::clamp(verdict.kind, uint32_t(ErrorKind::usage), uint32_t(kLastKind));
   const size_t length = std::min(size_t(verdict.length), sizeof verdict.text);
   const uint64_t ranks = verdict.ranks & (~uint64_t{0} >> (kMaxWorld - world_size()));
-  throw Failure(ErrorKind(kind), std::string(verdict.text, length), ranks);
+  throw Failure(ErrorKind(kind), printable({verdict.text, length}), ranks);
 }
 
 template <class P>

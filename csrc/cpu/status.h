@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/atomics.h"
+#include "cpu/text.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -36,7 +37,7 @@ std::string read_site(const SiteText& site) {
     const uint64_t word = P::load_acquire(site.words[i]);
     std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
   }
-  return {text.data(), strnlen(text.data(), text.size())};
+  return printable({text.data(), strnlen(text.data(), text.size())});
 }
 
 // A site too long loses its beginning: the file's name says more than its folder's.

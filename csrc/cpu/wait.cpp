@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "cpu/text.h"
 
 extern "C" [[gnu::weak]] const ptrdiff_t __rseq_offset;  // of glibc, from 2.35 on
 
@@ -101,7 +102,7 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) 
         kind == uint64_t(ErrorKind::timeout) || kind == uint64_t(ErrorKind::desync) ||
         kind == uint64_t(ErrorKind::peer_lost) || kind == uint64_t(ErrorKind::driver);
     if (farewell->tag != kFarewell || !is_known) continue;
-    text->assign(message + sizeof *farewell, size_t(length) - sizeof *farewell);
+    *text = printable({message + sizeof *farewell, size_t(length) - sizeof *farewell});
     return true;
   }
 }

@@ -7,9 +7,17 @@ C++ extension finds these classes by name.
 
 from collections.abc import Iterable
 
+from fastcoll.text import printable_lines
+
 
 class FastcollError(RuntimeError):
-    """Base of every error that fastcoll raises on purpose."""
+    """Base of every error that fastcoll raises on purpose.
+
+    A text may quote other processes, so it holds printable characters and line ends only.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable_lines(one) if isinstance(one, str) else one for one in args))
 
 
 class UsageError(FastcollError):

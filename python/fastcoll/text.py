@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines for a person to read, on stderr.
+"""Text for a person to read, perhaps from another process; lines on stderr.
 
-Decides how long a line may wait for its reader. Must not know the reason for a line.
+Decides which characters a terminal gets, and how long a line may wait for its reader. Must not
+know the reason for a line.
 """
 
 import contextlib
@@ -9,9 +10,24 @@ import select
 import sys
 from functools import cache
 
+from fastcoll import _C
+
 # The reader of a pipe may be stopped; a rank with an error to raise does not wait for it.
 _PATIENCE_MS = 500
 _MOST_CHARACTERS = 1000  # up to four bytes each: an empty page of a pipe (4096 bytes) has room
+
+
+def printable(text: str) -> str:
+    """Return the text as one line, with escapes in place of what is not printable.
+
+    For what another process wrote: it may hold a terminal's control sequences, or line ends.
+    """
+    return _C.printable(text.encode(errors="replace"))
+
+
+def printable_lines(text: str) -> str:
+    """Return the same, but with the line ends that the text has."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def say(text: str) -> None:
@@ -21,7 +37,7 @@ def say(text: str) -> None:
     """
     with contextlib.suppress(Exception):
         if _takes_a_line():
-            sys.stderr.write(f"fastcoll: {text[:_MOST_CHARACTERS]}\n")
+            sys.stderr.write(f"fastcoll: {printable(text)[:_MOST_CHARACTERS]}\n")
 
 
 @cache

@@ -30,7 +30,7 @@ def from_a_thread(rank: Rank, way: str) -> Heard:
     def abort() -> None:
         time.sleep(0.3)
         aborted[0] = time.monotonic()
-        group.abort("the loss is NaN")
+        group.abort("the loss is \x1b[31mNaN")
 
     if rank.rank == 1:
         threading.Thread(target=abort).start()
@@ -80,7 +80,7 @@ def assert_aborted(rows: list[Heard], by: int, reason: str) -> None:
 
 @pytest.mark.parametrize("way", WAITS)
 def test_from_another_thread(pools: Pools, way: str) -> None:
-    assert_aborted(pools(3).run(from_a_thread, way), 1, "the loss is NaN")
+    assert_aborted(pools(3).run(from_a_thread, way), 1, r"the loss is \x1b[31mNaN")
 
 
 def test_from_a_signal_handler(fresh_pool: Callable[..., Pool]) -> None:

@@ -2,7 +2,9 @@
 """The flight recorder from outside: ranks that work, wait, are stopped, or never called."""
 
 import json
+import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,3 +110,31 @@ def test_what_can_not_be_inspected(fresh_pool: Callable[..., Pool]) -> None:
     result = runner.invoke(app, ["inspect", "--pid", str(other.pid)])
     assert result.exit_code == 1
     assert str(other.pid) in result.output
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[red]w\u202e\x9b\r\nrow"
+AS_SHOWN = r"\x1b]0;owned\x07\x1b[2J\x1b[31m[red]w\u202e\x9b\x0d\nrow"
+
+
+def rename_group(rank: Rank) -> None:
+    """What a process may write into its own memory: a group's name with a terminal's escapes."""
+    from fastcoll.reliability.recorder import _region_links
+
+    [link] = _region_links(os.getpid())
+    with link.open("r+b") as file, mmap.mmap(file.fileno(), 0) as region:
+        at = region.find(b"world\0")
+        name = HOSTILE.encode()
+        region[at : at + len(name)] = name
+
+
+def test_what_another_process_wrote_is_shown_as_text(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(1)
+    pool.run(rename_group)
+    [pid] = pool.pids
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    shown = runner.invoke(app, ["inspect", "--pid", str(pid)], env=terminal).output
+    assert AS_SHOWN in re.sub("\x1b\\[[0-9;]*m", "", shown)  # less the table's own colours
+    for sequence in ("\x1b]", "\x1b[2J", "\x07", "\u202e", "\x9b", "\r"):
+        assert sequence not in shown
+    told = json.loads(runner.invoke(app, ["inspect", "--json", "--pid", str(pid)]).stdout)
+    assert told["ranks"][0]["group"] == AS_SHOWN

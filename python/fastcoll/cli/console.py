@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fastcoll.text import printable_lines
+
 # A table cut to 80 columns is no use in a log; a terminal tells its own width.
 _LOG_WIDTH = 200
 _PICTURES = (".svg", ".png", ".pdf")
@@ -25,7 +27,7 @@ def make_console() -> Console:
 def complain(text: str) -> None:
     """Say on stderr what went wrong."""
     console = Console(stderr=True, soft_wrap=True)
-    console.print(f"[red]error:[/red] {escape(text)}", highlight=False)
+    console.print(f"[red]error:[/red] {escape(printable_lines(text))}", highlight=False)
 
 
 def matplotlib_is_there() -> None:

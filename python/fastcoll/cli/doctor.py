@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastcoll.cli.console import make_console
+from fastcoll.text import printable_lines
 
 _MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "no": "[red]no[/red]"}
 
@@ -345,7 +346,7 @@ def doctor(
     for finding in findings:
         if finding.section != section:
             table.add_section()
-        text = escape(finding.value)
+        text = escape(printable_lines(finding.value))
         if finding.help:
             text += f"\n[dim]{escape(finding.help)}[/dim]"
         title = finding.section if finding.section != section else ""

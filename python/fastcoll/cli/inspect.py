@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from fastcoll.cli.console import complain, make_console, writable
 from fastcoll.errors import DriverError
@@ -55,11 +56,12 @@ def _show(statuses: list[RankStatus], last: int, now_us: int) -> None:
         group = f"{status.group}{', broken' * status.is_broken}"
         who = (group, f"{status.rank} of {status.world_size}", process)
         if not status.operations:
-            table.add_row(*who, "", "never called anything")
+            table.add_row(*map(Text, who), "", "never called anything")
         for one in status.operations[-last:]:
             age = _age(one, now_us)
             what = f"{one.what}\nat {one.site}" if one.site else one.what
-            table.add_row(*who, str(one.call), what, one.plan, one.state, age)
+            row = (*who, str(one.call), what, one.plan, one.state, age)
+            table.add_row(*map(Text, row))  # a group's name, or a file's, is no markup
             who = ("", "", "")
     make_console().print(table)
 
