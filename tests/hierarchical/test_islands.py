@@ -3,14 +3,17 @@
 
 import ctypes
 import dataclasses
+import io
 import os
 import socket
+import sys
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands
+from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands, why_apart
 from fastcoll.errors import UnsupportedError, UsageError
 from harness import Attempt, Rank, Setup, attempt
 
@@ -104,26 +107,68 @@ def test_on_one_node_the_others_hear_of_an_unknown_carrier(fresh_pool: Any) -> N
 CLONE_NEWIPC = 0x08000000
 
 
-def from_elsewhere(rank: Rank) -> float:
-    """Rank 1 goes where rank 0 can't share memory with it, as in another container."""
+def add_up(rank: Rank) -> tuple[str, float]:
+    """What a group of all ranks is, and a sum of it."""
     import fastcoll
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    if rank.rank == 1 and libc.unshare(CLONE_NEWIPC) != 0:
-        os._exit(0)
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
-    comm = fastcoll.init(store=rank.store, **who)
-    assert type(comm) is fastcoll.HierarchicalCommunicator
-    tensor = torch.ones(1)
-    fastcoll.all_reduce(tensor)
-    return float(tensor)
+    with fastcoll.init(store=rank.store, **who) as comm:
+        tensor = torch.ones(50_000)
+        comm.all_reduce(tensor)
+        sending = comm.isend(tensor, 1 - comm.rank)
+        comm.recv(tensor, 1 - comm.rank)
+        sending.wait()
+        return type(comm).__name__, float(tensor[-1])
 
 
-def test_namespaces_are_nodes(fresh_pool: Any) -> None:
+def from_elsewhere(rank: Rank) -> tuple[str, float]:
+    """Rank 1 makes an IPC namespace of its own, as each container has one."""
+    if rank.rank == 1 and ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWIPC) != 0:
+        os._exit(0)
+    return add_up(rank)
+
+
+def test_containers_in_one_network_share_memory(fresh_pool: Any) -> None:
     first, second = fresh_pool(2, Setup(init=False)).outcomes(from_elsewhere)
     if second.exit_code == 0:
         pytest.skip("this process may not make namespaces")
-    assert (first.value, second.value) == (2.0, 2.0)
+    assert (first.value, second.value) == (("Communicator", 2.0),) * 2, (first, second)
+
+
+def from_another_network(rank: Rank, doctors_port: int) -> tuple[Any, str, list[str]]:
+    """Rank 1 has another network by its own account; the store and Gloo can reach it all the same.
+
+    Returns what `add_up` does, what was said, and what doctor says.
+    """
+    from fastcoll.bootstrap import identity
+
+    said = io.StringIO()
+    with (
+        patch.object(identity, "_namespace", lambda kind: f"{kind}:[{rank.rank + 7}]"),
+        patch.object(sys, "stderr", said),
+    ):
+        return add_up(rank), said.getvalue(), drawn(rank, doctors_port)
+
+
+def test_ranks_of_one_machine_hear_what_parts_them(fresh_pool: Any) -> None:
+    pool = fresh_pool(2, Setup(init=False))
+    first, second = pool.run(from_another_network, free_port())
+    assert first[0] == second[0] == ("HierarchicalCommunicator", 2.0)
+    sides = "ranks [0] in net:[7], ranks [1] in net:[8]"
+    assert first[1].count("different network namespaces") == 1, first[1]
+    assert sides in first[1]
+    assert second[1] == ""
+    for _, _, findings in (first, second):
+        assert sides in findings[-1], findings
+
+
+def test_an_id_that_the_user_gave_parts_ranks_without_a_word() -> None:
+    here = introduce("", "", Terms("", ""))
+    there = dataclasses.replace(here, machine="boot 1, net:[1]", node="boot 1, net:[1]")
+    elsewhere = dataclasses.replace(here, machine="boot 1, net:[2]", node="boot 1, net:[2]")
+    assert why_apart([here, there]) == why_apart([here, here]) == ""  # two machines, or one
+    assert "ranks [0] in net:[1], ranks [2] in net:[2]" in why_apart([there, here, elsewhere])
+    assert why_apart([there, dataclasses.replace(elsewhere, node="b")]) == ""
 
 
 def moved(rank: Rank) -> list[Attempt]:
@@ -144,6 +189,12 @@ def test_nodes_that_change_after_init_are_refused(fresh_pool: Any) -> None:
         assert without.kind == again.kind == ""
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def drawn(rank: Rank, port: int) -> list[str]:
     """What doctor says of the ranks that it is run as."""
     from fastcoll.cli.doctor import _nodes
@@ -154,10 +205,7 @@ def drawn(rank: Rank, port: int) -> list[str]:
 
 
 def test_doctor_draws_the_map(fresh_pool: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    nodes = "aba"
+    nodes, port = "aba", free_port()
     for rank, lines in enumerate(fresh_pool(3, Setup(init=False, nodes=nodes)).run(drawn, port)):
         own, first, second = lines
         assert own == nodes[rank]

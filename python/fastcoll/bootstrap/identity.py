@@ -55,7 +55,8 @@ class Hello:
     Attributes:
         node: Equal on two ranks exactly when they are to share memory.
         machine: Equal on two ranks exactly when they can meet on an abstract socket and map each
-            other's memory: boot id, network and IPC namespaces.
+            other's memory: boot id and network namespace. Memory without a name knows no IPC
+            namespace, and a descriptor of it is handed over between all process namespaces.
         cpus: The CPUs it may run on.
         cpu_quota: How many CPUs its cgroup may keep busy.
         hop: How the group moves bytes between nodes, if it has several.
@@ -104,7 +105,7 @@ def machine() -> str:
     Raises:
         OSError: It can't be read just now; a guess would make another node of this process.
     """
-    return f"boot {_boot_id()}, {_namespace('net')}, {_namespace('ipc')}"
+    return f"boot {_boot_id()}, {_namespace('net')}"
 
 
 def introduce(
@@ -197,6 +198,30 @@ def map_islands(hellos: Sequence[Hello]) -> Islands:
         _require_equal([hello.hop for hello in hellos], "ways between nodes")
     hosts = tuple(hellos[ranks[0]].host for ranks in nodes)
     return Islands(tuple(map(tuple, nodes)), hosts)
+
+
+def why_apart(hellos: Sequence[Hello]) -> str:
+    """Return what keeps ranks of one machine from sharing memory; empty if nothing does.
+
+    A node that FASTCOLL_NODE_ID names was meant so.
+    """
+    boots: dict[str, dict[str, list[int]]] = {}
+    for rank, hello in enumerate(hellos):
+        boot, _, network = hello.machine.rpartition(", ")
+        if hello.node == hello.machine:
+            boots.setdefault(boot, {}).setdefault(network, []).append(rank)
+    apart = [sides for sides in boots.values() if len(sides) > 1]
+    if not apart:
+        return ""
+    sides = "; ".join(
+        ", ".join(f"ranks {ranks} in {network}" for network, ranks in some.items())
+        for some in apart
+    )
+    return (
+        f"ranks of one machine have different network namespaces and can't share memory: {sides}. "
+        "Their data takes the way between nodes, which is slower. Start their containers in one "
+        "network (docker run --network=host)"
+    )
 
 
 def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: Islands) -> None:

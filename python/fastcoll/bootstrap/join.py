@@ -19,12 +19,14 @@ from fastcoll.bootstrap.identity import (
     map_islands,
     meet,
     require_same_nodes,
+    why_apart,
 )
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.refusals import as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
+from fastcoll.text import say_once
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def join(
         chosen = [hellos[rank] for rank in ranks]
         if exchange.islands is not None:
             require_same_nodes(chosen, ranks, exchange.islands)
+        elif exchange.rank == 0 and (apart := why_apart(chosen)):
+            say_once(apart)
         islands = map_islands(chosen)
         if exchange.rank not in ranks:
             return None

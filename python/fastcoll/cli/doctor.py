@@ -281,9 +281,11 @@ def _nodes() -> Findings:
         return
     from fastcoll.cli.map import map_ranks
 
-    islands = map_ranks(launch)
+    islands, apart = map_ranks(launch)
     for node, (ranks, host) in enumerate(zip(islands.nodes, islands.hosts, strict=True)):
         yield Finding("nodes", f"node {node}", f"{host}: ranks {', '.join(map(str, ranks))}")
+    if apart:
+        yield Finding("nodes", "one machine", apart, "note")
 
 
 def _settings() -> Findings:

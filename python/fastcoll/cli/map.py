@@ -9,19 +9,20 @@ from torch.distributed.rendezvous import rendezvous
 from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
-from fastcoll.bootstrap.identity import Terms, introduce, map_islands, meet
+from fastcoll.bootstrap.identity import Terms, introduce, map_islands, meet, why_apart
 from fastcoll.bootstrap.islands import Islands
 
 
-def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> Islands:
-    """Return the map of a launch's ranks. Collective over them."""
+def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> tuple[Islands, str]:
+    """Return the map of a launch's ranks, and what parts some of a machine. Collective."""
     deadline = Deadline(limit_s)
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=limit_s)))
     exchange = StoreExchange(store, launch.rank, launch.world_size)
     hello = introduce(address="", token="", terms=Terms("", ""))
-    islands = map_islands(meet(exchange.gather(hello.to_dict(), deadline)))
+    hellos = meet(exchange.gather(hello.to_dict(), deadline))
+    islands = map_islands(hellos)
     num_done = store.add("fastcoll/mapped", 1)
     while launch.rank == 0 and num_done < launch.world_size and not deadline.passed():
         time.sleep(0.01)  # the server may be in this process, and the others still read
         num_done = store.add("fastcoll/mapped", 0)
-    return islands
+    return islands, why_apart(hellos)
