@@ -46,7 +46,7 @@ from fastcoll.planning import Planner
 from fastcoll.reliability.call_sites import at_call_site, tracing
 from fastcoll.reliability.limits import call_limit_s, group_limit_s
 from fastcoll.reliability.settings import Settings, resolve
-from fastcoll.text import say
+from fastcoll.text import say, say_once
 from fastcoll.topology import gpu
 from fastcoll.transfers import Transfers
 from fastcoll.tuning import Tuning
@@ -87,6 +87,9 @@ def connect(
             levels = ", ".join(_C.simd_levels())
             raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
         _C.set_simd_level(level)
+    if exchange.rank == 0 or env.is_first_on_node():
+        for line in env.misspelt():
+            say_once(line)
     settings = replace(settings)  # this group's own, which `set_timeout` changes
     found = tuned or tuning.find()
     deadline = Deadline(settings.timeout_s)

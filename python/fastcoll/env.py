@@ -5,6 +5,7 @@ Decides how a setting is spelled and parsed. The only module that touches os.env
 are read when a group is made, never cached. Knows nothing of groups.
 """
 
+import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,6 +193,31 @@ VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
     NODE_ID,
     CARRIER,
 )
+
+
+# Read by scripts/, not by the library.
+OF_SCRIPTS = ("FASTCOLL_VENV", "FASTCOLL_TORCH")
+_PREFIX = "FASTCOLL_"
+
+
+def misspelt() -> list[str]:
+    """Return a line for each FASTCOLL_ variable of the environment that nothing reads."""
+    known = [*(variable.name for variable in VARIABLES), *OF_SCRIPTS]
+    # Without the prefix, which all names have in common and which would make all alike.
+    ends = [name.removeprefix(_PREFIX) for name in known]
+    lines = []
+    for name in sorted(os.environ):
+        if not name.upper().startswith(_PREFIX) or name in known:
+            continue
+        near = difflib.get_close_matches(name.upper().removeprefix(_PREFIX), ends, 1)
+        advice = f"did you mean {_PREFIX}{near[0]}?" if near else "`fastcoll doctor` lists them all"
+        lines.append(f"{name} is set, but no such variable exists: {advice}")
+    return lines
+
+
+def is_first_on_node() -> bool:
+    """Return whether the launcher says that this process is the first of its node."""
+    return os.environ.get("LOCAL_RANK") == "0"
 
 
 def let_ddp_borrow() -> None:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes about the default group: each is named, and says what to call instead."""
 
+import io
 import os
+import sys
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -146,3 +149,34 @@ def test_numerics_must_agree(fresh_pool: Any) -> None:
     for text in fresh_pool(3, BARE).run(disagreeing):
         assert "fast" in text
         assert "same_bits" in text
+
+
+# In two parts: a name that is written out has to be one that exists.
+WRONG = {"FASTCOLL_" + end: "3" for end in ("TIMEOUTS", "TORCHBACKEND", "ZZZ")}
+RIGHT = {"FASTCOLL_TIMEOUT_S": "20", "FASTCOLL_VENV": "a", "FASTCOLL_TORCH": "2.13.0"}
+
+
+def said_at_init(rank: Rank, local_rank: str) -> list[str]:
+    import fastcoll
+
+    os.environ.update(WRONG | RIGHT)
+    if rank.rank == 1:
+        os.environ["LOCAL_RANK"] = local_rank
+    said = io.StringIO()
+    with patch.object(sys, "stderr", said):
+        fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
+        fastcoll.new_group().close()
+        fastcoll.destroy()
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_a_misspelt_variable_is_named_once_on_each_node(fresh_pool: Any, local_rank: str) -> None:
+    first, second = fresh_pool(2, BARE).run(said_at_init, local_rank)
+    assert len(first) == len(WRONG), first
+    timeouts, backend, unknown = first
+    assert f"{next(iter(WRONG))} is set" in timeouts
+    assert "did you mean FASTCOLL_TIMEOUT_S?" in timeouts
+    assert "did you mean FASTCOLL_TORCH_BACKEND?" in backend
+    assert "`fastcoll doctor` lists them all" in unknown
+    assert second == (first if local_rank == "0" else [])

@@ -82,6 +82,13 @@ def test_doctor_shows_a_setting_that_does_not_parse(monkeypatch: pytest.MonkeyPa
     assert "soon" in finding["value"]
 
 
+def test_doctor_names_a_variable_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    misspelt = "FASTCOLL_" + "TIMEOUTS"
+    monkeypatch.setenv(misspelt, "3")
+    finding = findings()[misspelt]
+    assert (finding["state"], "FASTCOLL_TIMEOUT_S" in finding["value"]) == ("no", True)
+
+
 def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise OSError("no such thing here")

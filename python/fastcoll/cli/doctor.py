@@ -299,6 +299,8 @@ def _settings() -> Findings:
         origin = "set" if variable.is_set() else "default"
         text = f"{value or 'empty'} ({origin}; default {variable.default or 'empty'})"
         yield Finding("settings", variable.name, text, state, variable.help)
+    for line in env.misspelt():
+        yield Finding("settings", line.split()[0], line, "no")
 
 
 _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
