@@ -187,24 +187,26 @@ CASES = [
 
 
 class Compiler:
-    """Compiles each source and links each program once per build."""
+    """Compiles each source of a tree and links each program once per build."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, root: Path = ROOT, flags: tuple[str, ...] = ()) -> None:
         self.folder = folder
+        self.root = root
+        self.flags = flags
         self.done: set[Path] = set()
 
     def program(self, name: str, build_name: str) -> Path:
         build = BUILDS[build_name]
-        sources = [ROOT / f"tests/native/{name}.cpp"]
+        sources = [self.root / f"tests/native/{name}.cpp"]
         for pattern in PROGRAMS[name]:
-            matches = sorted(ROOT.glob(pattern))
+            matches = sorted(self.root.glob(pattern))
             assert matches, f"no source matches {pattern}"
             sources += matches
         flags = ["-std=c++20", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
-        command = [build.compiler, *flags, *build.flags]
+        command = [build.compiler, *flags, *build.flags, *self.flags]
         folder = self.folder / build_name
         folder.mkdir(exist_ok=True)
-        includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
+        includes = [f"-I{self.root / 'csrc'}", f"-I{self.root / 'kernels'}"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             jobs = [
                 pool.submit(

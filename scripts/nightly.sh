@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs the checkout into a virtual environment and runs what takes too long for every change:
+# the mutations of the protocol, the soak under kills and stops, the fuzzers.
+#   scripts/nightly.sh               hours: every mutation
+#   scripts/nightly.sh --shard 3/7   each seventh mutation from the third on: another night, another
+# Arguments go to tests/native/mutate.py. All parts run, whatever the ones before found.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/setup_venv.sh
+
+failed=()
+part() { # name command...
+  printf '\n== %s (%d s) ==\n' "$1" "$SECONDS"
+  "${@:2}" || failed+=("$1")
+}
+
+install_checkout test
+part "mutations" python tests/native/mutate.py "$@"
+part "soak" python tests/reliability/soak.py --seconds 600
+part "kills" python tests/reliability/soak.py --kills 200
+part "fuzz what peers send" python tests/reliability/fuzz.py --seconds 300
+part "fuzz what C++ reads" python tests/native/fuzz_bytes.py --seconds 300
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'FAILED: %s\n' "${failed[@]}" >&2
+  exit 1
+fi

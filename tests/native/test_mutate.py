@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mutation run itself: what it finds in a source, what it reports, what it may let survive."""
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import mutate
+import pytest
+from mutation_points import Mutation
+from mutation_points import mutate as mutate_source
+
+from programs import need, run
+
+HERE = Path(__file__).parent
+
+TOY = """
+struct P {
+  static int load_acquire(const int& word) { return word; }
+  static int load_relaxed(const int& word) { return word; }
+};
+inline constexpr int kNone = 3 - 2;  // a + 1 < b: no code
+template <class Word>
+bool has_come(const Word& word, int first, const char* name) {
+  const bool is_named = name && *name != 0;
+  if (P::load_acquire(word) < first + 1) return false;
+  return is_named;
+}
+inline void publish(int& word, int value) {
+  word = value;
+}
+inline void publish_both(int& left, int& right, int value) {
+  publish(left, value);
+  publish(right, value);
+}
+"""
+PROGRAM = """
+#include "toy.h"
+int main() {
+  int left = 0, right = 0;
+  publish_both(left, right, 4);
+  const bool is_right = !has_come(3, 3, "name") && has_come(left, 3, "name") && right == 4;
+  return is_right && !has_come(left, 3, nullptr) ? 0 : 1;
+}
+"""
+# The two loads are the same, and no name is empty.
+SURVIVES = {"P::load_acquire to relaxed", "no operand right of &&"}
+
+
+@pytest.fixture(scope="module")
+def mutations() -> list[Mutation]:
+    return [
+        mutation
+        for path in sorted((mutate.ROOT / "csrc/cpu").iterdir())
+        if path.suffix in (".h", ".cpp") and not path.name.startswith(mutate.LEFT_OUT)
+        for mutation in mutate_source(path.name, path.read_text())[0]
+    ]
+
+
+def test_mutations_of_a_source_are_found() -> None:
+    found, _ = mutate_source("toy.h", TOY)
+    assert Counter(mutation.what for mutation in found) == {
+        "no operand left of &&": 1,
+        "no operand right of &&": 1,
+        "!= to ==": 1,
+        "if never": 1,
+        "P::load_acquire to relaxed": 1,
+        "< to <=": 1,
+        "1 to 0": 1,
+        "1 to 2": 1,
+        "no store": 1,
+        "no call": 2,
+    }
+
+
+def test_a_mutation_is_known_by_its_text() -> None:
+    before, _ = mutate_source("toy.h", TOY)
+    after, _ = mutate_source("toy.h", "// another line\n" + TOY)
+    assert [mutation.key for mutation in before] == [mutation.key for mutation in after]
+    assert len({mutation.key for mutation in before}) == len(before)
+    assert "toy.h: publish(right, value); [no call]" in {mutation.key for mutation in before}
+
+
+def test_fatal_mutations_are_killed_and_others_survive(tmp_path: Path) -> None:
+    need("g++")
+    found, text = mutate_source("toy.h", TOY)
+    (tmp_path / "toy.h").write_text(text)
+    (tmp_path / "toy.cpp").write_text(PROGRAM)
+    program = str(tmp_path / "toy")
+    flags = ["-std=c++20", "-w", "-include", str(HERE / "mutant.h")]
+    built = run(["g++", *flags, str(tmp_path / "toy.cpp"), "-o", program], 60)
+    assert built.returncode == 0, built.stdout
+    assert run([program], 10).returncode == 0, "the source without a mutation"
+    trace = tmp_path / "trace"
+    run(["env", f"MUTANT_TRACE={trace}", program], 10)
+    reached = frozenset(map(int, trace.read_text().split()))
+    check = mutate.Check("toy", (program,), 0.1, reached)
+    survived = {
+        mutation.what
+        for number, mutation in enumerate(found)
+        if mutate.killer(number, [check]) is None
+    }
+    assert survived == SURVIVES
+
+
+def test_what_no_check_comes_past_survives() -> None:
+    check = mutate.Check("never run", ("false",), 0.1, frozenset({7}))
+    assert mutate.killer(6, [check]) is None
+    assert mutate.killer(7, [check]) == "never run"
+
+
+def test_every_listed_survivor_is_a_mutation(mutations: list[Mutation]) -> None:
+    keys = Counter(mutation.key for mutation in mutations)
+    assert max(keys.values()) == 1
+    assert mutate.read_survivors().keys() <= keys.keys()
+
+
+def test_every_survivor_has_one_reason() -> None:
+    sections = tomllib.loads(mutate.SURVIVORS.read_text())
+    assert sections.keys() == {"equivalent", "open"}
+    entries = [entry for section in sections.values() for entry in section]
+    assert all(re.search(r"\w{3}.*\.$", entry["reason"]) for entry in entries)
+    named = Counter(key for entry in entries for key in entry["mutations"])
+    assert all(count == 1 for count in named.values()), named.most_common(1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "text"),
+    [
+        ("P::load_acquire to relaxed", "P::load_acquire(*awaited.word)"),
+        ("P::arrive to relaxed", "P::arrive(word, value);"),
+        ("no claim", "group_.claim_slot(k)"),
+        ("no call", "group_.wait_staged(peer, k + 1);"),
+        ("no store", "peers_[peer].known_done = segment;"),
+        ("acq_rel to relaxed", "compare_exchange_strong"),
+        ("== to >=", "seen == awaited.target"),
+    ],
+)
+def test_what_the_protocol_rests_on_is_mutated(
+    operator: str, text: str, mutations: list[Mutation]
+) -> None:
+    assert any(one.what == operator and text in one.text for one in mutations)
