@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that must end in an error on every rank, which is a thread here: calls that differ though
-// no rank waited in them, and private memory whose owner gave up, or ended, before it was copied.
+// no rank waited in them, schedules in which a rank waits in vain, and private memory that can't be
+// copied, or whose owner gave up, or ended, before it was.
 //
 //   test_failure VARIANT
 //
 // `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
 #include <sched.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +28,7 @@
 
 #include "cpu/p2p.h"
 #include "cpu/run.h"
+#include "hand_programs.h"
 #include "planted.h"
 #include "words.h"
 
@@ -140,16 +146,122 @@ void differ(Algorithm algorithm, bool inlined, int num_before) {
     Group<P> group(machine.options(rank));
     std::vector<uint64_t> data(kNumel);
     const Plan barrier = plan_of(Verb::barrier, 0, Algorithm::direct, true);
+    const Program program = program_of(Verb::broadcast, kWorld, rank, rank);
+    bool was_made = false;
     const std::string error = error_of([&] {
       for (int i = 0; i < num_before; ++i) run(group, barrier, nullptr, nullptr, host);
-      run(group, plan_of(Verb::broadcast, rank, algorithm, inlined), data.data(), data.data(),
-          host);
+      run(group, plan_of(Verb::broadcast, rank, algorithm, inlined), data.data(), data.data(), host,
+          -1, &program);
+      was_made = true;
       run(group, barrier, nullptr, nullptr, host);
     });
+    // In a schedule all ranks meet first.
+    require(was_made == (algorithm != Algorithm::schedule), "where the calls differ", error);
     const std::string expected =
         "the ranks called different things as #" + std::to_string(num_before + 1) + ":";
     require(error.find(expected) != std::string::npos, "calls that differ", error);
   });
+}
+
+// ---- schedules ----------------------------------------------------------------------------------
+
+// Each rank waits for a signal that the other's program does not have.
+template <class P>
+void wait_in_vain() {
+  const Machine machine;
+  run_ranks([&](int rank) {
+    Host host;
+    Group<P> group(machine.options(rank));
+    std::vector<uint64_t> data(kNumel);
+    const Plan plan = plan_of(Verb::broadcast, 0, Algorithm::schedule, false);
+    ProgramWords words(rank);
+    words.wait(uint32_t(1 - rank), 1);
+    const Program program(kWorld, rank, {1, 1, 1}, words.words());
+    const std::string error = error_of(
+        [&] { run(group, plan, data.data(), data.data(), host, /*timeout_s=*/0.1, &program); });
+    require(error.find(" waited ") != std::string::npos, "a signal that nobody raises", error);
+  });
+  Host host;
+  Group<P> group(machine.options(0));
+  const Plan plan = plan_of(Verb::broadcast, 0, Algorithm::schedule, false);
+  const std::string error = error_of([&] { run(group, plan, nullptr, nullptr, host); });
+  require(error == "a plan of a schedule that was not added", "a schedule without program", error);
+}
+
+// ---- the memory of other processes --------------------------------------------------------------
+
+// A process with other values where this one has its own, or one that has ended.
+class Stranger {
+ public:
+  explicit Stranger(bool ends) : pid(fork()) {
+    if (pid < 0) std::abort();
+    if (pid == 0) {
+      while (!ends) pause();
+      _exit(0);
+    }
+    if (ends) waitpid(pid, nullptr, 0);
+    is_there_ = !ends;
+  }
+  ~Stranger() {
+    if (!is_there_) return;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  const pid_t pid;
+
+ private:
+  bool is_there_;
+};
+
+// Rank 0 takes process `pid` for rank 1.
+template <class P>
+void find_out(int pid, bool is_wanted, const std::array<int, kWorld>& expected) {
+  const Machine machine;
+  run_ranks([&](int rank) {
+    Host host;
+    GroupOptions options = machine.options(rank);
+    for (PeerLink& link : options.links) link.pid = getpid();
+    if (rank == 0) options.links[1].pid = pid;
+    Group<P> group(options);
+    // Long enough for the other rank's wait to get long.
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto errors = group.try_single_copy(rank == 0 || is_wanted, host);
+    for (size_t peer = 0; peer < kWorld; ++peer)
+      require(errors[peer] == expected[peer], "whether ranks can read each other's memory",
+              "rank " + std::to_string(peer) + " says " + std::to_string(errors[peer]));
+  });
+}
+
+template <class P>
+void copy_from(int pid, bool has_hung_up, ErrorKind kind, const std::string& expected) {
+  Machine machine;
+  GroupOptions options = machine.options(1);
+  options.links[1].pid = getpid();
+  options.links[kOwner].pid = pid;
+  if (has_hung_up) close(std::exchange(machine.sockets[kOwner], -1));
+  Group<P> group(options);
+  volatile uint64_t nowhere = 8;  // no page of any process; volatile: the compiler would warn
+  uint64_t word = 0;
+  try {
+    read_private(group, kOwner, nowhere, &word, sizeof word, [] { return std::string("A test"); });
+    require(false, "a copy from nowhere", "no error");
+  } catch (const Failure& failure) {
+    const std::string error = failure.what();
+    require(failure.kind() == kind, "a copy from nowhere, of what kind", error);
+    require(error.find(expected) != std::string::npos, "a copy from nowhere", error);
+  }
+}
+
+template <class P>
+void read_strangers() {
+  const Stranger gone(true), other(false);
+  find_out<P>(getpid(), true, {0, 0});
+  find_out<P>(getpid(), false, {0, ECANCELED});
+  find_out<P>(gone.pid, true, {ESRCH, 0});
+  find_out<P>(other.pid, true, {ESRCH, 0});
+  copy_from<P>(gone.pid, false, ErrorKind::peer_lost, "A test could not copy 8 bytes");
+  copy_from<P>(other.pid, false, ErrorKind::driver, "FASTCOLL_SINGLE_COPY=never");
+  copy_from<P>(other.pid, true, ErrorKind::peer_lost, "A test could not copy 8 bytes");
 }
 
 // ---- private memory of an owner that is through with it -----------------------------------------
@@ -216,7 +328,10 @@ int run_all() {
   for (const int num_before : {0, 1, 5}) {
     differ<P>(Algorithm::direct, true, num_before);
     differ<P>(Algorithm::direct, false, num_before);
+    differ<P>(Algorithm::schedule, false, num_before);
   }
+  wait_in_vain<P>();
+  read_strangers<P>();
   for (const bool ends : {false, true}) {
     copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);
     copy_too_late<Held<P>>(Which::offer, ends, transfer<Held<P>>);
