@@ -123,16 +123,49 @@ def killer(number: int, checks: list[Check]) -> str | None:
     return None
 
 
-def read_survivors(path: Path = SURVIVORS) -> dict[str, str]:
-    """Return the section, "equivalent" or "open", of every mutation that may survive."""
+@dataclass(frozen=True)
+class Allowed:
+    """What may survive.
+
+    Attributes:
+        listed: The section, "equivalent" or "open", of every mutation that is listed.
+        unsettled: Files of which nobody has gone through the survivors yet: all count as open.
+    """
+
+    listed: dict[str, str]
+    unsettled: frozenset[str]
+
+    def section(self, mutation: Mutation) -> str | None:
+        default = "open" if mutation.file in self.unsettled else None
+        return self.listed.get(mutation.key, default)
+
+
+def read_survivors(path: Path = SURVIVORS) -> Allowed:
     with path.open("rb") as file:
         sections = tomllib.load(file)
-    return {
+    unsettled = frozenset(sections.pop("unsettled"))
+    listed = {
         key: section
         for section, entries in sections.items()
         for entry in entries
         for key in entry["mutations"]
     }
+    return Allowed(listed, unsettled)
+
+
+def findings(
+    seen: dict[Mutation, str | None], mutations: list[Mutation], allowed: Allowed
+) -> list[str]:
+    """Return where the run and the list of survivors differ."""
+    found = []
+    for mutation, by in seen.items():
+        if by is None and allowed.section(mutation) is None:
+            found.append(f"{mutation.key}: survived, and is not in {SURVIVORS.name}")
+        if by is not None and mutation.key in allowed.listed:
+            found.append(f"{mutation.key}: is killed; take it out of {SURVIVORS.name}")
+    for key in sorted(allowed.listed.keys() - {mutation.key for mutation in mutations}):
+        found.append(f"{key}: is no more; take it out of {SURVIVORS.name}")
+    return found
 
 
 def chosen(
@@ -154,14 +187,14 @@ def parse_arguments() -> argparse.Namespace:
 
 def run_mutations(
     picked: Iterator[tuple[int, Mutation]], checks: list[Check], end: float
-) -> dict[str, str | None]:
-    """Run mutations until all are through or the time is over: what kills each, by its key."""
-    seen: dict[str, str | None] = {}
+) -> dict[Mutation, str | None]:
+    """Run mutations until all are through or the time is over; return what kills each."""
+    seen: dict[Mutation, str | None] = {}
     for number, mutation in picked:
         began = time.monotonic()
         if began > end:
             break
-        by = seen[mutation.key] = killer(number, checks)
+        by = seen[mutation] = killer(number, checks)
         state = f"killed by {by}" if by else "survived"
         where = f"{mutation.file}:{mutation.line}"
         took = time.monotonic() - began
@@ -185,23 +218,15 @@ def main() -> int:
         picked = chosen(mutations, arguments.only, (index, count))
         seen = run_mutations(picked, checks, end)
 
-    known = {mutation.key for mutation in mutations}
-    survived = {key for key, by in seen.items() if by is None}
-    findings = {
-        "survived, and is not in mutation_survivors.toml": survived - allowed.keys(),
-        "is killed; take it out of mutation_survivors.toml": (seen.keys() - survived)
-        & allowed.keys(),
-        "is no more; take it out of mutation_survivors.toml": allowed.keys() - known,
-    }
-    for what, keys in findings.items():
-        for key in sorted(keys):
-            print(f"FINDING: {key}: {what}")
-    sections = [allowed.get(key) for key in survived]
+    found = findings(seen, mutations, allowed)
+    for text in found:
+        print(f"FINDING: {text}")
+    sections = [allowed.section(mutation) for mutation, by in seen.items() if by is None]
     print(
-        f"{len(mutations)} mutations, {len(seen)} of them run: {len(seen) - len(survived)} killed, "
+        f"{len(mutations)} mutations, {len(seen)} of them run: {len(seen) - len(sections)} killed, "
         f"{sections.count('equivalent')} proven equivalent, {sections.count('open')} not yet killed"
     )
-    return 1 if any(findings.values()) else 0
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

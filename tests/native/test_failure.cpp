@@ -167,7 +167,7 @@ void differ(Algorithm algorithm, bool inlined, int num_before) {
 
 // Each rank waits for a signal that the other's program does not have.
 template <class P>
-void wait_in_vain() {
+void wait_in_vain(double timeout_s) {
   const Machine machine;
   run_ranks([&](int rank) {
     Host host;
@@ -177,15 +177,36 @@ void wait_in_vain() {
     ProgramWords words(rank);
     words.wait(uint32_t(1 - rank), 1);
     const Program program(kWorld, rank, {1, 1, 1}, words.words());
-    const std::string error = error_of(
-        [&] { run(group, plan, data.data(), data.data(), host, /*timeout_s=*/0.1, &program); });
+    const std::string error =
+        error_of([&] { run(group, plan, data.data(), data.data(), host, timeout_s, &program); });
     require(error.find(" waited ") != std::string::npos, "a signal that nobody raises", error);
+    require(group.is_broken(), "a group with a verdict", "it is not broken");
   });
+}
+
+// What is refused before anything is shared.
+template <class P>
+void refuse() {
+  const Machine machine;
   Host host;
   Group<P> group(machine.options(0));
   const Plan plan = plan_of(Verb::broadcast, 0, Algorithm::schedule, false);
   const std::string error = error_of([&] { run(group, plan, nullptr, nullptr, host); });
   require(error == "a plan of a schedule that was not added", "a schedule without program", error);
+  require(!group.is_broken(), "a group without a verdict", "it is broken");
+  constexpr struct {
+    int rank, world_size;
+    bool is_possible;
+  } kRanks[] = {{0, 0, false}, {-1, 2, false},
+                {2, 2, false}, {0, kMaxWorld + 1, false},
+                {0, 1, true},  {kMaxWorld - 1, kMaxWorld, true}};
+  for (const auto& [rank, world_size, is_possible] : kRanks) {
+    GroupOptions options = machine.options(0);
+    options.rank = rank;
+    options.world_size = world_size;
+    const std::string refused = error_of([&] { const Group<P> other(options); });
+    require((refused == "no error") == is_possible, "ranks that there can be", refused);
+  }
 }
 
 // ---- the memory of other processes --------------------------------------------------------------
@@ -330,7 +351,8 @@ int run_all() {
     differ<P>(Algorithm::direct, false, num_before);
     differ<P>(Algorithm::schedule, false, num_before);
   }
-  wait_in_vain<P>();
+  for (const double timeout_s : {0.0, 0.1}) wait_in_vain<P>(timeout_s);
+  refuse<P>();
   read_strangers<P>();
   for (const bool ends : {false, true}) {
     copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);

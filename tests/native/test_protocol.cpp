@@ -159,7 +159,8 @@ void place(Buffers& buffers, const Step& step, int world_size, int rank, std::by
   const size_t half = kArenaBytes / 2 / sizeof(int32_t);
   auto* shared = reinterpret_cast<int32_t*>(arena);
   buffers.input = random() % 2 ? buffers.private_input.data() : shared + random() % 16;
-  buffers.output = random() % 2 ? buffers.private_output.data() : shared + half + random() % 16;
+  const size_t behind = random() % 4 ? half + random() % 16 : 2 * half - out;  // or at the end
+  buffers.output = random() % 2 ? buffers.private_output.data() : shared + behind;
   const bool in_place =
       step.plan.verb == Verb::broadcast || (step.plan.verb == Verb::all_reduce && random() % 2);
   if (in_place) buffers.output = buffers.input;
