@@ -139,7 +139,7 @@ Plan plan_of(Verb verb, int root, Algorithm algorithm, bool inlined) {
 
 // Each rank takes itself for the root, so neither waits; each of them sees it in the next call.
 template <class P>
-void differ(Algorithm algorithm, bool inlined, int num_before) {
+void differ(Algorithm algorithm, bool inlined, int num_before, int num_calls) {
   const Machine machine;
   run_ranks([&](int rank) {
     Host host;
@@ -150,8 +150,9 @@ void differ(Algorithm algorithm, bool inlined, int num_before) {
     bool was_made = false;
     const std::string error = error_of([&] {
       for (int i = 0; i < num_before; ++i) run(group, barrier, nullptr, nullptr, host);
-      run(group, plan_of(Verb::broadcast, rank, algorithm, inlined), data.data(), data.data(), host,
-          -1, &program);
+      const Plan plan = plan_of(Verb::broadcast, rank, algorithm, inlined);
+      for (int i = 0; i < num_calls; ++i)
+        run(group, plan, data.data(), data.data(), host, -1, &program);
       was_made = true;
       run(group, barrier, nullptr, nullptr, host);
     });
@@ -347,9 +348,11 @@ void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
 template <class P>
 int run_all() {
   for (const int num_before : {0, 1, 5}) {
-    differ<P>(Algorithm::direct, true, num_before);
-    differ<P>(Algorithm::direct, false, num_before);
-    differ<P>(Algorithm::schedule, false, num_before);
+    for (const int num_calls : {1, 2}) {
+      differ<P>(Algorithm::direct, true, num_before, num_calls);
+      differ<P>(Algorithm::direct, false, num_before, num_calls);
+    }
+    differ<P>(Algorithm::schedule, false, num_before, 1);
   }
   for (const double timeout_s : {0.0, 0.1}) wait_in_vain<P>(timeout_s);
   refuse<P>();
