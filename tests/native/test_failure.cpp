@@ -345,6 +345,32 @@ void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
   pairs.wait(*one, host, 0);
 }
 
+// What the receiver expects is not what comes.
+template <class P>
+void mismatch(DType dtype, size_t numel) {
+  const Machine machine;
+  run_ranks([&](int rank) {
+    Host host;
+    Group<P> group(machine.options(rank));
+    PointToPoint<P> pairs(group);
+    std::vector<uint64_t> data(kNumel);
+    const auto one = std::make_shared<Transfer>();
+    one->sends = rank == 0;
+    one->peer = 1 - rank;
+    one->dtype = one->sends ? DType::uint64 : dtype;
+    one->numel = one->sends ? kNumel : numel;
+    one->data = reinterpret_cast<std::byte*>(data.data());
+    one->num_bytes = one->numel * dtype_size(one->dtype);
+    one->timeout_s = kTimeoutS;
+    const std::string error = error_of([&] {
+      pairs.post(one, host);
+      pairs.wait(*one, host, 0);
+    });
+    require(error.find("rank 0 sends 16384 x uint64 to rank 1") != std::string::npos,
+            "a message that is not what its receiver expects", error);
+  });
+}
+
 template <class P>
 int run_all() {
   for (const int num_before : {0, 1, 5}) {
@@ -357,6 +383,8 @@ int run_all() {
   for (const double timeout_s : {0.0, 0.1}) wait_in_vain<P>(timeout_s);
   refuse<P>();
   read_strangers<P>();
+  mismatch<P>(DType::int64, kNumel);
+  mismatch<P>(DType::uint64, kNumel - 1);
   for (const bool ends : {false, true}) {
     copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);
     copy_too_late<Held<P>>(Which::offer, ends, transfer<Held<P>>);

@@ -58,15 +58,19 @@ struct Planned {
 
 uint64_t value_of(const Planned& one, size_t i) { return mix64(one.salt + i); }
 
-// From one word to more than the ring holds, and what is copied out of its owner's memory.
+// From one word to more than the ring holds, and what is copied out of its owner's memory. Some
+// pairs have more messages than a channel has places.
 std::vector<Planned> draw(std::mt19937_64& random, int world_size) {
   constexpr size_t kMost[] = {1, 28, 200, 6000, 100000};
   std::vector<Planned> all;
   for (int src = 0; src < world_size; ++src)
-    for (int dst = 0; dst < world_size; ++dst)
-      for (uint64_t count = random() % 4; count > 0; --count)
-        all.push_back(
-            {src, dst, uint32_t(random() % 2), random() % (kMost[random() % 5] + 1), random()});
+    for (int dst = 0; dst < world_size; ++dst) {
+      const bool are_many = random() % 8 == 0;
+      const uint64_t most_count = are_many ? 2 * PairChannel::kMessages : 4;
+      for (uint64_t count = random() % most_count; count > 0; --count)
+        all.push_back({src, dst, uint32_t(random() % 2),
+                       random() % (kMost[random() % (are_many ? 3 : 5)] + 1), random()});
+    }
   return all;
 }
 

@@ -430,7 +430,10 @@ int main(int argc, char** argv) {
       for (std::string& verdict : verdicts) verdict.clear();
       sizes.assign(1, kLongNumel);
       if (thread == run_p2p<true>) sizes.assign(kMostMessages, 0);
-      if (thread == run_p2p<false, true, Drowsy>) sizes = {1, 27, 2100, 1, 40};  // one in a chunk
+      if (thread == run_p2p<false, true, Drowsy>) {  // one in a chunk, or in more than there are
+        sizes = {1, 27, 2100, 1, 40};
+        if (machine::draw(32) == 0) sizes = {kLongNumel};
+      }
       for (uint64_t& size : sizes) {
         constexpr uint64_t kSizes[] = {1, 27, 40, 2100, 5000, kCopiedNumel};
         if (size == 0) size = kSizes[machine::draw(5 + machine::draw(2))];
