@@ -83,7 +83,7 @@ def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
 
 
 def _issue(group: GroupLike, call: Call) -> Work | None:
-    comm = member_of(group, call.verb.name, stacklevel=4)
+    comm = member_of(group, call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
     return None if comm is None else comm.issue(call)
 
 

@@ -15,7 +15,7 @@ from fastcoll.work import Work
 
 
 def _issue(group: GroupLike, name: str, call: ListCall) -> Work | None:
-    comm = member_of(group, name, stacklevel=4)
+    comm = member_of(group, name, timeout_s=call.timeout_s, stacklevel=4)
     return None if comm is None else comm.issue(call)
 
 

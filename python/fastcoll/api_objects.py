@@ -200,6 +200,6 @@ def monitored_barrier(
     Raises:
         CollectiveTimeout: Ranks are missing; `ranks` holds them.
     """
-    comm = member_of(group, "monitored_barrier")
+    comm = member_of(group, "monitored_barrier", timeout_s=timeout)
     if comm is not None:
         comm.monitored_barrier(timeout, wait_all_ranks)

@@ -51,7 +51,7 @@ def _send(
             ranks that wait for each other, if there is one.
         PeerLostError: The receiver died.
     """
-    comm = member_of(group, "send")
+    comm = member_of(group, "send", timeout_s=timeout_s)
     if comm is not None:
         peer = rank_in(group, dst, "dst", group_dst)
         comm.transfer(
@@ -82,7 +82,7 @@ def _recv(
     Returns:
         The rank that sent it; -1 if this rank is not in the group.
     """
-    comm = member_of(group, "recv")
+    comm = member_of(group, "recv", timeout_s=timeout_s)
     if comm is None:
         return -1
     peer = source_in(group, src, group_src)
@@ -102,7 +102,7 @@ def _isend(
     group_dst: int | None = None,
 ) -> AnyTransferWork | None:
     """Start to send a tensor; it must not be changed before the Work is complete. See `send`."""
-    comm = member_of(group, "isend")
+    comm = member_of(group, "isend", timeout_s=timeout_s)
     if comm is None:
         return None
     peer = rank_in(group, dst, "dst", group_dst)
@@ -120,7 +120,7 @@ def _irecv(
     group_src: int | None = None,
 ) -> AnyTransferWork | None:
     """Start to receive a tensor; it is there once the Work is complete. See `recv`."""
-    comm = member_of(group, "irecv")
+    comm = member_of(group, "irecv", timeout_s=timeout_s)
     if comm is None:
         return None
     peer = source_in(group, src, group_src)

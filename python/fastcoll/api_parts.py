@@ -19,7 +19,7 @@ from fastcoll.work import Work
 
 
 def _issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
-    comm = member_of(group, call.verb.name, stacklevel=4)
+    comm = member_of(group, call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
     return None if comm is None else comm.issue(call)
 
 
@@ -123,7 +123,7 @@ def _reduce_scatter(
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
-    comm = member_of(group, "reduce_scatter")
+    comm = member_of(group, "reduce_scatter", timeout_s=timeout_s)
     call = PartsCall(
         verb=Verb.reduce_scatter,
         input=input_list,
@@ -274,7 +274,7 @@ def _all_to_all_single(
         UsageError: Split sizes don't add up to the rows; nothing was sent.
         DesyncError: A rank expects more or fewer elements than another one gives it.
     """
-    comm = member_of(group, "all_to_all_single")
+    comm = member_of(group, "all_to_all_single", timeout_s=timeout_s)
     if comm is None:
         return None
     result = None

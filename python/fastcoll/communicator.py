@@ -31,7 +31,7 @@ from fastcoll.bootstrap.join import Peers, checked_members, join
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls import Call, Operands, check
 from fastcoll.coalesced import ListCall, ListOperands, check_list
-from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu_side import CheckedCall, GpuSide
 from fastcoll.hierarchical.board import Board
 from fastcoll.hierarchical.carriers import identity, maker_of
@@ -92,13 +92,17 @@ def connect(
             say_once(line)
     settings = replace(settings)  # this group's own, which `set_timeout` changes
     found = tuned or tuning.find()
-    deadline = Deadline(settings.timeout_s)
+    deadline = Deadline(settings.making_s)
     terms = settings.terms(identity(settings.carrier))
 
     def on_failure(seat: Seat, error: BaseException) -> BaseException:
         if exchange.store is None:  # which a group over several nodes has to have
             return error
-        return settled_on_node(Board(exchange.store, seat.nonce), seat, error)
+        try:
+            board = Board(exchange.store, seat.nonce)
+        except CollectiveTimeout:  # the store is silent: nobody hears more of this
+            return error
+        return settled_on_node(board, seat, error)
 
     peers = join(exchange, terms, deadline, members, found.digest, on_failure=on_failure)
     if peers is None:
@@ -323,10 +327,11 @@ class Communicator(_C.Group, ObjectMethods):
         block = self._heap.allocate(num_bytes)
         return tensor_on(block, shape, dtype, self, self._heap.release)
 
-    def gather_words(self, words: list[int]) -> list[list[int]]:
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
         """Gather integers from all ranks. Collective; part of the heap's interface."""
         rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=np.array(words, np.int64), output=rows))
+        mine = np.array(words, np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
         result: list[list[int]] = rows.tolist()
         return result
 
@@ -391,7 +396,7 @@ class Communicator(_C.Group, ObjectMethods):
         name: str = "world",
     ) -> "Communicator | HierarchicalCommunicator":
         """Make a group beside the default one, as `fastcoll.init` would. Collective."""
-        exchange = StoreExchange(store, rank, world_size)
+        exchange = StoreExchange(store, rank, world_size, name)
         return member(connect(exchange, name, resolve(timeout_s, numerics)))
 
     def new_group(
@@ -406,7 +411,7 @@ class Communicator(_C.Group, ObjectMethods):
         Args:
             ranks: Ranks of this group, the same on every rank; they are numbered anew in
                 ascending order. None takes all.
-            timeout_s: Limit of its waits; None takes this group's.
+            timeout_s: Limit of its waits and of its making; None takes this group's.
             numerics: None takes this group's.
 
         Returns:
@@ -419,9 +424,7 @@ class Communicator(_C.Group, ObjectMethods):
         members = checked_members(ranks, self.world_size)
         settings = self._settings.but(timeout_s, numerics)
         self._num_groups += 1
-        exchange = BytesExchange(
-            self.rank, self.world_size, self.gather_bytes, is_gone=self.peer_is_gone
-        )
+        exchange = BytesExchange(self, is_gone=self.peer_is_gone)
         name = f"{self.name}/{self._num_groups}"
         return connect(exchange, name, settings, members, self.planner.tuning)
 

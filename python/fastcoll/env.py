@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from fastcoll.errors import UsageError
 
 T = TypeVar("T")
+_MOST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -248,13 +249,19 @@ def home_dir() -> Path | None:
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun, or who imitates it, tells a rank."""
+    """What torchrun, or who imitates it, tells a rank.
+
+    Attributes:
+        agent_serves: Whether torchrun's agent serves the store at the master's address; else rank 0
+            does.
+    """
 
     rank: int
     world_size: int
     master_addr: str
     master_port: int
     restart_count: int
+    agent_serves: bool
 
 
 def launch() -> Launch | None:
@@ -282,7 +289,13 @@ def launch() -> Launch | None:
         master_addr=os.environ["MASTER_ADDR"],
         master_port=number("MASTER_PORT"),
         restart_count=number("TORCHELASTIC_RESTART_COUNT"),
+        agent_serves=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+    if not 0 <= result.master_port <= _MOST_PORT:
+        raise UsageError(
+            f"the launcher's environment is broken: MASTER_PORT={result.master_port} is outside 0 "
+            f"to {_MOST_PORT}"
+        )
     if not 0 <= result.rank < result.world_size:
         raise UsageError(f"RANK={result.rank} is outside WORLD_SIZE={result.world_size}")
     return result

@@ -17,13 +17,13 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store
-from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import _C, env
-from fastcoll.bootstrap.exchange import GroupExchange, StoreExchange
+from fastcoll.bootstrap.exchange import StoreExchange, exchange_of
+from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
 from fastcoll.communicator import Communicator, close_all, connect, member
-from fastcoll.errors import CollectiveTimeout, UsageError
+from fastcoll.errors import UsageError
 from fastcoll.hierarchical.group import HierarchicalCommunicator
 from fastcoll.pool import close_pool
 from fastcoll.reliability.limits import group_limit_s
@@ -31,6 +31,7 @@ from fastcoll.reliability.settings import Settings, resolve
 
 AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
 GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
+Limit: TypeAlias = float | timedelta | None
 _DEFAULT = "the default group"
 _MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
@@ -164,34 +165,26 @@ def _of_launcher(settings: Settings) -> AnyCommunicator:
     launch = env.launch()
     if launch is None:
         raise UsageError(_NOT_INITIALISED)
-    store = _launcher_store(launch, settings.timeout_s)
+    if launch not in _state.stores:
+        _state.stores[launch] = connect_store(launch, settings.making_s)
+    store = _state.stores[launch]
     return member(connect(StoreExchange(store, launch.rank, launch.world_size), "world", settings))
 
 
-def _launcher_store(launch: env.Launch, timeout_s: float) -> Store:
-    """Return the launcher's store; torch knows whether an agent or rank 0 serves it."""
-    if launch in _state.stores:
-        return _state.stores[launch]
-    try:
-        store: Store
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except RuntimeError as error:
-        raise CollectiveTimeout(
-            f"init (rank {launch.rank} of {launch.world_size}): the store at "
-            f"{launch.master_addr}:{launch.master_port} failed: {error}"
-        ) from error
-    _state.stores[launch] = store
-    return store
+def _of_process_group(
+    group: ProcessGroup, settings: Settings | None = None, timeout_s: Limit = None
+) -> AnyCommunicator:
+    """Return the communicator that stands for a torch process group; made at its first use.
 
-
-def _of_process_group(group: ProcessGroup, settings: Settings | None = None) -> AnyCommunicator:
-    """Return the communicator that stands for a torch process group; made at its first use."""
+    `settings` are a new one's; None takes the environment's, and `timeout_s` for its making.
+    """
     if (comm := standing_for(group)) is None:
-        settings = settings or resolve(None, None)
-        with _makers.hold(group, group.group_name, settings.timeout_s):
+        settings = settings or resolve(None, None).made_within(timeout_s)
+        with _makers.hold(group, group.group_name, settings.making_s):
             comm = standing_for(group)
             if comm is None:
-                comm = member(connect(GroupExchange(group), group.group_name, settings))
+                _require_living(group)
+                comm = member(connect(exchange_of(group), group.group_name, settings))
                 with _state.lock:
                     _state.by_process_group[group] = comm
     if isinstance(comm, Communicator):
@@ -204,6 +197,14 @@ def standing_for(group: ProcessGroup) -> AnyCommunicator | None:
     with _state.lock:
         known = _state.adopted.get(group.group_name), _state.by_process_group.get(group)
     return next((comm for comm in known if comm is not None and not comm.closed), None)
+
+
+def _require_living(group: ProcessGroup) -> None:
+    """Raise UsageError if a process group is one of fastcoll's own that was closed."""
+    with _state.lock:
+        adopted = _state.adopted.get(group.group_name)
+    if adopted is not None and ":fastcoll" in dist.get_backend_config(group):
+        raise UsageError(f'group "{group.group_name}" was destroyed')
 
 
 def adopt(comm: AnyCommunicator) -> None:
@@ -219,12 +220,12 @@ def _forget_default(comm: AnyCommunicator) -> None:
             _C.set_default_group(None)
 
 
-def default_group() -> AnyCommunicator:
-    """Return the default group; made at its first use, by whichever thread comes first."""
+def default_group(timeout_s: Limit = None) -> AnyCommunicator:
+    """Return the default group; made at its first use, within a limit in seconds."""
     if (comm := _state.default) is not None and not _makers.is_busy(_DEFAULT):
         return comm
-    settings = resolve(None, None)
-    with _makers.hold(_DEFAULT, _DEFAULT, settings.timeout_s):
+    settings = resolve(None, None).made_within(timeout_s)
+    with _makers.hold(_DEFAULT, _DEFAULT, settings.making_s):
         if (comm := _state.default) is None:
             world = _default_of_torch()
             comm = _of_launcher(settings) if world is None else _of_process_group(world, settings)
@@ -232,14 +233,17 @@ def default_group() -> AnyCommunicator:
         return comm
 
 
-def communicator_of(group: object) -> AnyCommunicator | None:
-    """Return the communicator that `group=` means, or None if this rank is not in it."""
+def communicator_of(group: object, timeout_s: Limit = None) -> AnyCommunicator | None:
+    """Return the communicator that `group=` means, or None if this rank is not in it.
+
+    `timeout_s` is the limit of the call that needs it, which holds if it has to be made, too.
+    """
     if group is None:
-        return default_group()
+        return default_group(timeout_s)
     if isinstance(group, AnyCommunicator):
         return group
     if isinstance(group, ProcessGroup):
-        return _of_process_group(group)
+        return _of_process_group(group, timeout_s=timeout_s)
     if group == _MEMBER_OF_NOTHING:
         return None
     raise UsageError(
@@ -247,12 +251,14 @@ def communicator_of(group: object) -> AnyCommunicator | None:
     )
 
 
-def member_of(group: GroupLike, verb: str, *, stacklevel: int = 3) -> AnyCommunicator | None:
+def member_of(
+    group: GroupLike, verb: str, *, timeout_s: Limit = None, stacklevel: int = 3
+) -> AnyCommunicator | None:
     """Return the communicator that `group` means; None and a warning if this rank is not in it.
 
     The warning is shown at the program's call: `stacklevel` counts the functions up to there.
     """
-    comm = communicator_of(group)
+    comm = communicator_of(group, timeout_s)
     if comm is None:
         warnings.warn(f"{verb}: this rank is not in the group", stacklevel=stacklevel)
     return comm
@@ -311,14 +317,14 @@ def new_group(
     Args:
         ranks: Ranks of the default group, the same on every rank; they are numbered anew in
             ascending order. None takes all.
-        timeout_s: Limit of its waits; None takes the default group's.
+        timeout_s: Limit of its waits and of its making; None takes the default group's.
         numerics: None takes the default group's.
 
     Returns:
         The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
         which the verbs do nothing.
     """
-    comm = default_group().new_group(ranks, timeout_s=timeout_s, numerics=numerics)
+    comm = default_group(timeout_s).new_group(ranks, timeout_s=timeout_s, numerics=numerics)
     if comm is None:
         return int(_MEMBER_OF_NOTHING)
     with _state.lock:

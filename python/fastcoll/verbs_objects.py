@@ -25,15 +25,14 @@ from fastcoll.verbs_parts import PartsMethods
 class ObjectMethods(PartsMethods, P2PMethods):
     """Collectives, sends and receives of anything that can be pickled."""
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
+    def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
         """Gather a string of bytes from every rank; they may differ in length. Collective."""
-        lengths = [row[0] for row in self.gather_words([len(data)])]
+        lengths = [row[0] for row in self.gather_words([len(data)], limit_s)]
         if not any(lengths):
             return [b""] * self.world_size
         rows = [np.empty(length, dtype=np.uint8) for length in lengths]
-        self.issue(
-            PartsCall(verb=Verb.all_gather, input=np.frombuffer(data, dtype=np.uint8), output=rows)
-        )
+        mine = np.frombuffer(data, dtype=np.uint8)
+        self.issue(PartsCall(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
         return [row.tobytes() for row in rows]
 
     def all_gather_object(

@@ -29,7 +29,7 @@ class PartsMethods(VerbMethods):
         """Check and plan several calls, then start them as one."""
         raise NotImplementedError
 
-    def gather_words(self, words: list[int]) -> list[list[int]]:
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
         """Gather integers from all ranks."""
         raise NotImplementedError
 

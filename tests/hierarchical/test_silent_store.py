@@ -90,7 +90,7 @@ class Silent(HashStore):
     def check(self, keys):
         threading.Event().wait()
 
-board._own_connection = lambda _: Silent()
+board._own_connection = lambda *_: Silent()
 board.PrefixStore = lambda _, store: store
 board._without_prefixes = lambda store: store
 asked = board.Board(HashStore(), "nonce")
@@ -130,7 +130,7 @@ def test_the_board_asks_for_all_nodes_together(
     monkeypatch: pytest.MonkeyPatch, absent: tuple[int, ...], most: int
 ) -> None:
     store = Counting()
-    monkeypatch.setattr("fastcoll.hierarchical.board._own_connection", lambda _: store)
+    monkeypatch.setattr("fastcoll.hierarchical.board._own_connection", lambda *_: store)
     board = Board(HashStore(), "nonce")
     monkeypatch.setattr(board, "_store", store)
     for node in range(64):

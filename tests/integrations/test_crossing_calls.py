@@ -59,6 +59,20 @@ def torch_groups(rank: Rank, backend: str) -> list[Any]:
     return [dist.new_group(), dist.new_group()]
 
 
+def names_on_one_store(rank: Rank) -> list[Any]:
+    return [(rank, name) for name in ("a", "b")]
+
+
+def size_of_named(group: tuple[Rank, str]) -> float:
+    import fastcoll
+
+    rank, name = group
+    make = fastcoll.Communicator.from_store
+    comm = make(rank.store, rank.rank, rank.world_size, name=name, timeout_s=TIMEOUT_S)
+    assert [*comm.gather_bytes(name.encode())] == [name.encode()] * rank.world_size
+    return float(comm.world_size)
+
+
 def gloo_groups(rank: Rank) -> list[Any]:
     return torch_groups(rank, "gloo")
 
@@ -96,6 +110,7 @@ def cross(
         (native_groups, subgroup_size),
         (native_groups, symmetric_size),
         (fastcoll_groups, shrunk_size),
+        (names_on_one_store, size_of_named),
     ],
 )
 def test_both_calls_succeed(

@@ -194,7 +194,7 @@ def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
 def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2, Setup(init=False))
     pool.start(wait_in_init)
-    pool.wait_for("init/fastcoll/2/hello/1/0")  # what rank 0 says of itself, then it waits
+    pool.wait_for("init/fastcoll/world/2/hello/1/0")  # what rank 0 says of itself, then it waits
     sent = interrupt(pool)
     (outcome,) = pool.collect(ranks=(0,))
     pool.tell("late")

@@ -279,7 +279,7 @@ def be_killed_in_init(rank: Rank, step: str) -> Attempt:
     if rank.rank == 1:
         unittest.mock.patch(STEPS_OF_INIT[step], die).start()
         for peer in (0, 2):  # they have come: at the limit, nobody else is missing
-            rank.wait_for(f"fastcoll/3/hello/1/{peer}")
+            rank.wait_for(f"fastcoll/world/3/hello/1/{peer}")
     options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 1.0}
     one = attempt(fastcoll.init, store=rank.store, **options)
     return one if one.kind else attempt(fastcoll.barrier)

@@ -58,7 +58,8 @@ class StoreExchange:
 
     islands: Islands | None = None
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, name: str = "world") -> None:
+        """Meet over `store` those who make the group of this name, the same on all ranks."""
         try:
             rank, world_size = operator.index(rank), operator.index(world_size)
         except TypeError:
@@ -70,7 +71,7 @@ class StoreExchange:
         self.rank = rank
         self.world_size = world_size
         self.store: Store | None = store
-        self._store = PrefixStore(f"fastcoll/{world_size}", store)
+        self._store = PrefixStore(f"fastcoll/{name}/{world_size}", store)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
@@ -163,26 +164,54 @@ def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-class GroupExchange:
-    """Through a torch process group; an NCCL group needs the current CUDA device set."""
+def exchange_of(group: dist.ProcessGroup) -> Exchange:
+    """Return how the ranks of a torch process group of any backend reach each other.
+
+    Over the group's store, whose waits can be given up, rather than by a collective of the group.
+    """
+    if (store := _usable_store(group)) is None:
+        return CollectiveExchange(group)
+    return StoreExchange(store, group.rank(), group.size(), group.group_name)
+
+
+def _usable_store(group: dist.ProcessGroup) -> Store | None:
+    """Return the store that a process group was made with; MPI's has a placeholder."""
+    try:
+        store = found = group.get_group_store()
+    except RuntimeError:
+        return None
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return None if type(store) is Store else found
+
+
+class CollectiveExchange:
+    """Through a collective of a torch process group that has no store, such as one of MPI."""
 
     islands: Islands | None = None
+    store: Store | None = None
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
         self.world_size = group.size()
         self._group = group
 
-    @property
-    def store(self) -> Store | None:
-        """The store that the process group was made with."""
-        return self._group.get_group_store()
-
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
-        del deadline  # the process group has its own limit
         texts: list[str] = [""] * self.world_size
-        dist.all_gather_object(texts, json.dumps(facts), group=self._group)
+
+        def gather() -> None:
+            dist.all_gather_object(texts, json.dumps(facts), group=self._group)
+
+        try:
+            ask(gather, deadline.left_s())
+        except TimeoutError:
+            raise CollectiveTimeout(
+                f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
+                f'an all_gather of the process group "{self._group.group_name}", which has no '
+                "store that could tell who is missing. The all_gather goes on: make no other "
+                "call of that process group"
+            ) from None
         return [json.loads(text) for text in texts]
 
     def is_gone(self, peer: int) -> bool:
@@ -190,29 +219,40 @@ class GroupExchange:
         return False
 
 
-class BytesExchange:
-    """Through anything that gathers bytes, such as a fastcoll group.
+class GathersBytes(Protocol):
+    """What a group is asked for while a part of it becomes a group."""
 
-    `is_gone` is what that knows of its ranks.
-    """
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+
+    def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
+        """Give bytes and return everybody's, by rank. Collective."""
+
+
+class BytesExchange:
+    """Through a fastcoll group that exists already; `is_gone` is what it knows of its ranks."""
 
     islands: Islands | None = None
 
     def __init__(
         self,
-        rank: int,
-        world_size: int,
-        gather_bytes: Callable[[bytes], list[bytes]],
+        group: GathersBytes,
         store: Store | None = None,
         is_gone: Callable[[int], bool] = lambda peer: False,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        self.rank = group.rank
+        self.world_size = group.world_size
         self.store = store
-        self._gather_bytes = gather_bytes
+        self._group = group
         self.is_gone = is_gone
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return everybody's, by rank. Collective."""
-        del deadline  # the group has its own limit
-        return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
+        limit_s = max(deadline.left_s(), _LAST_S)
+        rows = self._group.gather_bytes(json.dumps(facts).encode(), limit_s)
+        return [json.loads(row) for row in rows]

@@ -2,21 +2,19 @@
 """Which ranks of a launch share memory, without making a group of them."""
 
 import time
-from datetime import timedelta
-
-from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.bootstrap.identity import Terms, introduce, map_islands, meet, why_apart
 from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.launcher import connect_store
 
 
 def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> tuple[Islands, str]:
     """Return the map of a launch's ranks, and what parts some of a machine. Collective."""
     deadline = Deadline(limit_s)
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=limit_s)))
+    store = connect_store(launch, limit_s)
     exchange = StoreExchange(store, launch.rank, launch.world_size)
     hello = introduce(address="", token="", terms=Terms("", ""))
     hellos = meet(exchange.gather(hello.to_dict(), deadline))

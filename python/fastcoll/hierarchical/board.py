@@ -49,12 +49,17 @@ def _without_prefixes(store: Store) -> Store:
     return store
 
 
-def _own_connection(store: Store) -> Store:
+def _own_connection(store: Store, limit_s: float) -> Store:
     """Return a store like this one that no user waits in, who would hold up a verdict."""
     with _lock:
         known = _connections.get(store)
     if known is None:  # without the lock: to connect may take long
-        made = store.clone()  # type: ignore[attr-defined]
+        try:
+            made: Store = ask(store.clone, limit_s)  # type: ignore[attr-defined]
+        except (RuntimeError, TimeoutError) as error:
+            raise CollectiveTimeout(
+                f"init: the store could not be connected to once more: {error}"
+            ) from error
         with _lock:
             known = _connections.setdefault(store, made)
     return known
@@ -69,10 +74,16 @@ class Board:
 
     ANSWER_S = 1.0
 
-    def __init__(self, store: Store, nonce: str) -> None:
+    def __init__(self, store: Store, nonce: str, limit_s: float | None = None) -> None:
+        """Connect to the store.
+
+        Raises:
+            CollectiveTimeout: It does not answer.
+        """
         # Kept: the connection is shared as long as torch's object for this store is the same one.
         self._shared = _without_prefixes(store)
-        self._store = PrefixStore(f"fastcoll/board/{nonce}", _own_connection(self._shared))
+        connection = _own_connection(self._shared, self.ANSWER_S if limit_s is None else limit_s)
+        self._store = PrefixStore(f"fastcoll/board/{nonce}", connection)
         self._asking = threading.Event()
         self._verdict: FastcollError | None = None
 

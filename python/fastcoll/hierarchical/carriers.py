@@ -4,11 +4,13 @@
 Decides which carrier a name means. Must not know what one is asked to do.
 """
 
+from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.hierarchical import mpi_carrier, torch_carrier
 from fastcoll.hierarchical.carrier import Carrier, MakeCarrier
 from fastcoll.hierarchical.patient_store import PatientStore
 
+_GRACE_S = 1.0  # for a carrier to say itself what it waited for
 CARRIERS: dict[str, MakeCarrier] = {
     "gloo": torch_carrier.gloo,
     "mpi": mpi_carrier.mpi,
@@ -44,8 +46,10 @@ def make_lane(make: MakeCarrier, store: PatientStore, node: int, num_nodes: int)
     """
     try:
         store.meet()
-        return make(store, node, num_nodes, store.deadline.left_s())
-    except RuntimeError as error:
+        left_s = store.deadline.left_s()
+        # In another thread: a carrier that connects hears no Ctrl-C.
+        return ask(lambda: make(store, node, num_nodes, left_s), left_s + _GRACE_S)
+    except (RuntimeError, TimeoutError) as error:
         if isinstance(error, FastcollError):
             raise
         raise CollectiveTimeout(

@@ -114,10 +114,10 @@ class HierarchicalCommunicator(ObjectMethods):
         self._lock = threading.RLock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
-        self._board = Board(store, seat.nonce)
+        self._board = Board(store, seat.nonce, settings.making_s)
         self._watch = Watch(name, rank, islands, island, self._board)
         make = maker_of(settings.carrier)
-        carriers = make_lanes(make, own, seat, island, self._board, settings.timeout_s)
+        carriers = make_lanes(make, own, seat, island, self._board, settings.making_s)
         self._lanes = Lanes(islands, rank, island, carriers, self._watch)
         waits = Waits(self._board, rank)
         ends = Ends(seat, make, own, self._board, self._watch, waits, settings)
@@ -341,9 +341,7 @@ class HierarchicalCommunicator(ObjectMethods):
             is_here = node == self.islands.places[self.rank][0]
             return is_here and self._island.peer_is_gone(local_rank)
 
-        exchange = BytesExchange(
-            self.rank, self.world_size, self.gather_bytes, self._store, is_gone
-        )
+        exchange = BytesExchange(self, self._store, is_gone)
         exchange.islands = self.islands
         return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
 
@@ -383,7 +381,7 @@ class HierarchicalCommunicator(ObjectMethods):
         stem = self.name.removesuffix(f":{self._num_shrinks}")
         group = HierarchicalCommunicator(
             f"{stem}:{self._num_shrinks + 1}",
-            self._settings,
+            self._settings.made_within(limit_s),
             Seat(islands, found.ranks.index(self.rank), found.nonce),
             island,
             self._store,

@@ -6,6 +6,7 @@ know who asks.
 """
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import cast
 
 from fastcoll import env
@@ -21,24 +22,30 @@ class Settings:
 
     Attributes:
         timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
+        making_s: Limit of the group's making, in seconds: a first call may bring its own.
         numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
         carrier: What moves bytes between nodes.
     """
 
     timeout_s: float
+    making_s: float
     numerics: Numerics
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
 
     def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
-        """Return these settings with what is given in place of what they say."""
-        result = self
-        if timeout_s is not None:
-            result = replace(result, timeout_s=group_limit_s(timeout_s))
+        """Return the settings of a part of this group, with what is given in place of these."""
+        limit_s = self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        # A part of a group is made by calls of the whole one, whose limit holds, too.
+        result = replace(self, timeout_s=limit_s, making_s=min(limit_s, self.timeout_s))
         if numerics is not None:
             asked = checked_numerics(numerics)
             result = replace(result, numerics=asked, numerics_between=asked)
         return result
+
+    def made_within(self, timeout_s: float | timedelta | None) -> "Settings":
+        """Return these settings for a group that is made at a call with this limit, if any."""
+        return self if timeout_s is None else replace(self, making_s=group_limit_s(timeout_s))
 
     def terms(self, carrier: str) -> Terms:
         """Return what all ranks of the group must have alike; `carrier`: this rank's, in words."""
@@ -56,8 +63,10 @@ def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None =
     if carrier is not None and not isinstance(carrier, str):
         raise UsageError(f"carrier must be a name, not {carrier!r}")
     is_default = numerics is None and not env.NUMERICS.is_set()
+    limit_s = group_limit_s(timeout_s)
     return Settings(
-        group_limit_s(timeout_s),
+        limit_s,
+        limit_s,
         checked_numerics(asked),
         None if is_default else checked_numerics(asked),
         env.CARRIER.get() if carrier is None else carrier,

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store that a launcher's environment names.
+
+Decides how long a rank waits for it and whom an error names. torch knows whether torchrun's agent
+or rank 0 serves it. Must not know what is told over it.
+"""
+
+from datetime import timedelta
+
+from torch.distributed import Store
+from torch.distributed.rendezvous import rendezvous
+
+from fastcoll import env
+from fastcoll.bootstrap.questions import ask
+from fastcoll.errors import CollectiveTimeout
+
+
+def connect_store(launch: env.Launch, limit_s: float) -> Store:
+    """Return the launcher's store, which other ranks may not have come to yet.
+
+    Raises:
+        CollectiveTimeout: It did not answer within the limit, or refused; where rank 0 serves it,
+            `ranks` holds 0 on the others.
+    """
+
+    def connect() -> Store:
+        # Without a world size torch waits for nobody: who is missing is for the exchange to say.
+        url = "env://?world_size=-1"
+        store: Store
+        store, _, _ = next(rendezvous(url, timeout=timedelta(seconds=limit_s)))
+        return store
+
+    try:
+        return ask(connect, limit_s)
+    except (RuntimeError, TimeoutError) as error:
+        at = f"{launch.master_addr}:{launch.master_port}"
+        by_rank_0 = not launch.agent_serves and launch.rank != 0
+        server = ", which rank 0 serves," if by_rank_0 else ""
+        raise CollectiveTimeout(
+            f"init (rank {launch.rank} of {launch.world_size}): the store at {at}{server} failed "
+            f"within {limit_s:g} s: {error}",
+            [0] if by_rank_0 else [],
+        ) from error
