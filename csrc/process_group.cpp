@@ -133,8 +133,10 @@ void ProcessGroup::refuse_child() const {
   if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
     throw Failure(ErrorKind::usage,
                   "group \"" + name_ +
-                      "\" belongs to the parent of this forked process, which is no rank "
-                      "of it: make a group of its own with fastcoll.init()");
+                      "\" belongs to the process from which this one was forked, and this one "
+                      "is no rank of it. Call fastcoll in the parent, or make a group of this "
+                      "process's own: fastcoll.destroy(), then fastcoll.init(store=..., rank=..., "
+                      "world_size=...)");
 }
 
 void ProcessGroup::require_usable() const {

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, Store
 
 from fastcoll import _C, env
 from fastcoll.bootstrap.exchange import StoreExchange, exchange_of
+from fastcoll.bootstrap.forks import refuse_inherited
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
 from fastcoll.communicator import Communicator, close_all, connect, member
@@ -41,6 +42,9 @@ _NOT_INITIALISED = (
 )
 
 
+_stores: list[dict[env.Launch, Store]] = []  # kept in a child, where their end would not end
+
+
 class _State:
     """What the module-level functions remember.
 
@@ -48,8 +52,8 @@ class _State:
     """
 
     def __init__(self) -> None:
-        self.forget_lock()
-        os.register_at_fork(after_in_child=self.forget_lock)
+        self.forget_parent()
+        os.register_at_fork(after_in_child=self.forget_parent)
         self.default: AnyCommunicator | None = None
         self.subgroups: weakref.WeakSet[AnyCommunicator] = weakref.WeakSet()
         self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, AnyCommunicator] = (
@@ -59,12 +63,14 @@ class _State:
         self.adopted: weakref.WeakValueDictionary[str, AnyCommunicator] = (
             weakref.WeakValueDictionary()
         )
-        # Kept: the server of torch's store lives as long as its object.
-        self.stores: dict[env.Launch, Store] = {}
 
-    def forget_lock(self) -> None:
-        """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
+    def forget_parent(self) -> None:
+        """Begin anew in a forked child: a thread that it has not may hold its parent's lock."""
         self.lock = threading.RLock()
+        # Kept: the server of torch's store lives as long as its object. By process, as a child that
+        # asked over its parent's connection would take the parent's answers.
+        self.stores: dict[env.Launch, Store] = {}
+        _stores.append(self.stores)
 
 
 _state = _State()
@@ -200,7 +206,8 @@ def standing_for(group: ProcessGroup) -> AnyCommunicator | None:
 
 
 def _require_living(group: ProcessGroup) -> None:
-    """Raise UsageError if a process group is one of fastcoll's own that was closed."""
+    """Raise UsageError if a process group is one of a parent, or of fastcoll's own and closed."""
+    refuse_inherited(group)
     with _state.lock:
         adopted = _state.adopted.get(group.group_name)
     if adopted is not None and ":fastcoll" in dist.get_backend_config(group):

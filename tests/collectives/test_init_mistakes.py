@@ -15,6 +15,21 @@ from test_init import BARE, launched, total
 from harness import Attempt, Rank, attempt
 
 
+def with_a_port(rank: Rank, port: str) -> Attempt:
+    import fastcoll
+
+    launched(rank, 1)
+    os.environ["MASTER_PORT"] = port
+    return attempt(fastcoll.init, timeout_s=2)
+
+
+@pytest.mark.parametrize("port", ["99999", "65536", "-1"])
+def test_a_port_that_is_none_is_named(fresh_pool: Any, port: str) -> None:
+    [found] = fresh_pool(1, BARE).run(with_a_port, port)
+    assert found.kind == "UsageError", found
+    assert f"MASTER_PORT={port} is outside 0 to 65535" in found.text
+
+
 def not_initialised(rank: Rank) -> list[str]:
     import fastcoll
 

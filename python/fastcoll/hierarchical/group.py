@@ -143,6 +143,7 @@ class HierarchicalCommunicator(ObjectMethods):
 
     def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
         """Check several calls, then start them as one: all of them, or none at all."""
+        self._watch.refuse_child()
         checked = [
             (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
         ]
@@ -258,6 +259,7 @@ class HierarchicalCommunicator(ObjectMethods):
 
     def check_host(self) -> None:
         """Raise what is known on the CPU to have broken the group."""
+        self._watch.refuse_child()
         if self._closed:
             raise UsageError(f'group "{self.name}" was destroyed')
         if self._watch.error is not None:
@@ -304,6 +306,7 @@ class HierarchicalCommunicator(ObjectMethods):
 
         All ranks hear of a node that has no room, in one small all_gather over all of them.
         """
+        self._watch.refuse_child()
         made: torch.Tensor | None = None
         problem: DesyncError | DriverError | None = None
         try:
@@ -353,6 +356,7 @@ class HierarchicalCommunicator(ObjectMethods):
         Where the survivors are on one node their group is a `Communicator`.
         """
         limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        self._watch.refuse_child()
         if self._closed:
             raise UsageError(f'group "{self.name}" was destroyed')
         node, _ = self.islands.places[self.rank]
@@ -401,6 +405,16 @@ class HierarchicalCommunicator(ObjectMethods):
         """Leave the group; calls that were queued are completed first. Not collective."""
         if self._closed:
             return
+        if self._watch.is_inherited:
+            self._closed = True
+            self._lanes.abandon()  # in a child Gloo's end would wait for threads it has not
+            _abandoned.append(self)
+        else:
+            self._leave()
+        if self.on_close is not None:
+            self.on_close()
+
+    def _leave(self) -> None:
         self._queue.join()
         if self._gpus is not None:
             self._gpus.close()
@@ -409,8 +423,6 @@ class HierarchicalCommunicator(ObjectMethods):
         if self._watch.error is None:
             self._lanes.close()
         quietly(self._island.close)
-        if self.on_close is not None:
-            self.on_close()
 
     destroy = close
 

@@ -77,6 +77,7 @@ class NodeTransfers(Transfers):
             channel.close()
 
     def _checked(self, call: TransferCall) -> _Checked:
+        self._ends.watch.refuse_child()
         transfer = check_transfer(call, len(self._ends.seat.islands.places))
         if transfer.array.device < 0:
             return transfer, None

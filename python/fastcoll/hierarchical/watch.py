@@ -7,10 +7,12 @@ and breaks its island with it, which wakes up those who wait there: they need no
 Must not know what is transferred.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.forks import refusal
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.errors import (
     AbortedError,
@@ -48,6 +50,17 @@ class Watch:
         self._node, self._local_rank = islands.places[rank]
         self._island = island
         self._board = board
+        self._process = os.getpid()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the rank."""
+        return os.getpid() != self._process
+
+    def refuse_child(self) -> None:
+        """Raise UsageError in a forked child, which may not speak for the rank."""
+        if self.is_inherited:
+            raise refusal(self._name)
 
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
@@ -161,6 +174,7 @@ class Watch:
 
     def fail(self, error: FastcollError) -> FastcollError:
         """Break the group, everywhere and from any thread; return its verdict."""
+        self.refuse_child()
         if self.error is None:
             self.error = found = self._board.settle(error)
             quietly(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
