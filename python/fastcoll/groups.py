@@ -42,7 +42,8 @@ _NOT_INITIALISED = (
 )
 
 
-_stores: list[dict[env.Launch, Store]] = []  # kept in a child, where their end would not end
+# Kept in a forked child, which has not the thread that the end of such a store waits for.
+_stores: list[dict[env.Launch, Store]] = []
 
 
 class _State:
