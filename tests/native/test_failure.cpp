@@ -8,6 +8,7 @@
 // `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -218,6 +219,7 @@ class Stranger {
   explicit Stranger(bool ends) : pid(fork()) {
     if (pid < 0) std::abort();
     if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a finding ends this program at once
       while (!ends) pause();
       _exit(0);
     }
@@ -245,8 +247,8 @@ void find_out(int pid, bool is_wanted, const std::array<int, kWorld>& expected) 
     for (PeerLink& link : options.links) link.pid = getpid();
     if (rank == 0) options.links[1].pid = pid;
     Group<P> group(options);
-    // Long enough for the other rank's wait to get long.
-    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    // Longer than a sleep of the other rank, which then looks at its limit.
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     const auto errors = group.try_single_copy(rank == 0 || is_wanted, host);
     for (size_t peer = 0; peer < kWorld; ++peer)
       require(errors[peer] == expected[peer], "whether ranks can read each other's memory",
