@@ -41,7 +41,7 @@ struct Interrupted {};
 // The host leaves a wait; nothing else has changed, and another thread may go on with it.
 struct SteppedOut {};
 
-// The limit by which the kernel refused something, with its value and how to raise it; "": unknown.
+// The limit or rule by which the kernel refused something, and how to change it; "": unknown.
 inline std::string limit_behind(int error) {
   struct Limit {
     int error;
@@ -62,6 +62,10 @@ inline std::string limit_behind(int error) {
     return std::string(" (") + limit.name + " is " + std::to_string(found.rlim_cur) +
            ": raise it with ulimit " + limit.option + ")";
   }
+  if (error == EPERM)
+    return " (a filter of system calls, or the rights of this process, forbid it: look at the "
+           "container's seccomp profile)";
+  if (error == ENOSYS) return " (this kernel, or a filter of system calls, does not have it)";
   if (error == ENFILE) return " (this machine may not open more files: raise fs.file-max)";
   if (error == ENOMEM) return " (there is no memory left, or no mapping: see vm.max_map_count)";
   return "";

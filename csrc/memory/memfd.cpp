@@ -12,13 +12,15 @@ namespace fastcoll {
 
 int memfd_create_sealed(const std::string& name, size_t num_bytes) {
   const int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) throw_system("memfd_create of " + std::to_string(num_bytes) + " bytes");
-  if (ftruncate(fd, off_t(num_bytes)) != 0 ||
-      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  const std::string bytes = std::to_string(num_bytes) + " bytes";
+  if (fd < 0) throw_system("memfd_create for " + bytes);
+  const bool is_sized = ftruncate(fd, off_t(num_bytes)) == 0;
+  if (!is_sized || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
     close(fd);
     errno = error;
-    throw_system("sizing and sealing a memfd of " + std::to_string(num_bytes) + " bytes");
+    if (is_sized) throw_system("fcntl(F_ADD_SEALS) of a memfd of " + bytes);
+    throw_system("ftruncate of a memfd to " + bytes);
   }
   return fd;
 }

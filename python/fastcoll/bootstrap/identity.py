@@ -16,7 +16,7 @@ from fastcoll import _C, env
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.bootstrap.refusals import explain
 from fastcoll.errors import DriverError, UnsupportedError, UsageError
-from fastcoll.topology.cpu import cpu_quota
+from fastcoll.topology.cpu import affinity, cpu_quota
 
 _EXCUSE = "could not come"
 
@@ -117,7 +117,7 @@ def introduce(
         machine=machine(),
         host=os.uname().nodename,
         uid=os.getuid(),
-        cpus=sorted(os.sched_getaffinity(0)),
+        cpus=sorted(affinity()),
         cpu_quota=cpu_quota(),
         version=library_version(),
         layout=layout(),

@@ -5,6 +5,7 @@ Decides how that is said. Must not know what was tried.
 """
 
 import errno
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,13 @@ _USE = (
 def explain(error: OSError) -> str:
     """Return what was refused, by which limit, and what to do about it if that is known."""
     use = f"; {_USE}" if error.errno == errno.EMFILE else ""
-    return f"{error}{_C.limit_behind(error.errno or 0)}{use}"
+    return f"{error}{_in_call(error)}{_C.limit_behind(error.errno or 0)}{use}"
+
+
+def _in_call(error: OSError) -> str:
+    """Return the line that made the refused system call: the error itself names only its number."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" in `{frames[-1].line}`" if frames and frames[-1].line else ""
 
 
 def no_place(rank: int) -> DriverError:

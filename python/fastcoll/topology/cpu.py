@@ -31,9 +31,17 @@ def cpu_quota() -> int:
     return os.cpu_count() or 1
 
 
+def affinity() -> set[int]:
+    """Return the CPUs this process may run on; all of them where the kernel may not be asked."""
+    try:
+        return os.sched_getaffinity(0)
+    except OSError:
+        return set(range(os.cpu_count() or 1))
+
+
 def usable_cpus() -> int:
     """Return how many CPUs this process may keep busy: its affinity, cut by a cgroup quota."""
-    return min(len(os.sched_getaffinity(0)), cpu_quota())
+    return min(len(affinity()), cpu_quota())
 
 
 def numa_nodes() -> dict[int, str]:
@@ -47,7 +55,7 @@ def numa_nodes() -> dict[int, str]:
 
 def cache_sizes() -> dict[str, str]:
     """Return the caches of one usable CPU: {"L1 Data": "32K", "L2 Unified": "2048K", ...}."""
-    cpu = min(os.sched_getaffinity(0))
+    cpu = min(affinity())
     sizes = {}
     for path in sorted(_CPUS.glob(f"cpu{cpu}/cache/index[0-9]*")):
         level, kind, size = (_read(path / name) for name in ("level", "type", "size"))
