@@ -3,6 +3,7 @@
 
 import pytest
 import soak
+import soak_flat
 
 
 @pytest.mark.slow
@@ -52,3 +53,16 @@ def test_a_wrong_result_is_a_problem() -> None:
     assert any("different groups" in problem for problem in problems), problems
     died = [outcomes[0], soak.Outcome(1, exit_code=-11)]
     assert any("ended" in problem for problem in soak.judge(faults, died))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leak", [False, True])
+def test_those_who_last_do_not_grow(leak: bool) -> None:
+    """With a leak planted as proof that one would be seen."""
+    samples, problems = soak_flat.endure(10, 300, leak=leak)
+    assert all(len(mine) >= 15 for mine in samples)
+    if not leak:
+        assert not problems
+    for rank in range(soak_flat.VICTIM) if leak else ():
+        assert any(f"rank {rank}: rss_mib rose" in one for one in problems), problems
+        assert any(f"rank {rank}: descriptors rose" in one for one in problems), problems
