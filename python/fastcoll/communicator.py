@@ -82,14 +82,7 @@ def connect(
         PeerLostError: A rank died on the way, or gave up.
         DriverError: The operating system refused descriptors or memory.
     """
-    if level := env.SIMD.get():
-        if level not in _C.simd_levels():
-            levels = ", ".join(_C.simd_levels())
-            raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
-        _C.set_simd_level(level)
-    if exchange.rank == 0 or env.is_first_on_node():
-        for line in env.misspelt():
-            say_once(line)
+    _obey_environment(exchange)
     settings = replace(settings)  # this group's own, which `set_timeout` changes
     found = tuned or tuning.find()
     deadline = Deadline(settings.making_s)
@@ -123,6 +116,18 @@ def connect(
     except BaseException:
         island.close()
         raise
+
+
+def _obey_environment(exchange: Exchange) -> None:
+    """Set what the environment sets for the whole process, and name its misspelt variables."""
+    if level := env.SIMD.get():
+        if level not in _C.simd_levels():
+            levels = ", ".join(_C.simd_levels())
+            raise UsageError(f"FASTCOLL_SIMD={level}: this machine's levels are {levels}")
+        _C.set_simd_level(level)
+    if exchange.rank == 0 or env.is_first_on_node():
+        for line in env.misspelt():
+            say_once(line)
 
 
 def _make(
