@@ -4,18 +4,24 @@
 Decides which calls such a verb consists of. Must not know how a call is carried out.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import TypeVar, cast
 
 import torch
 
 from fastcoll.calls import Call
 from fastcoll.errors import UsageError
 from fastcoll.memory.array import Array
+from fastcoll.memory.region import agree
 from fastcoll.parts import PartsCall
 from fastcoll.types import Verb
 from fastcoll.verbs import VerbMethods
 from fastcoll.work import Work
+
+T = TypeVar("T")
+# What is smaller is allocated without a question to the others.
+_ASKED_BYTES = 1 << 20
 
 
 class PartsMethods(VerbMethods):
@@ -32,6 +38,30 @@ class PartsMethods(VerbMethods):
     def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
         """Gather integers from all ranks."""
         raise NotImplementedError
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Gather bytes from all ranks."""
+        raise NotImplementedError
+
+    def allocated(self, make: Callable[[], T], num_bytes: int) -> T:
+        """Make room for what comes, on every rank or on none.
+
+        Collective if `num_bytes`, which all ranks know, is large: a rank without memory tells the
+        others, before they wait for it.
+
+        Raises:
+            DriverError: A rank has no memory for it; on all of them.
+        """
+        if num_bytes < _ASKED_BYTES:
+            return make()
+        made: list[T] = []
+        problem = ""
+        try:
+            made.append(make())
+        except (MemoryError, RuntimeError) as error:  # of Python, and of torch
+            problem = str(error) or "it has not enough memory"
+        agree(problem, f"no room for the {num_bytes} bytes that all ranks give", self.gather_bytes)
+        return made[0]
 
     def issue_reduce_scatter(self, call: PartsCall) -> Work | None:
         """Start the reduce_scatter of a list; of unequal parts, as a reduce for each rank."""
@@ -79,5 +109,8 @@ class PartsMethods(VerbMethods):
                 f"input_split_sizes {list(input_splits)} must be {self.world_size} numbers that "
                 f"add up to the {len(input)} rows of input"
             )
-        splits = [row[self.rank] for row in self.gather_words(list(input_splits))]
-        return input.new_empty((sum(splits), *input.shape[1:])), splits
+        rows = self.gather_words(list(input_splits))
+        splits = [row[self.rank] for row in rows]
+        shape = (sum(splits), *input.shape[1:])
+        num_bytes = sum(map(sum, rows)) * prod(shape[1:]) * input.element_size()
+        return self.allocated(lambda: input.new_empty(shape), num_bytes), splits

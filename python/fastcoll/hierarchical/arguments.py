@@ -216,23 +216,9 @@ def _move(lanes: Lanes, asked: Asked, arguments: Arguments, gather_words: Gather
     elif asked.verb is Verb.scatter:
         moves.scatter(lanes, asked.root, given or None, got[0])
     elif asked.verb is Verb.all_gather:
-        _all_gather(lanes, given[0], got)
+        moves.all_gather(lanes, given[0], got)
     else:
         _all_to_all(lanes, asked, given, got, gather_words)
-
-
-def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    sizes = [part.numel() for part in parts]
-    if len(set(sizes)) == 1:
-        moves.all_gather(lanes, data, parts)
-        return
-    # Uneven parts are filled up to the longest: known to all, so nothing has to be asked for.
-    padded = data.new_zeros(max(sizes))
-    padded[: data.numel()] = data
-    rows = data.new_empty(len(parts), max(sizes))
-    moves.all_gather(lanes, padded, list(rows))
-    for part, row in zip(parts, rows, strict=True):
-        part.copy_(row[: part.numel()])
 
 
 def _all_to_all(

@@ -50,37 +50,40 @@ def _broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> Segment:
 
 
 def all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Put everybody's bytes into `parts`, one for each rank, all of one size."""
+    """Put everybody's bytes into `parts`, one for each rank; they may differ in size."""
     lanes.drive(
         _all_gather(lanes, data[first:last], [part[first:last] for part in parts])
-        for first, last in cuts(data.numel(), _columns(lanes))
+        for first, last in cuts(max(part.numel() for part in parts), _columns(lanes))
     )
 
 
 def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Segment:
-    nodes, size = range(lanes.num_nodes), data.numel()
-    mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, size)
-    mine[0, lanes.node] = data
+    nodes, sizes = range(lanes.num_nodes), [part.numel() for part in parts]
+    # In the island all places are as long as the longest part.
+    mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, max(sizes))
+    mine[0, lanes.node, : data.numel()] = data
     exchanges = []
     for slot, lane in lanes.lanes():
         given = [data if slot == 0 and node != lanes.node else None for node in nodes]
-        exchanges.append(lanes.exchange(slot, given, _from_owners(lanes, lane, size)))
+        exchanges.append(lanes.exchange(slot, given, _from_owners(lanes, lane, sizes)))
     yield [transfer for _, transfer in exchanges]
     for slot, (rows, _) in enumerate(exchanges):
         _put(mine[slot], rows)
     _hand_out(lanes, lanes.island_all_gather(mine.view(-1)), parts)
 
 
-def _from_owners(lanes: Lanes, lane: int, size: int) -> list[int]:
-    """Return what comes from each other node in a lane, if every rank gives `size` bytes."""
+def _from_owners(lanes: Lanes, lane: int, sizes: Sequence[int]) -> list[int]:
+    """Return what comes from each other node in a lane, if rank r gives `sizes[r]` bytes."""
     ranks = [lanes.islands.rank_in_lane(node, lane) for node in range(lanes.num_nodes)]
-    return [0 if rank is None or node == lanes.node else size for node, rank in enumerate(ranks)]
+    return [
+        0 if rank is None or node == lanes.node else sizes[rank] for node, rank in enumerate(ranks)
+    ]
 
 
 def _put(target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
     for place, row in zip(target, rows, strict=True):
         if row.numel() > 0:
-            place.copy_(row)
+            place[: row.numel()].copy_(row)
 
 
 def _hand_out(lanes: Lanes, everything: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -89,7 +92,7 @@ def _hand_out(lanes: Lanes, everything: torch.Tensor, parts: Sequence[torch.Tens
         for node, piece in enumerate(place.view(lanes.num_nodes, -1)):
             rank = lanes.islands.rank_in_lane(node, lane)
             if rank is not None:
-                parts[rank].copy_(piece)
+                parts[rank].copy_(piece[: parts[rank].numel()])
 
 
 def gather(
@@ -117,7 +120,8 @@ def _gather(
     for slot, lane in lanes.lanes():
         gives = slot == 0 and not here
         given = [data if gives and node == root_node else None for node in nodes]
-        expected = _from_owners(lanes, lane, size) if here else nothing
+        sizes = [size] * len(lanes.islands.places)
+        expected = _from_owners(lanes, lane, sizes) if here else nothing
         exchanges.append(lanes.exchange(slot, given, expected))
     yield [transfer for _, transfer in exchanges]
     if not here:

@@ -32,8 +32,17 @@ def sum_sparse(comm: AnyCommunicator, tensor: torch.Tensor, op: object) -> None:
     if any(row[1:] != rows[0][1:] for row in rows):
         shapes = "; ".join(f"rank {rank} has {tuple(row[2:])}" for rank, row in enumerate(rows))
         raise UsageError(f"sparse tensors of one shape can be summed, but {shapes}")
-    all_indices = [indices.new_empty((mine.sparse_dim(), count)) for count in counts]
-    all_values = [values.new_empty((count, *values.shape[1:])) for count in counts]
+    shape = values.shape[1:]
+    element_bytes = (
+        mine.sparse_dim() * indices.element_size() + shape.numel() * values.element_size()
+    )
+    all_indices, all_values = comm.allocated(
+        lambda: (
+            [indices.new_empty((mine.sparse_dim(), count)) for count in counts],
+            [values.new_empty((count, *shape)) for count in counts],
+        ),
+        sum(counts) * element_bytes,
+    )
     comm.all_gather(all_indices, indices)
     comm.all_gather(all_values, values)
     whole = (torch.cat(all_indices, 1), torch.cat(all_values), mine.shape)
