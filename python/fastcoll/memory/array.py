@@ -82,6 +82,15 @@ def _view_foreign(array: Any, name: str) -> ArrayView:
 
 
 def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
+    if tensor.is_meta:
+        raise UnsupportedError(
+            f"{name} is a meta tensor, which has no elements; make it on a device, as with "
+            f"torch.empty_like({name}, device='cpu')"
+        )
+    if tensor.is_quantized:
+        raise UnsupportedError(
+            f"{name} is quantized; pass {name}.int_repr(), or {name}.dequantize() for a sum"
+        )
     if tensor.device.type != "cpu" and not (gpu and tensor.is_cuda):
         places = "CPUs and CUDA devices" if gpu else "CPUs"
         raise UnsupportedError(
@@ -147,6 +156,10 @@ def _address(tensor: torch.Tensor, name: str) -> int:
 
 
 def _view_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedError(
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(value)"
+        )
     # By name, so that the bfloat16 and float8 of ml_dtypes are taken too.
     dtype = _FROM_NUMPY.get(array.dtype.name)
     if dtype is None:
