@@ -54,12 +54,13 @@ def _versions() -> Findings:
 
 def _cpu() -> Findings:
     from fastcoll.measure.machine import read_machine
+    from fastcoll.topology.cpu import affinity
 
     machine = read_machine()
     yield Finding("machine", "CPU", machine.cpu_model)
     usable = f"{machine.num_usable_cpus} of {machine.num_cpus}"
-    affinity = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    yield Finding("machine", "cores usable", f"{usable} (CPUs {affinity})")
+    cpus = ",".join(map(str, sorted(affinity())))
+    yield Finding("machine", "cores usable", f"{usable} (CPUs {cpus})")
     yield Finding("machine", "NUMA nodes", str(machine.num_numa_nodes))
     yield Finding("machine", "caches", ", ".join(f"{k} {v}" for k, v in machine.caches.items()))
     yield Finding("machine", "memory", f"{machine.memory_gib} GiB")

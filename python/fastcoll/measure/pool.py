@@ -19,6 +19,7 @@ from pathlib import Path
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.mpi import MpiInstall
 from fastcoll.measure.protocol import Line, Reply
+from fastcoll.topology.cpu import affinity
 
 _START_LIMIT_S = 120.0
 _REPLY_LIMIT_S = 180.0
@@ -39,7 +40,7 @@ class NotMeasured(Exception):
 
 def available_cpus() -> tuple[int, ...]:
     """Return the CPUs that this process may use, ascending."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(sorted(affinity()))
 
 
 def worker_command(config: WorkerConfig, rank: int) -> list[str]:

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fastcoll.topology.cpu import affinity
+
 SYSFS = Path("/sys")
 T = TypeVar("T")
 
@@ -271,7 +273,7 @@ def find(sysfs: Path = SYSFS, nvml: Any = None, usable_cpus: Iterable[int] | Non
             nvml = import_module("pynvml")
         except ImportError:
             problems.append("GPUs: pynvml is not installed")
-    usable = os.sched_getaffinity(0) if usable_cpus is None else usable_cpus
+    usable = affinity() if usable_cpus is None else usable_cpus
     return Local(
         cores=tuple(_guarded("cores", lambda: _cores(sysfs, usable), [], problems)),
         node_distances=_guarded("NUMA nodes", lambda: _distances(sysfs), {}, problems),
