@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import resource
+import socket
 import unittest.mock
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from test_cleanup import BARE, come_up
 
+from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.refusals import explain
 from harness import LATE_S, Attempt, Pool, Rank, attempt
 
@@ -58,4 +60,8 @@ def test_a_refusal_names_the_call_and_the_way_out() -> None:
     with pytest.raises(OSError, match="Bad file") as refused:
         os.close(-1)
     assert "in `os.close(-1)`" in explain(refused.value)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        say_farewell([ours.fileno()], 1, refused.value)
+        assert "in `os.close(-1)`" in str(why_gone(theirs.fileno(), 1))
     assert "seccomp" in explain(PermissionError(errno.EPERM, "not permitted"))
