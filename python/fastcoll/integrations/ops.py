@@ -3,12 +3,14 @@
 """The verbs as operators of torch: with gradients, and known to its compiler.
 
 `all_reduce(x)` and its fellows here return a new tensor and leave `x` alone. They can be
-differentiated, any number of times, and stand in compiled graphs. The gradients are those of the
-sum of what all ranks differentiate: a number that went to every rank gets the sum of their
-gradients.
+differentiated, any number of times, backward and forward, batched by `torch.func.vmap`, and stand
+in compiled graphs. The gradients are those of the sum of what all ranks differentiate: a number
+that went to every rank gets the sum of their gradients. A tangent goes where its number goes. All
+ranks take the same steps: a derivative of a collective is one, too.
 
-Decides the operators' schemas, shapes and gradients. A graph holds no objects, so it knows a group
-by a name. Must not know how the compiler meets them: that is `compile.py`.
+Decides the operators' schemas, shapes and gradients; the other derivatives follow from these in
+`derivatives.py`. A graph holds no objects, so it knows a group by a name. Must not know how the
+compiler meets them: that is `compile.py`.
 """
 
 import itertools
@@ -21,12 +23,12 @@ from torch import Tensor
 
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.groups import AnyCommunicator, GroupLike, communicator_of, named_rank
+from fastcoll.integrations import derivatives
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
 _groups: weakref.WeakValueDictionary[str, AnyCommunicator] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_SUM, _AVG = int(Op.SUM), int(Op.AVG)
 
 
 # ---- what a graph holds in place of objects ------------------------------------------------------
@@ -91,11 +93,11 @@ def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) ->
 
     Args:
         x: Of the same shape and dtype on every rank.
-        op: What to reduce with; SUM and AVG have gradients.
+        op: What to reduce with; SUM and AVG have derivatives.
         group: A Communicator or a torch process group; None is the default group.
 
     Raises:
-        UnsupportedError: The gradient of another operation was asked for.
+        UnsupportedError: A derivative of another operation was asked for.
         FastcollError: See `fastcoll.all_reduce`.
     """
     return cast(Tensor, torch.ops.fastcoll.all_reduce(x, code_of(op), name_of(group)))
@@ -242,55 +244,42 @@ def _all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gr
 # ---- their gradients -----------------------------------------------------------------------------
 
 
-def _keep_terms(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    _, *ctx.terms = inputs
+def _all_reduce_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
+    return cast(Tensor, torch.ops.fastcoll.all_reduce(gradient, op, group))
 
 
-def _differentiable(op: int, verb: str) -> None:
-    if op not in (_SUM, _AVG):
-        raise UnsupportedError(f"{verb}({Op(op).name}) has no gradient here; SUM and AVG have")
+def _reduce_scatter_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
+    everybodys = cast(Tensor, torch.ops.fastcoll.all_gather(gradient, group))
+    return everybodys / _named(group).world_size if op == int(Op.AVG) else everybodys
 
 
-def _all_reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    op, group = ctx.terms
-    _differentiable(op, "all_reduce")
-    return torch.ops.fastcoll.all_reduce(gradient, op, group), None, None
-
-
-def _reduce_scatter_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    op, group = ctx.terms
-    _differentiable(op, "reduce_scatter")
-    everybodys = torch.ops.fastcoll.all_gather(gradient, group)
-    return everybodys / _named(group).world_size if op == _AVG else everybodys, None, None
-
-
-def _all_gather_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    (group,) = ctx.terms
-    return torch.ops.fastcoll.reduce_scatter(gradient, _SUM, group), None
+def _all_gather_gradient(gradient: Tensor, group: str) -> Tensor:
+    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(gradient, int(Op.SUM), group))
 
 
 # Every rank takes the same steps, zeros or not: what is differentiated again is collective again.
-def _broadcast_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return torch.ops.fastcoll.reduce(gradient, *ctx.terms), None, None
+def _broadcast_gradient(gradient: Tensor, root: int, group: str) -> Tensor:
+    return cast(Tensor, torch.ops.fastcoll.reduce(gradient, root, group))
 
 
-def _reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return torch.ops.fastcoll.broadcast(gradient, *ctx.terms), None, None
+def _reduce_gradient(gradient: Tensor, root: int, group: str) -> Tensor:
+    return cast(Tensor, torch.ops.fastcoll.broadcast(gradient, root, group))
 
 
-def _all_to_all_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    output_splits, input_splits, group = ctx.terms
+def _all_to_all_gradient(
+    gradient: Tensor, output_splits: list[int], input_splits: list[int], group: str
+) -> Tensor:
     back = torch.ops.fastcoll.all_to_all(gradient, input_splits, output_splits, group)
-    return back, None, None, None
+    return cast(Tensor, back)
 
 
-def _define(name: str, run: Any, fake: Any, backward: Any) -> None:
+# ---- what torch is told of them ------------------------------------------------------------------
+
+
+def _define(name: str, run: Any, fake: Any, gradient: derivatives.Gradient) -> None:
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastcoll::{name}", fake, lib=_library)
-    torch.library.register_autograd(
-        f"fastcoll::{name}", backward, setup_context=_keep_terms, lib=_library
-    )
+    derivatives.register(_library, name, gradient)
     # Else the compiler may drop calls, or put them in another order on another rank.
     torch.library._register_effectful_op(
         f"fastcoll::{name}", torch.library.EffectType.ORDERED, lib=_library
@@ -303,12 +292,12 @@ def _same(x: Tensor, *terms: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_define("all_reduce", _all_reduce, _same, _all_reduce_backward)
-_define("reduce_scatter", _reduce_scatter, _scattered, _reduce_scatter_backward)
-_define("all_gather", _all_gather, _gathered, _all_gather_backward)
-_define("broadcast", _broadcast, _same, _broadcast_backward)
-_define("reduce", _reduce, _same, _reduce_backward)
-_define("all_to_all", _all_to_all, _shuffled, _all_to_all_backward)
+_define("all_reduce", _all_reduce, _same, _all_reduce_gradient)
+_define("reduce_scatter", _reduce_scatter, _scattered, _reduce_scatter_gradient)
+_define("all_gather", _all_gather, _gathered, _all_gather_gradient)
+_define("broadcast", _broadcast, _same, _broadcast_gradient)
+_define("reduce", _reduce, _same, _reduce_gradient)
+_define("all_to_all", _all_to_all, _shuffled, _all_to_all_gradient)
 
 OPERATORS = tuple(
     getattr(torch.ops.fastcoll, name).default

@@ -101,7 +101,10 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
     if _has_no_memory(tensor):
-        raise _no_memory(tensor, name)
+        raise UnsupportedError(
+            f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
+            "tensor inside (to_local() of a DTensor)"
+        )
     dtype = FROM_TORCH.get(tensor.dtype)
     if dtype is None:
         raise _unknown_dtype(name, tensor.dtype)
@@ -123,10 +126,10 @@ def _has_no_memory(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
 
 
-def _no_memory(tensor: torch.Tensor, name: str) -> UnsupportedError:
+def _in_transform(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
-        "tensor inside (to_local() of a DTensor), and call outside of torch.func's transforms"
+        f"{name} has no memory inside one of torch.func's transforms (vmap, grad, jvp, "
+        "functionalize); use fastcoll.integrations.ops there, or call outside of them"
     )
 
 
@@ -138,7 +141,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
     try:
         ptr, held_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
     except RuntimeError as error:  # of what torch.func hands out
-        raise _no_memory(tensor, name) from error
+        raise _in_transform(name) from error
     if tensor.numel() == 0:
         return ptr
     last = sum(
@@ -151,7 +154,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
             "resized"
         )
     if ptr == 0:
-        raise _no_memory(tensor, name)
+        raise _in_transform(name)
     return ptr
 
 
