@@ -19,6 +19,7 @@ part() { # name command...
 install_checkout test
 part "mutations" python tests/native/mutate.py "$@"
 part "soak" python tests/reliability/soak.py --seconds 600
+part "growth" python tests/reliability/soak_flat.py --seconds 600
 part "kills" python tests/reliability/soak.py --kills 200
 part "fuzz what peers send" python tests/reliability/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/native/fuzz_bytes.py --seconds 300
