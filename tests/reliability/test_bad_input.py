@@ -135,7 +135,26 @@ def mistakes(world: int) -> dict[str, Mistake]:
         ),
         "read-only": (all_reduce(fixed), usage, ("tensor is read-only",)),
         "a list": (all_reduce([1.0]), usage, ("tensor", "list")),
-        "meta": (all_reduce(torch.empty(6, device="meta")), unsupported, ("meta", "CPU")),
+        "elements shared in an array": (
+            all_reduce(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), (4, 3), (4, 4))),
+            usage,
+            ("elements share memory", "clone"),
+        ),
+        "meta": (
+            all_reduce(torch.empty(6, device="meta")),
+            unsupported,
+            ("meta", "torch.empty_like"),
+        ),
+        "quantised": (
+            all_reduce(torch._empty_affine_quantized([6], scale=0.1, dtype=torch.qint8)),
+            unsupported,
+            ("quantized", "int_repr()", "dequantize()"),
+        ),
+        "masked": (
+            all_reduce(np.ma.masked_array(np.ones(6, np.float32), mask=[True] + 5 * [False])),
+            unsupported,
+            ("masked", "filled(value)"),
+        ),
         "sparse": (all_reduce(torch.eye(3).to_sparse()), unsupported, ("sparse", "to_dense")),
         "nested": (
             all_reduce(torch.nested.nested_tensor([six, filled(2)])),
