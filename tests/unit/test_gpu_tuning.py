@@ -370,7 +370,7 @@ def chosen_by_table(rank: Rank) -> list[str]:
             tensor = torch.full((1000,), rank.rank + 1.0)
             comm.all_reduce(tensor)
             assert bool((tensor == 3).all())
-            found += [repr(plan) for plan in comm.planner.known()]
+            found.append(repr(comm.planner.known()[-1]))  # coming to the GPUs made plans, too
             found.append(comm.gpu_report())
         comm.close()
     return found
