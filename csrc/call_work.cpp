@@ -50,22 +50,21 @@ void AsyncCall::abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept) 
 
 bool AsyncCall::wait(double limit_s) {
   constexpr int64_t kLookUs = 50000;  // for Ctrl-C
-  const int64_t end_us = end_of_wait_us(limit_s);
-  if (go_on_here(group_.queue(), this, limit_s)) return true;
+  WaitedTime waited(limit_s);
+  if (go_on_here(group_.queue(), this, waited)) return true;
   PythonHost host;
   host.blocking();
   for (;;) {
     has_waiter_ = 1;
     if (is_over_) return true;
-    const int64_t left_us = end_us - now_us();
-    if (left_us <= 0) return false;
-    futex_wait(as_word(has_waiter_), 1, std::min(left_us, kLookUs));
+    if (waited.is_over()) return false;
+    futex_wait(as_word(has_waiter_), 1, std::min(waited.left_us(), kLookUs));
     if (!is_over_ && host.interrupted()) throw Interrupted{};
   }
 }
 
-bool go_on_here(CallQueue& queue, const QueuedCall* call, double limit_s) {
-  WaiterHost<PythonHost> host(limit_s);
+bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited) {
+  WaiterHost<PythonHost> host(waited);
   const bool is_done = queue.finish(call, host);
   if (host.was_interrupted()) throw Interrupted{};
   return is_done;

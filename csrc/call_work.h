@@ -49,7 +49,7 @@ PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& cal
 // Go on in this thread with the call that rests in a queue: with `call`, or any if that is null.
 // False if it does not rest, or is not over after that many seconds; 0: without a limit. Throws
 // Interrupted; a thread goes on with it then.
-bool go_on_here(CallQueue& queue, const QueuedCall* call, double limit_s);
+bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited);
 
 // Add the type to the module. False with a Python error set.
 bool add_call_work(PyObject* module);

@@ -186,7 +186,8 @@ FastcollOutcome finish(FastcollGroup* group, const void* place, double limit_s,
                        FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     ours(group).refuse_child();
-    WaiterHost<DetachedHost> host(limit_s);
+    WaitedTime waited(limit_s);
+    WaiterHost<DetachedHost> host(waited);
     const auto* call = static_cast<const CallWithWork*>(place);
     if (ours(group).queue().finish(call, host)) return kFastcollDone;
     return host.was_interrupted() ? kFastcollInterrupted : kFastcollPending;

@@ -166,7 +166,8 @@ bool comes_next(ProcessGroup& group) {
     return true;
   group.refuse_handler();  // it would wait for the call that it interrupted
   group.refuse_child();
-  if (go_on_here(group.queue(), nullptr, 0) && group.idle()) return true;
+  WaitedTime waited(0);
+  if (go_on_here(group.queue(), nullptr, waited) && group.idle()) return true;
   PythonHost host;
   host.blocking();
   group.await_queued(host);

@@ -43,22 +43,22 @@ class DetachedHost : public Host {
   int64_t next_look_us_ = 0;
 };
 
-// In a wait of a call that goes on without this thread if that is interrupted, or has waited for so
-// many seconds; 0 and less: without a limit.
+// In a wait of a call that goes on without this thread if that is interrupted, or has waited up to
+// its limit.
 template <class Base>
 class WaiterHost final : public Base {
  public:
-  explicit WaiterHost(double limit_s) : end_us_(end_of_wait_us(limit_s)) {}
+  explicit WaiterHost(WaitedTime& waited) : waited_(waited) {}
   bool interrupted() override { return false; }
   bool steps_out() override {
-    if (now_us() >= end_us_) return true;
+    if (waited_.is_over()) return true;
     was_interrupted_ = was_interrupted_ || Base::interrupted();
     return was_interrupted_;
   }
   bool was_interrupted() const { return was_interrupted_; }  // then a Python error is set
 
  private:
-  const int64_t end_us_;
+  WaitedTime& waited_;
   bool was_interrupted_ = false;
 };
 

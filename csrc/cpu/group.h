@@ -282,7 +282,7 @@ class Group {
   bool yield_until(int peer, const Awaited& awaited);
   void spread();
   void sleep(int peer, const Awaited& awaited);
-  void patrol(int peer, const Awaited& awaited, int64_t waited_us);
+  void patrol(int peer, const Awaited& awaited, const WaitedTime& waited);
 
   FASTCOLL_HOT void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {

@@ -47,12 +47,14 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
     next_spread_us_ = start_us + kSpreadUs;
   }
   int64_t next_patrol_us = start_us + kPatrolUs;
+  WaitedTime waited(timeout_s_, start_us);
   bool is_noted = false;
   while (!yield_until(peer, awaited)) {
     if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
       if (!is_noted) note_wait(start_us);
       is_noted = true;
-      patrol(peer, awaited, time_us - start_us);
+      waited.until(time_us);
+      patrol(peer, awaited, waited);
       next_patrol_us = time_us + kPatrolUs;
     }
     sleep(peer, awaited);
@@ -75,7 +77,7 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
 }
 
 template <class P>
-void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
+void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited) {
   if (P::load_relaxed(me_->poison.value)) check();
   for (int other = 0; other < world_size(); ++other) {
     Peer& seen = peers_[other];
@@ -116,7 +118,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, int64_t waited_us) {
              ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
          uint64_t{1} << peer);
   }
-  if (double(waited_us) >= timeout_s_ * 1e6) fail_timeout(peer, waited_us);
+  if (waited.left_us() <= 0) fail_timeout(peer, waited.waited_us());
 }
 
 template <class P>

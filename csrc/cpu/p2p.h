@@ -78,12 +78,9 @@ class PointToPoint {
   // Wait for one transfer, while all make progress. False: limit_s > 0 ran out, and it goes on.
   bool wait(Transfer& transfer, Host& host, double limit_s) {
     if (!transfer.done) {
-      const int64_t start_us = limit_s > 0 ? now_us() : 0;
+      WaitedTime waited(limit_s);
       const bool over = poll_until(
-          [&] {
-            return transfer.done || (limit_s > 0 && double(now_us() - start_us) > limit_s * 1e6);
-          },
-          host, &transfer);
+          [&] { return transfer.done || (limit_s > 0 && waited.is_over()); }, host, &transfer);
       if (!over) throw Interrupted{};
     }
     if (says_polling_) {
@@ -259,7 +256,7 @@ class PointToPoint {
     for (const auto& transfer : transfers) {
       if (transfer->done) continue;
       is_left = true;
-      transfer->start_us = now_us();
+      transfer->waited = WaitedTime(transfer->timeout_s);
     }
     return is_left;
   }
@@ -303,7 +300,7 @@ class PointToPoint {
   void patrol(int64_t time_us);
   std::string name(const Transfer& transfer) const;
   void look_for_loss(Transfer& transfer);
-  [[noreturn]] void fail_timeout(const Transfer& transfer, int64_t time_us);
+  [[noreturn]] void fail_timeout(const Transfer& transfer);
   std::string chain(const Transfer& transfer, uint64_t* ranks) const;
 
   Group<P>& group_;

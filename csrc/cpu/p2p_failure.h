@@ -26,8 +26,7 @@ void PointToPoint<P>::patrol(int64_t time_us) {
     group_.check();
     for (const auto& transfer : open_) {
       look_for_loss(*transfer);
-      if (!transfer->done && double(time_us - transfer->start_us) >= transfer->timeout_s * 1e6)
-        fail_timeout(*transfer, time_us);
+      if (!transfer->done && transfer->waited.is_over(time_us)) fail_timeout(*transfer);
     }
     forget_done();
   } catch (const Failure&) {
@@ -71,8 +70,8 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
 }
 
 template <class P>
-void PointToPoint<P>::fail_timeout(const Transfer& transfer, int64_t time_us) {
-  const std::string seconds = std::to_string((time_us - transfer.start_us) / 1000) + " ms";
+void PointToPoint<P>::fail_timeout(const Transfer& transfer) {
+  const std::string seconds = std::to_string(transfer.waited.waited_us() / 1000) + " ms";
   uint64_t ranks = 0;
   for (int peer = 0; peer < group_.world_size(); ++peer)
     if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)

@@ -8,6 +8,7 @@
 #include <exception>
 #include <string>
 
+#include "cpu/wait.h"
 #include "dtypes.h"
 
 namespace fastcoll {
@@ -33,7 +34,8 @@ struct Transfer {
   bool is_awaited = false;  // who started it waits for it next
   bool is_copied = false;   // sends: the receiver may copy it; receives: it does
   size_t moved_bytes = 0;
-  int64_t start_us = 0, matched_us = 0;
+  WaitedTime waited{0};  // once it is open
+  int64_t matched_us = 0;
   std::exception_ptr error;
   std::atomic<bool> done{false};
 };

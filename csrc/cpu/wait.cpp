@@ -31,11 +31,6 @@ int64_t now_us() {
   return int64_t(time.tv_sec) * 1000000 + time.tv_nsec / 1000;
 }
 
-int64_t end_of_wait_us(double limit_s) {
-  constexpr double kMostS = 1e9;  // more microseconds than fit otherwise
-  return limit_s > 0 ? now_us() + int64_t(std::min(limit_s, kMostS) * 1e6) : INT64_MAX;
-}
-
 uint32_t current_cpu() {
   // The kernel keeps it in each thread's `struct rseq`, where its `cpu_id` comes second; negative
   // if it does not. sched_getcpu() looks there, too, but takes several times as long.

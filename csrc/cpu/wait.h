@@ -3,6 +3,7 @@
 // and whether a peer's process is still there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,7 +32,38 @@ struct PeerLink {
 };
 
 int64_t now_us();
-int64_t end_of_wait_us(double limit_s);  // 0 and less are no limit
+
+// How long a thread has waited, less the time in which it did not run. A job that stands still as a
+// whole (a paused container, a suspended machine) is no rank's fault, so what lies between two
+// looks counts for half a second at most, or a quarter of the limit if that is less. If one rank
+// alone stands still, its peers go on counting and name it. A loaded machine that runs a waiting
+// thread only every T seconds comes to the limit after T / 0.5 s times as long.
+class WaitedTime {
+ public:
+  // 0 and less are no limit.
+  explicit WaitedTime(double limit_s, int64_t start_us = now_us())
+      : limit_us_(limit_s > 0 ? int64_t(std::min(limit_s, kMostS) * 1e6) : INT64_MAX),
+        most_us_(std::clamp(limit_us_ / 4, kLeastStepUs, kMostStepUs)),
+        seen_us_(start_us) {}
+
+  // Look, at this time: the microseconds that count so far.
+  int64_t until(int64_t time_us) {
+    // Several threads may have read the clock before one of them looks.
+    if (time_us > seen_us_) waited_us_ += std::min(time_us - seen_us_, most_us_);
+    seen_us_ = std::max(seen_us_, time_us);
+    return waited_us_;
+  }
+  bool is_over(int64_t time_us = now_us()) { return until(time_us) >= limit_us_; }
+  int64_t waited_us() const { return waited_us_; }  // as of the last look
+  int64_t left_us() const { return limit_us_ - waited_us_; }
+
+ private:
+  static constexpr double kMostS = 1e9;           // more microseconds than fit otherwise
+  static constexpr int64_t kLeastStepUs = 20000;  // what a waiting thread sleeps
+  static constexpr int64_t kMostStepUs = 500000;
+  int64_t limit_us_, most_us_, seen_us_, waited_us_ = 0;
+};
+
 uint32_t current_cpu();
 
 // `cpus`: where each rank runs. If at least two more run here than on another CPU that this thread

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fastcoll import _C
+from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.futures import complete
 from fastcoll.memory.array import Array
@@ -163,7 +164,7 @@ class QueuedWork(Work):
         limit_s = limit_of_wait(timeout)
         self._refuse_in_child()
         # Without a limit here: the call has its own, and a queue without a thread fails its works.
-        if not self._done.wait(limit_s):
+        if not (self._done.wait() if limit_s is None else Deadline(limit_s).wait(self._done.wait)):
             raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
         if self._error is not None:
             raise self._error

@@ -17,6 +17,7 @@
 
 #include "cpu/p2p.h"
 #include "cpu/program.h"
+#include "cpu/text.h"
 
 using namespace fastcoll;
 
@@ -154,7 +155,9 @@ void read_status(Bytes& bytes) {
     require(false, "poison unseen");
   } catch (const Failure& failure) {
     require(failure.kind() >= ErrorKind::usage && failure.kind() <= kLastKind, "an unknown kind");
-    require(std::strlen(failure.what()) <= sizeof pad.verdict.text, "a text too long");
+    constexpr size_t kEscaped = 4;  // "\x1b" in place of one byte
+    require(std::strlen(failure.what()) <= kEscaped * sizeof pad.verdict.text, "a text too long");
+    require(printable(failure.what()) == failure.what(), "a text for no terminal");
   }
 }
 

@@ -1,20 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One limit for a task of several waits."""
+"""One limit for a task of several waits.
 
+Decides how much time counts: not the time in which this process did not run. A job that stands
+still as a whole (a paused container, a suspended machine) is no rank's fault. If one rank alone
+stands still, its peers go on counting and name it. csrc/cpu/wait.h does the same for C++.
+"""
+
+import os
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# A wait looks at the clock this often, so that a longer time between two looks was not waited.
+_SLICE_S = 0.1
+# What counts of it. A loaded machine that runs a waiting thread only every T seconds comes to the
+# limit after T / 0.5 s times as long.
+_MOST_S = 0.5
+
+
+class _RunningClock:
+    """The seconds that this process ran while somebody looked."""
+
+    def __init__(self) -> None:
+        self._seen_s = time.monotonic()
+        self._running_s = 0.0
+        self.forget_lock()
+        os.register_at_fork(after_in_child=self.forget_lock)
+
+    def forget_lock(self) -> None:
+        """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
+        self._lock = threading.Lock()
+
+    def now_s(self) -> float:
+        """Look at the clock."""
+        with self._lock:
+            time_s = time.monotonic()
+            self._running_s += min(time_s - self._seen_s, _MOST_S)
+            self._seen_s = time_s
+            return self._running_s
+
+
+running_s = _RunningClock().now_s
 
 
 class Deadline:
-    """A point in time that a task of several waits must not pass."""
+    """The end of a number of seconds in which this process runs."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._end = time.monotonic() + limit_s
+        self._end_s = running_s() + limit_s
 
     def left_s(self) -> float:
         """Return the seconds that are left, at least 0."""
-        return max(0.0, self._end - time.monotonic())
+        return max(0.0, self._end_s - running_s())
 
     def passed(self) -> bool:
         """Return whether nothing is left."""
         return self.left_s() == 0.0
+
+    def wait(self, wait_s: Callable[[float], T]) -> T:
+        """Wait until `wait_s(seconds)` returns something true, or nothing is left.
+
+        Returns:
+            What it returned last.
+        """
+        while True:
+            left_s = self.left_s()
+            if (result := wait_s(min(left_s, _SLICE_S))) or left_s == 0:
+                return result

@@ -38,7 +38,7 @@ class _Making:
                 f'"{name}" is being made by this thread, which a signal handler has interrupted: '
                 "the handler can't use the group; it may set a flag for the program to look at"
             )
-        if not self.over.wait(deadline.left_s()):
+        if not deadline.wait(self.over.wait):
             raise CollectiveTimeout(
                 f'waited {deadline.limit_s:g} s for another thread, which is making "{name}"'
             )

@@ -198,8 +198,10 @@ class Mesh:
         by_fd = {self.socket_fds[peer]: peer for peer in missing}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        left_s = deadline.left_s()
-        events = poll.poll((min(left_s, _RETRY_S) if unsent else left_s) * 1000)
+        if unsent:
+            events = poll.poll(min(deadline.left_s(), _RETRY_S) * 1000)
+        else:
+            events = deadline.wait(lambda wait_s: poll.poll(wait_s * 1000))
         if not events and deadline.passed():
             late = sorted(missing | set(unsent))
             stopped = [pid for peer in late if is_stopped(pid := self.pids[peer])]

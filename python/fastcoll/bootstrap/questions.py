@@ -73,7 +73,7 @@ def ask(question: Callable[[], T], limit_s: float) -> T:
         in_background(run)
     except FastcollError:
         run()
-    if not answered.wait(limit_s):
+    if not Deadline(limit_s).wait(answered.wait):
         raise TimeoutError(f"no answer within {limit_s:g} s")
     if errors:
         raise errors[0]

@@ -232,7 +232,7 @@ def _read_reply(connection: socket.socket, peer: int, token: str, deadline: Dead
     """Wait for a lower rank's proof that it knows my token."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    if not poll.poll(deadline.left_s() * 1000):
+    if not deadline.wait(lambda wait_s: poll.poll(wait_s * 1000)):
         raise CollectiveTimeout(
             f"init waited {deadline.limit_s:g} s for rank {peer} to answer", [peer]
         )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastcoll.bootstrap.deadline import running_s
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.calls import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
@@ -116,7 +117,7 @@ class _Nodes:
         self._suspected = {islands.places[rank][0] for rank in lost}
         self._missing = set(range(islands.num_nodes))
         self._ranks: list[int] = []
-        self._began = time.monotonic()
+        self._began_s = running_s()
 
     def decide(self, node: int, left: list[int]) -> Survivors:
         """Say which ranks of this node are left; return who of all goes on."""
@@ -138,7 +139,7 @@ class _Nodes:
             if left := self._read(f"left/{node}"):
                 self._ranks += json.loads(left)
                 self._missing.remove(node)
-        waited_s = time.monotonic() - self._began
+        waited_s = running_s() - self._began_s
         return any(waited_s < self._patience_s(node) for node in self._missing)
 
     def _patience_s(self, node: int) -> float:

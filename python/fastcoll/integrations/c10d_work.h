@@ -163,17 +163,18 @@ class NativeWork final : public c10d::Work {
   bool wait(Milliseconds timeout) override {
     const WithoutGil without_gil;
     constexpr Milliseconds kLook(50);  // for Ctrl-C
-    const auto end = std::chrono::steady_clock::now() + timeout;
+    const auto start = std::chrono::steady_clock::now();
     if (!Work::isCompleted()) {
       FastcollFailure failure;
       raise_unless_done(core->finish(call_->group, place_, seconds(timeout), &failure), failure);
     }
+    auto waited = std::chrono::steady_clock::now() - start;
     std::unique_lock lock(mutex_);
     while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
       lock.unlock();
       raise_signals();
-      if (timeout > kNoTimeout && std::chrono::steady_clock::now() >= end)
-        raise_late("call", timeout);
+      waited += kLook;  // not the time in which a paused container stood still
+      if (timeout > kNoTimeout && waited >= timeout) raise_late("call", timeout);
       lock.lock();
     }
     const std::exception_ptr error = exception_;
