@@ -277,9 +277,23 @@ std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, bool always, Host
   require_usable();
   const auto errors = group_->try_single_copy(is_wanted, host);
   const auto end = errors.begin() + world_size_;
-  if (std::all_of(errors.begin(), end, [](int error) { return error == 0; }))
+  if (std::all_of(errors.begin(), end, [](int error) { return error == 0; })) {
     p2p_->allow_single_copy(always);
+    keep_memories();
+  }
   return {errors.begin(), end};
+}
+
+// So that a rank which may no longer read the others finishes its calls all the same.
+void ProcessGroup::keep_memories() {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const int pid = group_->options().links[size_t(peer)].pid;
+    if (pid == group_->options().links[size_t(rank_)].pid) continue;  // ranks that are threads
+    const int memory = open_memory(pid);
+    if (memory < 0) continue;
+    fds_.push_back(memory);
+    group_->keep_memory(peer, memory);
+  }
 }
 
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {

@@ -150,6 +150,7 @@ class ProcessGroup {
   void require_usable() const;
   void limit(Transfer& transfer) const;
   void close_fds();
+  void keep_memories();
 
   const int rank_, world_size_;
   const std::string name_;

@@ -196,6 +196,8 @@ class Group {
 
   // ---- private memory (single_copy.h) ---------------------------------------------------------
   std::array<int, kMaxWorld> try_single_copy(bool is_wanted, Host& host);
+  // `memory`: see open_memory; the caller closes it after the group.
+  void keep_memory(int peer, int memory) { options_.links[size_t(peer)].memory = memory; }
   Readable& readable() { return readable_; }
 
   // Private memory for one inlined message of each peer.

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/process_memory.h"
 
+#include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 
 namespace fastcoll {
 
-int read_process(int pid, uint64_t address, void* dst, size_t num_bytes) {
+int read_process(int pid, uint64_t address, void* dst, size_t num_bytes, int memory) {
   auto* into = static_cast<char*>(dst);
+  bool is_refused = false;
   while (num_bytes != 0) {
     const iovec local{into, num_bytes};
     const iovec remote{reinterpret_cast<void*>(uintptr_t(address)), num_bytes};
-    const ssize_t count = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    const ssize_t count = is_refused ? pread(memory, into, num_bytes, off_t(address))
+                                     : process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (count < 0 && !is_refused && memory >= 0 && (errno == EPERM || errno == ENOSYS)) {
+      is_refused = true;
+      continue;
+    }
     if (count < 0) return errno;
     if (count == 0) return EFAULT;
     into += count;
@@ -22,6 +30,10 @@ int read_process(int pid, uint64_t address, void* dst, size_t num_bytes) {
     num_bytes -= size_t(count);
   }
   return 0;
+}
+
+int open_memory(int pid) {
+  return open(("/proc/" + std::to_string(pid) + "/mem").c_str(), O_RDONLY | O_CLOEXEC);
 }
 
 bool Readable::covers(const void* ptr, size_t num_bytes) {

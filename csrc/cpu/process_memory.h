@@ -12,8 +12,13 @@ namespace fastcoll {
 
 // Copy from another process's memory, where the kernel lets us: ranks of one user, unless Yama's
 // ptrace_scope or a seccomp filter forbids it. 0, or the errno of what failed, perhaps after a
-// part was copied.
-int read_process(int pid, uint64_t address, void* dst, size_t num_bytes);
+// part was copied. `memory` is what open_memory returned, for a permission that was taken away.
+int read_process(int pid, uint64_t address, void* dst, size_t num_bytes, int memory = -1);
+
+// A descriptor of a process's memory; -1 without one. The kernel asks for the permission when it is
+// opened and not again, so it outlives a later prctl(PR_SET_DUMPABLE), ptrace_scope or seccomp
+// filter. It is slower than process_vm_readv.
+int open_memory(int pid);
 
 // Whether other processes can copy from a piece of this one's memory: from some they can't
 // (memory that a driver mapped, such as pinned memory). Tried on both ends of the piece; a few

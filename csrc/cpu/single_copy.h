@@ -50,7 +50,7 @@ void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t
   const PeerLink& link = group.options().links[size_t(peer)];
   if (link.pid == group.options().links[size_t(group.rank())].pid) {  // ranks that are threads
     std::memcpy(dst, reinterpret_cast<const void*>(uintptr_t(address)), num_bytes);
-  } else if (const int error = read_process(link.pid, address, dst, num_bytes)) {
+  } else if (const int error = read_process(link.pid, address, dst, num_bytes, link.memory)) {
     const bool is_gone = error == ESRCH || peer_is_gone(link);
     group.fail(is_gone ? ErrorKind::peer_lost : ErrorKind::driver,
                name() + " could not copy " + std::to_string(num_bytes) +

@@ -29,6 +29,7 @@ struct PeerLink {
   int socket = -1;
   int pidfd = -1;
   int pid = 0;
+  int memory = -1;  // see open_memory in process_memory.h
 };
 
 int64_t now_us();

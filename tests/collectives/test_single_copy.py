@@ -93,17 +93,19 @@ def who_may(rank: Rank) -> tuple[str, str]:
     return rank.comm.single_copy, rank.comm.single_copy_report
 
 
-def forbid(rank: Rank) -> tuple[str, str]:
-    """Rank 1 keeps its memory to itself, which root would not be bound by."""
-    import fastcoll
-
+def show_memory(is_shown: bool) -> None:
+    """Let others of this user read this process, or not; root would not be bound by it."""
     if os.getuid() == 0:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
-    if rank.rank == 1:
-        ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
-    elif os.getuid() == 65534:
-        ctypes.CDLL(None).prctl(4, 1)
+    ctypes.CDLL(None).prctl(4, int(is_shown))  # PR_SET_DUMPABLE
+
+
+def forbid(rank: Rank) -> tuple[str, str]:
+    """Rank 1 keeps its memory to itself."""
+    import fastcoll
+
+    show_memory(rank.rank != 1)
     rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
     return who_may(rank)
 
@@ -111,6 +113,28 @@ def forbid(rank: Rank) -> tuple[str, str]:
 def test_one_that_may_not_read_decides_for_all(fresh_pool: FreshPool) -> None:
     reason = "rank 0 can't read every rank's memory: " + os.strerror(errno.EPERM)
     assert fresh_pool(2, Setup(init=False)).run(forbid) == [("never", reason)] * 2
+
+
+def forbid_later(rank: Rank) -> tuple[str, list[str], list[int]]:
+    """Rank 1 keeps its memory to itself once the group is there."""
+    import fastcoll
+
+    show_memory(True)
+    rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
+    assert every_verb(rank, 1) == []
+    pids: list[Any] = [None, None]
+    rank.comm.all_gather_object(pids, os.getpid())
+    show_memory(rank.rank != 1)
+    rank.comm.barrier()
+    if rank.rank == 0:
+        with pytest.raises(PermissionError):
+            os.open(f"/proc/{pids[1]}/mem", os.O_RDONLY)
+    return who_may(rank)[0], every_verb(rank, 3), sends_in_turns(rank, 3)
+
+
+def test_what_a_rank_may_no_longer_read_still_comes(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_SINGLE_COPY": "always"}))
+    assert pool.run(forbid_later) == [("always", [], [])] * 2
 
 
 def test_a_rank_that_does_not_want_to_decides_for_all(fresh_pool: FreshPool) -> None:

@@ -237,7 +237,7 @@ void futex_wake_all(uint32_t* word) {
   machine::atomic_of(word).wake(rl::ctx(), machine::kMostThreads, RL_INFO);
 }
 
-int read_process(int, uint64_t address, void* dst, size_t num_bytes) {
+int read_process(int, uint64_t address, void* dst, size_t num_bytes, int) {
   const void* from = reinterpret_cast<const void*>(uintptr_t(address));
   machine::touch(from, num_bytes, false);
   std::memmove(dst, from, num_bytes);

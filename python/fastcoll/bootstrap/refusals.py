@@ -13,7 +13,7 @@ from fastcoll import _C
 from fastcoll.errors import DriverError
 
 _USE = (
-    "a group takes two descriptors for every rank of its node, and as many again while it is made"
+    "a group takes three descriptors for every rank of its node, and as many again while it is made"
 )
 
 
