@@ -283,9 +283,7 @@ def test_a_verb_names_where_its_tensors_may_be(gpu_too: bool) -> None:
     places = "CPUs and CUDA devices" if gpu_too else "CPUs"
     with FakeTensorMode():  # of a device that needs not be there
         tensor = torch.empty(3, device="xpu:0")
-    with pytest.raises(
-        UnsupportedError, match=f"is on xpu:0; this verb takes tensors on {places}:"
-    ):
+    with pytest.raises(UnsupportedError, match=f"on xpu:0; this verb takes tensors on {places}:"):
         view(tensor, "tensor", gpu=gpu_too)
 
 
