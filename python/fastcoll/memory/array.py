@@ -5,6 +5,7 @@ Decides which tensors and arrays are taken and how overlap is judged. Must not k
 ranks.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -122,6 +123,12 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
     )
 
 
+def _is_masked(array: object) -> bool:
+    """Return whether an array has a mask; numpy.ma is not imported for that."""
+    masked = sys.modules.get("numpy.ma")  # a masked array exists only where it was imported
+    return masked is not None and isinstance(array, masked.MaskedArray)
+
+
 def _has_no_memory(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
 
@@ -159,7 +166,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
 
 
 def _view_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
-    if isinstance(array, np.ma.MaskedArray):
+    if _is_masked(array):
         raise UnsupportedError(
             f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(value)"
         )
