@@ -47,7 +47,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
     next_spread_us_ = start_us + kSpreadUs;
   }
   int64_t next_patrol_us = start_us + kPatrolUs;
-  WaitedTime waited(timeout_s_, start_us);
+  WaitedTime waited(std::max(timeout_s_, WaitedTime::kAtOnceS), start_us);
   bool is_noted = false;
   while (!yield_until(peer, awaited)) {
     if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {

@@ -256,7 +256,7 @@ class PointToPoint {
     for (const auto& transfer : transfers) {
       if (transfer->done) continue;
       is_left = true;
-      transfer->waited = WaitedTime(transfer->timeout_s);
+      transfer->waited = WaitedTime(std::max(transfer->timeout_s, WaitedTime::kAtOnceS));
     }
     return is_left;
   }

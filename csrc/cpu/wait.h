@@ -41,6 +41,7 @@ int64_t now_us();
 // thread only every T seconds comes to the limit after T / 0.5 s times as long.
 class WaitedTime {
  public:
+  static constexpr double kAtOnceS = 1e-6;  // for a limit of 0 that is one
   // 0 and less are no limit.
   explicit WaitedTime(double limit_s, int64_t start_us = now_us())
       : limit_us_(limit_s > 0 ? int64_t(std::min(limit_s, kMostS) * 1e6) : INT64_MAX),
