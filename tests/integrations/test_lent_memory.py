@@ -110,22 +110,6 @@ def test_complex_parameters_in_ddp(compiled_pools: Callable[[int], Pool]) -> Non
     assert same(ours, compiled_pools(2).run(on_backend, "gloo", complex_gradients))
 
 
-def freed(rank: Rank) -> list[str]:
-    """A tensor without its memory, when its plan is known, and sent."""
-    tensor = torch.ones(500)
-    for _ in range(2):
-        dist.all_reduce(tensor)
-    tensor.untyped_storage().resize_(0)
-    return [
-        attempt(dist.all_reduce, tensor).kind,
-        attempt(dist.isend, tensor, 1 - rank.rank).kind,
-    ]
-
-
-def test_memory_that_was_freed(compiled_pools: Callable[[int], Pool]) -> None:
-    assert compiled_pools(2).run(on_backend, "fastcoll", freed) == [["UsageError"] * 2] * 2
-
-
 # ---- whoever has it may free it and let it grow --------------------------------------------------
 
 
