@@ -51,4 +51,12 @@ std::string find_call_site() {
   return found;
 }
 
+bool CallSiteScope::note_site() {
+  if (!call_site().empty()) return false;
+  set_call_site(find_call_site());
+  return true;
+}
+
+void CallSiteScope::forget_site() { set_call_site({}); }
+
 }  // namespace fastcoll

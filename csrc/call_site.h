@@ -22,19 +22,20 @@ void hide_folders(std::vector<std::string> folders);
 // Notes the site of a call that runs in the thread that makes it.
 class CallSiteScope {
  public:
-  explicit CallSiteScope(bool is_wanted) : is_wanted_(is_wanted && call_site().empty()) {
-    if (is_wanted_) [[unlikely]]
-      set_call_site(find_call_site());
-  }
+  explicit CallSiteScope(bool is_wanted) : is_noted_(is_wanted && note_site()) {}
   CallSiteScope(const CallSiteScope&) = delete;
   CallSiteScope& operator=(const CallSiteScope&) = delete;
   ~CallSiteScope() {
-    if (is_wanted_) [[unlikely]]
-      set_call_site({});
+    if (is_noted_) [[unlikely]]
+      forget_site();
   }
 
  private:
-  const bool is_wanted_;
+  // Not inlined into each verb's fast path, which seldom needs them.
+  static bool note_site();  // false within a noted call
+  static void forget_site();
+
+  const bool is_noted_;
 };
 
 }  // namespace fastcoll

@@ -108,22 +108,20 @@ class Kept {
   PyObject* object_;
 };
 
-bool run_prepared(const Prepared& call, const Places& places, ProcessGroup& group, const Args& args,
-                  std::span<PyObject* const> written) {
-  if (!call.is_fast()) return false;
-  count_writes(written);
+// Whether it was a fast call, which then has run.
+template <FastVerb kVerb>
+bool run_one(ProcessGroup& group, const Args& args, Op op) {
+  Places places;
+  Prepared call = prepare(kVerb, group, args, op, places.parts);
+  if (!call.is_fast()) [[unlikely]]
+    call = prepare_strided(kVerb, group, args, op, places.strided);
+  if (!call.is_fast()) [[unlikely]]
+    return false;
+  count_writes(written_by<kVerb>(group, args));
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
   return true;
-}
-
-bool run_one(FastVerb verb, ProcessGroup& group, const Args& args, Op op,
-             std::span<PyObject* const> written) {
-  Places places;
-  return run_prepared(prepare(verb, group, args, op, places.parts), places, group, args, written) ||
-         run_prepared(prepare_strided(verb, group, args, op, places.strided), places, group, args,
-                      written);
 }
 
 constexpr Verb verb_of_lists(FastVerb verb) {
@@ -184,16 +182,14 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   if (!is_async && !comes_next(group)) return nullptr;
   if constexpr (!takes_sequences(kVerb)) {
     if (is_async) return start_collective<kVerb>(caller, args, *op);
-    return run_one(kVerb, group, args, *op, written_by<kVerb>(group, args)) ? Py_NewRef(Py_None)
-                                                                            : nullptr;
+    return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
   } else {
     const Kept first(args[kTensor]), second(args[kSecond]);
     args[kTensor] = first.or_given(args[kTensor]);
     args[kSecond] = second.or_given(args[kSecond]);
     if (is_async) return start_collective<kVerb>(caller, args, *op);
     if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-      return run_one(kVerb, group, args, *op, written_by<kVerb>(group, args)) ? Py_NewRef(Py_None)
-                                                                              : nullptr;
+      return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
     } else {
       const auto lists =
           prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
@@ -226,7 +222,7 @@ class Meant {
   PyObject* object;
 
   // Changes the root of a call on a process group of torch, which is a global rank, to the group's.
-  Meant(FastVerb verb, Args& args)
+  [[gnu::always_inline]] Meant(FastVerb verb, Args& args)
       : object(given(args[kGroup]) ? args[kGroup] : default_group_object) {
     group = object == default_group_object ? default_group : group_in_object(object);
     if (group || !object || is_transfer(verb)) return;
