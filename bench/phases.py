@@ -28,12 +28,12 @@ import torch.distributed as dist
 from hosts import Hosts
 
 import fastcoll
-from fastcoll.hierarchical import reductions
-from fastcoll.hierarchical.arrays import split
-from fastcoll.hierarchical.carrier import Started
-from fastcoll.hierarchical.lanes import Lanes
-from fastcoll.hierarchical.reductions import Reduction
 from fastcoll.measure.results import provenance
+from fastcoll.nodes import reductions
+from fastcoll.nodes.arrays import split
+from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.lanes import Lanes
+from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import DType, Op
 
 Json = dict[str, Any]

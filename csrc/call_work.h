@@ -54,7 +54,7 @@ bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited);
 // Add the type to the module. False with a Python error set.
 bool add_call_work(PyObject* module);
 
-// The class of the handles: fastcoll.work.CallWork.
+// The class of the handles: fastcoll.calls.work.CallWork.
 PyObject* set_call_work(PyObject*, PyObject* object);
 
 }  // namespace fastcoll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan: everything about one call that must be equal on all ranks. Chosen in Python (selection/),
+// A plan: everything about one call that must be equal on all ranks. Chosen in Python (choose/),
 // carried out here; csrc never chooses.
 #pragma once
 

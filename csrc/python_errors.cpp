@@ -23,7 +23,7 @@ PyObject* rank_tuple(uint64_t ranks) {
 
 // What this rank did last, where FASTCOLL_DUMP_DIR says; the error comes first, whatever happens.
 void write_down(PyObject* reason) {
-  PyObject* dumps = PyImport_ImportModule("fastcoll.reliability.dumps");
+  PyObject* dumps = PyImport_ImportModule("fastcoll.calls.dumps");
   PyObject* nothing = dumps ? PyObject_CallMethod(dumps, "dump", "O", reason) : nullptr;
   // A Ctrl-C that came meanwhile is heard once the error is raised.
   if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();

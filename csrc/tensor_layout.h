@@ -2,7 +2,7 @@
 // Facts of a tensor that DLPack does not hand over: its dispatch keys, the size of its storage and
 // its version counter. They are read from torch's own objects, at places that are learnt once.
 //
-// memory/tensor_layout.py hands over sample tensors with torch's own answers about them. A place is
+// calls/tensor_layout.py hands over sample tensors with torch's own answers about them. A place is
 // known when it has the right value in every sample. So no torch header is needed, and one build
 // serves several releases. Where a place is not found, C++ reads no tensor at all: every call then
 // takes the Python path.

@@ -11,24 +11,18 @@ from typing import Any
 
 from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
 from fastcoll.model.builders import build
-from fastcoll.model.charts import (
-    bucket_times,
-    cost_curves,
-    plan_bars,
-    published_times,
-    ring_paths,
-)
+from fastcoll.model.charts import bucket_times, cost_curves, plan_bars, published_times, ring_paths
 from fastcoll.model.explain import compare
 from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.figures import save
 from fastcoll.model.formulas import Constants, estimate_us
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import load_machine, load_network
 from fastcoll.model.picture import draw
 from fastcoll.model.placement import disjoint_rings, mapping_us
 from fastcoll.model.published import held_out_rows
 from fastcoll.model.simulator import simulate
 from fastcoll.model.strategies import Planner, Workload
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine, load_network
 
 FOLDER = Path(__file__).parent / "pictures"
 TIERS = {

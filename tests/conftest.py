@@ -61,7 +61,7 @@ def why_no_gpu() -> str:
     """Return why the tests marked `gpu` can't run here, "" if they can."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    from fastcoll.topology import gpu
+    from fastcoll.machine import gpu
 
     return gpu.problem()
 

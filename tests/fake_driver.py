@@ -284,7 +284,8 @@ def _descriptors() -> dict[str, str]:
 @contextlib.contextmanager
 def fake_driver() -> Iterator[Driver]:
     """A driver in the place of `_cuda`, in which nothing may be left at the end."""
-    from fastcoll.memory import device, multicast, terms
+    from fastcoll.gpu import multicast, terms
+    from fastcoll.gpu import regions as device
 
     fake = Driver()
     fds_before = _descriptors()
@@ -303,8 +304,8 @@ def fake_driver() -> Iterator[Driver]:
 
 def come(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
     """What map_regions gives every rank, or raises there."""
-    from fastcoll.memory.device import map_regions
-    from fastcoll.memory.terms import DeviceHello, settle
+    from fastcoll.gpu.regions import map_regions
+    from fastcoll.gpu.terms import DeviceHello, settle
 
     hellos = [
         DeviceHello("", index, str(index), process, "1", True, 1, 100, 0, 0)
@@ -332,7 +333,7 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
 
 
 def leave_all(links: Links, results: list[Any], order: list[int]) -> None:
-    from fastcoll.memory import device
+    from fastcoll.gpu import regions as device
 
     for rank in order:
         if not isinstance(results[rank], BaseException):

@@ -20,16 +20,21 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from fastcoll import _C, api_p2p, device_group, device_nccl, device_work
-from fastcoll.algorithms.shared import SEGMENT_BYTES
-from fastcoll.communicator import Communicator
-from fastcoll.device_group import DeviceGroup
-from fastcoll.device_nccl import Nccl
-from fastcoll.hierarchical.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
-from fastcoll.memory import array, foreign
-from fastcoll.memory.terms import Terms
-from fastcoll.reliability.journal import Journal
-from fastcoll.reliability.residency import residency
+from fastcoll import _C
+from fastcoll.api import transfers
+from fastcoll.calls import arrays as array
+from fastcoll.calls import foreign
+from fastcoll.choose.algorithms.shared import SEGMENT_BYTES
+from fastcoll.gpu import group as device_group
+from fastcoll.gpu import nccl as device_nccl
+from fastcoll.gpu import work as device_work
+from fastcoll.gpu.group import DeviceGroup
+from fastcoll.gpu.journal import Journal
+from fastcoll.gpu.nccl import Nccl
+from fastcoll.gpu.residency import residency
+from fastcoll.gpu.terms import Terms
+from fastcoll.group.communicator import Communicator
+from fastcoll.nodes.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, Algorithm, DType, Op, Verb
 
 LIMIT_S = 20.0
@@ -288,7 +293,7 @@ def fake_gpu(
     patches.enter_context(empty)
     fast = {name: getattr(_C, name) for name in P2P}
     for name in P2P:  # C++ sees where the tensors really are
-        setattr(_C, name, getattr(api_p2p, f"_{name}"))
+        setattr(_C, name, getattr(transfers, f"_{name}"))
     try:
         if not reaches_peers:
             side._nccl.come(LIMIT_S)

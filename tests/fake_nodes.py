@@ -17,10 +17,12 @@ from unittest import mock
 import torch
 
 import fake_gpu
-from fastcoll import device_nccl
-from fastcoll.hierarchical import arrays, captures, node_gpus
-from fastcoll.hierarchical.arrays import finish, reduce_into, tensor_at
-from fastcoll.topology import gpu
+from fastcoll.gpu import nccl as device_nccl
+from fastcoll.machine import gpu
+from fastcoll.nodes import arrays
+from fastcoll.nodes.arrays import finish, reduce_into, tensor_at
+from fastcoll.nodes.gpus import captures
+from fastcoll.nodes.gpus import group as node_gpus
 from fastcoll.types import TORCH_DTYPES, DType, Op
 
 _POISON = 0xA5

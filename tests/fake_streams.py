@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from fastcoll.hierarchical import payloads
+from fastcoll.nodes.transfers import payloads
 
 PIECE_BYTES = 4096
 POISON = 0xA5

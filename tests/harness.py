@@ -82,10 +82,10 @@ class Rank:
 
     def hasty_group(self, limit_s: float) -> Any:
         """A group of all ranks with a short limit, which coming up may exceed: machines differ."""
-        from fastcoll import communicator
+        from fastcoll.api import making
 
-        usual = communicator.Deadline
-        with unittest.mock.patch.object(communicator, "Deadline", lambda _: usual(TIMEOUT_S)):
+        usual = making.Deadline
+        with unittest.mock.patch.object(making, "Deadline", lambda _: usual(TIMEOUT_S)):
             group = self.comm.new_group(timeout_s=limit_s)
         self.comm.barrier()  # nobody is late in its first call
         return group
@@ -190,7 +190,7 @@ def come_up(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
 
 def be_patient() -> None:
     """Bear with the store of a loaded machine, which answers late, where no link to it is cut."""
-    from fastcoll.hierarchical.board import Board
+    from fastcoll.nodes.verdict.board import Board
 
     Board.ANSWER_S = LATE_S
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from fastcoll import env
+from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.measure.gpu_shapes import LIMIT_S, AllReduce
-from fastcoll.verbs_p2p import P2POp
 
 BUDGET_S = 170.0
 MOST_FAILURES = 3  # of rows with one number of ranks

@@ -18,8 +18,8 @@ from typing import Any
 
 import live_results
 
+from fastcoll.machine import gpu
 from fastcoll.measure.machine import now, read_commit, read_machine, read_versions
-from fastcoll.topology import gpu
 
 HERE = Path(__file__).parent
 PACKAGES = ("fastcoll", "torch", "numpy", "triton", "cupy-cuda13x", "nvidia-nccl-cu13")

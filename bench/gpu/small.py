@@ -4,9 +4,9 @@
 import torch
 
 from fastcoll import env
+from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.measure.gpu_shapes import AllReduce, there_and_back
-from fastcoll.verbs_p2p import P2POp
 
 
 def calls(me: GpuRank) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fastcoll.communicator import Communicator
+from fastcoll.group.communicator import Communicator
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture_alone
 from fastcoll_kernels import signal
 from fastcoll_kernels.workspace import SIGNAL_BYTES, Workspace

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from fastcoll.transfers import AnyTransferWork
-from fastcoll.verbs import VerbMethods
-from fastcoll.verbs_p2p import P2PMethods, P2POp
-from fastcoll.work import Work
+from fastcoll.calls.methods import VerbMethods
+from fastcoll.calls.methods_of_pairs import P2PMethods, P2POp
+from fastcoll.calls.transfers import AnyTransferWork
+from fastcoll.calls.work import Work
 
 K_INLINE_MAX_BYTES: int
 K_SLOT_BYTES: int

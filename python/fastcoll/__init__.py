@@ -11,24 +11,26 @@ too, as by torch.distributed. Autograd does not see writes to `tensor.data`, to 
 tensor's memory, nor to tensors of inference mode, as it does not see torch's own.
 """
 
-from fastcoll.api import (
-    all_gather_into_tensor,
-    all_gather_single,
-    all_reduce,
-    barrier,
-    broadcast,
-    empty,
-    from_tensor,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    zeros,
-)
-from fastcoll.api_coalesced import (
+from fastcoll.api.groups import destroy, init, new_group, shrink
+from fastcoll.api.lists import (
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
     reduce_scatter_tensor_coalesced,
 )
-from fastcoll.api_objects import (
+from fastcoll.api.moves import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_single,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    gather_into_tensor,
+    gather_single,
+    scatter,
+)
+from fastcoll.api.objects import (
     all_gather_object,
     broadcast_object_list,
     gather_object,
@@ -37,20 +39,18 @@ from fastcoll.api_objects import (
     scatter_object_list,
     send_object_list,
 )
-from fastcoll.api_p2p import batch_isend_irecv, irecv, isend, recv, send
-from fastcoll.api_parts import (
-    all_gather,
-    all_to_all,
-    all_to_all_single,
-    gather,
-    gather_into_tensor,
-    gather_single,
+from fastcoll.api.reductions import (
+    all_reduce,
     reduce,
     reduce_scatter,
-    scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
 )
+from fastcoll.api.tensors import empty, from_tensor, zeros
+from fastcoll.api.transfers import batch_isend_irecv, irecv, isend, recv, send
 from fastcoll.bootstrap.identity import library_version
-from fastcoll.communicator import Communicator
+from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.work import Work
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
@@ -61,14 +61,12 @@ from fastcoll.errors import (
     UnsupportedError,
     UsageError,
 )
-from fastcoll.groups import destroy, init, new_group, shrink
-from fastcoll.hierarchical.group import HierarchicalCommunicator
+from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
+from fastcoll.nodes.group import HierarchicalCommunicator
 from fastcoll.types import ReduceOp
-from fastcoll.verbs_p2p import P2POp
-from fastcoll.work import Work
 
 __version__ = library_version()
 

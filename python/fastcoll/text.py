@@ -10,7 +10,7 @@ import select
 import sys
 from functools import cache
 
-from fastcoll import _C
+from fastcoll.native import _C
 
 # The reader of a pipe may be stopped; a rank with an error to raise does not wait for it.
 _PATIENCE_MS = 500

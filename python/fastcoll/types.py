@@ -159,7 +159,7 @@ class Request:
         no_multicast: Why the GPUs' switch can't add; empty: it can.
         single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
             agreed when the group was made.
-        cpu_vendor: Who makes the node's CPUs, as `fastcoll.topology.cpu` reads it.
+        cpu_vendor: Who makes the node's CPUs, as `fastcoll.machine.cpu` reads it.
     """
 
     verb: Verb

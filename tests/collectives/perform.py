@@ -199,27 +199,28 @@ def split(array: Any, count: int) -> list[Any]:
 
 def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
     """Move data by an algorithm of one's own choice, which the public functions don't offer."""
-    from fastcoll import calls, parts
+    from fastcoll.calls.parts import PartsCall
+    from fastcoll.calls.tensors import Call as CheckedCall
     from fastcoll.types import Verb
 
     verb, how = Verb[call.verb], {"root": call.root, "algorithm": call.algorithm}
     if call.verb == "all_gather":
-        return comm.issue(calls.Call(verb=verb, input=ins, output=outs, **how))
+        return comm.issue(CheckedCall(verb=verb, input=ins, output=outs, **how))
     if call.verb == "broadcast":
-        return comm.issue(calls.Call(verb=verb, input=ins, output=ins, **how))
+        return comm.issue(CheckedCall(verb=verb, input=ins, output=ins, **how))
     at_root, several = comm.rank == call.root, comm.world_size
     if call.verb == "gather":
         outs = split(outs, several) if at_root else None
     elif call.verb == "scatter":
         ins = split(ins, several) if at_root else None
-    return comm.issue(parts.PartsCall(verb=verb, input=ins, output=outs, **how))
+    return comm.issue(PartsCall(verb=verb, input=ins, output=outs, **how))
 
 
 def fallback_of(verb: str) -> Callable[..., Any]:
     """The Python function that the C function of a verb passes calls on to."""
-    from fastcoll import api, api_coalesced, api_p2p, api_parts
+    from fastcoll.api import lists, moves, reductions, transfers
 
-    homes = (api, api_parts, api_coalesced, api_p2p)
+    homes = (reductions, moves, lists, transfers)
     function: Callable[..., Any] = next(
         getattr(home, f"_{verb}") for home in homes if hasattr(home, f"_{verb}")
     )

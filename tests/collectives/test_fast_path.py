@@ -383,7 +383,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 def last_plan() -> str:
     """What the last call of the newest group here was carried out by."""
-    from fastcoll.reliability.recorder import read_process
+    from fastcoll.calls.recorder import read_process
 
     return str(read_process(os.getpid())[-1].operations[-1].plan)
 
@@ -399,7 +399,7 @@ def with_options(rank: Rank) -> list[list[str]]:
     comm = rank.comm.new_group()
     plans: list[list[str]] = []
     for turn in range(2):
-        _C.set_fallback("all_reduce", refuse if turn else fastcoll.api._all_reduce)
+        _C.set_fallback("all_reduce", refuse if turn else fastcoll.api.reductions._all_reduce)
         try:
             plans.append([])
             for options in OPTIONS:
@@ -408,7 +408,7 @@ def with_options(rank: Rank) -> list[list[str]]:
                 assert bool((values == 2 * rank.world_size).all())
                 plans[-1].append(last_plan())
         finally:
-            _C.set_fallback("all_reduce", fastcoll.api._all_reduce)
+            _C.set_fallback("all_reduce", fastcoll.api.reductions._all_reduce)
     comm.close()
     return plans
 
@@ -435,7 +435,7 @@ class Index:
 def with_odd_numbers(rank: Rank) -> list[Any]:
     """Roots, ranks and tags that are not quite integers; the second turn needs no Python."""
     import fastcoll.api
-    import fastcoll.api_p2p
+    import fastcoll.api.transfers
     from fastcoll import _C
 
     def refuse(*_args: Any, **_options: Any) -> None:
@@ -443,7 +443,10 @@ def with_odd_numbers(rank: Rank) -> list[Any]:
 
     comm, peer, values = rank.comm.new_group(), np.int64(rank.rank ^ 1), torch.ones(4)
     group = comm.new_group()
-    python = {"broadcast": fastcoll.api._broadcast, "isend": fastcoll.api_p2p._isend}
+    python = {
+        "broadcast": fastcoll.api.moves._broadcast,
+        "isend": fastcoll.api.transfers._isend,
+    }
     for turn in range(2):
         for verb, fallback in python.items():
             _C.set_fallback(verb, refuse if turn else fallback)
@@ -536,7 +539,7 @@ def of_arrays(rank: Rank) -> dict[str, bool]:
             except Passed:
                 needs_none[name] = False
     finally:
-        _C.set_fallback("all_reduce", fastcoll.api._all_reduce)
+        _C.set_fallback("all_reduce", fastcoll.api.reductions._all_reduce)
     return needs_none
 
 
@@ -549,7 +552,8 @@ def test_arrays_need_no_python(pools: Pools) -> None:
 def passed_on(rank: Rank) -> list[str]:
     """Transfers that C++ must leave to Python, all of them to the rank itself."""
     import fastcoll
-    from fastcoll import _C, api_p2p
+    from fastcoll import _C
+    from fastcoll.api import transfers
 
     def refuse(*_args: Any, **_options: Any) -> None:
         raise Passed("isend")
@@ -579,7 +583,7 @@ def passed_on(rank: Rank) -> list[str]:
         except Passed:
             pass
         finally:
-            _C.set_fallback(verb, getattr(api_p2p, f"_{verb}"))
+            _C.set_fallback(verb, getattr(transfers, f"_{verb}"))
     if comm.irecv(torch.zeros(8), None).is_completed():
         taken.append("something was sent")
     comm.close()

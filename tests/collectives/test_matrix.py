@@ -150,7 +150,7 @@ def test_large_calls(pools: Pools, world: int) -> None:
 def boundaries() -> list[int]:
     """Bytes at which the library changes its way: in the flag line, segments, slots, all slots."""
     from fastcoll import _C
-    from fastcoll.algorithms.shared import INLINE_BYTES
+    from fastcoll.choose.algorithms.shared import INLINE_BYTES
 
     slots = _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
     return [INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]

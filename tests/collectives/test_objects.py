@@ -95,7 +95,7 @@ class OnlyForRankOne:
     def __setstate__(self, state: dict[str, Any]) -> None:
         import fastcoll
 
-        assert fastcoll.groups.default_group().rank == 1
+        assert fastcoll.api.groups.default_group().rank == 1
         self.__dict__ |= state
 
     def __init__(self) -> None:

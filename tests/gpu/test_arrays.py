@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
-from fastcoll.verbs_p2p import P2POp
 
 cupy = pytest.importorskip("cupy", reason="not run: CuPy is not installed")
 

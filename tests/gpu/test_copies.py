@@ -11,9 +11,9 @@ import pytest
 import torch
 from work import Case, bits, data, perform
 
-from fastcoll.algorithms.copy_engine import LEAST_BYTES
-from fastcoll.device_copies import WAVE_BYTES
+from fastcoll.choose.algorithms.copy_engine import LEAST_BYTES
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
+from fastcoll.gpu.copies import WAVE_BYTES
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.types import DType
 

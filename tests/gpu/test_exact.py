@@ -9,9 +9,9 @@ import torch
 import work
 from work import Case, ops_of, perform
 
-from fastcoll import algorithms
+from fastcoll.choose import algorithms
+from fastcoll.machine import gpu
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
-from fastcoll.topology import gpu
 from fastcoll.types import ITEMSIZE, Algorithm, DType, Verb
 
 Threads = Callable[[int], GpuRanks]

@@ -14,7 +14,7 @@ from test_processes import VERBS, as_gpu_rank
 from work import Case, perform
 
 import harness
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 from fastcoll.types import DType
 
 FreshPool = Callable[..., harness.Pool]
@@ -30,7 +30,7 @@ def worlds() -> list[int]:
 
 def apart(rank: harness.Rank, dtypes: list[DType]) -> tuple[list[str], str]:
     """As if no rank could map another one's memory."""
-    from fastcoll.memory import device
+    from fastcoll.gpu import regions as device
 
     device._try = lambda *_: (None, "hidden from the test")  # type: ignore[assignment]
     me = as_gpu_rank(rank)

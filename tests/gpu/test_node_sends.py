@@ -11,8 +11,8 @@ import torch
 from test_processes import as_gpu_rank
 
 import harness
-from fastcoll.hierarchical.payloads import PIECE_BYTES
-from fastcoll.verbs_p2p import P2POp
+from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.nodes.transfers.payloads import PIECE_BYTES
 
 FreshPool = Callable[..., harness.Pool]
 SLEEP_CYCLES = 100_000_000  # some 50 ms

@@ -13,7 +13,7 @@ from test_processes import VERBS, as_gpu_rank
 from work import Case, perform
 
 import harness
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 from fastcoll.types import DType
 
 FreshPool = Callable[..., harness.Pool]

@@ -50,7 +50,7 @@ def test_processes_get_the_cpus_bits(fresh_pool: FreshPool, world: int) -> None:
 
 
 def route(rank: harness.Rank, hidden: str) -> str:
-    from fastcoll.memory import terms
+    from fastcoll.gpu import terms
 
     terms.ROUTES = tuple(name for name in terms.ROUTES if name != hidden)
     me = as_gpu_rank(rank)
@@ -66,7 +66,7 @@ def test_handles_of_the_runtime_work_too(fresh_pool: FreshPool) -> None:
 
 def come_and_go(rank: harness.Rank) -> list[int]:
     """Free memory of the device after each of several groups."""
-    from fastcoll.memory.device import reap
+    from fastcoll.gpu.regions import reap
 
     free = []
     for _ in range(3):

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.types import TORCH_DTYPES, DType, ReduceOp, supported_ops
-from fastcoll.verbs_p2p import P2POp
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")

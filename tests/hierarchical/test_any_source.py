@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_node_transfers import SLOW, Clusters, FreshPool, cluster
 
-from fastcoll.hierarchical.channels import Turns
-from fastcoll.memory.array import view
-from fastcoll.pairs import ANY, Transfer
+from fastcoll.calls.arrays import view
+from fastcoll.calls.pairs import ANY, Transfer
+from fastcoll.nodes.transfers.channels import Turns
 from harness import Attempt, Rank, attempt
 
 TAG, GO = 5, 6

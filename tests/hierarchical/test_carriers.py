@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from fastcoll.errors import UsageError
-from fastcoll.hierarchical import mpi_carrier
+from fastcoll.nodes.carriers import mpi as mpi_carrier
 from harness import LATE_S, Attempt, Rank, Setup, attempt
 
 

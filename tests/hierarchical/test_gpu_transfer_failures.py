@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fake_streams import slow_node_gpus
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool, peer: int, wha
 
 def compares_nothing() -> None:
     """Heads are taken as they come."""
-    from fastcoll.hierarchical.channels import Channel
+    from fastcoll.nodes.transfers.channels import Channel
 
     Channel._compare = lambda self, expected, found: None  # type: ignore[method-assign]
 
@@ -89,7 +89,7 @@ def test_a_sender_that_is_late_is_named(fresh_pool: FreshPool, peer: int, stuck:
 
 def ignores_the_stream() -> None:
     """A send does not wait for its stream."""
-    from fastcoll.hierarchical.payloads import GpuPayload
+    from fastcoll.nodes.transfers.payloads import GpuPayload
 
     GpuPayload._await_stream = lambda self, wait: None  # type: ignore[method-assign]
 

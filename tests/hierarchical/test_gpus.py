@@ -20,7 +20,7 @@ from test_verbs import check_uneven, ranks_by_node
 
 import oracle
 from fastcoll.errors import UnsupportedError
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 from harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.skipif(
@@ -128,14 +128,14 @@ def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
 
 def nobody_waits() -> None:
     """Streams do not wait for hops."""
-    from fastcoll.hierarchical.hops import Hops
+    from fastcoll.nodes.gpus.hops import Hops
 
     Hops.wait = lambda self, *_: None  # type: ignore[method-assign]
 
 
 def nobody_waits_once() -> None:
     """Streams do not wait for one of the hops."""
-    from fastcoll.hierarchical.hops import Hops
+    from fastcoll.nodes.gpus.hops import Hops
 
     right, count = Hops.wait, itertools.count()
 
@@ -148,7 +148,7 @@ def nobody_waits_once() -> None:
 
 def wrong_order() -> None:
     """Nodes are added last to first."""
-    from fastcoll.hierarchical import node_gpus
+    from fastcoll.nodes.gpus import group as node_gpus
 
     right = node_gpus.GpuReduction.reduce
     node_gpus.GpuReduction.reduce = lambda self, target, rows: right(self, target, rows[::-1])  # type: ignore[method-assign]
@@ -156,14 +156,14 @@ def wrong_order() -> None:
 
 def rounds_early() -> None:
     """The sums of nodes are rounded before they are added."""
-    from fastcoll.hierarchical import reductions
+    from fastcoll.nodes import reductions
 
     reductions.partial_dtype = lambda dtype, op: dtype  # type: ignore[assignment]
 
 
 def writes_early() -> None:
     """A hop's chunk is overwritten before it has left."""
-    from fastcoll.hierarchical.lanes import Lanes
+    from fastcoll.nodes.lanes import Lanes
 
     right = Lanes.exchange
 

@@ -19,15 +19,15 @@ FreshPool = Callable[[int, Setup], Pool]
 
 def stumble(rank: Rank, victim: int, step: str, how: str, limit_s: float) -> Attempt:
     """One rank dies, or fails, at some step of new_group()."""
-    from fastcoll import communicator
+    from fastcoll import nodes
+    from fastcoll.api import making
     from fastcoll.bootstrap import rendezvous
-    from fastcoll.hierarchical import making
 
     places: dict[str, tuple[Any, str]] = {
         "introduced": (rendezvous.Listener, "connect"),
         "door": (rendezvous, "_call"),
-        "region": (communicator, "create_region"),
-        "lanes": (making, "make_lane"),
+        "region": (making, "create_region"),
+        "lanes": (nodes.making, "make_lane"),
     }
     usual = getattr(*places[step])
 
@@ -76,7 +76,7 @@ def dawdle(rank: Rank, victim: int, slow: int, before: str, limit_s: float) -> t
     Returns:
         What came of the call, and whether this rank's lane was made.
     """
-    from fastcoll.hierarchical import carriers, making
+    from fastcoll.nodes import carriers, making
 
     usual, made = carriers.CARRIERS["gloo"], []
 
@@ -119,8 +119,8 @@ def test_ranks_of_a_lane_connect_together_or_not_at_all(
 def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     """Gloo waits five times its limit for a rank that said where it is, and never came."""
     from fastcoll.bootstrap.deadline import Deadline
-    from fastcoll.hierarchical.patient_store import PatientStore
-    from fastcoll.hierarchical.torch_carrier import gloo
+    from fastcoll.nodes.carriers.torch import gloo
+    from fastcoll.nodes.verdict.store import PatientStore
 
     limit_s = 0.5
     shared = HashStore()

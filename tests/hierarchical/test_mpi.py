@@ -18,7 +18,7 @@ from perform import Result, compare, perform_all
 from test_node_failures import assert_one_verdict, call
 from test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
 
-from fastcoll.hierarchical.mpi_carrier import MpiCarrier
+from fastcoll.nodes.carriers.mpi import MpiCarrier
 from harness import Attempt, Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.slow

@@ -56,7 +56,7 @@ def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
 
 
 def until_cut(rank: Rank) -> Attempt:
-    from fastcoll.hierarchical.board import Board
+    from fastcoll.nodes.verdict.board import Board
 
     Board.ANSWER_S = 1.0  # as in a program
     return until_broken(rank)

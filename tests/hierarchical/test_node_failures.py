@@ -89,7 +89,7 @@ def test_split_sizes_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
 def counts_without(rank: Rank, absent: int, limit_s: float) -> Attempt:
     """One rank leaves an all_to_all in whose middle sizes are told, once all have agreed on it."""
     import fastcoll
-    from fastcoll.hierarchical import arguments
+    from fastcoll.nodes import arguments
 
     def leave(*_: Any) -> Any:
         time.sleep(3 * limit_s)

@@ -13,8 +13,8 @@ import torch
 from torch.distributed import HashStore, Store
 
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.hierarchical.board import Board
-from fastcoll.hierarchical.survivors import Survivors, _Nodes
+from fastcoll.nodes.survivors import Survivors, _Nodes
+from fastcoll.nodes.verdict.board import Board
 from harness import DEADLINE_S, Pool, Rank, Setup, attempt
 
 LIMIT_S = 4.0

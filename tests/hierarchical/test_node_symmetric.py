@@ -92,7 +92,7 @@ def test_arguments_that_are_wrong_are_the_ranks_own(fresh_pool: FreshPool) -> No
 
 
 def broken_meanwhile(rank: Rank) -> Attempt:
-    from fastcoll.communicator import Communicator
+    from fastcoll.group.communicator import Communicator
 
     if rank.rank == 3:  # its island breaks in the middle of the allocation
 

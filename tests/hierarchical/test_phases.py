@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.calls import Call, check
-from fastcoll.hierarchical.arguments import Arguments, carry_out
-from fastcoll.hierarchical.lanes import Lanes, Segment
-from fastcoll.hierarchical.meeting import Asked
-from fastcoll.parts import PartsCall, check_parts
+from fastcoll.calls.parts import PartsCall, check_parts
+from fastcoll.calls.tensors import Call, check
+from fastcoll.nodes.arguments import Arguments, carry_out
+from fastcoll.nodes.lanes import Lanes, Segment
+from fastcoll.nodes.meeting import Asked
 from fastcoll.types import DType, Op, Verb
 
 TWO = Islands(((0, 1), (2, 3)), ("a", "b"))
@@ -30,7 +30,7 @@ SEGMENT_BYTES = 800_000
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("fastcoll.hierarchical.lanes.SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr("fastcoll.nodes.lanes.SEGMENT_BYTES", SEGMENT_BYTES)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -286,7 +286,7 @@ def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> Non
     numel = (short_bytes + excess) // 4
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:  # else it would be over with its packets
-        patched.setattr("fastcoll.hierarchical.meeting._MOST_BYTES", 0)
+        patched.setattr("fastcoll.nodes.meeting._MOST_BYTES", 0)
         records = run(islands, Verb.all_reduce, numel)
     for node, entries in enumerate(records):
         assert entries[1].whom == "wait"  # for the heads

@@ -10,7 +10,7 @@ import torch
 from test_phases import LARGE, SMALL, TWO, VERBS, Entry, problems, run
 
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.calls import Call
+from fastcoll.calls.tensors import Call
 from fastcoll.types import Verb
 
 ALONE = Islands(((0,), (1,), (2,)), ("a", "b", "c"))

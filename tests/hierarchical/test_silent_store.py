@@ -16,9 +16,9 @@ from fastcoll.bootstrap import questions
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.errors import CollectiveTimeout
-from fastcoll.hierarchical.board import Board
-from fastcoll.hierarchical.carriers import make_lane
-from fastcoll.hierarchical.patient_store import PatientStore
+from fastcoll.nodes.carriers import make_lane
+from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.store import PatientStore
 from harness import LATE_S
 
 LIMIT_S = 0.5
@@ -69,7 +69,7 @@ def test_an_introduction_ends_at_its_limit(after: int) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    monkeypatch.setattr("fastcoll.hierarchical.patient_store.PrefixStore", lambda _, store: store)
+    monkeypatch.setattr("fastcoll.nodes.verdict.store.PrefixStore", lambda _, store: store)
 
     def never_asked(*_: Any) -> Any:
         raise AssertionError("a carrier was made without the others")
@@ -84,7 +84,7 @@ def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -
 PROGRAM = """
 import threading
 from torch.distributed import HashStore
-from fastcoll.hierarchical import board
+from fastcoll.nodes import board
 
 class Silent(HashStore):
     def check(self, keys):
@@ -130,7 +130,7 @@ def test_the_board_asks_for_all_nodes_together(
     monkeypatch: pytest.MonkeyPatch, absent: tuple[int, ...], most: int
 ) -> None:
     store = Counting()
-    monkeypatch.setattr("fastcoll.hierarchical.board._own_connection", lambda *_: store)
+    monkeypatch.setattr("fastcoll.nodes.verdict.board._own_connection", lambda *_: store)
     board = Board(HashStore(), "nonce")
     monkeypatch.setattr(board, "_store", store)
     for node in range(64):

@@ -140,7 +140,7 @@ def use_at_once(rank: Rank) -> list[float]:
 
 
 def name_of(group: Any) -> int:
-    from fastcoll.groups import communicator_of
+    from fastcoll.api.groups import communicator_of
 
     return id(communicator_of(group))
 

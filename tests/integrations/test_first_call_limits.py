@@ -236,8 +236,8 @@ def test_ctrl_c_is_heard_at_once(fresh_pool: FreshPool, way: str, late: int) -> 
 def interrupt_a_connecting_carrier(rank: Rank) -> Attempt:
     """A carrier that connects in C++ asks nobody for signals."""
     from fastcoll.bootstrap.deadline import Deadline
-    from fastcoll.hierarchical.carriers import make_lane
-    from fastcoll.hierarchical.patient_store import PatientStore
+    from fastcoll.nodes.carriers import make_lane
+    from fastcoll.nodes.verdict.store import PatientStore
 
     def make(*_: Any) -> Any:
         return dist.HashStore().get("what nobody sets")

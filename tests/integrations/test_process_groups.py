@@ -12,7 +12,8 @@ import torch.distributed as dist
 from backends import on_backend, same
 
 import fastcoll
-from fastcoll import _C, groups
+from fastcoll import _C
+from fastcoll.api import groups
 from harness import Attempt, Pool, Rank, Setup, attempt
 
 VERBS = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "gather", "scatter")
@@ -56,9 +57,11 @@ def with_roots(rank: Rank) -> list[Any]:
     def refuse(*_args: Any, **_options: Any) -> None:
         raise Passed
 
-    from fastcoll import api, api_parts
+    from fastcoll.api import moves, reductions
 
-    usual = {verb: getattr(api, f"_{verb}", getattr(api_parts, f"_{verb}", None)) for verb in VERBS}
+    usual = {
+        verb: getattr(reductions, f"_{verb}", getattr(moves, f"_{verb}", None)) for verb in VERBS
+    }
     found: list[Any] = [make_calls(group, me)]
     try:
         for verb in VERBS:

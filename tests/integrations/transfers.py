@@ -224,7 +224,7 @@ def other_types(rank: Rank) -> list[Attempt]:
 
 def left_open(rank: Rank) -> list[Attempt]:
     """A receive that is open when its group is destroyed: its handle keeps what it needs of it."""
-    from fastcoll.groups import communicator_of
+    from fastcoll.api.groups import communicator_of
 
     group = dist.new_group()
     comm = weakref.ref(communicator_of(group))  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.checker import check
 from fastcoll.model.explain import adds_in_order, compare, price_us
 from fastcoll.model.limits import least_us
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import MACHINES, load_machine, load_network
 from fastcoll.model.schedule import REDUCTIONS, VERBS
 from fastcoll.model.values import node_by_node
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import MACHINES, load_machine, load_network
 
 H100 = Cluster(load_machine("hgx-h100"))
 FOUR_NODES = Cluster(load_machine("hgx-h100"), 4, load_network("ndr-rail"))
@@ -41,8 +41,8 @@ def test_same_bits_refuses_what_adds_in_another_order() -> None:
 
 
 def test_the_paper_agrees_with_the_library_about_same_bits() -> None:
-    """What fastcoll.algorithms admits under same_bits is what the checker finds in rank order."""
-    from fastcoll import algorithms
+    """The algorithms that same_bits admits are those that the checker finds in rank order."""
+    from fastcoll.choose import algorithms
     from fastcoll.types import DType, Op, Request, Verb
 
     for verb in (Verb.all_reduce, Verb.reduce_scatter):
@@ -110,7 +110,7 @@ def test_what_has_a_root_is_priced_step_by_step() -> None:
 
 
 def test_over_nodes_same_bits_adds_node_by_node() -> None:
-    """As fastcoll.hierarchical.reductions does: what the ranks of a node have added, in order."""
+    """As fastcoll.nodes.reductions does: what the ranks of a node have added, in order."""
     proof = check(build("all_reduce", "hierarchical_direct", 6, local_size=2))
     assert set(proof.orders.values()) == {"0 + 1 + (2 + 3) + (4 + 5)"} == {node_by_node(3, 2)}
     assert node_by_node(1, 3) == node_by_node(3, 1) == "0 + 1 + 2"

@@ -6,15 +6,15 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fastcoll import algorithms
+from fastcoll.choose import algorithms
 from fastcoll.cli import app
 from fastcoll.model.builders import algorithms_of
 from fastcoll.model.explain import compare
 from fastcoll.model.libraries import LIBRARIES, Offer, offers
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import load_machine, load_network
 from fastcoll.model.published import load_series
 from fastcoll.model.schedule import VERBS
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine, load_network
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 

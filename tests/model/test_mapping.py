@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fastcoll.cli import app
 from fastcoll.errors import UsageError
 from fastcoll.model.groups import consecutive, strided
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import load_machine, load_network
 from fastcoll.model.mapping import Axis, axes_of, groups_along, mappings
 from fastcoll.model.strategies import Planner, Workload
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine, load_network
 
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from fastcoll.cli import app
 from fastcoll.errors import UsageError
+from fastcoll.model.machines.described import describe
+from fastcoll.model.machines.local import Core, Local
+from fastcoll.model.machines.machine import Machine, load_machine, machine_of
 from fastcoll.model.rankfile import device_order, rank_file
-from fastcoll.topology.described import describe
-from fastcoll.topology.local import Core, Local
-from fastcoll.topology.model import Machine, load_machine, machine_of
 
 
 def cores(*numbers: int) -> Machine:

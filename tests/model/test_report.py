@@ -26,9 +26,9 @@ from fastcoll.measure.regret import judge
 from fastcoll.measure.results import SCHEMA_NAME
 from fastcoll.measure.tune import make_document
 from fastcoll.measure.variants import request_of
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import load_machine
 from fastcoll.model.strategies import Workload
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine
 
 pytest.importorskip("matplotlib")
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
@@ -111,7 +111,7 @@ def regret_document() -> dict[str, Any]:
 
 
 def tuning_document() -> dict[str, Any]:
-    from fastcoll.costs import Costs
+    from fastcoll.choose.costs import Costs
 
     row = {"verb": "all_reduce", "world_size": 2, "num_cpus": 2, "size_bytes": 1024}
     row |= {"algorithm": "chain", "segment_bytes": 128 << 10}

@@ -16,11 +16,11 @@ from fastcoll.model.builders import build
 from fastcoll.model.checker import ScheduleError, check
 from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.groups import consecutive, groups_us, side_by_side, strided
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import load_machine, load_network
 from fastcoll.model.placement import best_ring, disjoint_rings, mapping_us
 from fastcoll.model.simulator import simulate
 from fastcoll.model.strategies import Planner, Sentence, Workload
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import load_machine, load_network
 
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
 

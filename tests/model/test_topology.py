@@ -17,12 +17,12 @@ from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.formulas import Constants, hierarchical_all_reduce_us
+from fastcoll.model.machines import machine as model
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import MACHINES, NETWORKS, load_machine, load_network
 from fastcoll.model.regular import Shifts, shifts_of, simulate_on_switch, simulate_regular
 from fastcoll.model.schedule import VERBS
 from fastcoll.model.simulator import simulate
-from fastcoll.topology import model
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import MACHINES, NETWORKS, load_machine, load_network
 
 
 def h100s(num_nodes: int, network: str = "ndr-rail") -> Cluster:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fastcoll.reliability import recorder
+from fastcoll.calls import recorder
 from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 WAITS = {

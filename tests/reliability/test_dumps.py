@@ -148,7 +148,7 @@ def test_a_stderr_that_nobody_reads_holds_up_no_error(
 
 def lose_rank_1_beside_a_slow_folder(rank: Rank) -> list[Attempt]:
     """Every file of the folder takes longer to make than the test has time."""
-    from fastcoll.reliability import dumps
+    from fastcoll.calls import dumps
 
     def never(*_: object) -> Any:
         time.sleep(10 * LATE_S)

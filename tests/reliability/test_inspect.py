@@ -118,7 +118,7 @@ AS_SHOWN = r"\x1b]0;owned\x07\x1b[2J\x1b[31m[red]w\u202e\x9b\x0d\nrow"
 
 def rename_group(rank: Rank) -> None:
     """What a process may write into its own memory: a group's name with a terminal's escapes."""
-    from fastcoll.reliability.recorder import _region_links
+    from fastcoll.calls.recorder import _region_links
 
     [link] = _region_links(os.getpid())
     with link.open("r+b") as file, mmap.mmap(file.fileno(), 0) as region:

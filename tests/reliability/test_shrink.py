@@ -182,7 +182,7 @@ def around(
     `before` is asked with its last argument, `after` with its result.
     """
     from fastcoll.bootstrap.mesh import Mesh
-    from fastcoll.communicator import Communicator
+    from fastcoll.group.communicator import Communicator
 
     owner: Any = Mesh if name == "send" else Communicator
     method = getattr(owner, name)

@@ -9,7 +9,7 @@ import pytest
 from gpu_measured import GPU
 
 from fake_driver import Driver, fake_driver
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 
 
 @pytest.fixture

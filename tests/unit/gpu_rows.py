@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fastcoll.algorithms.shared import CPU
+from fastcoll.choose.algorithms.shared import CPU
+from fastcoll.machine import gpu
 from fastcoll.measure.tune import make_document
-from fastcoll.topology import gpu
 from fastcoll.types import DType, Op, Request, Verb
 
 needs_extension = pytest.mark.skipif(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fastcoll
+from fastcoll.calls import foreign
+from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.memory import foreign
-from fastcoll.topology import gpu
-from fastcoll.verbs_p2p import P2POp
+from fastcoll.machine import gpu
 from harness import Pools, Rank
 
 pytestmark = pytest.mark.skipif(

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll import device_batches
 from fastcoll.errors import UnsupportedError
-from fastcoll.topology import gpu
+from fastcoll.gpu import batches as device_batches
+from fastcoll.machine import gpu
 from harness import LATE_S, Attempt, Pools, Rank, attempt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "collectives"))
@@ -114,7 +114,7 @@ def test_uneven_parts(own_pools: Pools) -> None:
 def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
     """Everybody sends two messages to everybody, one of them strided, in an order of its own."""
     from fake_gpu import fake_gpu
-    from fastcoll.verbs_p2p import P2POp
+    from fastcoll.calls.methods_of_pairs import P2POp
 
     me, world, comm = rank.rank, rank.world_size, rank.comm
     with fake_gpu(comm, num_channels) as core:
@@ -260,7 +260,7 @@ def test_mistakes_are_refused(own_pools: Pools) -> None:
 def desync(rank: Rank) -> tuple[Attempt, Attempt]:
     """Rank 0's kernel says that rank 1 called something else."""
     from fake_gpu import fake_gpu
-    from fastcoll.reliability.verdicts import DESYNC
+    from fastcoll.gpu.verdicts import DESYNC
 
     comm = rank.comm.new_group()
     with fake_gpu(comm) as core:
@@ -287,7 +287,7 @@ def test_a_desync_shows_both_calls(own_pools: Pools) -> None:
 def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
     """Rank 1's kernel says that rank 0 sends something else than it takes."""
     from fake_gpu import fake_gpu
-    from fastcoll.reliability.verdicts import DESYNC
+    from fastcoll.gpu.verdicts import DESYNC
 
     comm = rank.comm.new_group()
     with fake_gpu(comm) as core:

@@ -20,14 +20,15 @@ import pytest
 import torch
 
 import oracle
-from fastcoll import _C, algorithms, device_copies
-from fastcoll.algorithms import copy_engine
-from fastcoll.calls import Flat
-from fastcoll.device_copies import CopyEngine
+from fastcoll import _C
+from fastcoll.calls.tensors import Flat
+from fastcoll.choose import algorithms, select
+from fastcoll.choose.algorithms import copy_engine
 from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.gpu import copies as device_copies
+from fastcoll.gpu.copies import CopyEngine
+from fastcoll.machine import gpu
 from fastcoll.memory.heap import Block
-from fastcoll.selection import select
-from fastcoll.topology import gpu
 from fastcoll.types import TORCH_DTYPES, Algorithm, DType, Op, Request, Verb
 
 pytestmark = pytest.mark.skipif(

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fastcoll import _C, algorithms
-from fastcoll.algorithms import shared
+from fastcoll import _C
+from fastcoll.choose import algorithms, select
+from fastcoll.choose.algorithms import shared
 from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
-from fastcoll.reliability.residency import Residency
-from fastcoll.reliability.verdicts import DESYNC, PEER_LOST, TIMEOUT, USAGE, Verdict, explain
-from fastcoll.selection import select
-from fastcoll.topology import gpu
+from fastcoll.gpu.residency import Residency
+from fastcoll.gpu.verdicts import DESYNC, PEER_LOST, TIMEOUT, USAGE, Verdict, explain
+from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
 needs_extension = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
     program = (
         "import sys; sys.modules['fastcoll._cuda'] = None\n"
         "import fastcoll\n"
-        "from fastcoll.topology import gpu\n"
+        "from fastcoll.model.machines import gpu\n"
         "print(gpu.problem(), gpu.gpus(), gpu.driver_version(), gpu.has_kernel(0, 0, 0))"
     )
     done = subprocess.run(
@@ -91,13 +91,13 @@ def test_all_tests_are_found_without_the_gpu_part() -> None:
 
 
 def settle(hellos):
-    from fastcoll.memory.terms import settle
+    from fastcoll.gpu.terms import settle
 
     return settle(hellos, OFFSET)
 
 
 def hello(uuid: str = "a", **fields):
-    from fastcoll.memory.terms import DeviceHello
+    from fastcoll.gpu.terms import DeviceHello
 
     facts = {
         "problem": "",
@@ -259,7 +259,7 @@ def test_an_algorithm_without_a_kernel_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_no_device
 def test_an_array_on_a_gpu_is_refused_where_there_is_none() -> None:
-    from fastcoll.memory.array import view
+    from fastcoll.calls.arrays import view
 
     class Array:
         __cuda_array_interface__ = {  # noqa: RUF012
@@ -278,7 +278,7 @@ def test_an_array_on_a_gpu_is_refused_where_there_is_none() -> None:
 
 @pytest.mark.parametrize("gpu_too", [False, True])
 def test_a_verb_names_where_its_tensors_may_be(gpu_too: bool) -> None:
-    from fastcoll.memory.array import view
+    from fastcoll.calls.arrays import view
 
     places = "CPUs and CUDA devices" if gpu_too else "CPUs"
     with FakeTensorMode():  # of a device that needs not be there

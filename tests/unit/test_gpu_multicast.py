@@ -12,17 +12,10 @@ import pytest
 import torch
 
 from fake_driver import THREE, Driver, Links, come, leave_all
-from fastcoll import algorithms
-from fastcoll.errors import (
-    DriverError,
-    FastcollError,
-    PeerLostError,
-    UnsupportedError,
-    UsageError,
-)
-from fastcoll.plan import Plan
-from fastcoll.selection import select
-from fastcoll.topology import gpu
+from fastcoll.choose import algorithms, select
+from fastcoll.choose.plan import Plan
+from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError, UsageError
+from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, ReduceOp, Request, Verb, supported_ops
 from harness import Pools, Rank
 
@@ -95,8 +88,8 @@ def test_only_memory_of_descriptors_is_bound(driver: Driver) -> None:
 
 @pytest.mark.parametrize("same_process", [False, True])
 def test_a_region_stays_bound_until_the_peers_have_left(driver: Driver, same_process: bool) -> None:
-    from fastcoll.memory import device
-    from fastcoll.memory.terms import PROCESS
+    from fastcoll.gpu import regions as device
+    from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
     results = come(links, [0, 1], [PROCESS] * 2 if same_process else THREE[:2])
@@ -113,7 +106,7 @@ def test_a_region_stays_bound_until_the_peers_have_left(driver: Driver, same_pro
 
 @pytest.mark.parametrize("lost_at", range(11))
 def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost_at: int) -> None:
-    from fastcoll.memory import device
+    from fastcoll.gpu import regions as device
 
     links = Links(2, lost_at)
     results = come(links, [0, 1], THREE[:2])
@@ -124,7 +117,7 @@ def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost
 
 
 def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
-    from fastcoll.memory.terms import PROCESS
+    from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
     results = come(links, [0, 0], [PROCESS] * 2)
@@ -135,7 +128,7 @@ def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
 
 
 def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
-    from fastcoll.memory.terms import introduce
+    from fastcoll.gpu.terms import introduce
 
     facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
     return introduce(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)

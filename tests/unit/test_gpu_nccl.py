@@ -14,11 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 import oracle
-from fastcoll import algorithms
+from fastcoll.choose import algorithms, select
 from fastcoll.cli import app
 from fastcoll.errors import UnsupportedError
-from fastcoll.selection import select
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, Request, Verb, nccl_adds
 from harness import Attempt, Pools, Rank, attempt
 
@@ -82,7 +81,7 @@ def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: D
 
 
 def settled(*names: str, gpus: str = "ab") -> str:
-    from fastcoll.memory.terms import DeviceHello, settle
+    from fastcoll.gpu.terms import DeviceHello, settle
 
     hellos = [
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, name)
@@ -214,7 +213,7 @@ def test_uneven_parts_and_lists(own_pools: Pools) -> None:
 def messages(rank: Rank) -> list[bool]:
     """Everybody sends to everybody, itself too, in an order of its own."""
     from fake_gpu import fake_gpu
-    from fastcoll.verbs_p2p import P2POp
+    from fastcoll.calls.methods_of_pairs import P2POp
 
     comm = rank.comm.new_group()
     me, world = rank.rank, rank.world_size
@@ -238,7 +237,7 @@ def test_sends_and_receives(own_pools: Pools) -> None:
 
 def nothing_to_send(rank: Rank) -> float:
     from fake_gpu import fake_gpu
-    from fastcoll.verbs_p2p import P2POp
+    from fastcoll.calls.methods_of_pairs import P2POp
 
     comm = rank.comm.new_group()
     other = 1 - rank.rank
@@ -332,7 +331,7 @@ def captured(rank: Rank) -> tuple[bool, bool, Attempt]:
     The last value: what a look finds after the capture.
     """
     from fake_gpu import fake_gpu
-    from fastcoll import device_nccl
+    from fastcoll.gpu import nccl as device_nccl
 
     comm = rank.comm.new_group()
     with fake_gpu(comm, no_nccl=""):

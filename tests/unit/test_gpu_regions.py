@@ -8,7 +8,7 @@ import pytest
 
 from fake_driver import THREE, Driver, Links, come, leave_all
 from fastcoll.errors import UnsupportedError
-from fastcoll.topology import gpu
+from fastcoll.machine import gpu
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -71,14 +71,14 @@ def test_exported_memory_is_freed_only_when_the_peers_have_left(driver: Driver) 
     assert own in driver.mapped, "rank 1 still has it mapped"
     results[1][0].leave()
     links.leave(1)
-    from fastcoll.memory import device
+    from fastcoll.gpu import regions as device
 
     device.reap()
     assert own not in driver.mapped
 
 
 def test_ranks_of_one_process_share_pointers(driver: Driver) -> None:
-    from fastcoll.memory.terms import PROCESS
+    from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
     results = come(links, [0, 0], [PROCESS] * 2)
@@ -91,7 +91,7 @@ def test_ranks_of_one_process_share_pointers(driver: Driver) -> None:
 
 
 def test_one_process_with_two_devices_opens_access_between_them(driver: Driver) -> None:
-    from fastcoll.memory.terms import PROCESS
+    from fastcoll.gpu.terms import PROCESS
 
     driver.refused = {("vmm_create", 0)}
     links = Links(2)
@@ -101,7 +101,7 @@ def test_one_process_with_two_devices_opens_access_between_them(driver: Driver) 
 
 
 def test_a_region_lives_as_long_as_its_tensors(driver: Driver) -> None:
-    from fastcoll.memory import device
+    from fastcoll.gpu import regions as device
 
     links = Links(2)
     results = come(links, [0, 1], THREE[:2])

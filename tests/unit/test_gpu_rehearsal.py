@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastcoll import algorithms
-from fastcoll.communicator import Communicator
+from fastcoll.choose import algorithms, select
+from fastcoll.group.communicator import Communicator
+from fastcoll.machine import gpu
 from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
-from fastcoll.selection import select
-from fastcoll.topology import gpu
 from fastcoll.types import DType, Op, Request, Verb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))

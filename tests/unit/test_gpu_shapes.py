@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpu_rows import needs_extension
 
-import fastcoll
+from fastcoll import native
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.measure.gpu_variants import ThreadVariants
 from harness import Pools, Rank
@@ -99,7 +99,7 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     core = SimpleNamespace(upload_graph=upload_graph)
-    monkeypatch.setattr(fastcoll, "_cuda", core, raising=False)
+    monkeypatch.setattr(native, "_cuda", core, raising=False)
 
 
 def by_variants(me: GpuRank, body: Callable[[], None]) -> Any:

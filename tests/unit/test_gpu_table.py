@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damage import damaged
-from fastcoll import _C, algorithms, tuning
-from fastcoll.algorithms.shared import CPU
+from fastcoll import _C
+from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
+from fastcoll.choose.algorithms.shared import CPU
+from fastcoll.choose.table import validate
 from fastcoll.errors import UsageError
+from fastcoll.machine import gpu
 from fastcoll.measure.tune import make_document
-from fastcoll.selection import TuningTable, read_table, select
-from fastcoll.selection.table import validate
-from fastcoll.topology import gpu
 from fastcoll.types import Algorithm, DType, Verb
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
 
 @needs_extension
 def test_all_ranks_use_it_or_none() -> None:
-    from fastcoll.memory.terms import DeviceHello, settle
+    from fastcoll.gpu.terms import DeviceHello, settle
 
     hellos = [
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)

@@ -19,11 +19,13 @@ import torch
 from gpu_rows import MACHINE, ROWS, TIMES, Json, document, needs_extension, part, request, row
 from typer.testing import CliRunner
 
-from fastcoll import algorithms, env, tuning
-from fastcoll.algorithms.shared import CPU
+from fastcoll import env
+from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
+from fastcoll.choose.algorithms.shared import CPU
 from fastcoll.cli import app
 from fastcoll.cli.tune import gpu_worlds_option
 from fastcoll.errors import UsageError
+from fastcoll.machine import gpu
 from fastcoll.measure import tune
 from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.measure.gpu_variants import ThreadVariants
@@ -34,8 +36,6 @@ from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.rounds import Contender, Outcome
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune, write_table
 from fastcoll.measure.worker import Worker
-from fastcoll.selection import TuningTable, read_table, select
-from fastcoll.topology import gpu
 from fastcoll.types import Algorithm
 from harness import Pools, Rank
 

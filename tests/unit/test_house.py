@@ -5,8 +5,8 @@ Which module may import which is in pyproject.toml (import-linter); this is what
 text can see.
 """
 
-import ast
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,23 +92,6 @@ def unguarded_intrinsics(path: str, text: str) -> Iterator[int]:
                 yield number
 
 
-def facade_imports(path: str, text: str) -> Iterator[int]:
-    """Imports of the package itself, for anything but a module of it or the extension."""
-    del path
-    package = ROOT / "python/fastcoll"
-    modules = {"_C", "_cuda"} | {
-        entry.stem for entry in package.iterdir() if entry.suffix in ("", ".py")
-    }
-    for node in ast.walk(ast.parse(text)):
-        taken: set[str] = set()
-        if isinstance(node, ast.ImportFrom) and node.module == "fastcoll":
-            taken = {alias.name for alias in node.names} - modules
-        elif isinstance(node, ast.Import):
-            taken = {alias.name for alias in node.names} & {"fastcoll"}
-        if taken:
-            yield node.lineno
-
-
 def declared_variables() -> set[str]:
     text = (ROOT / "python/fastcoll/env.py").read_text()
     return set(re.findall(r'"(FASTCOLL_[A-Z0-9_]+)"', text))
@@ -166,16 +149,11 @@ RULES = [
     ),
     Rule("intrinsics stand inside their guard", ("csrc", "kernels"), CXX, unguarded_intrinsics),
     Rule(
-        "the package's own modules don't import its facade",
-        ("python/fastcoll",),
+        "the package reaches C++ through native.py",
+        ("python",),
         (".py",),
-        facade_imports,
-        (
-            "python/fastcoll/__",
-            "python/fastcoll/cli/",
-            "python/fastcoll/measure/",
-            "python/fastcoll/integrations/",
-        ),
+        lines_with(r"from fastcoll import .*\b_(?:C|cuda)\b|import fastcoll\._"),
+        ("python/fastcoll/native.py",),
     ),
     Rule(
         "a wall clock that is set forward or back changes no limit: only steady ones are read",
@@ -199,8 +177,8 @@ RULES = [
 
 # (rule, file, text that breaks it)
 PLANTED = [
-    ("the environment", "python/fastcoll/api.py", "import os\nx = os.environ['A']\n"),
-    ("the environment", "python/fastcoll/work.py", "from os import path, getenv\n"),
+    ("the environment", "python/fastcoll/api/reductions.py", "import os\nx = os.environ['A']\n"),
+    ("the environment", "python/fastcoll/calls/work.py", "from os import path, getenv\n"),
     ("C++ doesn't", "csrc/bindings.cpp", 'auto x = std::getenv("A");\n'),
     ("PTX", "kernels/cuda/ring.cuh", 'asm volatile("ld.acquire.sys.u64 %0;");\n'),
     ("inline PTX", "kernels/fastcoll_kernels/ring.py", "tl.inline_asm_elementwise('', '')\n"),
@@ -211,10 +189,11 @@ PLANTED = [
     ("intrinsics", "csrc/cpu/reduce.h", "#ifndef __x86_64__\n_mm_pause();\n#endif\n"),
     ("intrinsics", "csrc/cpu/reduce.h", "#if defined(__x86_64__)\n#else\n_mm_pause();\n#endif\n"),
     ("intrinsics", "csrc/cpu/reduce.h", "#if defined(__x86_64__)\n#endif\nvld1q_f32(p);\n"),
-    ("the package's own", "python/fastcoll/work.py", "from fastcoll import all_reduce, _C\n"),
-    ("the package's own", "python/fastcoll/work.py", "import fastcoll\n"),
+    ("the package", "python/fastcoll/calls/work.py", "from fastcoll import _C, env\n"),
+    ("the package", "python/fastcoll/cli/tune.py", "    from fastcoll import _cuda  # late\n"),
+    ("the package", "python/fastcoll/measure/pool.py", "import fastcoll._C as core\n"),
     ("a wall clock", "python/fastcoll/bootstrap/deadline.py", "end = time.time() + 1\n"),
-    ("a wall clock", "python/fastcoll/work.py", "from time import sleep, time\n"),
+    ("a wall clock", "python/fastcoll/calls/work.py", "from time import sleep, time\n"),
     ("a wall clock", "csrc/cpu/wait.cpp", "clock_gettime(CLOCK_REALTIME, &time);\n"),
     ("a wall clock", "csrc/cpu/p2p.h", "auto now = std::chrono::system_clock::now();\n"),
     ("every source", "tests/unit/test_new.py", '"""No licence."""\n'),
@@ -228,12 +207,12 @@ PLANTED = [
 ALLOWED = [
     ("PTX", "csrc/cpu/atomics.h", 'asm volatile("isb" ::: "memory");\n'),
     ("intrinsics", "csrc/cpu/reduce.h", "#if defined(__x86_64__)\n_mm_pause();\n#endif\n"),
+    ("the package", "python/fastcoll/calls/work.py", "from fastcoll.native import _C, _cuda\n"),
     (
-        "the package's own",
-        "python/fastcoll/work.py",
-        "from fastcoll import _C, errors\nimport fastcoll._C\n",
+        "a wall clock",
+        "python/fastcoll/calls/work.py",
+        "time.monotonic()\nstart = time.perf_counter()\n",
     ),
-    ("a wall clock", "python/fastcoll/work.py", "time.monotonic()\nstart = time.perf_counter()\n"),
     ("every FASTCOLL_", "csrc/check.h", "#define FASTCOLL_" + "SOME_MACRO 1\n"),
     ("no path", "README.md", "see docs/home/page and https://example.org/home/page\n"),
 ]
@@ -295,3 +274,28 @@ def test_every_variable_has_a_help_and_is_listed() -> None:
     known = {variable.name for variable in env.VARIABLES}
     assert known | set(env.OF_SCRIPTS) == declared_variables()
     assert all(len(variable.help) > 10 for variable in env.VARIABLES)
+
+
+def rooms_described(text: str) -> list[str]:
+    """The rooms of a README, in its order, each with a sentence of its own."""
+    return re.findall(r"^## (\w+)\n\S[^\n]*\.$", text, flags=re.MULTILINE)
+
+
+def layer_of_rooms() -> dict[str, int]:
+    """The layer of each room in import-linter's contract, counted from the highest."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    return {room: i for i, layer in enumerate(layers) for room in re.findall(r"\w+", layer)}
+
+
+def test_the_readme_describes_each_room_in_the_order_of_the_layers() -> None:
+    package = ROOT / "python/fastcoll"
+    described = rooms_described((package / "README.md").read_text())
+    folders = [entry.name for entry in package.iterdir() if (entry / "__init__.py").exists()]
+    assert sorted(described) == sorted(folders)
+    layers = layer_of_rooms()
+    assert [layers[room] for room in described] == sorted(layers[room] for room in described)
+
+
+def test_the_readmes_reader_sees_a_room_without_a_sentence() -> None:
+    assert rooms_described("## api\nA sentence.\n\n## calls\n\n## gpu\nNo end\n") == ["api"]

@@ -3,7 +3,7 @@
 
 import os
 
-from fastcoll.reliability.journal import Journal
+from fastcoll.gpu.journal import Journal
 
 
 def two_journals() -> list[Journal]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastcoll import pool
+from fastcoll.calls import pool
+from fastcoll.calls.work import CallQueue, QueuedWork
 from fastcoll.errors import FastcollError
-from fastcoll.work import CallQueue, QueuedWork
 from harness import DEADLINE_S
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll import _C, algorithms
-from fastcoll.algorithms.shared import INLINE_BYTES
+from fastcoll import _C
+from fastcoll.choose import algorithms, select
+from fastcoll.choose.algorithms.shared import INLINE_BYTES
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.selection import select
 from fastcoll.types import (
     COUNTED,
     REDUCTIONS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastcoll import _C, CollectiveTimeout, DesyncError, FastcollError
 from fastcoll.bootstrap.farewell import farewell_in, say_farewell
 from fastcoll.errors import PeerLostError
-from fastcoll.hierarchical.board import told_in, written
+from fastcoll.nodes.verdict.board import told_in, written
 from fastcoll.text import printable, printable_lines
 
 HARMFUL = ("Cc", "Zl", "Zp", "Cs", "Co")

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll.verbs import VerbMethods
+from fastcoll.calls.methods import VerbMethods
 
 VERBS = ("all_", "barrier", "batch_", "broadcast", "gather", "irecv", "isend", "monitored", "recv")
 VERBS += ("reduce", "scatter", "send")

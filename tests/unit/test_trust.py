@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastcoll import env, trust, tuning
+from fastcoll import env, trust
+from fastcoll.choose import tuning
 from fastcoll.errors import UsageError
 from fastcoll.integrations import c10d_build
 from fastcoll.trust import make_folder, require_trusted

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from test_select import requests
 
 from damage import damaged
-from fastcoll import _C, algorithms, tuning
+from fastcoll import _C
+from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
+from fastcoll.choose.costs import Costs
 from fastcoll.cli.regret import score, without_choice
-from fastcoll.costs import Costs
 from fastcoll.errors import UsageError
 from fastcoll.measure import regret
 from fastcoll.measure.fit import Point, fit
@@ -31,7 +32,6 @@ from fastcoll.measure.rounds import Outcome
 from fastcoll.measure.timer import median_interval, rounds_interval
 from fastcoll.measure.tune import make_document, write_table
 from fastcoll.measure.variants import VERBS, Variant, request_of, variants_of
-from fastcoll.selection import TuningTable, read_table, select
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 
 COSTS = Costs(0.5, 1 / 40e3, 1 / 10e3, 1 / 30e3, 5.0)

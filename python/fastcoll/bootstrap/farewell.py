@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Iterable
 
-from fastcoll import _C
 from fastcoll.bootstrap.refusals import explain
 from fastcoll.errors import (
     CollectiveTimeout,
@@ -19,6 +18,7 @@ from fastcoll.errors import (
     FastcollError,
     PeerLostError,
 )
+from fastcoll.native import _C
 
 MOST_BYTES = 2048
 _HEAD = struct.Struct("=QQQ")  # K_FAREWELL, one of KINDS, the ranks at fault as bits

@@ -12,11 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C, env
+from fastcoll import env
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.bootstrap.refusals import explain
 from fastcoll.errors import DriverError, UnsupportedError, UsageError
-from fastcoll.topology.cpu import affinity, cpu_quota
+from fastcoll.machine.cpu import affinity, cpu_quota
+from fastcoll.native import _C
 
 _EXCUSE = "could not come"
 

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastcoll import _C
 from fastcoll.errors import DriverError
+from fastcoll.native import _C
 
 _USE = (
     "a group takes three descriptors for every rank of its node, and as many again while it is made"

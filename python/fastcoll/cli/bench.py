@@ -16,14 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fastcoll import algorithms, env, scheduled
-from fastcoll.cli.console import (
-    complain,
-    make_console,
-    picture,
-    quiet_progress,
-    writable,
-)
+from fastcoll import env
+from fastcoll.choose import algorithms
+from fastcoll.choose import schedules as scheduled
+from fastcoll.cli.console import complain, make_console, picture, quiet_progress, writable
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.library import IN_GRAPH

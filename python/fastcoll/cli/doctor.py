@@ -53,8 +53,8 @@ def _versions() -> Findings:
 
 
 def _cpu() -> Findings:
+    from fastcoll.machine.cpu import affinity
     from fastcoll.measure.machine import read_machine
-    from fastcoll.topology.cpu import affinity
 
     machine = read_machine()
     yield Finding("machine", "CPU", machine.cpu_model)
@@ -74,7 +74,7 @@ def _cpu() -> Findings:
 
 
 def _simd() -> Findings:
-    from fastcoll import _C
+    from fastcoll.native import _C
 
     levels = ", ".join(_C.simd_levels())
     yield Finding("fastcoll", "SIMD level", f"{_C.simd_level()} (available: {levels})")
@@ -83,7 +83,7 @@ def _simd() -> Findings:
 
 
 def _tuning() -> Findings:
-    from fastcoll import tuning
+    from fastcoll.choose import tuning
 
     found = tuning.find()
     state = "no" if found.is_refusal else "ok" if found.table else "note"
@@ -154,9 +154,8 @@ def _why_staged() -> str:
 
 
 def _way_of_all_gather(may_read: bool) -> str:
-    from fastcoll import algorithms
-    from fastcoll.selection import select
-    from fastcoll.topology import cpu
+    from fastcoll.choose import algorithms, select
+    from fastcoll.machine import cpu
     from fastcoll.types import DType, Op, Request, Verb
 
     request = Request(
@@ -226,7 +225,7 @@ def _gpu() -> Findings:
     else:
         text = f"not used: torch is built for {built_for} but finds no device"
     yield Finding("GPU", "torch", text, "ok" if torch.cuda.is_available() else "note")
-    from fastcoll.topology.gpu import nccl_name
+    from fastcoll.machine.gpu import nccl_name
 
     nccl = f"NCCL {nccl_name()}" if nccl_name() else "torch has none"
     yield Finding("GPU", "beside our kernels", nccl, "ok" if nccl_name() else "note")
@@ -234,9 +233,9 @@ def _gpu() -> Findings:
 
 
 def _gpu_part() -> Findings:
-    from fastcoll import tuning
+    from fastcoll.choose import tuning
     from fastcoll.cli.probes import try_gpu_ranks
-    from fastcoll.topology import gpu
+    from fastcoll.machine import gpu
 
     if problem := gpu.problem():
         yield Finding("GPU", "fastcoll", f"tensors on CPUs only: {problem}", "note")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll explain`: which algorithm a collective takes, and why: here, or on a topology on paper.
 
-Decides what is shown; the comparison is fastcoll.model's, the choice here fastcoll.selection's.
+Decides what is shown; the comparison is fastcoll.model's, the choice here fastcoll.choose's.
 """
 
 import json
@@ -11,12 +11,15 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table
 
-from fastcoll import _C, algorithms, env, tuning
+from fastcoll import env
+from fastcoll.choose import algorithms, select, tuning
+from fastcoll.choose.tuning import Tuning
 from fastcoll.cli.bench import Device
 from fastcoll.cli.console import make_console
 from fastcoll.cli.probes import try_peer
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
 from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.machine import gpu
 from fastcoll.measure.busbw import VERBS as MEASURED
 from fastcoll.measure.busbw import busbw_gbps
 from fastcoll.measure.pattern import make_cell
@@ -25,11 +28,9 @@ from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.variants import request_of
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.libraries import Offer, offers
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.schedule import REDUCTIONS, VERBS
-from fastcoll.selection import select
-from fastcoll.topology import gpu
-from fastcoll.topology.cluster import Cluster
-from fastcoll.tuning import Tuning
+from fastcoll.native import _C
 from fastcoll.types import Numerics, Request, SingleCopy
 
 

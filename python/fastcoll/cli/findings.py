@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastcoll.choose.table import SCHEMA_NAME as TABLE_FORM
+from fastcoll.choose.table import validate as validate_table
 from fastcoll.cli.console import quiet_progress
 from fastcoll.cli.explain import libraries
 from fastcoll.cli.plan import plan_json
@@ -16,12 +18,10 @@ from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
 from fastcoll.measure.results import validate
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.libraries import Offer
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.published import Row, held_out_rows, unfitted_rows
 from fastcoll.model.schedule import VERBS
 from fastcoll.model.strategies import Planner, Sentence, Workload
-from fastcoll.selection.table import SCHEMA_NAME as TABLE_FORM
-from fastcoll.selection.table import validate as validate_table
-from fastcoll.topology.cluster import Cluster
 
 _SIZES = tuple(1 << shift for shift in range(10, 31, 4))  # 1 KiB to 1 GiB
 _SHOWN = (16 << 10, 64 << 20)  # one where latency counts, one where bandwidth does

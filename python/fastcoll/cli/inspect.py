@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fastcoll.calls.recorder import Operation, RankStatus, find_pids, read_process, to_trace
 from fastcoll.cli.console import complain, make_console, writable
 from fastcoll.errors import DriverError
-from fastcoll.reliability.recorder import Operation, RankStatus, find_pids, read_process, to_trace
 
 
 def _collect(pids: list[int]) -> list[RankStatus]:

@@ -17,10 +17,10 @@ from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, ref
 from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll.model.charts import plan_bars
 from fastcoll.model.figures import save
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.mapping import Mapped, axes_of, mappings
 from fastcoll.model.placement import mapping_us
 from fastcoll.model.strategies import Phrase, Planner, Sentence, Workload
-from fastcoll.topology.cluster import Cluster
 
 
 def plan(

@@ -26,11 +26,11 @@ from fastcoll.model.builders import build
 from fastcoll.model.charts import cost_curves, plan_bars, published_times
 from fastcoll.model.checker import check
 from fastcoll.model.fabric import OneSwitch
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.picture import draw
 from fastcoll.model.published import median_error
 from fastcoll.model.simulator import simulate
 from fastcoll.model.strategies import Workload
-from fastcoll.topology.cluster import Cluster
 
 _DRAWN = ("one_shot", "two_shot", "ring", "double_binary_tree", "rabenseifner")
 _DRAWN_RANKS = 4

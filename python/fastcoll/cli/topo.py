@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll topo`: how the ranks of a machine or a cluster are wired.
 
-Decides what is shown; the topologies are fastcoll.topology's.
+Decides what is shown; the topologies are fastcoll.model.machines's.
 """
 
 import json
@@ -15,11 +15,9 @@ from rich.tree import Tree
 
 from fastcoll.cli.console import make_console, writable
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
-from fastcoll.model.placement import best_ring, disjoint_rings
-from fastcoll.model.rankfile import Launcher, rank_file
-from fastcoll.topology.described import describe
-from fastcoll.topology.local import find
-from fastcoll.topology.model import (
+from fastcoll.model.machines.described import describe
+from fastcoll.model.machines.local import find
+from fastcoll.model.machines.machine import (
     MACHINES,
     NETWORKS,
     Machine,
@@ -29,6 +27,8 @@ from fastcoll.topology.model import (
     load_machine,
     load_network,
 )
+from fastcoll.model.placement import best_ring, disjoint_rings
+from fastcoll.model.rankfile import Launcher, rank_file
 
 MAX_MATRIX = 16
 

@@ -9,10 +9,10 @@ import typer
 from fastcoll.cli.console import complain
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.measure.sizes import parse_size
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.described import describe
-from fastcoll.topology.local import find
-from fastcoll.topology.model import (
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.described import describe
+from fastcoll.model.machines.local import find
+from fastcoll.model.machines.machine import (
     MACHINES,
     NETWORKS,
     Machine,

@@ -17,16 +17,16 @@ import typer
 from rich.table import Table
 
 from fastcoll import env
-from fastcoll.algorithms import shared
+from fastcoll.choose.algorithms import shared
 from fastcoll.cli.bench import Device, agree_on_folder
 from fastcoll.cli.console import complain, make_console, quiet_progress, writable
+from fastcoll.machine import gpu
 from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_number, format_size, parse_sizes
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune
 from fastcoll.measure.variants import VERBS
-from fastcoll.topology import gpu
 
 # Where algorithms take turns in being the best, by powers of 2.
 _SIZES = "64,512,1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,4M,16M"

@@ -7,8 +7,8 @@ Decides how a bucket of gradients is averaged. Must not know how DDP fills its b
 import torch
 from torch.distributed import GradBucket
 
-from fastcoll.api import all_reduce
-from fastcoll.groups import GroupLike
+from fastcoll.api.groups import GroupLike
+from fastcoll.api.reductions import all_reduce
 from fastcoll.types import ReduceOp
 
 

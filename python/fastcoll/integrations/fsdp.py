@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fastcoll.api import all_gather_into_tensor, reduce_scatter_tensor
+from fastcoll.api.moves import all_gather_into_tensor
+from fastcoll.api.reductions import reduce_scatter_tensor
+from fastcoll.calls.work import Work
 from fastcoll.integrations.torch_work import TorchWork
-from fastcoll.work import Work
 
 
 class _Comm:

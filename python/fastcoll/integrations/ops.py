@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fastcoll.api.groups import AnyCommunicator, GroupLike, communicator_of, named_rank
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.groups import AnyCommunicator, GroupLike, communicator_of, named_rank
 from fastcoll.integrations import derivatives
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 

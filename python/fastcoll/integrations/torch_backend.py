@@ -17,8 +17,8 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll import env
-from fastcoll.communicator import Communicator
-from fastcoll.groups import adopt, standing_for
+from fastcoll.api.groups import adopt, standing_for
+from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_group import NAME, FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup

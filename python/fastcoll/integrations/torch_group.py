@@ -32,10 +32,12 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import ProcessGroup
 
-from fastcoll import _C
-from fastcoll.api_parts import reduce_scatter
+from fastcoll.api.groups import AnyCommunicator
+from fastcoll.api.reductions import reduce_scatter
+from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.transfers import TransferWork
+from fastcoll.calls.work import Work, completed
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
-from fastcoll.groups import AnyCommunicator
 from fastcoll.integrations.torch_arguments import (
     Lists,
     Tensors,
@@ -47,10 +49,8 @@ from fastcoll.integrations.torch_arguments import (
 )
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
-from fastcoll.parts import PartsCall
-from fastcoll.transfers import TransferWork
+from fastcoll.native import _C
 from fastcoll.types import Verb
-from fastcoll.work import Work, completed
 
 NAME = "fastcoll"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use

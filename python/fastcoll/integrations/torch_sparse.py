@@ -7,8 +7,8 @@ carried out.
 
 import torch
 
+from fastcoll.api.groups import AnyCommunicator
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.groups import AnyCommunicator
 from fastcoll.types import ReduceOp
 
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
+from fastcoll.calls.futures import complete, follow
+from fastcoll.calls.pool import run_in_pool
+from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError
-from fastcoll.futures import complete, follow
-from fastcoll.pool import run_in_pool
-from fastcoll.transfers import TransferBetween, TransferWork
-from fastcoll.work import Work
 
 
 class TorchWork(dist.Work):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import fastcoll
-from fastcoll import api, api_parts
-from fastcoll.groups import GroupLike
+from fastcoll.api import moves, reductions
+from fastcoll.api.groups import GroupLike
 from fastcoll.integrations import ops
 from fastcoll.types import ReduceOp
 
@@ -37,11 +37,11 @@ def teach() -> None:
     for constant in (ops.name_of, ops.code_of, ops.members_of):
         torch.compiler.assume_constant_result(constant)
     for function, traced in (
-        (api.all_reduce, all_reduce),
-        (api.reduce_scatter_tensor, reduce_scatter_tensor),
-        (api.all_gather_into_tensor, all_gather_into_tensor),
-        (api.broadcast, broadcast),
-        (api_parts.all_to_all_single, all_to_all_single),
+        (reductions.all_reduce, all_reduce),
+        (reductions.reduce_scatter_tensor, reduce_scatter_tensor),
+        (moves.all_gather_into_tensor, all_gather_into_tensor),
+        (moves.broadcast, broadcast),
+        (moves.all_to_all_single, all_to_all_single),
     ):
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
 

@@ -12,8 +12,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcoll import algorithms
-from fastcoll.costs import Costs
+from fastcoll.choose import algorithms
+from fastcoll.choose.costs import Costs
 from fastcoll.types import Request
 
 _NAMES = tuple(field.name for field in fields(Costs))

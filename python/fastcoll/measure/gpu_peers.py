@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fastcoll.machine.gpu import SHARING_NCCL, nccl_version
 from fastcoll.measure.gpu_libraries import FastcollInGraph, FastcollOnGpu, InGraph, OnGpu
 from fastcoll.measure.libraries import Gloo
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.topology.gpu import SHARING_NCCL, nccl_version
 
 _HOST = "127.0.0.1"
 _PORT_LIMIT_S = 20.0

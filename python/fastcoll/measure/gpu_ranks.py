@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastcoll.communicator import Communicator
+from fastcoll.group.communicator import Communicator
 
 
 @dataclass
@@ -63,7 +63,7 @@ def capture_alone(me: GpuRank, body: Callable[[], object]) -> torch.cuda.CUDAGra
 
 def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """Let a captured graph have all that it needs of its device, and wait for that."""
-    from fastcoll import _cuda  # only now: without GPUs there may be no such extension
+    from fastcoll.native import _cuda  # only now: without GPUs there may be no such extension
 
     _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
     stream.synchronize()

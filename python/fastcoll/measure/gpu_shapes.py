@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from fastcoll import _C
-from fastcoll.calls import Call, check
+from fastcoll.calls.tensors import Call, check
 from fastcoll.errors import FastcollError
 from fastcoll.measure.gpu_ranks import GpuRank
+from fastcoll.native import _C
 from fastcoll.types import Algorithm, DType, Op, Verb
 
 if TYPE_CHECKING:
-    from fastcoll.device_group import DeviceGroup
+    from fastcoll.gpu.group import DeviceGroup
 
 Shape: TypeAlias = tuple[int, int, int]  # blocks, threads, tile bytes: LaunchShape of shape.h
 Bound: TypeAlias = Callable[[], None]
@@ -59,7 +59,7 @@ class AllReduce:
     @property
     def shape(self) -> Shape:
         """Return the shape of its launch."""
-        from fastcoll import _cuda  # only now: without GPUs there may be no such extension
+        from fastcoll.native import _cuda  # only now: without GPUs there may be no such extension
 
         return _cuda.shape_of(self.plan, self.me.world_size)
 
@@ -95,7 +95,7 @@ def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
         step: "signal", a word that is released and polled with acquire, or "ll_pack".
         token: Another one each time, the same on both ranks.
     """
-    from fastcoll import _cuda
+    from fastcoll.native import _cuda
 
     me.synchronize()
     me.comm.barrier()
@@ -131,7 +131,7 @@ def copying(
     Args:
         step: "put" or "get".
     """
-    from fastcoll import _cuda
+    from fastcoll.native import _cuda
 
     core, gauge = _group(me).core, getattr(_cuda.Gauge, step)
 

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastcoll import _C, env
+from fastcoll import env
+from fastcoll.choose.table import NCCL_MOVES
 from fastcoll.measure.gpu_libraries import FastcollOnGpu, InGraph
 from fastcoll.measure.gpu_ranks import GpuRank, capture
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.selection.table import NCCL_MOVES
+from fastcoll.native import _C
 from fastcoll.types import Request
 
 if TYPE_CHECKING:
-    from fastcoll.device_group import DeviceGroup
+    from fastcoll.gpu.group import DeviceGroup
 
 Json = dict[str, Any]
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll import _C
-from fastcoll.calls import Call, Operands, check
+from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
-from fastcoll.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.native import _C
 from fastcoll.types import REDUCTIONS, Verb
 
 _REDUCTIONS = {verb.name for verb in REDUCTIONS}

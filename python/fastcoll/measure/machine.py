@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from fastcoll.topology.cpu import cache_sizes, cpu_model, numa_nodes, usable_cpus
+from fastcoll.machine.cpu import cache_sizes, cpu_model, numa_nodes, usable_cpus
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll import algorithms
+from fastcoll.choose import algorithms
+from fastcoll.choose.table import NCCL_MOVES
 from fastcoll.measure.gpu_libraries import mps_runs
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.measure.gpu_variants import ThreadVariants, request_on_gpus
@@ -20,7 +21,6 @@ from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, own_command
 from fastcoll.measure.protocol import Reply
 from fastcoll.measure.rounds import Contender
 from fastcoll.measure.worker import Worker
-from fastcoll.selection.table import NCCL_MOVES
 from fastcoll.types import REDUCTIONS
 
 Json = dict[str, Any]

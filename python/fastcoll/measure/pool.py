@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fastcoll.machine.cpu import affinity
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.mpi import MpiInstall
 from fastcoll.measure.protocol import Line, Reply
-from fastcoll.topology.cpu import affinity
 
 _START_LIMIT_S = 120.0
 _REPLY_LIMIT_S = 180.0

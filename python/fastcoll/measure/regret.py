@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from fastcoll import algorithms, env, tuning
+from fastcoll import env
+from fastcoll.choose import TuningTable, algorithms, select, tuning
 from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.results import provenance
 from fastcoll.measure.rounds import Outcome, measure_cell
 from fastcoll.measure.timer import Budget, median_interval
 from fastcoll.measure.variants import VERBS, Variant, request_of, running_ranks
-from fastcoll.selection import TuningTable, select
 from fastcoll.types import REDUCTIONS, Numerics, Request, SingleCopy, Verb
 
 LIMIT = 0.10

@@ -14,13 +14,7 @@ from typing import Any
 
 from fastcoll.documents import worst_fault
 from fastcoll.measure.busbw import algbw_gbps, busbw_gbps
-from fastcoll.measure.machine import (
-    load_average,
-    now,
-    read_commit,
-    read_machine,
-    read_versions,
-)
+from fastcoll.measure.machine import load_average, now, read_commit, read_machine, read_versions
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.rounds import Outcome
 

@@ -11,17 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcoll import _C
 from fastcoll.measure import mpi
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.pattern import make_cell
-from fastcoll.measure.pool import (
-    NotMeasured,
-    Pool,
-    available_cpus,
-    mpi_commands,
-    own_commands,
-)
+from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, mpi_commands, own_commands
 from fastcoll.measure.results import (
     BenchRecord,
     LibraryRecord,
@@ -32,6 +25,7 @@ from fastcoll.measure.results import (
 )
 from fastcoll.measure.rounds import measure_cell, one_way_flag_us
 from fastcoll.measure.timer import Budget
+from fastcoll.native import _C
 
 CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)

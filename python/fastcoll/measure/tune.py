@@ -14,9 +14,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from fastcoll import tuning
-from fastcoll.costs import Costs
+from fastcoll.choose import tuning
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.table import SCHEMA_NAME, validate
 from fastcoll.errors import UsageError
+from fastcoll.machine import gpu
 from fastcoll.measure.fit import Fit, Point, fit
 from fastcoll.measure.machine import now
 from fastcoll.measure.on_gpus import OnGpus
@@ -26,8 +28,6 @@ from fastcoll.measure.results import command_line
 from fastcoll.measure.rounds import Contender, measure_cell
 from fastcoll.measure.timer import Budget, rounds_interval
 from fastcoll.measure.variants import VERBS, request_of, running_ranks, variants_of
-from fastcoll.selection.table import SCHEMA_NAME, validate
-from fastcoll.topology import gpu
 from fastcoll.trust import require_trusted
 
 _DTYPE = "float32"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll import algorithms
+from fastcoll.choose import algorithms
+from fastcoll.machine import cpu
+from fastcoll.machine.cpu import cpu_quota
 from fastcoll.measure.library import WorkerConfig
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import Pool, available_cpus, own_commands
 from fastcoll.measure.protocol import Reply
-from fastcoll.topology import cpu
-from fastcoll.topology.cpu import cpu_quota
 from fastcoll.types import Numerics, Request, SingleCopy
 
 # What has most to choose comes first: an interrupted run is worth most so. A barrier, a send and a

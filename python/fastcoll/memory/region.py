@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from fastcoll import _C
 from fastcoll.errors import DriverError
 from fastcoll.memory.heap import ARENA_BYTES
+from fastcoll.native import _C
 
 T = TypeVar("T")
 GatherBytes = Callable[[bytes], list[bytes]]

@@ -17,11 +17,11 @@ from fastcoll.model.builders.hierarchical import BETWEEN
 from fastcoll.model.checker import check
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.limits import least_us
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.regular import ROOTLESS, shifts_of, simulate_on_switch, simulate_regular
 from fastcoll.model.schedule import REDUCTIONS, VERBS, Copy, Reduce, Schedule, moved
 from fastcoll.model.simulator import simulate
 from fastcoll.model.values import node_by_node
-from fastcoll.topology.cluster import Cluster
 
 _PIPELINED = ("chain", "double_binary_tree", "multimem")
 _SEGMENTS = (1, 4, 16, 64)

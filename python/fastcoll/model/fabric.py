@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Protocol
 
-from fastcoll.topology.cluster import Route
+from fastcoll.model.machines.cluster import Route
 
 Link = Hashable
 """One direction of a wire."""

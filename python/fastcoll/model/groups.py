@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.fabric import on_one_switch
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.regular import simulate_on_switch
 from fastcoll.model.schedule import EVERY, Copy, Program, Reduce, Schedule, Signal, Span, Step, Wait
 from fastcoll.model.simulator import simulate
-from fastcoll.topology.cluster import Cluster
 
 Groups = Sequence[Sequence[int]]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastcoll.model.explain import Comparison
-from fastcoll.topology.cluster import Cluster
+from fastcoll.model.machines.cluster import Cluster
 
 _BETWEEN = ("hierarchical", "hierarchical_ring")
 _ORDERED = "hierarchical_direct"

@@ -7,7 +7,7 @@ bytes each way. Bandwidth of a rank: all its wires but the one to the network; o
 cards. To this comes one latency, the shortest there is.
 """
 
-from fastcoll.topology.cluster import Cluster
+from fastcoll.model.machines.cluster import Cluster
 
 
 def _bytes_in(verb: str, size_bytes: float, parts: int) -> float:

@@ -15,10 +15,10 @@ from math import prod
 
 from fastcoll.errors import UsageError
 from fastcoll.model.groups import Groups, groups_us, side_by_side
+from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.schedule import Copy, Program, Schedule, Signal, Span, Wait
 from fastcoll.model.simulator import simulate
 from fastcoll.model.strategies import MAX_RANKS, Workload
-from fastcoll.topology.cluster import Cluster
 
 AXES = ("tensor", "expert", "data", "pipeline")
 _MICRO_BATCHES = 4  # per stage, as `strategies` has it

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from fastcoll.errors import UsageError
 from fastcoll.model.groups import consecutive, groups_us, strided
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import Machine
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import Machine
 
 MAX_RANKS = 16
 

@@ -19,8 +19,8 @@ from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of
 from fastcoll.model.explain import priced
 from fastcoll.model.formulas import Constants
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import MACHINES, load_machine
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import MACHINES, load_machine
 
 _DATA = Path(__file__).with_name("published.json")
 _SCHEMA = Path(__file__).with_name("published.schema.json")

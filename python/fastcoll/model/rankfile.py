@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fastcoll.errors import UsageError
+from fastcoll.model.machines.machine import Machine
 from fastcoll.model.placement import MAX_RANKS, best_ring
-from fastcoll.topology.model import Machine
 
 Launcher = Literal["torchrun", "openmpi"]
 

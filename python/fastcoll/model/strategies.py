@@ -17,8 +17,8 @@ from functools import cached_property
 from fastcoll.errors import UsageError
 from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
 from fastcoll.model.groups import Groups, consecutive, groups_us, strided
-from fastcoll.topology.cluster import Cluster
-from fastcoll.topology.model import cards_of
+from fastcoll.model.machines.cluster import Cluster
+from fastcoll.model.machines.machine import cards_of
 
 _STATE_BYTES = 12  # per parameter: fp32 copy, momentum, variance
 MAX_RANKS = 128  # simulated step by step

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that a user calls, and the group that a call means."""
+
+from fastcoll.calls.tensor_layout import show_types
+
+# Whether C++ knows this torch's tensors; if not, every call takes the Python path.
+READS_TENSORS = show_types()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that take lists of tensors and make one call of them.
+
+C functions as in api.py; what these can't do themselves they pass on to the functions here.
+"""
+
+from collections.abc import Sequence
+
+from fastcoll.api.groups import GroupLike, member_of
+from fastcoll.calls.arrays import Array
+from fastcoll.calls.lists import ListCall
+from fastcoll.calls.work import Work
+from fastcoll.native import _C
+from fastcoll.types import ReduceOp, Verb
+
+
+def _issue(group: GroupLike, name: str, call: ListCall) -> Work | None:
+    comm = member_of(group, name, timeout_s=call.timeout_s, stacklevel=4)
+    return None if comm is None else comm.issue(call)
+
+
+def _all_reduce_coalesced(
+    tensors: Sequence[Array],
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce each tensor of a list over all ranks, all of them in one call. Collective.
+
+    The result has the bits of one `all_reduce` per tensor, at about the price of one `all_reduce`
+    of their total size: the tensors are staged and filled where they are, without a flat copy.
+    Tensors of several dtypes make one such call for each dtype. Strided tensors are copied first.
+
+    Args:
+        tensors: A list or tuple of tensors or NumPy arrays of any shapes, overwritten with the
+            results; their number, dtypes and numbers of elements are the same on every rank, in
+            the same order. They must not overlap. At least one.
+        op: What to reduce with.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot" or "two_shot"; for tensors on GPUs, which are reduced one by
+            one, those of `all_reduce`.
+        numerics: "same_bits" or "fast"; None takes the group's.
+        timeout_s: Limit of this call; None takes the group's.
+
+    Returns:
+        A Work if `async_op`, else None.
+
+    Raises:
+        UsageError: The arguments do not fit together; nothing was sent.
+        UnsupportedError: No such operation on one of the dtypes, or no such memory; nothing was
+            sent.
+        DesyncError: The ranks made different calls, or their lists differ.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died.
+    """
+    call = ListCall(
+        verb=Verb.all_reduce,
+        inputs=tensors,
+        outputs=tensors,
+        op=op,
+        async_op=async_op,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
+    )
+    return _issue(group, "all_reduce_coalesced", call)
+
+
+def _reduce_scatter_tensor_coalesced(
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Do a `reduce_scatter_tensor` for each tensor of a list, all in one call. Collective.
+
+    Args:
+        outputs: Where this rank's part of each result goes.
+        inputs: What to reduce: `world_size` times as many elements as the output of the same index.
+        op: See `all_reduce_coalesced`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot" or "two_shot".
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    call = ListCall(
+        verb=Verb.reduce_scatter,
+        inputs=inputs,
+        outputs=outputs,
+        op=op,
+        async_op=async_op,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
+    )
+    return _issue(group, "reduce_scatter_tensor_coalesced", call)
+
+
+def _all_gather_into_tensor_coalesced(
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Do an `all_gather_into_tensor` for each tensor of a list, all in one call. Collective.
+
+    Args:
+        outputs: Where the results go: `world_size` times the elements of the input of the same
+            index.
+        inputs: What this rank gives; see `all_reduce_coalesced` for what the lists may hold, the
+            result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        timeout_s: Limit of this call.
+    """
+    call = ListCall(
+        verb=Verb.all_gather,
+        inputs=inputs,
+        outputs=outputs,
+        async_op=async_op,
+        timeout_s=timeout_s,
+    )
+    return _issue(group, "all_gather_into_tensor_coalesced", call)
+
+
+_C.set_fallback("all_reduce_coalesced", _all_reduce_coalesced)
+_C.set_fallback("reduce_scatter_tensor_coalesced", _reduce_scatter_tensor_coalesced)
+_C.set_fallback("all_gather_into_tensor_coalesced", _all_gather_into_tensor_coalesced)
+
+all_reduce_coalesced = _C.all_reduce_coalesced
+reduce_scatter_tensor_coalesced = _C.reduce_scatter_tensor_coalesced
+all_gather_into_tensor_coalesced = _C.all_gather_into_tensor_coalesced

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that reduce.
+
+Each is a C function, so that a call with a known plan needs no Python. A call that C++ can't carry
+out alone goes to the function here with an underscore before its name.
+"""
+
+from collections.abc import Sequence
+
+from fastcoll.api.groups import GroupLike, issue, member_of, rank_in
+from fastcoll.calls.arrays import Array
+from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.tensors import Call
+from fastcoll.calls.work import Work
+from fastcoll.native import _C
+from fastcoll.types import ReduceOp, Verb
+
+
+def _all_reduce(
+    tensor: Array,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; every rank gets the result. Collective.
+
+    Args:
+        tensor: A tensor on the CPU or a CUDA device, or a NumPy array, of the same number of
+            elements and dtype on every rank; overwritten with the result unless `out` is given.
+        op: What to reduce with.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once and reduce in the background.
+        out: Where the result goes, of the shape and dtype of `tensor`.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
+            "copy_engine", or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+            "ring", "multimem" and most schedules add in another order than that of the ranks:
+            where that may show, they need `numerics="fast"`. Over several nodes "auto" alone.
+        numerics: "same_bits" or "fast"; None takes the group's.
+        timeout_s: Limit of this call; None takes the group's.
+
+    Returns:
+        A Work if `async_op`, else None.
+
+    Raises:
+        UsageError: The arguments do not fit together; nothing was sent.
+        UnsupportedError: No such operation on this dtype, no such memory, or an algorithm that is
+            not for this call; nothing was sent.
+        DesyncError: The ranks made different calls.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died.
+    """
+    return issue(
+        group,
+        Call(
+            verb=Verb.all_reduce,
+            input=tensor,
+            output=tensor if out is None else out,
+            op=op,
+            async_op=async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; rank `dst` gets the result. Collective.
+
+    Args:
+        tensor: What this rank gives; overwritten with the result on rank `dst` unless `out` is
+            given, left alone on the others.
+        dst: Rank in the group; the global rank if `group` is a torch process group.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
+        algorithm: "auto", "one_shot", "two_shot", or "schedule:NAME" with a name that `fastcoll
+            schedule` knows.
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+    """
+    return issue(
+        group,
+        Call(
+            verb=Verb.reduce,
+            input=tensor,
+            output=tensor if out is None else out,
+            op=op,
+            root=rank_in(group, dst, "dst", group_dst),
+            async_op=async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; rank r gets the r-th part of the result. Collective.
+
+    Args:
+        output: Where this rank's part goes.
+        input: What to reduce: `world_size` times as many elements as `output`.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
+            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    return issue(
+        group,
+        Call(
+            verb=Verb.reduce_scatter,
+            input=input,
+            output=output,
+            op=op,
+            async_op=async_op,
+            algorithm=algorithm,
+            numerics=numerics,
+            timeout_s=timeout_s,
+        ),
+    )
+
+
+def _reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    numerics: str | None = None,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Reduce lists of tensors over all ranks; rank r gets the r-th result. Collective.
+
+    Args:
+        output: Where this rank's result goes.
+        input_list: What this rank gives for each rank. Shapes may differ from each other, and
+            must be the same on all ranks; then there is a reduce for each rank.
+        op: See `all_reduce`, as for the other arguments, the result and the errors.
+        group: A Communicator or a torch process group; None is the default group.
+        async_op: Return a Work at once.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", or "schedule:NAME" with a name
+            that `fastcoll schedule` knows.
+        numerics: "same_bits" or "fast".
+        timeout_s: Limit of this call.
+    """
+    comm = member_of(group, "reduce_scatter", timeout_s=timeout_s)
+    call = PartsCall(
+        verb=Verb.reduce_scatter,
+        input=input_list,
+        output=output,
+        op=op,
+        async_op=async_op,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
+    )
+    return None if comm is None else comm.issue_reduce_scatter(call)
+
+
+_C.set_fallback("all_reduce", _all_reduce)
+_C.set_fallback("reduce", _reduce)
+_C.set_fallback("reduce_scatter_tensor", _reduce_scatter_tensor)
+_C.set_fallback("reduce_scatter", _reduce_scatter)
+
+all_reduce = _C.all_reduce
+reduce = _C.reduce
+reduce_scatter_tensor = _C.reduce_scatter_tensor
+reduce_scatter = _C.reduce_scatter
+# As torch.distributed calls it from 2.13 on.
+reduce_scatter_single = reduce_scatter_tensor

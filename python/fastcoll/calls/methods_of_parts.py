@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs that Python has a part in, as methods of a group.
+
+Decides which calls such a verb consists of. Must not know how a call is carried out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import TypeVar, cast
+
+import torch
+
+from fastcoll.calls.arrays import Array
+from fastcoll.calls.methods import VerbMethods
+from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.tensors import Call
+from fastcoll.calls.work import Work
+from fastcoll.errors import UsageError
+from fastcoll.memory.region import agree
+from fastcoll.types import Verb
+
+T = TypeVar("T")
+# What is smaller is allocated without a question to the others.
+_ASKED_BYTES = 1 << 20
+
+
+class PartsMethods(VerbMethods):
+    """A group with all verbs as methods."""
+
+    def issue(self, call: Call | PartsCall) -> Work | None:
+        """Check, plan and start a call."""
+        raise NotImplementedError
+
+    def issue_all(self, calls: Iterable[Call | PartsCall], async_op: bool) -> Work | None:
+        """Check and plan several calls, then start them as one."""
+        raise NotImplementedError
+
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
+        """Gather integers from all ranks."""
+        raise NotImplementedError
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Gather bytes from all ranks."""
+        raise NotImplementedError
+
+    def allocated(self, make: Callable[[], T], num_bytes: int) -> T:
+        """Make room for what comes, on every rank or on none.
+
+        Collective if `num_bytes`, which all ranks know, is large: a rank without memory tells the
+        others, before they wait for it.
+
+        Raises:
+            DriverError: A rank has no memory for it; on all of them.
+        """
+        if num_bytes < _ASKED_BYTES:
+            return make()
+        made: list[T] = []
+        problem = ""
+        try:
+            made.append(make())
+        except (MemoryError, RuntimeError) as error:  # of Python, and of torch
+            problem = str(error) or "it has not enough memory"
+        agree(problem, f"no room for the {num_bytes} bytes that all ranks give", self.gather_bytes)
+        return made[0]
+
+    def issue_reduce_scatter(self, call: PartsCall) -> Work | None:
+        """Start the reduce_scatter of a list; of unequal parts, as a reduce for each rank."""
+        parts = call.input if isinstance(call.input, list | tuple) else ()
+        sizes = {tuple(part.shape) for part in parts if hasattr(part, "shape")}
+        if len(sizes) < 2 or len(parts) != self.world_size:
+            return self.issue(call)
+        calls = (
+            Call(
+                verb=Verb.reduce,
+                input=part,
+                output=cast(Array, call.output),
+                op=call.op,
+                root=root,
+                algorithm=call.algorithm,
+                numerics=call.numerics,
+                timeout_s=call.timeout_s,
+            )
+            for root, part in enumerate(parts)
+        )
+        return self.issue_all(calls, call.async_op)
+
+    def output_for(
+        self,
+        input: Array,
+        input_splits: Sequence[int] | None,
+        output_splits: Sequence[int] | None,
+        async_op: bool,
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Ask the others how much they give; return an output of that size, and its splits.
+
+        Part of all_to_all_single. Collective.
+        """
+        if input_splits is None or output_splits is not None or async_op:
+            raise UsageError(
+                "all_to_all_single without an output needs input_split_sizes on every rank, no "
+                "output_split_sizes and no async_op"
+            )
+        if not isinstance(input, torch.Tensor) or input.dim() == 0:
+            raise UsageError(
+                "all_to_all_single without an output needs a tensor with rows as input"
+            )
+        if len(input_splits) != self.world_size or sum(input_splits) != len(input):
+            raise UsageError(
+                f"input_split_sizes {list(input_splits)} must be {self.world_size} numbers that "
+                f"add up to the {len(input)} rows of input"
+            )
+        rows = self.gather_words(list(input_splits))
+        splits = [row[self.rank] for row in rows]
+        shape = (sum(splits), *input.shape[1:])
+        num_bytes = sum(map(sum, rows)) * prod(shape[1:]) * input.element_size()
+        return self.allocated(lambda: input.new_empty(shape), num_bytes), splits

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives: what a user asks for, and whether it makes sense on this rank.
+
+Decides the checks of arguments. Must not know how or where a transfer is carried out.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastcoll.calls.arrays import Array, ArrayView, check_output, view
+from fastcoll.calls.limits import call_limit_s
+from fastcoll.errors import UsageError
+
+ANY = -1  # csrc/cpu/p2p.h
+_MOST_TAG = 2**32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCall:
+    """A send or a receive as the user asked for it; a peer of None is any rank."""
+
+    sends: bool
+    tensor: Array
+    peer: object
+    tag: object = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A send or a receive with its arguments checked; a peer of ANY is any rank."""
+
+    sends: bool
+    array: ArrayView
+    peer: int
+    tag: int
+    limit_s: float
+
+    def written(self) -> list[ArrayView]:
+        """Return what the transfer writes on this rank."""
+        return [] if self.sends else [self.array]
+
+
+def check_transfer(call: TransferCall, world_size: int) -> Transfer:
+    """Check the arguments of a send or a receive.
+
+    Raises:
+        UsageError: They do not fit together.
+        UnsupportedError: Their memory or dtype can't be had.
+    """
+    peer = _checked_peer(call.peer, "dst" if call.sends else "src", world_size, call.sends)
+    array = view(call.tensor, "tensor", gpu=True)
+    if not call.sends:
+        check_output(array, "tensor")
+    return Transfer(call.sends, array, peer, _checked_tag(call.tag), call_limit_s(call.timeout_s))
+
+
+def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pair a rank's sends to itself with its receives, in their order: from what to what.
+
+    Raises:
+        UsageError: One has no other side among them, or another one than it expects.
+    """
+    sends = [one for one in transfers if one.sends]
+    receives = [one for one in transfers if not one.sends]
+    if len(sends) != len(receives):
+        raise UsageError(
+            "on a GPU a send to the rank itself and its receive belong in one batch_isend_irecv; "
+            f"here are {len(sends)} and {len(receives)}"
+        )
+    pairs = []
+    for given, taken in zip(sends, receives, strict=True):
+        sides = [(one.tag, one.array.dtype.name, one.array.numel) for one in (given, taken)]
+        if sides[0] != sides[1]:
+            raise UsageError(
+                f"this rank sends itself (tag, dtype, elements) {sides[0]}, but expects {sides[1]}"
+            )
+        source, target = (torch.as_tensor(one.array.source) for one in (given, taken))
+        pairs.append((source.detach(), target.detach()))
+    return pairs
+
+
+def _checked_peer(peer: object, name: str, world_size: int, sends: bool) -> int:
+    if peer is None and not sends:
+        return ANY
+    try:
+        rank = operator.index(peer)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} must be a rank, not {peer!r}") from None
+    if not 0 <= rank < world_size:
+        raise UsageError(f"{name}={rank} is not a rank of a group of {world_size}")
+    return rank
+
+
+def _checked_tag(tag: object) -> int:
+    try:
+        number = operator.index(tag)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"tag must be an integer, not {tag!r}") from None
+    if not 0 <= number < _MOST_TAG:
+        raise UsageError(f"tag={number} must be from 0 to 2**32 - 1")
+    return number

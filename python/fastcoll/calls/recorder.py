@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder as seen from outside: what the ranks of running groups did last.
+
+Every rank keeps its last 64 calls in its own shared memory, which other processes of its user can
+read through /proc, also while it is stuck or stopped. Decides how the ranks are found and how
+their calls become a trace. Must not know how it is shown.
+"""
+
+import contextlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcoll.bootstrap.mesh import is_stopped
+from fastcoll.errors import DriverError
+from fastcoll.native import _C
+
+_REGION = "/memfd:fastcoll-region"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a rank.
+
+    Attributes:
+        what: The call as error messages show it.
+        is_complete: This rank needs nothing more of it.
+        wait_began_us: When it began to wait, by CLOCK_MONOTONIC; 0 if it never waited over 1 ms.
+        wait_ended_us: 0 while it waits, and if it never did.
+        began_us: When it began, if its group traces (FASTCOLL_DEBUG=trace); else 0.
+        ended_us: When it was over; 0 before, and if it failed.
+        site: Where the program made it, if its group traces.
+    """
+
+    call: int
+    verb: str
+    what: str
+    plan: str
+    message_bytes: int
+    is_complete: bool
+    wait_began_us: int
+    wait_ended_us: int
+    began_us: int
+    ended_us: int
+    site: str
+
+    @property
+    def state(self) -> str:
+        """Return "complete", "waiting" (for over 1 ms, now) or "inside"."""
+        if self.is_complete:
+            return "complete"
+        return "waiting" if self.wait_began_us and not self.wait_ended_us else "inside"
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank of one group; `operations` are its last ones, oldest first."""
+
+    pid: int
+    group: str
+    rank: int
+    world_size: int
+    is_broken: bool
+    is_stopped: bool
+    operations: list[Operation]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can carry it."""
+        rows = [{**asdict(one), "state": one.state} for one in self.operations]
+        return {**asdict(self), "operations": rows}
+
+
+def find_pids() -> list[int]:
+    """Return the processes that are ranks of a group and may be looked at, this one not."""
+    pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if pid != os.getpid() and _region_links(pid):
+                found.append(pid)
+    return found
+
+
+def read_process(pid: int) -> list[RankStatus]:
+    """Return what a process is in each of its groups.
+
+    Raises:
+        OSError: There is no such process, or it is another user's.
+        DriverError: It runs another version of fastcoll.
+    """
+    found = [_read_region(pid, link) for link in _region_links(pid)]
+    return sorted(found, key=lambda status: status.group)
+
+
+def _region_links(pid: int) -> list[Path]:
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(link.readlink()).startswith(_REGION):
+                links.append(link)
+    return links
+
+
+def _read_region(pid: int, link: Path) -> RankStatus:
+    # Another user's process may have a FIFO of that name.
+    fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = _C.read_status(fd)
+    except DriverError as error:
+        raise DriverError(f"process {pid}: {error}") from error
+    finally:
+        os.close(fd)
+    operations = [Operation(**row) for row in status.pop("operations")]
+    return RankStatus(pid=pid, is_stopped=is_stopped(pid), operations=operations, **status)
+
+
+def to_trace(statuses: list[RankStatus], now_us: int) -> dict[str, Any]:
+    """Return calls as a trace that Chrome and Perfetto show: one row for each rank.
+
+    Of a group that traces it has every call, with its wait inside if that took over a millisecond.
+    Otherwise only such waits have times, and nothing else is in it.
+    """
+    events: list[dict[str, Any]] = []
+    for status in statuses:
+        name = f"{status.group}, rank {status.rank}"
+        place = {"pid": status.pid, "tid": status.rank}
+        events.append({"ph": "M", "name": "thread_name", "args": {"name": name}, **place})
+        for one in status.operations:
+            details = {"call": one.call, "plan": one.plan, "state": one.state, "site": one.site}
+            spans = [(one.what, one.began_us, one.ended_us)] if one.began_us else []
+            if one.wait_began_us:
+                what = "wait" if spans else one.what
+                spans.append((what, one.wait_began_us, one.wait_ended_us))
+            for what, began_us, ended_us in spans:
+                times = {"ts": began_us, "dur": max(0, (ended_us or now_us) - began_us)}
+                events.append({"ph": "X", "name": what, "args": details, **times, **place})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a group behaves where a call does not say otherwise.
+
+Decides which setting holds: the one given, else the environment's, else the default. Must not
+know who asks.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import cast
+
+from fastcoll import env
+from fastcoll.bootstrap.identity import Terms
+from fastcoll.calls.limits import group_limit_s
+from fastcoll.errors import UsageError
+from fastcoll.types import Numerics
+
+
+@dataclass
+class Settings:
+    """The settings of one group.
+
+    Attributes:
+        timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
+        making_s: Limit of the group's making, in seconds: a first call may bring its own.
+        numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
+        carrier: What moves bytes between nodes.
+    """
+
+    timeout_s: float
+    making_s: float
+    numerics: Numerics
+    numerics_between: Numerics | None = None
+    carrier: str = "gloo"
+
+    def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
+        """Return the settings of a part of this group, with what is given in place of these."""
+        limit_s = self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        # A part of a group is made by calls of the whole one, whose limit holds, too.
+        result = replace(self, timeout_s=limit_s, making_s=min(limit_s, self.timeout_s))
+        if numerics is not None:
+            asked = checked_numerics(numerics)
+            result = replace(result, numerics=asked, numerics_between=asked)
+        return result
+
+    def made_within(self, timeout_s: float | timedelta | None) -> "Settings":
+        """Return these settings for a group that is made at a call with this limit, if any."""
+        return self if timeout_s is None else replace(self, making_s=group_limit_s(timeout_s))
+
+    def terms(self, carrier: str) -> Terms:
+        """Return what all ranks of the group must have alike; `carrier`: this rank's, in words."""
+        between = self.numerics_between or "numerics by dtype"
+        return Terms(self.numerics, f"{carrier} with {between}")
+
+
+def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None = None) -> Settings:
+    """Return the settings of a new group.
+
+    Raises:
+        UsageError: One of them, or its variable, makes no sense.
+    """
+    asked = env.NUMERICS.get() if numerics is None else numerics
+    if carrier is not None and not isinstance(carrier, str):
+        raise UsageError(f"carrier must be a name, not {carrier!r}")
+    is_default = numerics is None and not env.NUMERICS.is_set()
+    limit_s = group_limit_s(timeout_s)
+    return Settings(
+        limit_s,
+        limit_s,
+        checked_numerics(asked),
+        None if is_default else checked_numerics(asked),
+        env.CARRIER.get() if carrier is None else carrier,
+    )
+
+
+def checked_numerics(text: str) -> Numerics:
+    """Return `text` if it names a numerics, else raise UsageError."""
+    if text not in ("same_bits", "fast"):
+        raise UsageError(f'numerics must be "same_bits" or "fast", not {text!r}')
+    return cast(Numerics, text)

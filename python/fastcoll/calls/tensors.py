@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks for, and whether it makes sense on this rank.
+
+Decides the checks of arguments, all of them before anything is published, so that a wrong call
+leaves the group usable; and how the arrays reach the core. Must not know how a plan is chosen, nor
+queues.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from fastcoll.calls.arrays import (
+    Array,
+    ArrayView,
+    check_output,
+    check_overlap,
+    copy_back,
+    dense_copy,
+    view,
+)
+from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.native import _C
+from fastcoll.types import REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
+
+_OPS = tuple(zip(REDUCE_OPS, Op, strict=True))
+_NAMES = {
+    Verb.all_reduce: ("tensor", "out"),
+    Verb.reduce_scatter: ("input", "output"),
+    Verb.all_gather: ("input_tensor", "output_tensor"),
+    Verb.broadcast: ("tensor", "tensor"),
+    Verb.reduce: ("tensor", "out"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A verb with its arguments, as the user gave them; None means the default."""
+
+    verb: Verb
+    input: Array | None = None
+    output: Array | None = None
+    op: object = ReduceOp.SUM
+    root: int = 0
+    async_op: bool = False
+    algorithm: str = "auto"
+    numerics: str | None = None
+    timeout_s: float | timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """What the core reads and writes, each in one piece; copies stand in for what is not.
+
+    Attributes:
+        finish: Brings the result to where the user wants it.
+        counts: Where parts are uneven, the elements given to each rank, then those got from each.
+        keeps: Copies that must live as long as this.
+    """
+
+    input_ptr: int
+    output_ptr: int
+    finish: Callable[[], None]
+    counts: tuple[int, ...] = ()
+    keeps: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The checked arguments of a call.
+
+    Attributes:
+        input: What this rank gives; None where it only gets (broadcast).
+        output: What this rank gets; None where it only gives.
+    """
+
+    dtype: DType
+    op: Op
+    numel: int
+    root: int
+    input: ArrayView | None
+    output: ArrayView | None
+    splits: int = 0
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU that the arrays lie on; -1 for the CPU."""
+        some = self.input or self.output
+        return -1 if some is None else some.device
+
+    def flat(self) -> Flat:
+        """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
+        source, target = self.input, self.output
+        if source is not None and not source.dense:
+            source = dense_copy(source, fill=True)
+        if target is not None and not target.dense:
+            target = source if target is self.input else dense_copy(target, fill=False)
+        source, target = source or target, target or source
+
+        def finish() -> None:
+            if self.output is not None and target is not None and target is not self.output:
+                copy_back(self.output, target)
+
+        input_ptr, output_ptr = (0 if one is None else one.ptr for one in (source, target))
+        return Flat(input_ptr, output_ptr, finish, keeps=source)
+
+    def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
+        """Run the plan of this call, and bring the result to where the user wants it."""
+        flat = self.flat()
+        group.run(plan, flat.input_ptr, flat.output_ptr, limit_s)
+        flat.finish()
+
+    def views(self) -> list[ArrayView]:
+        """Return the user's arrays."""
+        return [array for array in (self.input, self.output) if array is not None]
+
+    def written(self) -> list[ArrayView]:
+        """Return what the call writes on this rank."""
+        return [] if self.output is None else [self.output]
+
+    def outputs(self) -> list[Array]:
+        """Return the arrays that hold the result once the call is complete."""
+        result = self.output or self.input
+        return [] if result is None else [result.source]
+
+
+def check(call: Call, rank: int, world_size: int) -> Operands:
+    """Check the arguments of a call.
+
+    Raises:
+        UsageError: They do not fit together.
+        UnsupportedError: Their memory, dtype or operation can't be had.
+    """
+    if call.verb is Verb.barrier:
+        return Operands(DType.uint8, Op.SUM, 0, 0, None, None)
+    input_name, output_name = _NAMES[call.verb]
+    source = view(call.input, input_name, gpu=True)
+    if call.verb is Verb.broadcast:
+        return _broadcast(source, call.root, rank, world_size)
+    root = checked_root(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
+    if call.verb is Verb.reduce and rank != root:
+        op = reduction_of(call.op, source.dtype)
+        return Operands(source.dtype, op, source.numel, root, source, None)
+    target = source
+    if call.output is call.input:
+        output_name = input_name
+    else:
+        target = view(call.output, output_name, gpu=True)
+    check_output(target, output_name)
+    check_one_device(((source, input_name), (target, output_name)))
+    if target.dtype is not source.dtype:
+        raise UsageError(
+            f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
+            "they need one dtype"
+        )
+    numel, own_chunk = _fit(call.verb, source, target, rank, world_size)
+    if not own_chunk:
+        check_overlap(source, target, f"{input_name} and {output_name}")
+    op = Op.SUM if call.verb is Verb.all_gather else reduction_of(call.op, source.dtype)
+    return Operands(source.dtype, op, numel, root, source, target)
+
+
+def check_one_device(arrays: Sequence[tuple[ArrayView, str]]) -> None:
+    """Raise UsageError if arrays, each with its name, lie on different devices."""
+    first, first_name = arrays[0]
+    for array, name in arrays[1:]:
+        if array.device != first.device:
+            raise UsageError(
+                f"{first_name} is on {_place(first)} and {name} on {_place(array)}; they need one "
+                "device"
+            )
+
+
+def _place(array: ArrayView) -> str:
+    return "the CPU" if array.device < 0 else f"cuda:{array.device}"
+
+
+def _fit(
+    verb: Verb, source: ArrayView, target: ArrayView, rank: int, world_size: int
+) -> tuple[int, bool]:
+    """Check the sizes; return the message's numel, and whether a part is its place in the whole.
+
+    That a part is this rank's chunk of the whole is the usual way to work in place.
+    """
+    if verb in (Verb.all_reduce, Verb.reduce):
+        if target.shape != source.shape:
+            raise UsageError(f"out has shape {target.shape}, but tensor has {source.shape}")
+        return source.numel, False
+    gathers = verb is Verb.all_gather
+    part, whole = (source, target) if gathers else (target, source)
+    if whole.numel != part.numel * world_size:
+        raise UsageError(
+            f"{'output_tensor' if gathers else 'input'} of shape {whole.shape} has {whole.numel} "
+            f"elements; a group of {world_size} ranks needs {part.numel * world_size}"
+        )
+    own_chunk = part.dense and whole.dense and part.ptr == whole.ptr + rank * part.num_bytes
+    return part.numel, own_chunk
+
+
+def _broadcast(tensor: ArrayView, src: object, rank: int, world_size: int) -> Operands:
+    root = checked_root(src, "src", world_size)
+    if rank == root:
+        return Operands(tensor.dtype, Op.SUM, tensor.numel, root, tensor, None)
+    check_output(tensor, "tensor")
+    return Operands(tensor.dtype, Op.SUM, tensor.numel, root, None, tensor)
+
+
+def checked_root(root: object, name: str, world_size: int) -> int:
+    """Return `root` if it is a rank of the group, else raise UsageError."""
+    try:
+        result = operator.index(root)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} must be a rank, not {root!r}") from None
+    if not 0 <= result < world_size:
+        raise UsageError(f"{name}={result} is not a rank of a group of {world_size}")
+    return result
+
+
+def reduction_of(op: object, dtype: DType) -> Op:
+    if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
+        raise UsageError(f"op must be a fastcoll.ReduceOp, not {op!r}")
+    # By ==, as torch's objects and their kinds are equal but do not hash alike.
+    known = next((ours for torchs, ours in _OPS if op == torchs), None)
+    if known is None:
+        name = getattr(op, "op", op)
+        raise UnsupportedError(
+            f"{name} is not supported; the operations are {', '.join(o.name for o in Op)}"
+        )
+    if known not in supported_ops(dtype):
+        hint = "use SUM and divide" if known is Op.AVG else "it has no meaning there"
+        names = ", ".join(o.name for o in supported_ops(dtype))
+        raise UnsupportedError(
+            f"{known.name} is not supported for {dtype.name}: {hint}. {dtype.name} has {names}"
+        )
+    return known

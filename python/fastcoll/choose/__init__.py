@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to a plan; a pure function of what all ranks know to be equal."""
+
+from fastcoll.choose.select import Candidate, Choice, select
+from fastcoll.choose.table import TuningTable, read_table
+
+__all__ = ["Candidate", "Choice", "TuningTable", "read_table", "select"]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""chain: partial results travel from rank 0 to rank n - 1, the result travels back.
+
+A ring's links with the bits of rank order; 2 (n - 1) steps over the whole message.
+"""
+
+from fastcoll.choose.algorithms import shared
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.types import Algorithm, Request
+
+name = "chain"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if chain can run the request, else the reason."""
+    return shared.not_plain(request) or shared.no_kernel(request, Algorithm.chain)
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    steps = max(1, 2 * (request.world_size - 1))
+    # Pipelined: every rank moves the whole message there and back, once.
+    costs = shared.costs(request, calibrated)
+    per_byte = 2 * (costs.copy_us_per_byte + costs.peer_us_per_byte) + costs.reduce_us_per_byte
+    moving_us = request.staged_bytes * per_byte
+    return steps * shared.sync_us(request, costs) + moving_us * shared.share(request)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.chain)

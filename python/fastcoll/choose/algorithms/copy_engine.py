@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""copy_engine: two_shot whose bytes are moved between GPUs by their copy engines, not by kernels.
+
+Rank r's part is brought from all ranks and added in rank order, then everybody takes the sums. Few
+multiprocessors are kept busy; every step is started by the host. Only where it is asked for: no GPU
+has run it yet, so nobody knows where it is the fastest.
+"""
+
+from fastcoll.choose.algorithms import shared, two_shot
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.machine import gpu
+from fastcoll.types import Algorithm, Request, Verb, num_tensors
+
+name = "copy_engine"
+
+LEAST_BYTES = 4 << 20  # Not measured: below, some twenty launches take longer than the copies.
+# Not measured: what those launches cost more than two_shot's one.
+_LAUNCHES_US = 60.0
+
+
+def admits(request: Request) -> str | None:
+    """Return None if copy_engine can run the request, else the reason."""
+    if not request.on_gpu:
+        return "copy_engine is for GPUs"
+    if request.algorithm != name:
+        return "only where it is asked for: it has not been measured"
+    if request.verb is not Verb.all_reduce:
+        return "copy_engine carries out all_reduce alone"
+    if num_tensors(request.splits):
+        return "copy_engine takes one tensor, not a list"
+    if request.staged_bytes < LEAST_BYTES:
+        return f"copy_engine is for {LEAST_BYTES} bytes and more, not {request.staged_bytes}"
+    if not gpu.has_kernel(Algorithm.nccl, Verb.reduce_scatter, request.dtype):
+        return f"no GPU kernel adds parts of {request.dtype.name}"
+    return shared.no_kernel(request, Algorithm.copy_engine)
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    return _LAUNCHES_US + two_shot.estimate_us(request, calibrated)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.copy_engine)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""direct: readers copy from where the owner's data lies; for all verbs that only move data."""
+
+from fastcoll.choose.algorithms import moving, shared, single_copy
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.types import REDUCTIONS, Algorithm, Request
+
+name = "direct"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if direct can run the request, else the reason."""
+    if request.verb in REDUCTIONS:
+        return f"direct only moves data; {request.verb.name} reduces"
+    if request.single_copy == "always" and single_copy.admits(request) is None:
+        return "FASTCOLL_SINGLE_COPY=always takes single_copy"
+    return shared.no_kernel(request, Algorithm.direct)
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    return moving.staged_us(request, calibrated)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(
+        request, Algorithm.direct, inline=shared.fits_inline(request, Algorithm.direct)
+    )

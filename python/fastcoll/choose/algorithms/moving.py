@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verbs that only move data cost: who gives and who gets how many bytes, at what price.
+
+Decides the constants of staging and of single copies on CPUs. Must not know which wins.
+"""
+
+from dataclasses import dataclass
+
+from fastcoll.choose.algorithms import shared
+from fastcoll.choose.costs import Costs
+from fastcoll.types import COUNTED, ITEMSIZE, Request, Verb, num_tensors
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Microseconds per byte.
+
+    Attributes:
+        give: To copy a message into scratch.
+        get: To copy what a peer staged.
+        read: To copy out of a peer's private memory (process_vm_readv).
+    """
+
+    give: float
+    get: float
+    read: float
+
+
+# measured between 2 cores: `fastcoll bench all_gather` and `broadcast` beside Open MPI, which reads
+# private memory. An AMD core reads a peer's lines quicker than the kernel copies; an Intel
+# core does not, and writes lines that the peer has read at half its speed.
+_CACHED = {
+    "GenuineIntel": Prices(give=1 / 50e3, get=1 / 20e3, read=1 / 16e3),
+    "AuthenticAMD": Prices(give=1 / 50e3, get=1 / 30e3, read=1 / 13e3),
+}
+# Messages that don't fit in a cache come from memory, whoever copies them: 64 MiB on Intel, 16 and
+# 64 MiB on AMD.
+_LARGE = {
+    "GenuineIntel": Prices(give=1 / 6.3e3, get=1 / 6.3e3, read=1 / 4.2e3),
+    "AuthenticAMD": Prices(give=1 / 15e3, get=1 / 15e3, read=1 / 6e3),
+}
+_LARGE_BYTES = 8 << 20  # both ways tie on both
+_CALL_US = 1.5  # of the kernel, for a piece of memory to be read: measured
+# Parts whose sizes their two ranks only know: of the size for which the way matters. Small ones are
+# staged in any case.
+_COUNTED_BYTES = 1 << 20
+
+_SYMMETRIC = (Verb.all_gather, Verb.all_to_all)
+
+
+def _prices(request: Request, calibrated: Costs | None, most_bytes: int) -> Prices:
+    table = _LARGE if most_bytes > _LARGE_BYTES else _CACHED
+    prices = table.get(request.cpu_vendor, table["GenuineIntel"])
+    if not request.on_gpu and calibrated is None:
+        return prices
+    costs = shared.costs(request, calibrated)
+    # Of single copies nothing is fitted. They keep their relation to staged ones: a fitted price
+    # beside one of other origin would choose by the machine, not by the way.
+    return Prices(
+        give=costs.copy_us_per_byte,
+        get=costs.peer_us_per_byte,
+        read=prices.read / prices.get * costs.peer_us_per_byte,
+    )
+
+
+def _bytes(request: Request) -> tuple[int, int]:
+    """Return what the rank that gives most gives away, and what the one that gets most gets."""
+    part = request.numel * ITEMSIZE[request.dtype]
+    if request.splits == COUNTED:
+        part = _COUNTED_BYTES
+    elif request.splits and not num_tensors(request.splits):  # numel counts all parts
+        part //= request.world_size
+    peers = request.world_size - 1
+    gives = part * peers if request.verb in (Verb.all_to_all, Verb.scatter) else part
+    gets = part if request.verb in (Verb.broadcast, Verb.scatter) else part * peers
+    return gives, gets
+
+
+def _moving_us(request: Request, give_us: float, get_us: float) -> float:
+    """Return how long it takes; linear in both, as what is fitted to measurements must be."""
+    ranks, share = request.world_size, shared.share(request)
+    if request.verb in _SYMMETRIC:
+        return (give_us + get_us) * share
+    if share > 1:  # all the work, on the CPUs that there are
+        if request.verb is Verb.gather:
+            return ((ranks - 1) * give_us + get_us) * share / ranks
+        return (give_us + (ranks - 1) * get_us) * share / ranks
+    # The root's copies run beside the others'; only a scatter's root may have more to do than they.
+    return give_us + get_us if request.verb is Verb.scatter and ranks > 2 else get_us
+
+
+def staged_us(request: Request, calibrated: Costs | None) -> float:
+    """Return the modelled time of a call whose messages are staged."""
+    gives, gets = _bytes(request)
+    prices = _prices(request, calibrated, max(gives, gets))
+    costs = shared.costs(request, calibrated)
+    moving_us = _moving_us(request, gives * prices.give, gets * prices.get)
+    return shared.sync_us(request, costs) + moving_us + _scheduling_us(request, gives, costs)
+
+
+def _scheduling_us(request: Request, gives: int, costs: Costs) -> float:
+    """Return what a scatter waits for its root, which stages everybody's segments.
+
+    Where ranks share CPUs each of these is a turn of the scheduler: fits 1 to 16 MiB, 4 ranks on 2
+    cores, `fastcoll regret`.
+    """
+    if request.verb is not Verb.scatter or request.on_gpu or shared.share(request) == 1:
+        return 0.0
+    return gives / shared.SHARED_SEGMENT_BYTES * costs.switch_us
+
+
+def read_us(request: Request, calibrated: Costs | None) -> float:
+    """Return the modelled time of a call whose messages are read where they lie."""
+    gives, gets = _bytes(request)
+    prices = _prices(request, calibrated, max(gives, gets))
+    # Twice: the owner waits until its message has been read.
+    waiting_us = 2 * shared.sync_us(request, shared.costs(request, calibrated)) + _CALL_US
+    return waiting_us + _moving_us(request, 0, gets * prices.read)

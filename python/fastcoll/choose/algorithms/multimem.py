@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""multimem: the switch between the GPUs adds, and stores what it added (NVLink SHARP).
+
+Two synchronisations; (1 + 1/n) S bytes per rank and direction, however many ranks there are. The
+switch sums in an order of its own, and rounds before an AVG divides: only where the user does not
+mind.
+"""
+
+from fastcoll.choose.algorithms import shared
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.types import Algorithm, Op, Request, Verb
+
+name = "multimem"
+
+
+def admits(request: Request) -> str | None:
+    """Return None if multimem can run the request, else the reason."""
+    if not request.on_gpu:
+        return "multimem is for GPUs"
+    if reason := shared.not_plain(request):
+        return reason
+    if request.op not in (Op.SUM, Op.AVG):
+        return f"the switch only adds: it has SUM and AVG, not {request.op.name}"
+    if reason := shared.no_kernel(request, Algorithm.multimem):
+        return reason
+    if request.no_multicast:
+        return f"the GPUs' switch can't add here: {request.no_multicast}"
+    if request.numerics != "fast":
+        return (
+            'the switch adds in an order of its own, which numerics="same_bits" forbids; use '
+            'two_shot, or numerics="fast"'
+        )
+    return None
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    gathers = request.verb is Verb.all_reduce
+    costs = shared.costs(request, calibrated)
+    # What the switch reads of a rank's memory, and of an all_reduce what it is given to store.
+    crossing = request.staged_bytes * (1 + (1 / request.world_size if gathers else 0))
+    moving_us = request.staged_bytes * costs.copy_us_per_byte + crossing * costs.peer_us_per_byte
+    return (2 if gathers else 1) * shared.sync_us(request, costs) + moving_us
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.multimem)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nccl: NCCL carries what kernels can't, or what it was measured to carry faster.
+
+It adds by itself where the order of the ranks may be its own. Else it moves the bytes, and every
+rank adds its part in rank order: the same bits as by every other algorithm.
+"""
+
+from fastcoll.choose.algorithms import moving, one_shot, shared, two_shot
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.machine import gpu
+from fastcoll.types import REDUCTIONS, Algorithm, Request, Verb
+
+name = "nccl"
+
+# Not measured: a call of NCCL's on NVLink (published: 8 to 17 us), after the ranks have met on
+# their CPUs. What it moves is staged as by our kernels, so that only a table can prefer it to them.
+_CALL_US = 20.0
+
+
+def admits(request: Request) -> str | None:
+    """Return None if NCCL can carry the request, else the reason."""
+    if not request.on_gpu:
+        return "nccl is for GPUs"
+    if request.no_nccl:
+        return f"NCCL can't be used here: {request.no_nccl}"
+    if request.verb in REDUCTIONS and not gpu.has_kernel(
+        Algorithm.nccl, Verb.reduce_scatter, request.dtype
+    ):
+        return f"no GPU kernel adds parts of {request.dtype.name}"
+    return None
+
+
+def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
+    """Return the modelled time of one call; see `shared.costs`."""
+    if request.verb is Verb.reduce:
+        return _CALL_US + one_shot.estimate_us(request, calibrated)
+    if request.verb in REDUCTIONS:
+        return _CALL_US + two_shot.estimate_us(request, calibrated)
+    return _CALL_US + moving.staged_us(request, calibrated)
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan that runs the request."""
+    return shared.make_plan(request, Algorithm.nccl)

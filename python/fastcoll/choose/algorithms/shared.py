@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the algorithms share: the constants of the cost model, and how a plan is built.
+
+Decides the alpha-beta constants and the segment size. Must not know which algorithm wins.
+"""
+
+from fastcoll.choose.costs import Costs
+from fastcoll.choose.plan import Plan
+from fastcoll.machine import gpu
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb, num_tensors
+
+# measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
+# AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
+# core wrote.
+# With more ranks than CPUs a synchronisation waits for other ranks to be scheduled: fits where
+# algorithms cross for 4 ranks on 2 CPUs.
+CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3, switch_us=7.5)
+# Not measured: data sheets. 2 TB/s is a copy in HBM3; 400 GB/s a read over NVLink 4, which for
+# ranks on one device is another copy in its memory.
+GPU = Costs(flag_us=1.5, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 400e3)
+GPU_ALONE = Costs(flag_us=1.0, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 2e6)
+# A message whose packs carry their own flags takes twice its bytes; not measured.
+GPU_LL_BYTES = 16 << 10
+
+# What a CPU rank sends in its flag lines, which could hold more. measured for five verbs: a tie
+# with staging; half of it is a tenth quicker in the lines, twice of it 1.3 to 3 times slower.
+INLINE_BYTES = 1 << 10
+
+# measured: with a CPU for each rank 128 KiB is best from 2 to 32 MiB, and within 8 % of the best
+# from 32 KiB to 1 MiB; with 4 ranks on 2 CPUs, whose slots share the caches, 64 KiB is 5 % better.
+SEGMENT_BYTES = 128 << 10
+SHARED_SEGMENT_BYTES = 64 << 10
+
+
+def costs(request: Request, calibrated: Costs | None = None) -> Costs:
+    """Return the constants for where the tensors are; `calibrated` are this machine's CPUs'."""
+    if not request.on_gpu:
+        return calibrated or CPU
+    return GPU_ALONE if request.ranks_per_gpu == request.world_size else GPU
+
+
+def sync_us(request: Request, costs: Costs) -> float:
+    """Return the time of one synchronisation of all ranks."""
+    if request.on_gpu:
+        return costs.flag_us  # a rank's threads signal all peers at once
+    waiting = max(0, request.world_size - request.num_cpus)
+    return costs.flag_us * max(1, request.world_size - 1) + costs.switch_us * waiting
+
+
+def share(request: Request) -> float:
+    """Return how many ranks share one CPU or GPU: what moves bytes takes that much longer."""
+    if request.on_gpu:
+        return request.ranks_per_gpu
+    return max(1.0, request.world_size / max(1, request.num_cpus))
+
+
+def fits_inline(request: Request, algorithm: Algorithm) -> bool:
+    """Return whether the message can travel with its flags."""
+    if not request.on_gpu:
+        return request.splits != COUNTED and request.staged_bytes <= INLINE_BYTES
+    if request.splits:
+        return False  # no rank knows the sizes of all parts
+    num_bytes = request.numel * ITEMSIZE[request.dtype]  # from one rank to another
+    most = min(GPU_LL_BYTES, gpu.max_ll_bytes(request.num_channels))
+    return num_bytes <= most and gpu.has_kernel(algorithm, request.verb, request.dtype, ll=True)
+
+
+def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -> Plan:
+    """Return the plan that runs `request` by `algorithm`."""
+    return Plan(
+        verb=request.verb,
+        dtype=request.dtype,
+        op=request.op,
+        algorithm=algorithm,
+        numel=request.numel,
+        root=request.root,
+        segment_bytes=_segment_bytes(request),
+        fast_numerics=request.numerics == "fast",
+        inline=inline,
+        splits=request.splits,
+        channels=request.num_channels,
+    )
+
+
+def _segment_bytes(request: Request) -> int:
+    if request.on_gpu:
+        return 0  # the kernel's shape decides, from the plan
+    return SEGMENT_BYTES if share(request) == 1 else SHARED_SEGMENT_BYTES
+
+
+def no_kernel(request: Request, algorithm: Algorithm) -> str | None:
+    """Return why an algorithm can't run on GPUs if it has to, else None."""
+    if not request.on_gpu:
+        return None
+    if not request.reaches_peers:
+        return "the GPUs do not reach each other's memory"
+    if gpu.has_kernel(algorithm, request.verb, request.dtype):
+        return None
+    return f"{algorithm.name} has no GPU kernel for {request.verb.name} of {request.dtype.name}"
+
+
+def not_a_reduction(request: Request) -> str | None:
+    """Return why a reducing algorithm can't run a verb that only moves data, else None."""
+    if request.verb in REDUCTIONS:
+        return None
+    return f"{request.verb.name} only moves data, by direct or single_copy"
+
+
+def not_plain(request: Request) -> str | None:
+    """Return why an algorithm for whole all_reduces and reduce_scatters can't run it, else None."""
+    if request.verb is Verb.reduce:
+        return "reduce has the algorithms one_shot and two_shot"
+    if num_tensors(request.splits):
+        return "lists of tensors have the algorithms one_shot and two_shot"
+    return not_a_reduction(request)

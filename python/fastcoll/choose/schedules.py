@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls by a schedule of the model: `algorithm="schedule:tree"`.
+
+Decides which schedules may carry out a request. What is in one is fastcoll.model's matter, and how
+it runs csrc/cpu/executor.h's.
+"""
+
+from dataclasses import replace
+
+from fastcoll.choose.algorithms import shared
+from fastcoll.choose.plan import Plan
+from fastcoll.errors import UnsupportedError
+from fastcoll.model.compiled import Compiled, compiled
+from fastcoll.types import (
+    FLOAT_DTYPES,
+    ITEMSIZE,
+    REDUCTIONS,
+    Algorithm,
+    Request,
+    Verb,
+    order_matters,
+)
+
+PREFIX = "schedule:"
+
+
+def is_scheduled(request: Request) -> bool:
+    """Return whether a schedule was asked for."""
+    return request.algorithm.startswith(PREFIX)
+
+
+def plan_of(request: Request) -> tuple[Plan, Compiled]:
+    """Return the plan that carries out a request by the schedule it names, and the schedule.
+
+    Raises:
+        UsageError: There is no such schedule.
+        UnsupportedError: It can't carry out this request.
+    """
+    name = request.algorithm.removeprefix(PREFIX)
+    if request.verb is Verb.barrier or request.on_gpu or request.splits:
+        raise UnsupportedError(
+            f"{request.algorithm}: schedules move tensors on CPUs, in parts of one size"
+        )
+    found = compiled(request.verb.name, name, request.world_size, request.root)
+    if request.verb in REDUCTIONS and request.numerics != "fast":
+        _check_bits(request, found)
+    plan = shared.make_plan(request, Algorithm.schedule)
+    return replace(plan, splits=found.digest), found
+
+
+def _check_bits(request: Request, found: Compiled) -> None:
+    if order_matters(request.dtype, request.op):
+        if not found.proof.rank_order:
+            raise UnsupportedError(
+                f"{request.algorithm} does not add in rank order, as "
+                'numerics="same_bits" asks for; use numerics="fast"'
+            )
+        if request.dtype in FLOAT_DTYPES and ITEMSIZE[request.dtype] < 4:
+            raise UnsupportedError(
+                f"{request.algorithm} rounds {request.dtype.name} at every addition, which "
+                'numerics="same_bits" forbids; use numerics="fast"'
+            )

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group's side on GPUs: from a plan to a kernel in a stream.
+
+Decides when a group comes to its GPUs, in which stream a call runs and when an error of the
+device becomes the group's. Must not choose algorithms; must not know stores or process groups.
+"""
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TypeAlias
+
+import torch
+
+from fastcoll import env
+from fastcoll.calls.arrays import ArrayView, copy_back, dense_copy
+from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.limits import GROUP_LIMIT
+from fastcoll.calls.pairs import ANY, Transfer, to_itself
+from fastcoll.calls.parts import PartsOperands
+from fastcoll.calls.tensors import Operands
+from fastcoll.calls.work import Work
+from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.gpu.batches import kernels, pair_channels
+from fastcoll.gpu.copies import CopyEngine
+from fastcoll.gpu.host import DeviceHost, GpuLink, HeapHost, hello_of, share_of
+from fastcoll.gpu.journal import Journal
+from fastcoll.gpu.nccl import Nccl
+from fastcoll.gpu.regions import Pin, map_regions
+from fastcoll.gpu.residency import residency
+from fastcoll.gpu.terms import DeviceHello, settle
+from fastcoll.gpu.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain, nccl_is_late
+from fastcoll.gpu.work import DeviceTransferWork, DeviceWork, Started, beside
+from fastcoll.memory.heap import SymmetricHeap
+from fastcoll.memory.symmetric import tensor_on
+from fastcoll.native import _C, _cuda
+from fastcoll.types import Algorithm
+
+# A plan, its arguments, and the limit of its waits in seconds.
+Start: TypeAlias = tuple[_C.Plan, Operands | PartsOperands, float]
+
+_LOOK_S = 0.01  # between two looks at the peers' sockets: a system call for each peer
+_GRACE_S = 0.1  # in which kernels end that have all they need of a peer that left
+
+
+class DeviceGroup:
+    """The GPU side of one group, on one device of this process. Making one is collective.
+
+    Attributes:
+        device: Index of the device.
+        terms: What the ranks agreed on.
+        route: How they reach each other's memory.
+        reasons: Why earlier routes were not taken.
+    """
+
+    def __init__(self, host: DeviceHost, device: int, no_table: Callable[[], str]) -> None:
+        """Come to `device`; `no_table` says why the tuning table can't be used for it."""
+        if host.world_size > _cuda.K_MAX_WORLD:
+            raise UnsupportedError(
+                f"a group on GPUs has at most {_cuda.K_MAX_WORLD} ranks, not {host.world_size}"
+            )
+        if torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "a group's first call on GPUs allocates memory, so it can't be captured: make one "
+                "call before the capture"
+            )
+        self.device = device
+        self._host = host
+        self._pid = os.getpid()
+        self._stopped = False
+        self._last_call: object = None  # its text is what counts
+        # Now, like all that calls need: later it could have to wait for kernels that run.
+        self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        link = GpuLink(host)
+        mine, capacity = hello_of(device, host.world_size, no_table)
+        hellos = [DeviceHello(**row) for row in link.gather(mine)]
+        self.terms = settle(hellos, _cuda.data_offset_bytes())
+        self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
+        self._next_look = 0.0
+        self._claim = self.terms.num_channels * share_of(hellos, host.rank)
+        claimed = residency.claim(device, self._claim, capacity)
+        try:
+            rows = link.gather({"claimed": claimed})
+            late = [rank for rank, row in enumerate(rows) if not row["claimed"]]
+            if late:
+                raise UnsupportedError(
+                    f"another group took the thread blocks of the GPUs of ranks {late} meanwhile: "
+                    "make groups one after another, or close one first"
+                )
+            self._regions, self._core, self.reasons = map_regions(hellos, self.terms, link)
+            self._nccl = Nccl(host, device, self._core)
+            if self._regions is None:
+                self.terms = replace(self.terms, reaches_peers=False)
+                self._nccl.come(env.TIMEOUT_S.get())
+        except BaseException:
+            if claimed:
+                residency.release(device, self._claim)
+            raise
+        self.route = "nccl"
+        self._pin: Pin | None = Pin()
+        if self._regions is not None:
+            self.route = self._regions.route
+            self.terms = replace(self.terms, no_multicast=self._regions.no_multicast)
+            data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
+            arena = (data_ptr, self.terms.data_bytes)
+            self._heap = SymmetricHeap(HeapHost(host), host.rank, host.world_size, arena)
+            ptrs = self._regions.ptrs
+            self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
+
+    @property
+    def core(self) -> _cuda.Group:
+        """What starts kernels; for measurements, which start some that no call does."""
+        return self._core
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def run(self, starts: Sequence[Start], *, async_op: bool) -> Work | None:
+        """Start calls in the current stream, or beside it if they are asynchronous."""
+        self._check(range(self._host.world_size), starting=True)
+
+        def body(stream: torch.cuda.Stream) -> None:
+            for plan, operands, limit_s in starts:
+                self._start(plan, operands, limit_s, stream.cuda_stream)
+
+        arrays = [array for _, operands, _ in starts for array in operands.views()]
+        started = self._issue(body, arrays, async_op)
+        if started is None:
+            return None
+        outputs = [array for _, operands, _ in starts for array in operands.outputs()]
+        return DeviceWork(self, started, outputs)
+
+    def _issue(
+        self,
+        body: Callable[[torch.cuda.Stream], None],
+        arrays: Sequence[ArrayView],
+        async_op: bool,
+    ) -> Started | None:
+        """Start something in the arrays' stream, or beside it."""
+        with in_their_stream(arrays, self.device):
+            if async_op:
+                return beside(self._side, self.device, body, arrays)
+            body(torch.cuda.current_stream(self.device))
+            return None
+
+    def _start(
+        self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
+    ) -> None:
+        self._journal.write(repr(plan), self._site())
+        flat = operands.flat()
+        self._last_call = plan
+        if plan.algorithm == Algorithm.nccl:
+            self._nccl.run(plan, flat, stream, limit_s)
+        elif plan.algorithm == Algorithm.copy_engine:
+            self._copies.run(plan, flat, limit_s)
+        else:
+            counts = list(flat.counts)
+            self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
+        flat.finish()
+
+    def _site(self) -> str:
+        return _C.find_call_site() if self._host.traces else ""
+
+    def transfer(
+        self, transfers: Sequence[Transfer], limit_s: float, *, async_op: bool
+    ) -> list[DeviceTransferWork]:
+        """Start sends and receives in the current stream, or beside it.
+
+        Args:
+            limit_s: Of those that have none of their own.
+
+        Raises:
+            UnsupportedError: One receives from any rank, or the group has too few thread blocks.
+            UsageError: What goes to this rank itself has no other side here.
+        """
+        if any(one.peer == ANY for one in transfers):
+            raise UnsupportedError(
+                "a receive from any rank can't be had on GPUs, whose kernels wait for one peer: "
+                "name src"
+            )
+        self._check([one.peer for one in transfers], starting=True)
+        host, channels = self._host, self.terms.num_channels
+        own = to_itself([one for one in transfers if one.peer == host.rank])
+        others = [one for one in transfers if one.peer != host.rank]
+        most = pair_channels(channels, _cuda.K_PAIR_CHANNELS)
+        pairs = [(one.sends, one.peer) for one in others]
+        batches = kernels(pairs, host.rank, host.world_size, channels, _cuda.K_PAIR_CHANNELS)
+
+        def body(stream: torch.cuda.Stream) -> None:
+            for source, target in own:
+                target.copy_(source.reshape(target.shape))
+            for batch in batches:
+                mine = [others[index] for index in batch]
+                self._start_transfers(mine, most, stream.cuda_stream, limit_s)
+
+        started = self._issue(body, [one.array for one in transfers], async_op)
+        if started is None:
+            return []
+        return [DeviceTransferWork(self, started, one) for one in transfers]
+
+    def _start_transfers(
+        self, transfers: Sequence[Transfer], most: int, stream: int, limit_s: float
+    ) -> None:
+        """Start the transfers of one kernel."""
+        dense: list[ArrayView] = []
+        rows = []
+        for one in transfers:
+            self._journal.write_message(one.sends, one.peer, _content(one), self._site())
+            array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
+            dense.append(array)
+            rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
+        own_limits = [one.limit_s for one in transfers if one.limit_s != GROUP_LIMIT]
+        limit_s = max(own_limits, default=limit_s)
+        if self.terms.reaches_peers:
+            self._core.transfer(rows, most, stream, limit_s)
+        else:
+            self._nccl.transfer(rows, limit_s)
+        self._last_call = ", ".join(map(_describe, transfers))
+        for one, array in zip(transfers, dense, strict=True):
+            if not one.sends and array is not one.array:
+                copy_back(one.array, array)
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has; does not wait for the device."""
+        self._check(range(self._host.world_size), starting=False)
+
+    def _check(self, peers: Iterable[int], *, starting: bool) -> None:
+        words = self._core.verdict()
+        if words is not None:
+            self._fail(Verdict(*words))
+        self._check_host()
+        self._look_for_lost(peers, starting=starting)
+        if self._nccl.is_late():
+            self._nccl.stop()
+            self._host.fail(TIMEOUT, nccl_is_late(self._host.name, str(self._last_call)), ())
+
+    def _check_host(self) -> None:
+        """Raise what broke the group on its CPUs, if anything has; then no kernel waits on."""
+        try:
+            self._host.check_host()
+        except FastcollError as error:
+            self.stop(getattr(error, "ranks", ()))
+            raise
+
+    def stop(self, culprits: Sequence[int] = ()) -> None:
+        """Let this rank's kernels stop waiting: the group is broken, perhaps by these ranks."""
+        me, world_size = self._host.rank, self._host.world_size
+        if self._stopped or world_size == 1:
+            return
+        self._stopped = True
+        others = [rank for rank in culprits if rank != me]
+        self._nccl.stop()
+        with contextlib.suppress(FastcollError):  # the device may be what broke it
+            self._core.give_up(others[0] if others else (me + 1) % world_size)
+
+    def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
+        """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        host = self._host
+        gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
+        if not starting:  # who did its part and left is no loss: what runs here gets to its end
+            gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
+        if not gone or not (starting or self._keeps_busy(_GRACE_S)):
+            return
+        self._nccl.stop()
+        self._core.give_up(gone[0])
+        self._fail(Verdict(PEER_LOST, gone[0], gone[0], 0, 0, 0, 0, 0))
+
+    def _keeps_busy(self, limit_s: float) -> bool:
+        end = time.monotonic() + limit_s
+        while self._core.busy() or self._nccl.busy():
+            if time.monotonic() > end:
+                return True
+            time.sleep(_LOOK_S / 10)
+        return False
+
+    def _fail(self, verdict: Verdict) -> None:
+        host = self._host
+        where = f'in group "{host.name}" (rank {host.rank} of {host.world_size})'
+        gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
+        differs = verdict.kind == DESYNC
+        both = self._journal.difference(verdict.raiser, verdict.rank) if differs else ""
+        last = str(self._last_call)
+        host.fail(*explain(verdict, host.rank, where, last, peer_is_gone=gone, both=both))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Make a symmetric tensor in this rank's region. Collective.
+
+        Raises:
+            DriverError: The region has no room for it.
+            DesyncError: The ranks asked for different numbers of bytes.
+        """
+        if not self.terms.reaches_peers:  # NCCL takes any memory
+            return torch.empty(tuple(shape), dtype=dtype, device=f"cuda:{self.device}")
+        block = self._heap.allocate(prod(shape) * dtype.itemsize)
+        return tensor_on(block, shape, dtype, self._pin, self._heap.release, self.device)
+
+    def report(self) -> str:
+        """Return in one line how the ranks reach each other, for `fastcoll doctor`."""
+        terms = self.terms
+        text = f"{self.route}, {terms.num_channels} channels, {terms.ranks_per_gpu} ranks per GPU"
+        chosen = f"no table: {terms.no_table}" if terms.no_table else "chosen by the table"
+        refused = [f"not {route}: {reason}" for route, reason in self.reasons.items()]
+        if terms.reaches_peers:
+            without = terms.no_multicast
+            refused.append(f"no multicast: {without}" if without else "multicast")
+            refused.append(f"not nccl: {terms.no_nccl}" if terms.no_nccl else "nccl beside it")
+        return "; ".join([text, chosen, *refused])
+
+    def close(self) -> None:
+        """Wait until this rank's kernels are over, then give its memory back.
+
+        In a broken group they stop waiting for their peers.
+
+        Graphs that captured calls of the group must not be replayed any more.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child can't use its parent's GPU
+        try:
+            with contextlib.suppress(FastcollError):
+                self._check_host()  # or kernels would wait to their limit for who is gone
+            self._nccl.close()
+            self._core.close()
+            self._journal.finish()
+        finally:
+            residency.release(self.device, self._claim)
+            pin = weakref.ref(self._pin) if self._pin is not None else None
+            self._journal.close()
+            self._pin = None  # from here on only symmetric tensors keep this rank's region
+            if self._regions is not None:
+                self._regions.leave(pin)
+
+
+def _describe(transfer: Transfer) -> str:
+    verb, way = ("send", "to") if transfer.sends else ("recv", "from")
+    return f"{verb}({_content(transfer)}) {way} rank {transfer.peer}"
+
+
+def _content(transfer: Transfer) -> str:
+    """What must be equal on both sides."""
+    return f"{transfer.array.dtype.name}, numel={transfer.array.numel}, tag={transfer.tag}"

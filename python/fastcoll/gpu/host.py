@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group, as what it has on GPUs sees it; and how it introduces itself there.
+
+Decides what a rank says of its device, and for how many ranks it claims thread blocks. Must not
+know calls.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from fastcoll import env
+from fastcoll.errors import DriverError, FastcollError
+from fastcoll.gpu.link import Facts
+from fastcoll.gpu.residency import residency
+from fastcoll.gpu.terms import DeviceHello, apologise, introduce
+from fastcoll.machine import gpu
+from fastcoll.native import _cuda
+
+
+class DeviceHost(Protocol):
+    """The group that comes to its GPUs, as far as its GPU side has to know it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def traces(self) -> bool: ...
+    @property
+    def socket_fds(self) -> list[int]: ...
+    def gather_bytes(self, data: bytes) -> list[bytes]: ...
+    def gather_words(self, words: list[int]) -> list[list[int]]: ...
+    def exchange_fds(self, fd: int) -> list[int]: ...
+    def check_host(self) -> None: ...
+    def fail(self, kind: int, text: str, ranks: Sequence[int]) -> Any: ...
+    def peer_is_gone(self, peer: int) -> bool: ...
+
+
+class GpuLink:
+    """The host, as the regions' module sees it."""
+
+    def __init__(self, host: DeviceHost) -> None:
+        self.rank = host.rank
+        self.socket_fds = host.socket_fds
+        self.exchange_fds = host.exchange_fds
+        self._gather_bytes = host.gather_bytes
+
+    def gather(self, facts: Facts) -> list[Facts]:
+        return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
+
+
+def hello_of(device: int, world_size: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
+    """Return this rank's introduction, and how many blocks its device holds."""
+    try:
+        gpu.require()
+        facts = gpu.gpu(device)
+        capacity = _cuda.load_kernels(device)
+        free = residency.free(device, capacity)
+        hello = introduce(
+            facts,
+            world_size,
+            free_blocks=free,
+            heap_bytes=env.GPU_HEAP_MIB.get() << 20,
+            most_channels=env.GPU_CHANNELS.get(),
+        )
+        hello["no_table"] = no_table()
+    except FastcollError as error:
+        return apologise(str(error)), 0
+    return hello, capacity
+
+
+class HeapHost:
+    """The host, as the heap of one arena sees it."""
+
+    def __init__(self, host: DeviceHost) -> None:
+        self.gather_words = host.gather_words
+
+    def add_shared_arena(self, num_bytes: int) -> int:
+        raise DriverError(
+            f"no room for {num_bytes >> 20} MiB more of symmetric tensors on this group's GPUs: "
+            "set FASTCOLL_GPU_HEAP_MIB higher before the group's first GPU call"
+        )
+
+
+def share_of(hellos: Sequence[DeviceHello], rank: int) -> int:
+    """Return for how many ranks this one claims: ranks of other processes claim nothing here."""
+    me = hellos[rank]
+    there = [hello for hello in hellos if hello.uuid == me.uuid]
+    here = [hello for hello in there if hello.process == me.process]
+    return -(-len(there) // len(here))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One address for all ranks' regions, through which the switch adds and stores (NVLink SHARP).
+
+Decides whether a group has it: the object is really made, and tried out by sums of every type and
+a store through it. Every rank learns of every failure, so all have it or none has. Must not know
+verbs or streams.
+"""
+
+import contextlib
+import os
+import secrets
+from typing import Protocol
+
+from fastcoll.errors import FastcollError, UnsupportedError
+from fastcoll.gpu.link import Link, problem_of, problems, take_step
+from fastcoll.native import _cuda
+
+_TYPES = ("float32", "float16", "bfloat16")  # whose sums are tried: csrc/cuda/launch.h, Probe
+
+
+class BoundRegions(Protocol):
+    """The regions of all ranks; see `fastcoll.gpu.regions.Regions`."""
+
+    device: int
+    num_bytes: int
+    ptrs: list[int]
+    multicast: _cuda.Multicast | None
+
+    def close_multicast(self) -> None:
+        """Let go of the object behind all of them."""
+
+
+def join_multicast(regions: BoundRegions, link: Link, group: _cuda.Group) -> str:
+    """Put everybody's region behind one address and let `group` use it. Collective.
+
+    Returns:
+        Why it can't be had, the same on all ranks; empty: the regions have it, and close it.
+    """
+    joining = _Joining(regions, link, group)
+    try:
+        problem = joining.run()
+    finally:
+        joining.close_fds()
+    if problem:
+        group.use_multicast(0)
+        with contextlib.suppress(FastcollError):  # the verdict is another one already
+            regions.close_multicast()
+    return problem
+
+
+class _Joining:
+    """The steps of one rank, each of which all ranks take before the next."""
+
+    def __init__(self, regions: BoundRegions, link: Link, group: _cuda.Group) -> None:
+        self._regions = regions
+        self._link = link
+        self._group = group
+        self._world_size = len(regions.ptrs)
+        self._fds: list[int] = []
+        self._token = secrets.randbits(32)
+
+    def run(self) -> str:
+        """Take all steps and return what went wrong on the way. Collective."""
+        link = self._link
+        rows = link.gather({"problem": problem_of(self._create), "token": self._token})
+        if problem := problems(rows):
+            return problem
+        self._token = rows[0]["token"]
+        # All give a descriptor, but only rank 0's is the object's.
+        mine = self._fds.pop() if self._fds else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._fds = link.exchange_fds(mine)
+        # The driver would block who binds or maps before all have added their devices.
+        for step in (self._add, self._bind, self._map, self._sum, self._look):
+            if problem := take_step(link, step):
+                return problem
+        return ""
+
+    def _create(self) -> None:
+        if self._link.rank == 0:
+            self._fds = [self._open(-1).export_fd()]
+
+    def _open(self, fd: int) -> _cuda.Multicast:
+        regions = self._regions
+        made = _cuda.Multicast(regions.device, self._world_size, regions.num_bytes, fd)
+        regions.multicast = made
+        return made
+
+    def _add(self) -> None:
+        multicast = self._regions.multicast or self._open(self._fds[0])
+        multicast.add_device()
+
+    def _bind(self) -> None:
+        assert self._regions.multicast is not None
+        self._regions.multicast.bind(self._regions.ptrs[self._link.rank])
+
+    def _map(self) -> None:
+        assert self._regions.multicast is not None
+        self._group.use_multicast(self._regions.multicast.map())
+        self._group.probe(_cuda.Probe.operands, self._token)
+
+    def _sum(self) -> None:
+        right = self._group.probe(_cuda.Probe.sum, self._token)[: len(_TYPES)]
+        if bad := [name for name, is_right in zip(_TYPES, right, strict=True) if is_right != 1]:
+            raise UnsupportedError(f"mapped, but the switch's sum was wrong: {', '.join(bad)}")
+
+    def _look(self) -> None:
+        seen = self._group.probe(_cuda.Probe.stored, self._token)[: self._world_size]
+        if bad := [rank for rank, right in enumerate(seen) if right != 1]:
+            raise UnsupportedError(
+                f"mapped, but what the switch was to store did not arrive: ranks {bad}"
+            )
+
+    def close_fds(self) -> None:
+        """Close what was handed over: whoever opened the object keeps it."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks tell each other when they come to their GPUs, and what all derive from that.
+
+Decides the size of a region, the number of channels, and which routes to each other's memory are
+worth a try. Must not know how memory is mapped.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.gpu.link import Facts
+from fastcoll.machine.gpu import USUAL_CHANNELS, Gpu, multicast_problem, nccl_name, nccl_problem
+from fastcoll.native import _cuda
+
+# What maps memory from its descriptor keeps it, so ranks may leave in any order: tried first.
+VMM, IPC = "vmm", "ipc"
+ROUTES = (VMM, IPC)
+
+PROCESS = secrets.token_hex(8)  # tells processes apart, in any namespace
+
+
+@dataclass(frozen=True)
+class DeviceHello:
+    """What a rank tells the others when a group comes to its GPUs.
+
+    Attributes:
+        problem: Why this rank can't use its GPU; empty if it can.
+        free_blocks: Thread blocks that may still be resident on its device.
+        heap_bytes: What it would give to symmetric tensors.
+        most_channels: The most channels it wants; 0 leaves it to the group.
+        granularity: What the size of a region must be a multiple of there.
+        nccl: `nccl_name()` there.
+        no_table: Why the tuning table can't be used for its GPU; empty if it can.
+        no_multicast: `Gpu.no_multicast` there, or what else speaks against it.
+    """
+
+    problem: str
+    device: int
+    uuid: str
+    process: str
+    layout: str
+    has_vmm: bool
+    granularity: int
+    free_blocks: int
+    heap_bytes: int
+    most_channels: int
+    nccl: str = ""
+    no_table: str = ""
+    no_multicast: str = ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all ranks derive alike from everybody's introduction.
+
+    Attributes:
+        num_channels: Thread blocks of each rank's kernels.
+        ranks_per_gpu: The most ranks that share one device.
+        routes: In which order to try.
+        no_nccl: Why NCCL can't carry between the ranks; empty: it can.
+        reaches_peers: Whether a route was found; else NCCL carries all.
+        no_table: Why the group's tuning table says nothing of its GPUs; empty: it is used.
+        no_multicast: Why the switch can't add for the ranks; empty: it can, once that was tried.
+    """
+
+    num_bytes: int
+    data_bytes: int
+    num_channels: int
+    ranks_per_gpu: int
+    routes: tuple[str, ...]
+    no_nccl: str = ""
+    reaches_peers: bool = True
+    no_table: str = ""
+    no_multicast: str = ""
+
+
+def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
+    """Derive the terms of a group on GPUs. Pure: every rank comes to the same ones.
+
+    Unless it is told a number, a group takes half of what is free on its fullest device at most, so
+    that others find room too.
+
+    Raises:
+        UnsupportedError: A rank can't use its GPU, or there is no room on one.
+        UsageError: The ranks' builds differ.
+    """
+    problems = [f"rank {rank}: {h.problem}" for rank, h in enumerate(hellos) if h.problem]
+    if problems:
+        raise UnsupportedError("not every rank can use its GPU: " + "; ".join(problems))
+    if len({hello.layout for hello in hellos}) > 1:
+        sides = ", ".join(f"rank {rank}: {hello.layout}" for rank, hello in enumerate(hellos))
+        raise UsageError(f"the ranks of a group need equal builds of fastcoll's GPU part: {sides}")
+    on_device: dict[str, list[DeviceHello]] = {}
+    for hello in hellos:
+        on_device.setdefault(hello.uuid, []).append(hello)
+    wishes = [hello.most_channels for hello in hellos if hello.most_channels]
+    channels = min([_cuda.K_MAX_CHANNELS, *wishes]) if wishes else USUAL_CHANNELS
+    for uuid, there in on_device.items():
+        free = min(hello.free_blocks for hello in there)
+        if free < len(there):
+            raise UnsupportedError(
+                f"{len(there)} ranks on GPU {uuid} need a resident thread block each, but {free} "
+                "are free: use fewer ranks on that GPU, or close other groups first"
+            )
+        share = free // len(there)
+        channels = min(channels, share if wishes else max(1, share // 2))
+    ranks_per_gpu = max(map(len, on_device.values()))
+    granularity = max(hello.granularity for hello in hellos)
+    heap_bytes = min(hello.heap_bytes for hello in hellos)
+    num_bytes = -(-(data_offset_bytes + heap_bytes) // granularity) * granularity
+    return Terms(
+        num_bytes=num_bytes,
+        data_bytes=num_bytes - data_offset_bytes,
+        num_channels=channels,
+        ranks_per_gpu=ranks_per_gpu,
+        routes=ROUTES if all(hello.has_vmm for hello in hellos) else (IPC,),
+        no_nccl=nccl_problem([hello.nccl for hello in hellos], ranks_per_gpu),
+        no_table=next(
+            (f"rank {rank}: {h.no_table}" for rank, h in enumerate(hellos) if h.no_table), ""
+        ),
+        no_multicast=multicast_problem([hello.no_multicast for hello in hellos], ranks_per_gpu),
+    )
+
+
+def introduce(
+    facts: Gpu, world_size: int, *, free_blocks: int, heap_bytes: int, most_channels: int
+) -> Facts:
+    """Return this rank's introduction to a group."""
+    granularity = _cuda.vmm_granularity(facts.index) if facts.has_vmm_fds else 2 << 20
+    no_multicast = facts.no_multicast
+    if not no_multicast and world_size > 1:
+        try:
+            least_bytes = _cuda.multicast_granularity(world_size, granularity)
+            granularity = max(granularity, least_bytes)
+        except FastcollError as error:
+            no_multicast = str(error)
+    hello = DeviceHello(
+        problem="",
+        device=facts.index,
+        uuid=facts.uuid,
+        process=PROCESS,
+        layout=_cuda.layout(),
+        has_vmm=facts.has_vmm_fds,
+        granularity=granularity,
+        free_blocks=free_blocks,
+        heap_bytes=heap_bytes,
+        most_channels=most_channels,
+        nccl=nccl_name(),
+        no_multicast=no_multicast,
+    )
+    return asdict(hello)
+
+
+def apologise(problem: str) -> Facts:
+    """Return the introduction of a rank that can't use its GPU."""
+    return asdict(DeviceHello(problem, -1, "", PROCESS, "", False, 1, 0, 0, 0))

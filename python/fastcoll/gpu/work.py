@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles of what was started on a GPU.
+
+Decides what it means to wait there. Must not know how calls are started.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from fastcoll.calls.arrays import Array, ArrayView
+from fastcoll.calls.foreign import stream_of
+from fastcoll.calls.pairs import Transfer
+from fastcoll.calls.transfers import GpuTransferWork
+from fastcoll.calls.work import Work, limit_of_wait
+from fastcoll.errors import CollectiveTimeout, FastcollError
+
+_POLL_S = 0.0002
+
+
+class DeviceSide(Protocol):
+    """The GPU side of a group, as far as a handle has to know it."""
+
+    device: int
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Something that runs in a stream until an event.
+
+    Attributes:
+        behind: The stream of the arrays' library, if that is not torch; it waits like torch's.
+        keeps: Memory that must live until then.
+    """
+
+    event: torch.cuda.Event
+    stream: torch.cuda.Stream
+    behind: torch.cuda.Stream | None = None
+    keeps: Sequence[object] = ()
+
+
+def beside(
+    side: torch.cuda.Stream,
+    device: int,
+    body: Callable[[torch.cuda.Stream], None],
+    arrays: Sequence[ArrayView],
+) -> Started:
+    """Start something in a stream beside the current one, behind what that has now.
+
+    `arrays`: what it uses, which must not be given away before.
+    """
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        body(side)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(side)
+    for array in arrays:
+        if isinstance(array.source, torch.Tensor):
+            array.source.record_stream(side)
+    # Other libraries know no such thing: the handle keeps what is theirs.
+    theirs = [array.source for array in arrays if array.stream is not None]
+    return Started(event, side, stream_of(arrays, device), theirs)
+
+
+class DeviceWork(Work):
+    """A call that was started on a GPU with `async_op=True`.
+
+    As with torch's own GPU backends, `wait` makes the current stream wait, not the program; for
+    arrays of CuPy's kind, the stream that was current there when the call was made, too. Their
+    memory lives as long as this handle: keep it until `wait`.
+    """
+
+    def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        self._group = group
+        self._started = started
+        self._event = started.event
+        self._stream = started.stream
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Let the current stream wait for the call.
+
+        Args:
+            timeout: Seconds for which the program itself waits; None, 0 or less do not wait.
+
+        Returns:
+            True.
+
+        Raises:
+            FastcollError: What broke the group, if that is known already.
+            CollectiveTimeout: `timeout` ran out; the call goes on.
+        """
+        limit_s = limit_of_wait(timeout)
+        end = time.monotonic() + (limit_s or 0)
+        while limit_s and not self.is_completed():
+            if time.monotonic() > end:
+                raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
+            self._group.check()
+            time.sleep(_POLL_S)
+        torch.cuda.current_stream(self._group.device).wait_event(self._event)
+        if self._started.behind is not None:
+            self._started.behind.wait_event(self._event)
+        self._group.check()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the call is over, well or not."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def exception(self) -> Exception | None:
+        """Return what broke the group; None while the call runs or if it went well."""
+        if not self.is_completed():
+            return None
+        try:
+            self._group.check()
+        except FastcollError as error:
+            return error
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the list of outputs; its callbacks run in streams that wait."""
+        with self._lock:
+            if self._future is None:
+                device = torch.device("cuda", self._group.device)
+                self._future = torch.futures.Future(devices=[device])
+                with torch.cuda.stream(self._stream):
+                    self._future.set_result(self._outputs)
+            return self._future
+
+
+class DeviceTransferWork(DeviceWork, GpuTransferWork):
+    """A send or a receive that was started on a GPU."""
+
+    def __init__(self, group: DeviceSide, started: Started, transfer: Transfer) -> None:
+        super().__init__(group, started, [transfer.array.source])
+        self._peer = transfer.peer
+
+    def source_rank(self) -> int:
+        """Return the group rank that sends what is received here."""
+        return self._peer

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checked arguments of a call, and the verb that they belong to.
+
+Decides which phases a call takes, by the size of what it moves; the same on every rank. Must not
+know how a phase is carried out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from fastcoll.calls.arrays import ArrayView
+from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
+from fastcoll.calls.lists import ListCall, ListOperands, check_list
+from fastcoll.calls.parts import PartsCall, PartsOperands, Side, check_parts
+from fastcoll.calls.settings import Settings, checked_numerics
+from fastcoll.calls.tensors import Call, Operands, check
+from fastcoll.errors import DesyncError, UnsupportedError
+from fastcoll.nodes import moves, reductions, small
+from fastcoll.nodes.arrays import as_bytes, tensor_at
+from fastcoll.nodes.lanes import Lanes
+from fastcoll.nodes.meeting import Asked, meet, trade
+from fastcoll.nodes.reductions import Reduction
+from fastcoll.types import (
+    COUNTED,
+    FLOAT_DTYPES,
+    ITEMSIZE,
+    REDUCTIONS,
+    Numerics,
+    Verb,
+    order_matters,
+)
+
+AnyCall: TypeAlias = Call | PartsCall | ListCall
+GatherWords = Callable[[list[int]], list[list[int]]]
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+class Arguments:
+    """Flat tensors on a call's arguments; in parts, one for each rank, where the verb has such.
+
+    Attributes:
+        given: What this rank gives.
+        got: Where its result goes; a strided array's is brought to it by `bring_back`.
+    """
+
+    def __init__(self, operands: Operands | PartsOperands, verb: Verb, world_size: int) -> None:
+        self.given: list[torch.Tensor]
+        self.got: list[torch.Tensor]
+        device = operands.device
+        if isinstance(operands, PartsOperands):
+            self._output = operands.output
+            source = operands.input and operands.input.dense(fill=True)
+            self._target = operands.output and operands.output.dense(fill=False)
+            self.given, self.got = _of_side(source, device), _of_side(self._target, device)
+            self.bring_back = self._bring_parts_back
+            self._keeps: object = source
+            return
+        flat = self._keeps = operands.flat()
+        self.bring_back = flat.finish
+        gets = operands.output or (operands.input if verb is Verb.broadcast else None)
+        in_parts = verb is Verb.reduce_scatter, verb is Verb.all_gather
+        self.given = _cut(flat.input_ptr, operands.input, world_size if in_parts[0] else 1)
+        self.got = _cut(flat.output_ptr, gets, world_size if in_parts[1] else 1)
+
+    def _bring_parts_back(self) -> None:
+        if self._output and self._target:
+            self._output.bring_back(self._target)
+
+
+def _cut(address: int, array: ArrayView | None, count: int) -> list[torch.Tensor]:
+    if array is None:
+        return []
+    whole = tensor_at(address, array.dtype, array.numel, array.device)
+    numel = array.numel // count
+    return [whole[rank * numel :][:numel] for rank in range(count)]
+
+
+def _of_side(side: Side | None, device: int) -> list[torch.Tensor]:
+    if side is None:
+        return []
+    dtype = side.views[0].dtype
+    parts = side.parts() if side.cut else side.parts()[:1]
+    return [
+        tensor_at(address, dtype, num_bytes // ITEMSIZE[dtype], device)
+        for address, num_bytes in parts
+    ]
+
+
+def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | PartsOperands]:
+    """Check a call; return what it consists of: the tensors of a list go one by one."""
+    call_limit_s(call.timeout_s)
+    if call.algorithm != "auto":
+        raise UnsupportedError(
+            f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '
+            'give "auto"'
+        )
+    if call.numerics is not None:
+        checked_numerics(call.numerics)
+    checked: list[Operands | PartsOperands] = []
+    if isinstance(call, Call):
+        checked.append(check(call, rank, world_size))
+    elif isinstance(call, PartsCall):
+        checked.append(check_parts(call, rank, world_size))
+    else:
+        for one in check_list(call, rank, world_size):
+            checked += one.tensors if isinstance(one, ListOperands) else [one]
+    return checked
+
+
+def limit_of(call: AnyCall, settings: Settings) -> float:
+    """Return the limit of a call in seconds."""
+    limit_s = call_limit_s(call.timeout_s)
+    return settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
+
+
+def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
+    """Return what a call's reductions within an island promise."""
+    return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
+
+
+def by_carrier(
+    call: AnyCall, operands: Operands | PartsOperands, settings: Settings, lanes: Lanes
+) -> bool:
+    """Return whether the carrier reduces, with roundings of its own."""
+    dtype, op = operands.dtype, operands.op
+    numerics = call.numerics or settings.numerics_between
+    if numerics is None:
+        numerics = "fast" if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else "same_bits"
+    return (
+        numerics == "fast"
+        and call.verb in REDUCTIONS
+        and order_matters(dtype, op)
+        and lanes.carrier(0).reduces(dtype, op)
+    )
+
+
+def carry_out(
+    lanes: Lanes,
+    asked: Asked,
+    arguments: Arguments,
+    limit_s: float,
+    numerics: Numerics,
+    gather_words: GatherWords,
+) -> None:
+    """Make a call on CPUs.
+
+    Args:
+        lanes: This rank's lanes.
+        asked: What all ranks call.
+        arguments: This rank's arguments.
+        limit_s: Limit of the call.
+        numerics: What an island's reductions promise.
+        gather_words: Gathers integers from all ranks, with what is left of the limit.
+    """
+    world_size = len(lanes.islands.places)
+    reduces = asked.verb in REDUCTIONS
+    is_small = asked.is_small(lanes, world_size)
+    by_carrier = asked.by_carrier and not is_small
+    how = Reduction(asked.dtype, asked.op, numerics, by_carrier, world_size)
+    meet(lanes, asked, limit_s)
+    if is_small and reduces:
+        small.reduce(lanes, asked, how, arguments.given, arguments.got)
+    elif is_small:
+        small.move(lanes, asked, arguments.given, arguments.got)
+    else:
+        if lanes.is_leader:
+            trade(lanes, asked, _NOTHING)
+        lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
+        run_phases(lanes, asked, arguments, how, gather_words)
+    arguments.bring_back()
+
+
+def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
+    """Gather integers from all ranks in the middle of a call on CPUs, as a part of it.
+
+    A call of its own would queue up behind the one that waits for it.
+    """
+    rows = torch.empty(len(lanes.islands.places), len(words), dtype=torch.int64)
+    mine = torch.tensor(words, dtype=torch.int64)
+    moves.all_gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
+    result: list[list[int]] = rows.tolist()
+    return result
+
+
+def run_phases(
+    lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction, gather_words: GatherWords
+) -> None:
+    """Carry out what crosses in lanes: all of a call but its beginning, on CPUs or on GPUs."""
+    if asked.verb in REDUCTIONS:
+        _reduce(lanes, asked, arguments, how)
+    else:
+        _move(lanes, asked, arguments, gather_words)
+
+
+def _reduce(lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction) -> None:
+    if asked.verb is Verb.reduce_scatter:
+        reductions.reduce_scatter(lanes, how, arguments.given, arguments.got[0])
+        return
+    source = arguments.given[0]
+    if asked.verb is Verb.reduce:
+        target = arguments.got[0] if arguments.got else None
+        reductions.reduce(lanes, how, asked.root, source, target)
+        return
+    reductions.all_reduce(lanes, how, source, arguments.got[0])
+
+
+def _move(lanes: Lanes, asked: Asked, arguments: Arguments, gather_words: GatherWords) -> None:
+    given = [as_bytes(part) for part in arguments.given]
+    got = [as_bytes(part) for part in arguments.got]
+    if asked.verb is Verb.broadcast:
+        moves.broadcast(lanes, asked.root, got[0])
+    elif asked.verb is Verb.gather:
+        moves.gather(lanes, asked.root, given[0], got or None)
+    elif asked.verb is Verb.scatter:
+        moves.scatter(lanes, asked.root, given or None, got[0])
+    elif asked.verb is Verb.all_gather:
+        moves.all_gather(lanes, given[0], got)
+    else:
+        _all_to_all(lanes, asked, given, got, gather_words)
+
+
+def _all_to_all(
+    lanes: Lanes,
+    asked: Asked,
+    given: Sequence[torch.Tensor],
+    got: Sequence[torch.Tensor],
+    gather_words: GatherWords,
+) -> None:
+    count = len(given)
+    if asked.splits != COUNTED:
+        moves.all_to_all(lanes, given, got, [[part.numel() for part in given]] * count)
+        return
+    sizes = [part.numel() for part in given] + [part.numel() for part in got]
+    rows = gather_words(sizes)
+    for source, row in enumerate(rows):
+        for target in range(count):
+            if row[target] != rows[target][count + source]:
+                raise DesyncError(
+                    f"all_to_all #{asked.sequence}: rank {source} gives rank {target} "
+                    f"{row[target]} bytes, which expects {rows[target][count + source]}"
+                )
+    moves.all_to_all(lanes, given, got, [row[:count] for row in rows])

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends of torch.distributed as carriers: a group of one for each lane.
+
+Decides how a backend is made by its name and what it is asked to do. Must not know what the bytes
+are, nor how long to wait for them.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import ReduceOp, Store
+
+from fastcoll.errors import UsageError
+from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started, told_at_wait
+from fastcoll.types import DType, Op
+
+# Sums of other types, and AVG, are none of Gloo's.
+_GLOO_SUMS = frozenset(
+    (DType.float32, DType.float64, DType.float16, DType.bfloat16, DType.int32, DType.int64)
+)
+# What every backend has; others' are bytes for it, which any can move.
+_SUMS_OF_ANY = frozenset((DType.float32, DType.float64))
+# Waits end in watch.py. This one is for what was given up: Gloo can't be told to stop.
+_NO_LIMIT = timedelta(days=1)
+
+
+class TorchCarrier:
+    """A process group of torch.distributed, of this lane alone."""
+
+    def __init__(self, group: Any, sums: frozenset[DType], takes_less: bool = False) -> None:
+        self.takes_less = takes_less
+        self._group = group  # a ProcessGroup or a Backend; torch's stubs know half of either
+        self._sums = sums
+
+    def reduces(self, dtype: DType, op: Op) -> bool:
+        """See `Carrier`."""
+        return dtype in self._sums and op in (Op.SUM, Op.PRODUCT)
+
+    @told_at_wait
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_bytes: Sequence[int],
+        input_bytes: Sequence[int],
+    ) -> Started:
+        """See `Carrier`."""
+        options = dist.AllToAllOptions()
+        options.timeout = _NO_LIMIT
+        sizes = list(output_bytes), list(input_bytes)
+        started: Started = self._group.alltoall_base(output, input, *sizes, options)
+        return started
+
+    @told_at_wait
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
+        """See `Carrier`."""
+        options = AllgatherOptions()
+        options.timeout = _NO_LIMIT
+        started: Started = self._group._allgather_base(output, input, options)
+        return started
+
+    @told_at_wait
+    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
+        """See `Carrier`."""
+        options = dist.BroadcastOptions()
+        options.timeout = _NO_LIMIT
+        options.rootRank, options.rootTensor = node, 0
+        started: Started = self._group.broadcast([tensor], options)
+        return started
+
+    @told_at_wait
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
+        """See `Carrier`."""
+        options = dist.AllreduceOptions()
+        options.timeout = _NO_LIMIT
+        options.reduceOp = getattr(ReduceOp, op.name)
+        started: Started = self._group.allreduce([tensor], options)
+        return started
+
+    def abandon(self) -> None:
+        """See `Carrier`."""
+        # For ever: its destructor would wait for the transfers, at the latest when Python ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def close(self) -> None:
+        """See `Carrier`; the group goes with its last reference."""
+
+
+@cache
+def _gloo_devices(process: int) -> Any:
+    """Return what all of a process's groups connect through.
+
+    Each would look up this host's name otherwise, and have a thread of its own.
+    """
+    del process  # a forked child has none of its parent's threads
+    # Only a group knows GLOO_SOCKET_IFNAME.
+    alone: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, _NO_LIMIT)
+    return alone.options._devices
+
+
+def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
+    """Make a lane of Gloo; see `MakeCarrier`."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._threads = _gloo_devices(os.getpid()), 2
+    # Five times this long it waits for a connection, and asks nobody.
+    options._timeout = max(timedelta(seconds=limit_s) / 5, timedelta(milliseconds=1))
+    group = dist.ProcessGroupGloo(store, node, num_nodes, options)
+    return TorchCarrier(group, _GLOO_SUMS, takes_less=True)
+
+
+def registered(name: str) -> MakeCarrier | None:
+    """Return the maker of a backend that somebody registered with torch.distributed.
+
+    Raises:
+        UsageError: It is not for tensors on CPUs.
+    """
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None or name == "fastcoll":
+        return None
+    devices = dist.Backend.backend_capability.get(name.lower(), ["cpu"])
+    if "cpu" not in devices:
+        raise UsageError(
+            f'carrier="{name}": between nodes a carrier moves tensors on CPUs, and this backend '
+            f"was registered for {', '.join(devices)} only. Name another one, or register it with "
+            'devices=["cpu", ...] if it takes them'
+        )
+
+    def make(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
+        limit = timedelta(seconds=limit_s)
+        if plugin.extended_api:
+            options = dist.distributed_c10d._DistributedBackendOptions()
+            options.store, options.group_rank, options.group_size = store, node, num_nodes
+            options.timeout, options.group_id = limit, "fastcoll"
+            options.global_ranks_in_group = list(range(num_nodes))
+            return TorchCarrier(plugin.creator_fn(options, None), _SUMS_OF_ANY)
+        group = plugin.creator_fn(store, node, num_nodes, limit)
+        return TorchCarrier(group, _SUMS_OF_ANY)
+
+    return make

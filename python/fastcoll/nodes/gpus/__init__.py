@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA tensors of a group over several nodes."""

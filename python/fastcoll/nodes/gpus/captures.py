@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the current stream is being captured in a graph, and asking about events while one is.
+
+Decides nothing. Must not know calls.
+"""
+
+import torch
+
+
+def is_capturing() -> bool:
+    """Return whether the current stream is being captured."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def ignore_captures() -> None:
+    """Let this thread ask about events while another one captures."""
+    from fastcoll.native import _cuda  # only now: without GPUs there may be no such extension
+
+    _cuda.ignore_captures()

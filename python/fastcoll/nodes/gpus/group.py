@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's GPU in a group over several nodes: kernels within the island, NCCL between nodes.
+
+Decides when a group comes to its GPUs, in which stream a call runs, and how partial results are
+added there. The phases are those of the CPUs, started in stream order: hop k runs in NCCL's stream
+while the island works on k + 1. Must not know how phases lay out data.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.distributed import PrefixStore, Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.parts import PartsOperands
+from fastcoll.calls.settings import Settings
+from fastcoll.calls.tensors import Operands
+from fastcoll.calls.work import Work
+from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
+from fastcoll.gpu.work import DeviceWork, beside
+from fastcoll.machine import gpu
+from fastcoll.nodes.arguments import (
+    AnyCall,
+    Arguments,
+    by_carrier,
+    limit_of,
+    numerics_of,
+    run_phases,
+)
+from fastcoll.nodes.arrays import copy
+from fastcoll.nodes.carriers.nccl import nccl
+from fastcoll.nodes.gpus import captures
+from fastcoll.nodes.gpus.hops import HopCall, Hops
+from fastcoll.nodes.island import Island
+from fastcoll.nodes.lanes import Buffers, Lanes
+from fastcoll.nodes.meeting import Asked, hand_over
+from fastcoll.nodes.reductions import Reduction
+from fastcoll.nodes.verdict.watch import Watch
+from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op
+
+CheckedCall: TypeAlias = tuple[AnyCall, Operands | PartsOperands]
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+_POLL_S = 0.001
+# Of a message, over all lanes: the host starts a segment in a fraction of a millisecond, in which
+# the links of a node carry as much. Not measured.
+SEGMENT_BYTES = 32 << 20
+
+
+class NodeHost(Protocol):
+    """The group that comes to its GPUs, as far as this has to know it."""
+
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def gather_bytes(self, data: bytes) -> list[bytes]: ...
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]: ...
+    def check(self) -> None: ...
+    def in_turn(self, task: Callable[[int], None]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of the group's CPU side its GPU side is made of."""
+
+    host: NodeHost
+    lanes: Lanes
+    island: Island
+    watch: Watch
+    store: Store
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class GpuReduction(Reduction):
+    """How to reduce on a GPU."""
+
+    device: int
+
+    def widen(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Reduction`; exact."""
+        if target.dtype == source.dtype:
+            copy(target, source)
+        else:
+            target.copy_(source)
+
+    def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+        """See `Reduction`; as many at a time as a kernel takes."""
+        divisor = self.world_size if self.op is Op.AVG else 0
+        left = [row.view(TORCH_DTYPES[self.partial]) for row in rows]
+        most = _most_partials()
+        while len(left) > most:
+            total = torch.empty_like(left[0])
+            self._add(self.partial, left[:most], total, 0)
+            left = [total, *left[most:]]
+        self._add(self.dtype, left, target, divisor)
+
+    def _add(
+        self, dtype: DType, rows: Sequence[torch.Tensor], target: torch.Tensor, divisor: int
+    ) -> None:
+        op = Op.SUM if self.op is Op.AVG and divisor == 0 else self.op
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        addresses = [row.data_ptr() for row in rows]
+        widened = rows[0].element_size() != ITEMSIZE[dtype]
+        out = target.data_ptr(), target.numel()
+        _add_partials(self.device, dtype, op, widened, addresses, *out, divisor, stream)
+
+
+def _most_partials() -> int:
+    from fastcoll.native import _cuda  # only now: without GPUs there may be no such extension
+
+    return _cuda.K_MAX_PARTIALS
+
+
+def _add_partials(*args: Any) -> None:
+    from fastcoll.native import _cuda
+
+    _cuda.add_partials(*args)
+
+
+def _place(device: int) -> torch.device:
+    return torch.device("cuda", device)
+
+
+def _facts(device: int) -> dict[str, str]:
+    """Return what all ranks have to know of this one's GPU."""
+    try:
+        gpu.require()
+        return {"problem": "", "uuid": gpu.gpu(device).uuid, "nccl": gpu.nccl_name()}
+    except FastcollError as error:
+        return {"problem": str(error), "uuid": "", "nccl": ""}
+
+
+class NodeGpus:
+    """One rank's side on its GPU. Making one is collective.
+
+    Attributes:
+        device: Index of the GPU.
+    """
+
+    def __init__(self, parts: Parts, device: int) -> None:
+        """Come to a GPU.
+
+        Raises:
+            UnsupportedError: A rank has no GPU that can be used, or no NCCL that fits the others'.
+            UsageError: The stream is being captured.
+            CollectiveTimeout: NCCL does not connect.
+        """
+        if captures.is_capturing():
+            raise UsageError(
+                "a group's first call on GPUs makes connections, so it can't be captured: make one "
+                "call before the capture"
+            )
+        self.device = device
+        self._host, self._island, self._watch = parts.host, parts.island, parts.watch
+        self._cpu_lanes, self._settings = parts.lanes, parts.settings
+        islands, cpu = parts.lanes.islands, parts.lanes
+        _require(self._told(_facts(device)), cpu)
+        self._told({"problem": self._island_problem()})
+        self._carriers = [
+            nccl(PrefixStore(f"nccl{lane}", parts.store), cpu.node, islands.num_nodes)
+            for _, lane in cpu.lanes()
+        ]
+        self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._hops = Hops(
+            parts.watch, self._carriers, captures.is_capturing, captures.ignore_captures
+        )
+        self._lanes = Lanes(
+            islands,
+            cpu.rank,
+            parts.island,
+            self._carriers,
+            self._hops,
+            Buffers(_place(device), SEGMENT_BYTES),
+        )
+        self._lock = threading.RLock()
+        self._connect(parts.settings.timeout_s)
+
+    def _told(self, facts: dict[str, str]) -> list[dict[str, str]]:
+        """Tell all ranks something; return what each told.
+
+        Raises:
+            UnsupportedError: One told of a problem.
+        """
+        rows = [json.loads(row) for row in self._host.gather_bytes(json.dumps(facts).encode())]
+        for rank, row in enumerate(rows):
+            if row["problem"]:
+                raise UnsupportedError(f"rank {rank} can't use its GPU: {row['problem']}")
+        return rows
+
+    def _island_problem(self) -> str:
+        """Let the island come to its GPUs; return why it can't, or an empty string."""
+        if self._cpu_lanes.num_local == 1:
+            return ""
+        try:
+            self._island.empty(0, dtype=torch.uint8, device=_place(self.device))
+        except FastcollError as error:
+            return str(error)
+        return ""
+
+    def _connect(self, limit_s: float) -> None:
+        """Let NCCL connect, which it does in its first call."""
+        deadline = Deadline(limit_s)
+        word = torch.zeros(1, dtype=torch.int32, device=_place(self.device))
+        for carrier in self._carriers:
+            started = carrier.all_reduce(word, Op.SUM)
+            while not started.is_completed():
+                if deadline.passed():
+                    self._hops.stop()
+                    raise CollectiveTimeout(
+                        f'group "{self._host.name}": NCCL did not connect the nodes within '
+                        f"{limit_s:g} s"
+                    )
+                time.sleep(_POLL_S)
+            started.wait()
+
+    def issue(self, calls: Sequence[CheckedCall], async_op: bool) -> Work | None:
+        """Start calls as one: in the current stream, or beside it if they are asynchronous."""
+        for _, operands in calls:
+            if operands.device != self.device:
+                raise UsageError(
+                    f'group "{self._host.name}" works on cuda:{self.device} here, not on '
+                    f"cuda:{operands.device}: a rank has one GPU; make another group for "
+                    "another one"
+                )
+            if operands.splits == COUNTED and captures.is_capturing():
+                raise UsageError(
+                    "the split sizes of an all_to_all over several nodes are exchanged by the "
+                    "CPUs, so it can't be captured: give equal parts"
+                )
+
+        def body(stream: torch.cuda.Stream) -> None:
+            for call, operands in calls:
+                self._run(call, operands, stream)
+
+        arrays = [array for _, operands in calls for array in operands.views()]
+        with self._lock, in_their_stream(arrays, self.device):
+            self._host.check()
+            if not async_op:
+                body(torch.cuda.current_stream(self.device))
+                return None
+            started = beside(self._side, self.device, body, arrays)
+        outputs = [array for _, operands in calls for array in operands.outputs()]
+        return DeviceWork(self, started, outputs)
+
+    def _run(
+        self, call: AnyCall, operands: Operands | PartsOperands, stream: torch.cuda.Stream
+    ) -> None:
+        settings, world_size = self._settings, self._host.world_size
+        limit_s = limit_of(call, settings)
+        rounds = by_carrier(call, operands, settings, self._lanes)
+        began = None
+        if not captures.is_capturing():
+            began = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            began.record(stream)
+        hop = HopCall(call.verb.name, limit_s, began)
+        what = operands.numel, operands.root, operands.splits
+        asked = Asked(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
+        numerics = numerics_of(call, settings)
+        how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
+        self._hops.begin(hop)
+        self._host.in_turn(lambda sequence: self._tell(hop, asked, sequence))
+        try:
+            if operands.numel > 0 or operands.splits > 0:
+                self._lanes.begin(limit_s)
+                arguments = Arguments(operands, call.verb, world_size)
+                gather = partial(self._host.gather_words, limit_s=limit_s)
+                run_phases(self._lanes, asked, arguments, how, gather)
+                arguments.bring_back()
+        except FastcollError as error:
+            raise self._hops.fail(error) from error
+        finally:
+            hop.is_issued = True
+
+    def _tell(self, hop: HopCall, asked: Asked, sequence: int) -> None:
+        """Start to tell the other nodes what is called; nobody waits for the answer."""
+        asked = asked.numbered(sequence)
+        hop.sequence = sequence
+        lanes = self._cpu_lanes
+        hop.packets = [hand_over(lanes, slot, asked, _NOTHING) for slot, _ in lanes.lanes()]
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has."""
+        self._host.check()
+
+    def check_island(self) -> None:
+        """Raise what the kernels of this node found wrong; then it is the whole group's error."""
+        try:
+            self._island.check()
+        except FastcollError as error:
+            raise self._hops.fail(self._watch.of_island(error)) from error
+
+    def stop(self) -> None:
+        """End the hops that run: the group is broken."""
+        self._hops.stop()
+
+    def close(self) -> None:
+        """Wait until hops are over or late, then end NCCL here."""
+        self._hops.close()
+
+
+def _require(rows: Sequence[dict[str, str]], lanes: Lanes) -> None:
+    """Raise UnsupportedError, on all ranks alike, if NCCL can't carry between these GPUs."""
+    islands, most = lanes.islands, 1
+    for lane in range(islands.num_lanes):
+        uuids = [rows[rank]["uuid"] for rank in islands.ranks_of(lane)]
+        most = max(most, *map(uuids.count, uuids))
+    if problem := gpu.nccl_problem([row["nccl"] for row in rows], most):
+        raise UnsupportedError(
+            f"between nodes NCCL carries tensors of GPUs, but {problem}. Pass .cpu(), or make a "
+            "group of each node's ranks with new_group()"
+        )

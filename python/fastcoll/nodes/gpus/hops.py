@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls on GPUs wait for between nodes: streams wait there, and a thread watches from outside.
+
+Decides when such a call is over, late or another one than on other nodes, and what ends it then.
+The host of a call never waits. Must not know what is transferred.
+"""
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.errors import FastcollError
+from fastcoll.nodes.carriers.carrier import Carrier, Started
+from fastcoll.nodes.meeting import Packets
+from fastcoll.nodes.verdict.watch import Watch, quietly
+
+# Between two looks at what runs. A call that takes longer says so on the board, and looks there.
+_LOOK_S = 0.1
+_POLL_S = 0.001
+
+
+class HopCall:
+    """A call on GPUs from its start until its hops are over."""
+
+    def __init__(self, verb: str, limit_s: float, began: Any) -> None:
+        """Note a call; `began` is an event of its stream, None in a capture: nothing runs then."""
+        self.verb = verb
+        self.sequence = 0
+        self.transfers: list[Started] = []
+        self.packets: list[Packets] | None = None  # None: the other nodes were not told yet
+        self.is_issued = self.is_said = False
+        self.deadline: Deadline | None = None
+        self._limit_s = limit_s
+        self._began = began
+        self._lock = threading.Lock()
+
+    def is_agreed(self) -> bool:
+        """Return whether all the other nodes have said that they call the same.
+
+        Raises:
+            DesyncError: They do not.
+            RuntimeError: The carrier failed.
+        """
+        with self._lock:
+            while self.packets and self.packets[-1].transfer.is_completed():
+                packets = self.packets.pop()
+                packets.transfer.wait()
+                packets.contents()
+            return self.packets == []
+
+    def is_over(self) -> bool:
+        """Return whether its hops are over, too."""
+        if self.deadline is None and (self._began is None or self._began.query()):
+            self.deadline = Deadline(self._limit_s)  # its own: what was before it in the stream ran
+        running = [one for one in self.transfers if not one.is_completed()]
+        return self.is_agreed() and self.is_issued and not running
+
+
+class Hops:
+    """The calls of one rank; `Lanes` waits through it."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        carriers: Sequence[Carrier],
+        is_capturing: Callable[[], bool],
+        enter_thread: Callable[[], None],
+    ) -> None:
+        """Watch over hops of some carriers.
+
+        Args:
+            watch: What settles the group's verdict.
+            carriers: Of this rank's lanes, on its GPU.
+            is_capturing: Whether the current stream is.
+            enter_thread: What the thread does first, so that it may ask about events.
+        """
+        self._watch = watch
+        self._carriers = carriers
+        self._is_capturing = is_capturing
+        self._enter_thread = enter_thread
+        self._current: HopCall | None = None
+        self._calls: list[HopCall] = []
+        self._in_doubt: deque[HopCall] = deque()  # not all nodes have answered; their packets wait
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    # ---- for the call ----------------------------------------------------------------------------
+
+    def begin(self, call: HopCall) -> None:
+        """Start a call: what `wait` is given from here on belongs to it.
+
+        Raises:
+            FastcollError: An earlier call was another one on other nodes.
+        """
+        earlier = self._current
+        try:
+            while self._in_doubt and (earlier := self._in_doubt[0]).is_agreed():
+                self._in_doubt.popleft()
+        except FastcollError as error:
+            raise self.fail(error) from error
+        except RuntimeError as error:
+            raise self.fail(self._about(earlier).broken(str(error))) from error
+        self._current = call
+        self._in_doubt.append(call)
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._watch_over, name="fastcoll-hops", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise FastcollError(f"no thread to watch the hops: {error}") from error
+                self._thread = thread
+            self._calls.append(call)
+            self._changed.notify()
+
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
+        """Let the current stream wait for transfers."""
+        del deadline, behind  # the thread sees to them
+        for transfer in transfers:
+            try:
+                transfer.wait()
+            except RuntimeError as error:
+                raise self._about(self._current).broken(str(error)) from error
+            if self._current is not None and not self._is_capturing():
+                self._current.transfers.append(transfer)
+
+    def of_island(self, error: FastcollError) -> FastcollError:
+        """See `Watch`."""
+        return self._about(self._current).of_island(error)
+
+    # ---- from outside ----------------------------------------------------------------------------
+
+    def _watch_over(self) -> None:
+        try:
+            self._watch_calls()
+        except BaseException as error:
+            self.fail(FastcollError(f"the thread that watches the hops ended: {error!r}"))
+            raise
+
+    def _watch_calls(self) -> None:
+        self._enter_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._calls or self._is_closed)
+                self._changed.wait_for(lambda: self._is_closed, _LOOK_S)
+                if self._is_closed:
+                    return
+            quietly(self.look)
+
+    def look(self) -> None:
+        """End what is late or wrong, forget what is over.
+
+        Raises:
+            FastcollError: The group's verdict, if it has one now.
+        """
+        calls = list(self._calls)
+        try:
+            if self._watch.error:
+                raise self._watch.error
+            for call in calls:
+                if call.is_over():
+                    self._forget(call)
+                else:
+                    self._examine(call)
+        except FastcollError as error:
+            self.fail(error)
+            raise
+        except RuntimeError as error:
+            lost = self._about(call).broken(str(error))
+            self.fail(lost)
+            raise lost from error
+
+    def _forget(self, call: HopCall) -> None:
+        with self._changed:
+            if call in self._calls:  # who stops forgets all
+                self._calls.remove(call)
+
+    def _about(self, call: HopCall | None) -> Watch:
+        """Return a watch that speaks of a call."""
+        about = copy.copy(self._watch)
+        if call is not None:
+            about.begin(call.sequence, call.verb)
+        return about
+
+    def _examine(self, call: HopCall) -> None:
+        """Raise what ends a call that runs."""
+        deadline = call.deadline
+        if deadline is None or deadline.limit_s - deadline.left_s() < _LOOK_S:
+            return
+        about = self._about(call)
+        if not call.is_said:
+            about.arrive()
+            call.is_said = True
+        if verdict := about.verdict():
+            raise verdict
+        if deadline.passed():
+            raise about.late(deadline)
+
+    def fail(self, error: FastcollError) -> FastcollError:
+        """Break the group and end what runs; return the group's verdict. See `Watch.fail`."""
+        verdict = self._watch.fail(error)
+        self.stop()
+        return verdict
+
+    def stop(self) -> None:
+        """End the hops: the group is broken."""
+        for carrier in self._carriers:
+            carrier.abandon()
+        with self._changed:
+            self._calls.clear()
+
+    def _is_watched(self) -> bool:
+        """Return whether calls run and the thread that sees their limits lives."""
+        return bool(self._calls) and self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Let what runs come to its end or its limit, then leave the lanes."""
+        while self._is_watched() and self._watch.error is None and not self._is_closed:
+            time.sleep(_POLL_S)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()  # a look takes as long as the board may take to answer
+        for carrier in self._carriers:
+            carrier.close()

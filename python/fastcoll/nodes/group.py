@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks on several nodes: from a user's call to its phases.
+
+Decides what a call does: a packet, or phases of its verb. Must not know how a group comes to be
+the default one, nor how an island carries out its part.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.distributed import PrefixStore, Store
+
+from fastcoll.bootstrap.exchange import BytesExchange, Exchange
+from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.join import checked_members
+from fastcoll.calls.arrays import count_writes
+from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.objects import ObjectMethods
+from fastcoll.calls.parts import PartsOperands
+from fastcoll.calls.settings import Settings
+from fastcoll.calls.sites import at_call_site, tracing
+from fastcoll.calls.tensors import Call, Operands
+from fastcoll.calls.work import CallQueue, Work
+from fastcoll.errors import (
+    AbortedError,
+    CollectiveTimeout,
+    DesyncError,
+    DriverError,
+    FastcollError,
+    PeerLostError,
+    UsageError,
+)
+from fastcoll.nodes.arguments import (
+    AnyCall,
+    Arguments,
+    by_carrier,
+    carry_out,
+    check_all,
+    gather_in_call,
+    limit_of,
+    numerics_of,
+)
+from fastcoll.nodes.carriers import maker_of
+from fastcoll.nodes.gpus.group import NodeGpus, Parts
+from fastcoll.nodes.island import Island
+from fastcoll.nodes.lanes import Lanes
+from fastcoll.nodes.making import make_lanes
+from fastcoll.nodes.meeting import Asked
+from fastcoll.nodes.survivors import agree, come
+from fastcoll.nodes.symmetric import agreed
+from fastcoll.nodes.transfers.channels import Ends
+from fastcoll.nodes.transfers.transfers import NodeTransfers
+from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.watch import Watch, quietly
+from fastcoll.types import Verb
+
+# Makes a group of either kind from an exchange, a name, settings and members.
+Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
+# Arguments of calls that failed while a carrier still read them; gone with the process.
+_abandoned: list[object] = []
+
+
+class HierarchicalCommunicator(ObjectMethods):
+    """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
+
+    Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors
+    on GPUs are sent and received through the host (see `fastcoll.send`). Sums go over the ranks of
+    a node, then over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and
+    PRODUCT of half types, which the carrier reduces: with m nodes (up to 8, where nothing
+    overflows or becomes subnormal) a sum is within (m + 1) u (|x_0| + |x_1| + ...) of the exact
+    one, a product within 2 m u |x_0 x_1 ...|, with u = 2^-11 for float16 and 2^-8 for bfloat16.
+    With `numerics="fast"` a sum of float32 or float64 over n ranks is within
+    n u (|x_0| + |x_1| + ...), a product within n u |x_0 x_1 ...|, with u = 2^-24 and 2^-53. What
+    fits into a packet, an AVG of half types, MIN and MAX have the same bits anyway. MPI has no half
+    types: there these go as bytes, and have the same bits too.
+    """
+
+    _transfers: NodeTransfers
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        seat: Seat,
+        island: Island,
+        store: Store | None,
+        connect: Connect,
+    ) -> None:
+        if store is None:
+            raise UsageError("a group over several nodes needs a store that all ranks can reach")
+        self.on_close: Callable[[], None] | None = None
+        self.islands = islands = seat.islands
+        self.name = name
+        self._rank = rank = seat.rank
+        self._settings = settings
+        self._traces = tracing()
+        self._island = island
+        self._store = store
+        self._connect = connect
+        self._num_groups = 0
+        self._num_shrinks = 0  # from the first group to this one
+        self._sequence = 0
+        self._num_queued = 0
+        self._closed = False
+        self._lock = threading.RLock()
+        self._queue = CallQueue(self)
+        own = PrefixStore(f"fastcoll/{seat.nonce}", store)
+        self._board = Board(store, seat.nonce, settings.making_s)
+        self._watch = Watch(name, rank, islands, island, self._board)
+        make = maker_of(settings.carrier)
+        carriers = make_lanes(make, own, seat, island, self._board, settings.making_s)
+        self._lanes = Lanes(islands, rank, island, carriers, self._watch)
+        waits = Waits(self._board, rank)
+        ends = Ends(seat, make, own, self._board, self._watch, waits, settings)
+        self._transfers = NodeTransfers(ends, island)
+        self._own_store = own
+        self._gpus: NodeGpus | None = None  # until the first call with a tensor there
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.islands.places)
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def issue(self, call: AnyCall) -> Work | None:
+        """Check and start a call."""
+        return self.issue_all((call,), call.async_op)
+
+    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
+        """Check several calls, then start them as one: all of them, or none at all."""
+        self._watch.refuse_child()
+        checked = [
+            (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
+        ]
+        on_gpus = [one for one in checked if one[1].device >= 0]
+        if 0 < len(on_gpus) < len(checked):
+            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        count_writes(array for _, operands in checked for array in operands.written())
+        if on_gpus:
+            return self._issue_on_gpus(on_gpus, async_op)
+
+        def run() -> None:
+            for call, operands in checked:
+                self._run(call, operands)
+
+        if self._traces:
+            run = at_call_site(run)
+        if async_op:
+            outputs = [output for _, operands in checked for output in operands.outputs()]
+            return self._queue.submit(run, outputs)
+        if self._queue.idle():
+            run()
+        else:
+            self._queue.submit(run, []).wait()
+        return None
+
+    def _issue_on_gpus(
+        self, checked: Sequence[tuple[AnyCall, Operands | PartsOperands]], async_op: bool
+    ) -> Work | None:
+        self.check()
+        if self._gpus is None:
+            parts = Parts(
+                self, self._lanes, self._island, self._watch, self._own_store, self._settings
+            )
+            self._gpus = NodeGpus(parts, checked[0][1].device)
+        return self._gpus.issue(checked, async_op)
+
+    def in_turn(self, task: Callable[[int], None]) -> None:
+        """Do something that is a call to the other nodes, without waiting for it.
+
+        `task` is given the call's number; it comes behind asynchronous calls that are queued.
+        """
+
+        def run() -> None:
+            with self._lock:
+                self.check_host()
+                self._sequence += 1
+                task(self._sequence)
+
+        if self._queue.idle():
+            run()
+        else:
+            self._queue.submit(run, [])
+
+    def idle(self) -> bool:
+        """Return whether no call is queued; part of the queue's interface."""
+        return self._num_queued == 0
+
+    def async_begin(self) -> None:
+        """Count a call that is queued; the queue holds its lock."""
+        self._num_queued += 1
+
+    def async_end(self) -> None:
+        """Count one that is over; the queue holds its lock."""
+        self._num_queued -= 1
+
+    def await_native(self) -> None:
+        """Part of the queue's interface: nothing is queued elsewhere."""
+
+    def _run(self, call: AnyCall, operands: Operands | PartsOperands) -> None:
+        with self._lock:
+            self.check_host()
+            self._sequence += 1
+            asked = Asked(
+                self._sequence,
+                call.verb,
+                operands.dtype,
+                operands.op,
+                operands.numel,
+                operands.root,
+                operands.splits,
+                by_carrier(call, operands, self._settings, self._lanes),
+            )
+            self._watch.begin(self._sequence, call.verb.name)
+            limit_s = limit_of(call, self._settings)
+            try:
+                self._lanes.begin(limit_s)
+                carry_out(
+                    self._lanes,
+                    asked,
+                    Arguments(operands, call.verb, self.world_size),
+                    limit_s,
+                    numerics_of(call, self._settings),
+                    partial(gather_in_call, self._lanes),
+                )
+            except FastcollError as error:
+                self._abandon(operands)
+                raise self._watch.fail(error) from error
+            except BaseException as error:
+                self._abandon(operands)
+                gave_up = f"rank {self.rank} gave up {asked.describe()}: {type(error).__name__}"
+                self._watch.fail(PeerLostError(gave_up, [self.rank]))
+                raise
+
+    def _abandon(self, operands: Operands | PartsOperands) -> None:
+        _abandoned.append(operands)
+        self._lanes.abandon()
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        self.check_host()
+        if self._gpus is not None:
+            self._gpus.check_island()
+
+    def check_host(self) -> None:
+        """Raise what is known on the CPU to have broken the group."""
+        self._watch.refuse_child()
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        if self._watch.error is not None:
+            raise self._watch.error
+
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
+        """Gather integers from all ranks, within the group's limit or another one. Collective."""
+        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
+        mine = np.array(words, np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
+        result: list[list[int]] = rows.tolist()
+        return result
+
+    def abort(self, reason: str | None = None) -> None:
+        """End the group from any thread, with one verdict for all ranks; see `Communicator.abort`.
+
+        Ranks of other nodes learn of it in their next wait of more than a moment.
+        """
+        text = (
+            f'group "{self.name}" was aborted by rank {self.rank} of {self.world_size}: '
+            f"{reason or 'no reason given'}. Use of this group is over: call fastcoll.destroy()"
+        )
+        self._watch.fail(AbortedError(text, [self.rank]))
+        if self._gpus is not None:
+            self._gpus.stop()
+
+    def set_timeout(self, timeout_s: float | timedelta) -> None:
+        """Set the limit of calls that give none; see `Communicator.set_timeout`."""
+        limit_s = group_limit_s(timeout_s)
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        self._island.set_timeout(limit_s)
+        self._settings.timeout_s = limit_s
+
+    # ---- memory and groups -----------------------------------------------------------------------
+
+    def empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """See `fastcoll.empty`; the tensor is shared by the ranks of this node.
+
+        All ranks hear of a node that has no room, in one small all_gather over all of them.
+        """
+        self._watch.refuse_child()
+        made: torch.Tensor | None = None
+        problem: DesyncError | DriverError | None = None
+        try:
+            made = self._island.empty(*size, dtype=dtype, device=device)
+            num_bytes = made.nbytes
+        except FastcollError as error:
+            self._check_island(error)
+            if not isinstance(error, DesyncError | DriverError):
+                raise  # its arguments: nobody heard of this call
+            problem = error
+            num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
+        return agreed(made, problem, num_bytes, self.islands, self.gather_words, self.gather_bytes)
+
+    def _check_island(self, error: FastcollError) -> None:
+        """Raise the verdict if an error broke this node's part of the group."""
+        try:
+            self._island.check()
+        except FastcollError as broken:
+            raise self._watch.fail(self._watch.of_island(broken)) from error
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        numerics: str | None = None,
+    ) -> Any:
+        """Make a group of some ranks of this one; see `Communicator.new_group`. Collective."""
+        members = checked_members(ranks, self.world_size)
+        settings = self._settings.but(timeout_s, numerics)
+        self._num_groups += 1
+
+        def is_gone(peer: int) -> bool:
+            node, local_rank = self.islands.places[peer]
+            is_here = node == self.islands.places[self.rank][0]
+            return is_here and self._island.peer_is_gone(local_rank)
+
+        exchange = BytesExchange(self, self._store, is_gone)
+        exchange.islands = self.islands
+        return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
+
+    def shrink(self, *, timeout_s: float | None = None) -> Any:
+        """See `fastcoll.shrink`; this group is closed, whatever comes of it.
+
+        The ranks of each node agree first, then the nodes over the store, which must have survived.
+        A node from which nobody comes, of which the error named a rank, is waited for 5 s at most.
+        Where the survivors are on one node their group is a `Communicator`.
+        """
+        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        self._watch.refuse_child()
+        if self._closed:
+            raise UsageError(f'group "{self.name}" was destroyed')
+        node, _ = self.islands.places[self.rank]
+        try:
+            if self._watch.error is None:
+                self.abort("it calls shrink()")
+            self._queue.join()
+            come(self._board, node)
+            island = self._island.shrink(timeout_s=limit_s)
+            try:
+                return self._of_survivors(island, limit_s)
+            except BaseException:
+                island.close()
+                raise
+        finally:
+            self.close()
+
+    def _of_survivors(self, island: Island, limit_s: float) -> Any:
+        """Return the group of those who are left on all nodes; `island` has those of this one."""
+        error = self._watch.error
+        lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
+        found = agree(self._board, self.islands, self.rank, island, lost, limit_s)
+        islands = found.islands(self.islands)
+        if islands.num_nodes == 1:
+            return island
+        stem = self.name.removesuffix(f":{self._num_shrinks}")
+        group = HierarchicalCommunicator(
+            f"{stem}:{self._num_shrinks + 1}",
+            self._settings.made_within(limit_s),
+            Seat(islands, found.ranks.index(self.rank), found.nonce),
+            island,
+            self._store,
+            self._connect,
+        )
+        group._num_shrinks = self._num_shrinks + 1
+        return group
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the group; calls that were queued are completed first. Not collective."""
+        if self._closed:
+            return
+        if self._watch.is_inherited:
+            self._closed = True
+            self._lanes.abandon()  # in a child Gloo's end would wait for threads it has not
+            _abandoned.append(self)
+        else:
+            self._leave()
+        if self.on_close is not None:
+            self.on_close()
+
+    def _leave(self) -> None:
+        self._queue.join()
+        if self._gpus is not None:
+            self._gpus.close()
+        self._closed = True
+        self._transfers.close()
+        if self._watch.error is None:
+            self._lanes.close()
+        quietly(self._island.close)
+
+    destroy = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return (
+            f'<fastcoll.HierarchicalCommunicator "{self.name}" rank {self.rank} of '
+            f"{self.world_size} on {self.islands.num_nodes} nodes{state}>"
+        )

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases that calls are made of: within the island, and across nodes in lanes.
+
+Decides how data is laid out between phases, and how segments overlap. A lane buffer has a place for
+everything that goes through each lane: [local rank][slot], where lane l belongs to local rank
+l % n in slot l // n. Must not know verbs.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.tensors import Call
+from fastcoll.errors import FastcollError
+from fastcoll.nodes.arrays import as_bytes, copy, split
+from fastcoll.nodes.carriers.carrier import Carrier, Started
+from fastcoll.nodes.island import Island
+from fastcoll.nodes.verdict.watch import SPEAKING_S
+from fastcoll.types import REDUCE_OPS, Op, Verb
+
+# A piece of a call: it yields what it waits for, the same number of times on every rank.
+Segment = Generator[Sequence[Started], None, None]
+
+# Of a message, over all lanes. Enough for a link of 1 Gbit/s and 4 ms of round trip, with as many
+# segments on their way as there are at once.
+SEGMENT_BYTES = 4 << 20
+_NUM_AT_ONCE = 4
+# What an island waits beyond the limit for the rank that waits for other nodes, which is to speak:
+# it may have entered the call later, and be slow.
+_ISLAND_SLACK_S = SPEAKING_S + 3.0
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Where what goes through lanes lies, and how much of a message does so at once."""
+
+    device: torch.device
+    segment_bytes: int
+
+
+class Waits(Protocol):
+    """What ends waits for other nodes: `Watch` on CPUs, `Hops` in the stream of a GPU."""
+
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
+        """Wait for transfers to be over; `behind` are others under way, which may fail first."""
+
+    def of_island(self, error: FastcollError) -> FastcollError:
+        """Return an error of this node's ranks with their numbers in the whole group."""
+
+
+class Lanes:
+    """This rank's part in the phases of one call after another."""
+
+    def __init__(
+        self,
+        islands: Islands,
+        rank: int,
+        island: Island,
+        carriers: Sequence[Carrier],
+        watch: Waits,
+        buffers: Buffers | None = None,
+    ) -> None:
+        self.islands = islands
+        self.rank = rank
+        self.node, self.local_rank = islands.places[rank]
+        self.num_nodes = islands.num_nodes
+        self.num_local = len(islands.nodes[self.node])
+        self.num_lanes = islands.num_lanes
+        self.num_slots = islands.slots(self.node)
+        buffers = buffers or Buffers(torch.device("cpu"), SEGMENT_BYTES)
+        self.segment_bytes = buffers.segment_bytes
+        self.is_leader = self.local_rank == 0
+        self._island = island
+        self._carriers = carriers
+        self._watch = watch
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=buffers.device)
+        self._deadline = Deadline(0)
+
+    def begin(self, limit_s: float) -> None:
+        """Start a call: all its phases together have one limit."""
+        self._deadline = Deadline(limit_s)
+
+    # ---- within the island -----------------------------------------------------------------------
+
+    def _on_island(self, call: Call | PartsCall) -> None:
+        if self.num_local == 1:
+            raise AssertionError("a rank alone on its node has no island to call")
+        try:
+            self._island.issue(call)
+        except FastcollError as error:
+            raise self._watch.of_island(error) from error
+
+    @property
+    def _limit_s(self) -> float:
+        return self._deadline.left_s() + _ISLAND_SLACK_S
+
+    def island_reduce_scatter(self, buffer: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Reduce a lane buffer over the island; return this rank's lanes."""
+        if self.num_local == 1:
+            return buffer
+        mine = buffer.new_empty(buffer.numel() // self.num_local)
+        self._on_island(
+            Call(
+                verb=Verb.reduce_scatter,
+                input=buffer,
+                output=mine,
+                op=REDUCE_OPS[op],
+                numerics=numerics,
+                timeout_s=self._limit_s,
+            )
+        )
+        return mine
+
+    def island_reduce(self, tensor: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Reduce a tensor over the island; return the result on the leader."""
+        if self.num_local > 1:
+            self._on_island(
+                Call(
+                    verb=Verb.reduce,
+                    input=tensor,
+                    output=tensor if self.is_leader else None,
+                    op=REDUCE_OPS[op],
+                    numerics=numerics,
+                    timeout_s=self._limit_s,
+                )
+            )
+        return tensor
+
+    def island_all_gather(
+        self, mine: torch.Tensor, out: torch.Tensor | None = None, limit_s: float | None = None
+    ) -> torch.Tensor:
+        """Put this rank's lanes and its neighbours' together, into `out` if there is one."""
+        if self.num_local == 1 and out is None:
+            return mine
+        out = mine.new_empty(mine.numel() * self.num_local) if out is None else out
+        if self.num_local == 1:
+            copy(out, mine)
+            return out
+        limit_s = self._limit_s if limit_s is None else limit_s
+        self._on_island(Call(verb=Verb.all_gather, input=mine, output=out, timeout_s=limit_s))
+        return out
+
+    def island_broadcast(self, tensor: torch.Tensor, local_root: int) -> None:
+        """Copy a local rank's tensor to all others of the island."""
+        if self.num_local > 1:
+            self._on_island(
+                Call(
+                    verb=Verb.broadcast,
+                    input=tensor,
+                    output=tensor,
+                    root=local_root,
+                    timeout_s=self._limit_s,
+                )
+            )
+
+    def island_gather(self, mine: torch.Tensor, local_root: int) -> torch.Tensor | None:
+        """Put everybody's lanes together on one local rank."""
+        if self.num_local == 1:
+            return mine
+        rows = None
+        if self.local_rank == local_root:
+            rows = mine.new_empty(self.num_local, mine.numel())
+        self._on_island(
+            PartsCall(
+                verb=Verb.gather,
+                input=mine,
+                output=None if rows is None else list(rows),
+                root=local_root,
+                timeout_s=self._limit_s,
+            )
+        )
+        return rows
+
+    def island_scatter(
+        self, buffer: torch.Tensor | None, mine: torch.Tensor, local_root: int
+    ) -> None:
+        """Hand out a lane buffer of one local rank."""
+        if self.num_local == 1 and buffer is not None:
+            mine.copy_(buffer.view(-1))
+            return
+        self._on_island(
+            PartsCall(
+                verb=Verb.scatter,
+                input=None if buffer is None else list(buffer.view(self.num_local, -1)),
+                output=mine,
+                root=local_root,
+                timeout_s=self._limit_s,
+            )
+        )
+
+    def island_all_to_all(
+        self, source: torch.Tensor, given: Sequence[int], expected: Sequence[int]
+    ) -> torch.Tensor:
+        """Give each local rank its elements of `source`; return what all of them gave."""
+        if self.num_local == 1:
+            return source
+        target = source.new_empty(sum(expected))
+        self._on_island(
+            PartsCall(
+                verb=Verb.all_to_all,
+                input=source,
+                output=target,
+                input_splits=given,
+                output_splits=expected,
+                timeout_s=self._limit_s,
+            )
+        )
+        return target
+
+    # ---- across nodes ----------------------------------------------------------------------------
+
+    def lanes(self) -> list[tuple[int, int]]:
+        """Return slot and lane of every lane that this rank serves."""
+        return list(enumerate(self.islands.lanes_of(self.node, self.local_rank)))
+
+    def exchange(
+        self, slot: int, given: Sequence[torch.Tensor | None], expected: Sequence[int]
+    ) -> tuple[list[torch.Tensor], Started]:
+        """Start to give each node of a lane a tensor, and to get bytes from each.
+
+        Args:
+            slot: Which of this rank's lanes.
+            given: What each node gets, all of one type; None: nothing.
+            expected: How many bytes come from each node; nothing goes from this node to itself.
+
+        Returns:
+            Where the bytes of each node will lie, and the transfer.
+        """
+        outgoing = [None if one is None else as_bytes(one) for one in given]
+        sizes = [0 if one is None else one.numel() for one in outgoing]
+        tensors = [one for one in outgoing if one is not None and one.numel() > 0]
+        source = tensors[0] if len(tensors) == 1 else torch.cat([self._nothing, *tensors])
+        target = self._nothing.new_empty(sum(expected))
+        transfer = self._carriers[slot].all_to_all(target, source, expected, sizes)
+        return split(target, expected), transfer
+
+    @property
+    def takes_less(self) -> bool:
+        """See `Carrier`."""
+        return self._carriers[0].takes_less
+
+    def carrier(self, slot: int) -> Carrier:
+        """Return the carrier of one of this rank's lanes."""
+        return self._carriers[slot]
+
+    def abandon(self) -> None:
+        """Give up transfers that may never end."""
+        for carrier in self._carriers:
+            carrier.abandon()
+
+    def close(self) -> None:
+        """Leave the lanes."""
+        for carrier in self._carriers:
+            carrier.close()
+
+    def by_lane(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Return the lanes' places in a lane buffer."""
+        places = buffer.view(self.num_local, self.num_slots, -1)
+        n = self.num_local
+        return [places[lane % n, lane // n] for lane in range(self.num_lanes)]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a lane buffer has the lanes one after another."""
+        return self.num_slots == 1 or self.num_local == 1
+
+    def wait(self, transfers: Sequence[Started], behind: Iterable[Started] = ()) -> None:
+        """Wait for transfers, for as long as the call may take; see `Waits`."""
+        self._watch.wait(transfers, self._deadline, behind)
+
+    def drive(self, segments: Iterable[Segment]) -> None:
+        """Carry out segments, some at once, in the same order on every rank of the island."""
+        active: deque[tuple[Segment, Sequence[Started]]] = deque()
+
+        def advance() -> None:
+            segment, transfers = active.popleft()
+            self.wait(transfers, [one for _, later in active for one in later])
+            following = next(segment, None)
+            if following is not None:
+                active.append((segment, following))
+
+        for segment in segments:
+            while len(active) >= _NUM_AT_ONCE:
+                advance()
+            active.append((segment, next(segment)))
+        while active:
+            advance()
+
+
+def cuts(total: int, step: int) -> Iterable[tuple[int, int]]:
+    """Cut a range into pieces of at most `step`; an empty range is one empty piece."""
+    return ((first, min(first + step, total)) for first in range(0, max(total, 1), max(step, 1)))

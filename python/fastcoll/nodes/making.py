@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group over several nodes while it is made: a rank that fails or dies then is lost to all nodes.
+
+Within a node the sockets tell (bootstrap/rendezvous.py); this tells the others. Decides who has to
+have come before a rank goes on, and whom an error names. Must not know what a carrier does.
+"""
+
+import contextlib
+import time
+
+from torch.distributed import Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.questions import ask
+from fastcoll.calls.tensors import Call
+from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
+from fastcoll.nodes.carriers import make_lane
+from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
+from fastcoll.nodes.island import Island
+from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.store import PatientStore
+from fastcoll.types import Verb
+
+_LOOK_EVERY_S = 0.1  # for a verdict: each look is a question to the store
+
+
+def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
+    """Tell all nodes why a group can't be made; return what this rank is to raise.
+
+    An error that is one rank's own is to the others the loss of that rank.
+    """
+    if isinstance(error, CollectiveTimeout | PeerLostError | DriverError):
+        return board.settle(error)
+    reason = f"rank {seat.rank} gave up: {type(error).__name__}: {error}"
+    board.settle(PeerLostError(reason, [seat.rank]))
+    return error
+
+
+def settled_on_node(board: Board, seat: Seat, error: BaseException) -> BaseException:
+    """Do the same with an error that counts the ranks as this node does."""
+    node, _ = seat.islands.places[seat.rank]
+    if isinstance(error, CollectiveTimeout | PeerLostError):
+        ranks = [seat.islands.nodes[node][one] for one in error.ranks]
+        names = f", whose ranks {list(error.ranks)} are ranks {ranks} of the group"
+        error = type(error)(f"rank {seat.rank} on node {node}{names}: {error}", ranks)
+    elif isinstance(error, DriverError):
+        error = DriverError(f"rank {seat.rank} on node {node}: {error}")
+    return settled(board, seat, error)
+
+
+class _Look:
+    """What ends a rank's wait for its lanes: a verdict, or the end of a rank of its node."""
+
+    def __init__(self, board: Board, seat: Seat, island: Island) -> None:
+        self._board = board
+        self._island = island
+        node, mine = seat.islands.places[seat.rank]
+        ranks = seat.islands.nodes[node]
+        self._mates = [(local, rank) for local, rank in enumerate(ranks) if local != mine]
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        """Raise it, if it is time to ask again."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _LOOK_EVERY_S
+            self.now()
+
+    def now(self) -> None:
+        """Raise it."""
+        if verdict := self._board.verdict():
+            raise verdict
+        if gone := [rank for local, rank in self._mates if self._island.peer_is_gone(local)]:
+            raise PeerLostError(f"init: ranks {gone} ended while their group was made", gone)
+
+
+def make_lanes(
+    make: MakeCarrier, own: Store, seat: Seat, island: Island, board: Board, limit_s: float
+) -> list[Carrier]:
+    """Make a rank's lanes, and wait until all of its node have theirs. Collective.
+
+    Raises:
+        CollectiveTimeout: A rank did not come.
+        PeerLostError: A rank died, or gave up.
+    """
+    islands = seat.islands
+    node, local_rank = islands.places[seat.rank]
+    look = _Look(board, seat, island)
+    deadline = Deadline(limit_s)
+    try:
+        _say_come(own, seat, deadline)
+        lanes = []
+        for lane in islands.lanes_of(node, local_rank):
+            store = PatientStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
+            try:
+                lanes.append(make_lane(make, store, node, islands.num_nodes))
+            except CollectiveTimeout as error:
+                look.now()  # torch may have wrapped what ended the wait
+                raise _late(own, seat, lane, error) from error
+    except BaseException as error:
+        raise settled(board, seat, error) from error
+    try:
+        # Who waits here hears of one that dies in its lanes, and tells the other nodes.
+        island.issue(Call(verb=Verb.barrier))
+    except BaseException as error:
+        raise settled_on_node(board, seat, error) from error
+    return lanes
+
+
+def _say_come(own: Store, seat: Seat, deadline: Deadline) -> None:
+    try:
+        ask(lambda: own.set(f"come/{seat.rank}", ""), deadline.left_s())
+    except (RuntimeError, TimeoutError) as error:
+        raise CollectiveTimeout(
+            f"init (rank {seat.rank}): the store failed, or did not answer within "
+            f"{deadline.limit_s:g} s: {error}"
+        ) from error
+
+
+def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
+    """Return an error that names who did not come; if all began to, the others of the lane."""
+    places = seat.islands.places
+    missing: list[int] = []
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the store may be what is late
+
+        def look() -> list[int]:
+            return [rank for rank in places if not own.check([f"come/{rank}"])]
+
+        missing = ask(look, Board.ANSWER_S)
+    if not missing:
+        missing = [rank for rank in seat.islands.ranks_of(lane) if rank != seat.rank]
+    there = seat.islands.describe(sorted({places[rank][0] for rank in missing}))
+    return CollectiveTimeout(f"{error}: no answer from ranks {missing}, of {there}", missing)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a call begins: all ranks say what they call, and small messages travel along.
+
+Decides the packet, which has room for the same number of bytes whatever the call, since carriers do
+not survive messages that are longer than expected: Gloo ends the process. So nothing else crosses
+before all nodes have agreed, and a call that fits into its packets is over after one trip.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastcoll.errors import DesyncError
+from fastcoll.nodes.arrays import partial_dtype
+from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.lanes import Lanes
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
+
+_WORDS = struct.Struct("=QQQiBBBBB")
+_HEAD_BYTES = 64
+# What a node sends in all its packets together. To save a second trip is worth that many bytes:
+# they take as long on a link of 10 Gbit/s and 50 us or of 1 Gbit/s and 0.5 ms, and where links are
+# longer less.
+_MOST_BYTES = 64 << 10
+# Of a packet, where it has to be sent whole.
+_FIXED_BYTES = 4096 - _HEAD_BYTES
+_ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What must be equal on all ranks of a call; fields as in `fastcoll.types.Request`.
+
+    Attributes:
+        sequence: Number of the call in its group.
+        by_carrier: See `reductions.Reduction`.
+    """
+
+    sequence: int
+    verb: Verb
+    dtype: DType
+    op: Op
+    numel: int
+    root: int
+    splits: int
+    by_carrier: bool
+    on_gpus: bool = False
+
+    def numbered(self, sequence: int) -> "Asked":
+        """Return this call with its number."""
+        return replace(self, sequence=sequence)
+
+    def pack(self) -> bytes:
+        """Return the fields as bytes."""
+        words = _WORDS.pack(
+            self.sequence,
+            self.numel,
+            self.splits,
+            self.root,
+            self.verb,
+            self.dtype,
+            self.op,
+            self.by_carrier,
+            self.on_gpus,
+        )
+        return words.ljust(_HEAD_BYTES, b"\0")
+
+    @staticmethod
+    def unpack(data: bytes) -> "Asked":
+        """Read what `pack` wrote."""
+        sequence, numel, splits, root, *codes, by_carrier, on_gpus = _WORDS.unpack_from(data)
+        kinds = Verb(codes[0]), DType(codes[1]), Op(codes[2])
+        return Asked(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
+
+    def describe(self) -> str:
+        """Return the call as a line of text."""
+        words = []
+        if self.verb in REDUCTIONS:
+            words.append(self.op.name)
+        if self.verb is not Verb.barrier:
+            words.append(self.dtype.name)
+            words.append("split sizes given" if self.splits == COUNTED else f"numel={self.numel}")
+        if self.splits > COUNTED:
+            words.append(f"uneven parts #{self.splits % 100000}")
+        if self.verb in _ROOTED:
+            words.append(f"root={self.root}")
+        if self.verb in REDUCTIONS:
+            words.append("numerics=" + ("fast" if self.by_carrier else "same_bits"))
+        if self.on_gpus:
+            words.append("on GPUs")
+        return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
+
+    def given_bytes(self, world_size: int) -> int:
+        """Return what each rank gives; of broadcast and scatter only the root's means anything."""
+        many = (Verb.reduce_scatter, Verb.scatter, Verb.all_to_all)
+        return self.numel * ITEMSIZE[self.dtype] * (world_size if self.verb in many else 1)
+
+    def is_small(self, lanes: Lanes, world_size: int) -> bool:
+        """Return whether the message fits into packets, as small.py fills them."""
+        num_bytes = self.given_bytes(world_size)
+        if self.verb in REDUCTIONS:
+            num_bytes = (
+                num_bytes // ITEMSIZE[self.dtype] * ITEMSIZE[partial_dtype(self.dtype, self.op)]
+            )
+        else:
+            num_bytes *= lanes.num_lanes
+        return self.splits == 0 and num_bytes <= packet_room(lanes)
+
+
+def packet_room(lanes: Lanes) -> int:
+    """Return how many bytes fit into a packet; whole heads, so that elements are aligned."""
+    most = _MOST_BYTES // (lanes.num_nodes - 1) // _HEAD_BYTES * _HEAD_BYTES
+    return most if lanes.takes_less else min(most, _FIXED_BYTES)
+
+
+def meet(lanes: Lanes, asked: Asked, limit_s: float) -> None:
+    """Let the ranks of a node see that they make the same call.
+
+    Args:
+        lanes: This rank's lanes.
+        asked: What this rank calls.
+        limit_s: How long they may let each other wait.
+
+    Raises:
+        DesyncError: They make different calls.
+    """
+    heads = lanes.island_all_gather(_bytes_of(asked), limit_s=limit_s)
+    _compare(lanes.islands.nodes[lanes.node], heads.view(-1, _HEAD_BYTES))
+
+
+def trade(lanes: Lanes, asked: Asked, content: torch.Tensor) -> list[torch.Tensor]:
+    """Let the leaders, who call this, see that all nodes make the same call.
+
+    Args:
+        lanes: This rank's lanes.
+        asked: What this rank calls.
+        content: Bytes for all other leaders.
+
+    Returns:
+        What each node's packet held, and perhaps more behind it.
+
+    Raises:
+        DesyncError: The nodes make different calls; all leaders raise it.
+    """
+    packets = hand_over(lanes, 0, asked, content)
+    lanes.wait([packets.transfer])
+    return packets.contents()
+
+
+@dataclass(frozen=True)
+class Packets:
+    """What the ranks of a lane say to each other; complete when `transfer` is over.
+
+    Attributes:
+        ranks: Who serves the lane on each node.
+    """
+
+    ranks: Sequence[int]
+    packets: Sequence[torch.Tensor]
+    transfer: Started
+
+    def contents(self) -> list[torch.Tensor]:
+        """Return what each node's packet holds behind its head.
+
+        Raises:
+            DesyncError: The heads differ.
+        """
+        _compare(self.ranks, torch.stack([packet[:_HEAD_BYTES] for packet in self.packets]))
+        return [packet[_HEAD_BYTES:] for packet in self.packets]
+
+
+def hand_over(lanes: Lanes, slot: int, asked: Asked, content: torch.Tensor) -> Packets:
+    """Start to tell the other nodes, in one of this rank's lanes, what it calls."""
+    packet = torch.cat([_bytes_of(asked), content])
+    room = _HEAD_BYTES + packet_room(lanes)
+    if not lanes.takes_less:
+        packet = torch.cat([packet, packet.new_zeros(room - packet.numel())])
+    others = [node != lanes.node for node in range(lanes.num_nodes)]
+    packets, transfer = lanes.exchange(
+        slot, [packet if other else None for other in others], [room * other for other in others]
+    )
+    packets[lanes.node] = packet
+    _, lane = lanes.lanes()[slot]
+    return Packets(lanes.islands.ranks_of(lane), packets, transfer)
+
+
+def _bytes_of(asked: Asked) -> torch.Tensor:
+    return torch.frombuffer(bytearray(asked.pack()), dtype=torch.uint8)
+
+
+def _compare(ranks: Sequence[int], heads: torch.Tensor) -> None:
+    """Check that some ranks say the same."""
+    if bool((heads == heads[0]).all()):
+        return
+    calls = [Asked.unpack(head.numpy().tobytes()).describe() for head in heads]
+    by_call: dict[str, list[int]] = {}
+    for rank, call in zip(ranks, calls, strict=True):
+        by_call.setdefault(call, []).append(rank)
+    sides = "; ".join(f"ranks {some} called {call}" for call, some in by_call.items())
+    raise DesyncError(
+        f"the ranks made different calls: {sides}. Use of this group is over: call "
+        "fastcoll.destroy()"
+    )

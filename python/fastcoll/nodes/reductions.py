@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""all_reduce, reduce and reduce_scatter over nodes, for messages of more than a packet.
+
+The island reduces, each lane carries its chunk to the other nodes, the island gathers. Decides what
+crosses: node partials in the type that has all their bits, summed in the order of the nodes by each
+rank itself, or, where the bits may differ, what the carrier sums. With m nodes a chunk of S bytes
+costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
+(Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same bytes, one trip
+less. In a reduce the last trip goes to the root's node only.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastcoll.nodes.arrays import (
+    as_bytes,
+    copy,
+    finish,
+    partial_dtype,
+    partial_op,
+    reduce_into,
+    split,
+    widen,
+)
+from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.lanes import Lanes, Segment, cuts
+from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
+
+# What a node gives to all others together where chunks go whole. Up to here a trip costs more than
+# the bytes that it saves; not measured for more than two nodes.
+_SHORT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How to reduce.
+
+    Attributes:
+        numerics: What the island promises.
+        by_carrier: Node partials are rounded, and the carrier reduces them.
+        world_size: What an average divides by.
+    """
+
+    dtype: DType
+    op: Op
+    numerics: Numerics
+    by_carrier: bool
+    world_size: int
+
+    @property
+    def partial(self) -> DType:
+        """The type of node partials."""
+        return self.dtype if self.by_carrier else partial_dtype(self.dtype, self.op)
+
+    def widen(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Write a rank's elements as partials."""
+        widen(target, source, self.dtype)
+
+    def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+        """Reduce the partials of all nodes, in their order, to the result."""
+        dtype = TORCH_DTYPES[self.partial]
+        typed = [row.view(dtype) for row in rows]
+        if self.op is not Op.AVG and self.partial is self.dtype:
+            reduce_into(target, typed, self.partial, self.op)
+            return
+        total = torch.empty(target.numel(), dtype=dtype)
+        reduce_into(total, typed, self.partial, self.op)
+        finish(target, total, self.dtype, self.op, self.world_size)
+
+
+def all_reduce(lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Reduce `source` of all ranks into everybody's `target`; they may be one."""
+    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    lanes.drive(
+        _all_reduce(lanes, how, source[first:last], target[first:last])
+        for first, last in cuts(source.numel(), step)
+    )
+
+
+def reduce(
+    lanes: Lanes, how: Reduction, root: int, source: torch.Tensor, target: torch.Tensor | None
+) -> None:
+    """Reduce `source` of all ranks into the root's `target`; they may be one."""
+    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    lanes.drive(
+        _reduce(
+            lanes, how, root, source[first:last], None if target is None else target[first:last]
+        )
+        for first, last in cuts(source.numel(), step)
+    )
+
+
+def _all_reduce(
+    lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor
+) -> Segment:
+    chunks = _of_island(lanes, how, source)
+    result, results = _room(lanes, chunks, target.dtype)
+    if how.by_carrier:
+        yield from _by_carrier(lanes, how, chunks, results)
+    elif _goes_whole(lanes, chunks):
+        yield from _whole_chunks(lanes, how, chunks, results)
+    else:
+        sums = yield from _sum_shards(lanes, how, chunks, results)
+        yield from _gather_shards(lanes, sums, results)
+    _collect(lanes, result, target)
+
+
+def _reduce(
+    lanes: Lanes,
+    how: Reduction,
+    root: int,
+    source: torch.Tensor,
+    target: torch.Tensor | None,
+) -> Segment:
+    root_node, local_root = lanes.islands.places[root]
+    chunks = _of_island(lanes, how, source)
+    result, results = _room(lanes, chunks, source.dtype)
+    if how.by_carrier:
+        yield from _by_carrier(lanes, how, chunks, results)
+    elif _goes_whole(lanes, chunks):
+        yield from _whole_chunks(lanes, how, chunks, results, only=root_node)
+    else:
+        sums = yield from _sum_shards(lanes, how, chunks, results)
+        yield from _gather_shards_on(lanes, root_node, sums, results)
+    if lanes.node != root_node:
+        return
+    everything = lanes.island_gather(result, local_root)
+    if target is not None and everything is not None:
+        _put_in_order(lanes, everything.view(-1), target)
+
+
+def _of_island(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
+    """Reduce within the island; return the chunk of each of this rank's lanes."""
+    numel = -(-source.numel() // lanes.num_lanes)
+    buffer = _spread(lanes, how, source, numel)
+    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    return [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+
+
+def _room(
+    lanes: Lanes, chunks: list[torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return room for the results of all slots, and of each of this rank's lanes."""
+    numel = chunks[0].numel()
+    result = chunks[0].new_empty(lanes.num_slots * numel, dtype=dtype)
+    return result, [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
+
+
+def _goes_whole(lanes: Lanes, chunks: list[torch.Tensor]) -> bool:
+    given_bytes = chunks[0].nbytes * (lanes.num_nodes - 1)
+    return lanes.num_nodes == 2 or given_bytes <= _SHORT_BYTES
+
+
+def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> torch.Tensor:
+    """Return a lane buffer of partials: of each lane, `numel` elements of `source`."""
+    size = lanes.num_local * lanes.num_slots * numel
+    same = how.partial is how.dtype
+    if same and lanes.in_order and source.numel() == size:
+        return source
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=source.device)
+    if lanes.in_order:
+        how.widen(buffer[: source.numel()], source)
+        return buffer
+    for place, piece in zip(lanes.by_lane(buffer), split(source, max(numel, 1)), strict=False):
+        how.widen(place[: piece.numel()], piece)
+    return buffer
+
+
+def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor) -> None:
+    """Gather everybody's lanes and put them where they belong."""
+    size = result.numel() * lanes.num_local
+    if lanes.in_order and size == target.numel():
+        lanes.island_all_gather(result, target)
+        return
+    _put_in_order(lanes, lanes.island_all_gather(result), target)
+
+
+def _put_in_order(lanes: Lanes, everything: torch.Tensor, target: torch.Tensor) -> None:
+    if lanes.in_order:
+        copy(target, everything[: target.numel()])
+        return
+    places = lanes.by_lane(everything)
+    pieces = split(target, max(places[0].numel(), 1))
+    for place, piece in zip(places, pieces, strict=False):
+        copy(piece, place[: piece.numel()])
+
+
+def _by_carrier(
+    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    for chunk, result in zip(chunks, results, strict=True):
+        copy(result, chunk)
+    yield [lanes.carrier(slot).all_reduce(one, how.op) for slot, one in enumerate(results)]
+
+
+def _give(
+    lanes: Lanes, slot: int, tensor: torch.Tensor, only: int | None
+) -> tuple[list[torch.Tensor], Started]:
+    """Start to give a tensor to the lane's other nodes, or to one; each gives as much."""
+    nodes, gets = range(lanes.num_nodes), only in (None, lanes.node)
+    given = [tensor if node != lanes.node and only in (None, node) else None for node in nodes]
+    expected = [tensor.nbytes if node != lanes.node and gets else 0 for node in nodes]
+    return lanes.exchange(slot, given, expected)
+
+
+def _whole_chunks(
+    lanes: Lanes,
+    how: Reduction,
+    chunks: list[torch.Tensor],
+    results: list[torch.Tensor],
+    only: int | None = None,
+) -> Segment:
+    """Give chunks to all nodes, or to the one that wants the result."""
+    exchanges = [_give(lanes, slot, chunk, only) for slot, chunk in enumerate(chunks)]
+    yield [transfer for _, transfer in exchanges]
+    if only not in (None, lanes.node):
+        return
+    for (rows, _), chunk, result in zip(exchanges, chunks, results, strict=True):
+        rows[lanes.node] = chunk
+        how.reduce(result, rows)
+
+
+def _sum_shards(
+    lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
+) -> Generator[Sequence[Started], None, list[torch.Tensor]]:
+    """Give each node a shard of every chunk; return the results of this node's shards."""
+    numel = -(-chunks[0].numel() // lanes.num_nodes)
+    shards = [
+        [chunk[first * numel :][:numel] for first in range(lanes.num_nodes)] for chunk in chunks
+    ]
+    exchanges = []
+    for slot, parts in enumerate(shards):
+        mine = parts[lanes.node]
+        given = [None if part is mine else part for part in parts]
+        expected = [0 if part is mine else mine.nbytes for part in parts]
+        exchanges.append(lanes.exchange(slot, given, expected))
+    yield [transfer for _, transfer in exchanges]
+    sums = [result.new_zeros(numel) for result in results]
+    for (rows, _), parts, one in zip(exchanges, shards, sums, strict=True):
+        mine = rows[lanes.node] = parts[lanes.node]
+        how.reduce(one[: mine.numel()], rows)
+    return sums
+
+
+def _gather_shards(lanes: Lanes, sums: list[torch.Tensor], results: list[torch.Tensor]) -> Segment:
+    gathered = [one.new_empty(one.numel() * lanes.num_nodes) for one in sums]
+    yield [
+        lanes.carrier(slot).all_gather(as_bytes(whole), as_bytes(one))
+        for slot, (whole, one) in enumerate(zip(gathered, sums, strict=True))
+    ]
+    for whole, result in zip(gathered, results, strict=True):
+        copy(result, whole[: result.numel()])
+
+
+def _gather_shards_on(
+    lanes: Lanes, node: int, sums: list[torch.Tensor], results: list[torch.Tensor]
+) -> Segment:
+    exchanges = [_give(lanes, slot, one, node) for slot, one in enumerate(sums)]
+    yield [transfer for _, transfer in exchanges]
+    if lanes.node != node:
+        return
+    for (rows, _), one, result in zip(exchanges, sums, results, strict=True):
+        rows[node] = as_bytes(one)
+        copy(result, torch.cat(rows).view(result.dtype)[: result.numel()])
+
+
+def reduce_scatter(
+    lanes: Lanes, how: Reduction, parts: Sequence[torch.Tensor], target: torch.Tensor
+) -> None:
+    """Reduce `parts`, one for each rank, over all ranks; rank r gets the r-th."""
+    num_bytes = ITEMSIZE[how.partial] * lanes.num_lanes * lanes.num_nodes
+    lanes.drive(
+        _reduce_scatter(lanes, how, [part[first:last] for part in parts], target[first:last])
+        for first, last in cuts(target.numel(), max(64, lanes.segment_bytes // num_bytes))
+    )
+
+
+def _reduce_scatter(
+    lanes: Lanes, how: Reduction, parts: Sequence[torch.Tensor], target: torch.Tensor
+) -> Segment:
+    num_nodes, numel = lanes.num_nodes, target.numel()
+    size = lanes.num_local * lanes.num_slots * num_nodes * numel
+    buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=target.device)
+    for lane, place in enumerate(lanes.by_lane(buffer)):
+        for node, piece in enumerate(place.view(num_nodes, numel)):
+            rank = lanes.islands.rank_in_lane(node, lane)
+            if rank is not None:
+                how.widen(piece, parts[rank])
+    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    partials = mine.view(lanes.num_slots, num_nodes, numel)
+    own_bytes = partials[0, 0].nbytes
+    exchanges = []
+    for slot, lane in lanes.lanes():
+        ends = [lanes.islands.rank_in_lane(node, lane) for node in range(num_nodes)]
+        ends[lanes.node] = None
+        given = [
+            None if end is None else row for end, row in zip(ends, partials[slot], strict=True)
+        ]
+        expected = [0 if slot or node == lanes.node else own_bytes for node in range(num_nodes)]
+        exchanges.append(lanes.exchange(slot, given, expected))
+    yield [transfer for _, transfer in exchanges]
+    rows, _ = exchanges[0]
+    rows[lanes.node] = partials[0, lanes.node]
+    how.reduce(target, rows)

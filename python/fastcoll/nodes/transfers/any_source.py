@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receives from any rank in a group over several nodes.
+
+Such a receive is one of the island's, and listens on the channel of every rank of another node that
+has begun to send with its tag, which the senders say on the board. What comes first decides: a
+message from another node takes the receive back from the island, unless that has found one already.
+"""
+
+import time
+from collections.abc import Callable
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.calls.pairs import Transfer
+from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.work import CallQueue
+from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.nodes.transfers.channels import Channel, Ends, Turns, Uncounted, senders_key
+from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
+from fastcoll.nodes.verdict.watch import quietly
+
+_FIRST_LOOK_S = 1e-3
+
+
+class AnySource(Uncounted):
+    """The receives from any rank with one tag, first in, first out."""
+
+    def __init__(
+        self, ends: Ends, tag: int, turns: Turns, channel: Callable[[Transfer, int], Channel]
+    ) -> None:
+        """Take what returns the channel on which a rank sends."""
+        self._ends = ends
+        self._key = senders_key(ends.seat.rank, tag)
+        self._turns = turns
+        self._channel = channel
+        self._num_senders = 0
+        self._channels: list[Channel] = []  # the next one to be asked first
+        self._queue = CallQueue(self)
+
+    def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
+        """Queue a receive; `post` makes it one of the island's too."""
+        self._turns.enter(receive)
+        try:
+            local = post()
+            work = TransferBetween(lambda: self._run(receive, local), receive)
+            self._queue.put(work)
+        except FastcollError:
+            self._turns.leave(receive)
+            raise
+        return work
+
+    def close(self) -> None:
+        """End what is not complete."""
+        self.is_closed = True
+        self._queue.join()
+
+    def _run(self, receive: Transfer, local: TransferWork) -> int:
+        deadline = self._ends.deadline(receive)
+        try:
+            channel = self._first(receive, local, deadline)
+            if channel is None:
+                return self._from_island(receive, local, deadline)
+            channel.carry_out(receive, deadline=deadline)
+            return channel.peer
+        except FastcollError as error:
+            quietly(local.withdraw)  # nothing is written to the user's memory from here on
+            if self.is_closed:
+                raise
+            raise self._ends.watch.fail(error) from error
+        finally:
+            self._turns.leave(receive)
+
+    def _from_island(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> int:
+        try:
+            local.wait(max(deadline.left_s(), 0.001))
+        except FastcollError as error:
+            if local.is_completed():
+                raise
+            raise self._late(receive, deadline) from error
+        return local.source_rank()
+
+    def _first(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> Channel | None:
+        """Wait for the first message; return its channel, None if it is the island's."""
+        pause_s, look_s, next_look = FIRST_PAUSE_S, _FIRST_LOOK_S, 0.0
+        while True:
+            if local.is_completed():
+                return None
+            if (now := time.monotonic()) >= next_look:
+                self._ends.check(self.is_closed)
+                self._find_senders(receive)
+                next_look, look_s = now + look_s, min(2 * look_s, LOOK_EVERY_S)
+            for channel in self._channels:
+                if self._turns.is_next(receive, channel.peer) and channel.is_offered(deadline):
+                    if not local.withdraw():
+                        return None
+                    self._channels.remove(channel)
+                    self._channels.append(channel)
+                    return channel
+            if deadline.passed():
+                raise self._late(receive, deadline)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _find_senders(self, receive: Transfer) -> None:
+        for text in self._ends.board.appended(self._key, self._num_senders):
+            self._num_senders += 1
+            self._channels.append(self._channel(receive, int(text)))
+
+    def _late(self, receive: Transfer, deadline: Deadline) -> FastcollError:
+        seat = self._ends.seat
+        others = [rank for rank in range(len(seat.islands.places)) if rank != seat.rank]
+        return self._ends.watch.heard() or CollectiveTimeout(
+            f"recv from any rank with tag {receive.tag} (rank {seat.rank}) waited "
+            f"{deadline.limit_s:g} s for a message. Use of this group is over: call "
+            "fastcoll.shrink() or fastcoll.destroy()",
+            others,
+        )

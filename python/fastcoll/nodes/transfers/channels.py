@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives between two ranks of different nodes.
+
+Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it,
+on which messages follow each other. A message is a head that says what comes, then its bytes.
+Decides which receive gets a message and what ends a wait. Must not know how bytes travel.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.distributed import Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.islands import Seat
+from fastcoll.calls.limits import GROUP_LIMIT
+from fastcoll.calls.pairs import ANY, Transfer
+from fastcoll.calls.settings import Settings
+from fastcoll.calls.transfers import TransferBetween
+from fastcoll.calls.work import CallQueue
+from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
+from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
+from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
+from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.store import PatientStore
+from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.watch import Watch
+from fastcoll.types import DType
+
+# What a carrier may still read or write after an error; gone with the process.
+_abandoned: list[object] = []
+
+
+def senders_key(target: int, tag: int) -> str:
+    """Return where those who have begun to send to a rank with a tag stand on the board."""
+    return f"to {target}, tag {tag}"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What all channels of a group have in common.
+
+    Attributes:
+        store: What they are made over.
+        board: Where a sender says that it has begun to send.
+        watch: Knows the group's verdict.
+        waits: Who waits for whom.
+        settings: With the limit of a transfer that has none of its own.
+    """
+
+    seat: Seat
+    make: MakeCarrier
+    store: Store
+    board: Board
+    watch: Watch
+    waits: Waits
+    settings: Settings
+
+    def deadline(self, transfer: Transfer) -> Deadline:
+        """Return when a transfer that starts to run now is late."""
+        limit = self.settings.timeout_s if transfer.limit_s == GROUP_LIMIT else transfer.limit_s
+        return Deadline(limit)
+
+    def check(self, is_closed: bool) -> None:
+        """Raise what ends a wait."""
+        if is_closed:
+            raise UsageError("the group was destroyed before the transfer was complete")
+        if verdict := self.watch.verdict():
+            raise verdict
+
+    def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
+        """Return how a transfer waits for this rank's GPU."""
+
+        def wait(is_over: Callable[[], bool]) -> None:
+            if not comes_true(is_over, check, deadline):
+                raise CollectiveTimeout(
+                    f"{name} waited {deadline.limit_s:g} s for its own GPU, whose stream has still "
+                    "to do what it was given before. Use of this group is over: call "
+                    "fastcoll.shrink() or fastcoll.destroy()",
+                    [self.seat.rank],
+                )
+
+        return wait
+
+
+class Turns:
+    """The receives with one tag from other nodes: a message is for the first that it fits.
+
+    So a receive from any rank holds up all that were started after it: what it did not take is for
+    none of them. (MPI 4.1, section 3.5.)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[Transfer] = []
+
+    def enter(self, receive: Transfer) -> None:
+        """Add a receive, behind those that are open."""
+        with self._lock:
+            self._open.append(receive)
+
+    def leave(self, receive: Transfer) -> None:
+        """Drop one that is over."""
+        with self._lock:
+            self._open = [one for one in self._open if one is not receive]
+
+    def is_next(self, receive: Transfer, peer: int) -> bool:
+        """Return whether the next message from `peer` is for this receive."""
+        with self._lock:
+            return next(one for one in self._open if one.peer in (peer, ANY)) is receive
+
+
+class Uncounted:
+    """What a queue asks of its owner, for one that counts nothing."""
+
+    is_closed = False
+
+    def idle(self) -> bool:
+        return False
+
+    def async_begin(self) -> None:
+        return
+
+    async_end = await_native = async_begin
+
+
+class Channel(Uncounted):
+    """Messages with one tag from one rank to another one, first in, first out."""
+
+    def __init__(self, ends: Ends, transfer: Transfer, peer: int, turns: Turns) -> None:
+        self._ends = ends
+        self.peer = peer
+        self._sends, self._tag = transfer.sends, transfer.tag
+        self._turns = turns
+        self._carrier: Carrier | None = None
+        self._head: tuple[torch.Tensor, Started] | None = None  # asked for, of the next message
+        self._is_lost = False
+        self._queue = CallQueue(self)
+
+    def start(self, transfer: Transfer, payload: Payload | None = None) -> TransferBetween:
+        """Queue a transfer; `payload` if it is on a GPU."""
+
+        def run() -> int:
+            try:
+                self.carry_out(transfer, payload)
+            finally:
+                self._turns.leave(transfer)
+            return self.peer
+
+        if not self._sends:
+            self._turns.enter(transfer)
+        told = partial(self._ends.waits.told, self.peer, self._sends)
+        work = TransferBetween(run, transfer, told)
+        self._queue.put(work)
+        return work
+
+    def close(self) -> None:
+        """Leave; transfers that are not complete fail."""
+        self.is_closed = True
+        self._queue.join()
+        if self._carrier is None or self._ends.watch.error is not None:
+            return
+        if self._head is None:
+            self._carrier.close()
+        else:
+            self._abandon(*self._head)
+
+    def is_offered(self, deadline: Deadline) -> bool:
+        """Return whether the next message has begun to come; for the receive whose turn it is.
+
+        A rank that has gone offers nothing.
+        """
+        if self._is_lost:
+            return False
+        _, started = self._listen(deadline)
+        if not started.is_completed():
+            return False
+        try:
+            started.wait()
+        except RuntimeError:
+            self._is_lost = True
+        return not self._is_lost
+
+    # ---- one message -----------------------------------------------------------------------------
+
+    def carry_out(
+        self,
+        transfer: Transfer,
+        payload: Payload | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Send a message, or receive one when it is this receive's turn, here and now."""
+        array = transfer.array
+        payload = payload or HostPayload(transfer)
+        head = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
+        try:
+            self._check()
+            if transfer.sends:
+                deadline = deadline or self._ends.deadline(transfer)
+                self._send(head, payload, deadline)
+            else:
+                self._await_turn(transfer)
+                deadline = deadline or self._ends.deadline(transfer)
+                told, started = self._listen(deadline)
+                self._wait([started], deadline)
+                self._head = None
+                expected, found = head.tolist(), told.tolist()
+                self._compare(expected[:2], found[:2])
+                payload = payload.cut_as(found[2])
+                self._receive(payload, deadline)
+        except FastcollError as error:
+            self._abandon(payload, head, self._head)
+            if self.is_closed:
+                raise
+            raise self._ends.watch.fail(error) from error
+
+    def _send(self, head: torch.Tensor, payload: Payload, deadline: Deadline) -> None:
+        carrier = self._made(deadline)
+        for_gpu = self._ends.for_gpu(self._name(), self._check, deadline)
+        under_way = deque([carrier.broadcast(head, 0)])
+        with payload.here():
+            for index in range(payload.num_pieces):
+                while len(under_way) >= payload.num_slots:
+                    self._wait([under_way.popleft()], deadline)
+                payload.move(index, for_gpu)
+                under_way.append(carrier.broadcast(payload.piece(index), 0))
+        self._wait(under_way, deadline)
+
+    def _receive(self, payload: Payload, deadline: Deadline) -> None:
+        carrier = self._made(deadline)
+        for_gpu = self._ends.for_gpu(self._name(), self._check, deadline)
+        coming: deque[Started] = deque()
+        num_asked = 0
+        with payload.here():
+            for index in range(payload.num_pieces):
+                while num_asked < min(index + payload.num_slots, payload.num_pieces):
+                    coming.append(carrier.broadcast(payload.piece(num_asked), 0))
+                    num_asked += 1
+                self._wait([coming.popleft()], deadline)
+                payload.move(index, for_gpu)
+            payload.finish(for_gpu)
+
+    def _listen(self, deadline: Deadline) -> tuple[torch.Tensor, Started]:
+        """Return the head of the next message, which may still be coming."""
+        carrier = self._made(deadline)
+        if self._head is None:
+            head = torch.zeros(3, dtype=torch.int64)
+            self._head = head, carrier.broadcast(head, 0)
+        return self._head
+
+    def _await_turn(self, transfer: Transfer) -> None:
+        """Wait for receives from any rank that were started before; their limits end that."""
+        comes_true(lambda: self._turns.is_next(transfer, self.peer), self._check)
+
+    def _made(self, deadline: Deadline) -> Carrier:
+        if self._carrier is None:
+            mine, ends = self._ends.seat.rank, self._ends
+            source, target = (mine, self.peer) if self._sends else (self.peer, mine)
+            left_s = max(deadline.left_s(), 0.001)
+            if self._sends:
+                ends.board.append(senders_key(target, self._tag), str(source), left_s)
+            name = f"from {source} to {target}, tag {self._tag}"
+            store = PatientStore(ends.store, name, deadline, self._check, (source, target))
+            try:
+                store.meet()
+                self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())
+            except RuntimeError as error:
+                self._check()  # torch may have wrapped what ended the wait
+                if isinstance(error, UsageError):
+                    raise
+                raise self._late(deadline) from error
+        return self._carrier
+
+    def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
+        for transfer in transfers:
+            if not comes_true(transfer.is_completed, self._check, deadline):
+                raise self._late(deadline)
+            try:
+                transfer.wait()
+            except RuntimeError as error:
+                raise self._ends.watch.heard() or PeerLostError(
+                    f"{self._name()} lost its connection: {error}. Use of this group is over: "
+                    "call fastcoll.shrink() or fastcoll.destroy()",
+                    [self.peer],
+                ) from error
+
+    def _check(self) -> None:
+        self._ends.check(self.is_closed)
+
+    def _late(self, deadline: Deadline) -> FastcollError:
+        if verdict := self._ends.watch.heard():
+            return verdict
+        told, rank = self._ends.waits.follow(self.peer)
+        return CollectiveTimeout(
+            f"{self._name()} waited {deadline.limit_s:g} s for rank {self.peer}, which did not "
+            f"{'receive' if self._sends else 'send'} it{told}. Use of this group is over: call "
+            "fastcoll.shrink() or fastcoll.destroy()",
+            [rank],
+        )
+
+    def _compare(self, expected: list[int], found: list[int]) -> None:
+        if found != expected:
+            sides = [
+                f"{numel} elements of {DType(dtype).name}" for dtype, numel in (found, expected)
+            ]
+            raise DesyncError(
+                f"{self._name()} does not fit: rank {self.peer} sent {sides[0]}, rank "
+                f"{self._ends.seat.rank} expected {sides[1]}"
+            )
+
+    def _name(self) -> str:
+        verb, to = ("send", "to") if self._sends else ("recv", "from")
+        return f"{verb} {to} rank {self.peer} with tag {self._tag} (rank {self._ends.seat.rank})"
+
+    def _abandon(self, *what: object) -> None:
+        _abandoned.append(what)
+        if self._carrier is not None:
+            self._carrier.abandon()

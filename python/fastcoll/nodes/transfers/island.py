@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives within a node, of a group over several nodes.
+
+Decides what the whole group hears of them: whom they wait for, and what broke them, with the
+group's numbers of the ranks. Must not know of other nodes' transfers.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from fastcoll.calls.pairs import ANY, Transfer
+from fastcoll.calls.transfers import (
+    LONG_S,
+    OnGpus,
+    StridedTransferWork,
+    Transfers,
+    TransferWork,
+    post,
+)
+from fastcoll.calls.work import limit_of_wait
+from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.watch import Watch
+
+_Timeout = float | timedelta | None
+
+
+class _OnIsland(TransferWork):
+    """What the transfers within a node do alike."""
+
+    __slots__ = ()
+    _transfer: Transfer
+    _transfers: "IslandTransfers"
+
+    def wait(self, timeout: _Timeout = None) -> bool:
+        """See `TransferWork.wait`."""
+        return self._transfers.waited(self, self._transfer, super().wait, timeout)
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent what was received here; for complete transfers."""
+        return self._transfers.ranks[super().source_rank()]
+
+
+class IslandWork(_OnIsland):
+    """A transfer within a node."""
+
+    __slots__ = ("_transfer", "_transfers")
+
+
+class StridedIslandWork(_OnIsland, StridedTransferWork):
+    """A transfer within a node of what lies in pieces."""
+
+    __slots__ = ("_transfer", "_transfers")
+
+
+class IslandTransfers(Transfers):
+    """The transfers of one node's ranks; `ranks` are their numbers in the whole group."""
+
+    def __init__(
+        self, island: Any, on_gpus: OnGpus, ranks: Sequence[int], watch: Watch, waits: Waits
+    ) -> None:
+        super().__init__(island, on_gpus)
+        self.ranks = ranks
+        self._watch = watch
+        self._waits = waits
+
+    def post(self, transfer: Transfer) -> TransferWork:
+        """See `Transfers.post`."""
+        work = post(self._group, transfer, IslandWork, StridedIslandWork)
+        assert isinstance(work, _OnIsland)
+        work._transfer, work._transfers = transfer, self
+        return work
+
+    def waited(
+        self,
+        work: TransferWork,
+        transfer: Transfer,
+        wait: Callable[[_Timeout], bool],
+        timeout: _Timeout,
+    ) -> bool:
+        """Wait for one of them; if that takes long, tell the group, and listen to it."""
+        try:
+            if limit_of_wait(timeout) or transfer.peer == ANY or work._wait_for(LONG_S):
+                return wait(timeout)
+            with self._waits.told(self.ranks[transfer.peer], transfer.sends):
+                while not work._wait_for(LONG_S):
+                    if verdict := self._watch.verdict():
+                        raise self._watch.fail(verdict)
+                return wait(None)
+        except FastcollError as error:
+            raise self._verdict(error) from error
+
+    def _verdict(self, error: FastcollError) -> FastcollError:
+        """Return what an error of the island is in the whole group, which it ends."""
+        try:
+            self._group.check()
+        except FastcollError as broken:
+            found = self._watch.of_island(broken)
+            if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:
+                told, rank = self._waits.follow(found.ranks[0])
+                found = CollectiveTimeout(f"{found}{told}", [rank])
+            return self._watch.fail(found)
+        return error

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a message between two ranks, as the CPU's memory has them: piece by piece.
+
+Decides how large pieces are, and how a tensor on a GPU gets through the host: its pieces take turns
+in two pieces of pinned memory, which a stream of fastcoll's own copies to or from. The sender cuts:
+what lies on a CPU is one piece, and a copy of the whole if the receiver is on a GPU. Must not know
+who the message is for, nor what carries it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from typing import Protocol, TypeAlias
+
+import torch
+
+from fastcoll.calls.arrays import copy_back, dense_copy, view
+from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.pairs import Transfer
+from fastcoll.errors import DriverError, FastcollError, UnsupportedError
+from fastcoll.machine import gpu
+from fastcoll.nodes.arrays import tensor_at
+from fastcoll.nodes.gpus import captures
+from fastcoll.types import TORCH_DTYPES, DType
+
+# Of a GPU's. Not measured: large against the start of a copy and of a transfer, small against the
+# memory of a host.
+PIECE_BYTES = 8 << 20
+_NUM_SLOTS = 2  # one is copied while the other one travels
+
+# Waits until what it is given returns True; raises what ends that.
+WaitFor: TypeAlias = Callable[[Callable[[], bool]], None]
+
+
+class Payload(Protocol):
+    """A message's bytes.
+
+    Attributes:
+        piece_bytes: Of each piece but the last one, which has what is left.
+        num_pieces: None for an empty message.
+        num_slots: How many pieces have memory of their own at a time: piece k is in the place of
+            piece k - num_slots.
+    """
+
+    piece_bytes: int
+    num_pieces: int
+    num_slots: int
+
+    def cut_as(self, piece_bytes: int) -> "Payload":
+        """Return what receives a message whose sender has cut it so."""
+
+    def here(self) -> AbstractContextManager[object]:
+        """Let this thread use what follows."""
+
+    def piece(self, index: int) -> torch.Tensor:
+        """Return a piece's memory on the CPU (uint8)."""
+
+    def move(self, index: int, wait: WaitFor) -> None:
+        """Bring a piece from the tensor to its memory, for a receive the other way round."""
+
+    def finish(self, wait: WaitFor) -> None:
+        """Put what was received where the user wants it."""
+
+
+def _num_pieces(num_bytes: int, piece_bytes: int) -> int:
+    return -(-num_bytes // piece_bytes)
+
+
+class HostPayload:
+    """A tensor or an array in the CPU's memory: nothing has to be moved."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        array = transfer.array
+        self._transfer = transfer
+        self._dense = array if array.dense else dense_copy(array, fill=transfer.sends)
+        self.bytes = tensor_at(self._dense.ptr, DType.uint8, self._dense.num_bytes)
+        self._cut(max(1, array.num_bytes))
+
+    def _cut(self, piece_bytes: int) -> None:
+        self.piece_bytes = piece_bytes
+        self.num_pieces = _num_pieces(self.bytes.numel(), piece_bytes)
+        self.num_slots = self.num_pieces + 1
+
+    def cut_as(self, piece_bytes: int) -> "HostPayload":
+        """See `Payload`."""
+        self._cut(piece_bytes)
+        return self
+
+    def here(self) -> AbstractContextManager[object]:
+        """See `Payload`."""
+        return contextlib.nullcontext()
+
+    def piece(self, index: int) -> torch.Tensor:
+        """See `Payload`."""
+        return self.bytes[index * self.piece_bytes :][: self.piece_bytes]
+
+    def move(self, index: int, wait: WaitFor) -> None:
+        """See `Payload`."""
+
+    def finish(self, wait: WaitFor) -> None:
+        """See `Payload`."""
+        if not self._transfer.sends and self._dense is not self._transfer.array:
+            copy_back(self._transfer.array, self._dense)
+
+
+class GpuPayload:
+    """A tensor on a GPU, as the stream that is current when this is made leaves it or gets it.
+
+    All but the making is for a thread of fastcoll's own, inside of `here`.
+
+    Attributes:
+        transfer: What it is the payload of.
+    """
+
+    def __init__(self, transfer: Transfer) -> None:
+        """Take the tensor, without waiting for its stream.
+
+        Raises:
+            UnsupportedError: The stream is being captured, or no GPU can be used.
+        """
+        array = transfer.array
+        self.device = array.device
+        self.transfer = transfer
+        with in_their_stream([array], self.device):
+            if captures.is_capturing():
+                raise UnsupportedError(
+                    "sends and receives in a group over several nodes go through the host, so they "
+                    "can't be captured: make them before or after the graph, or, between ranks of "
+                    "one node, in a group of these alone (new_group())"
+                )
+            self._dense = array if array.dense else dense_copy(array, fill=transfer.sends)
+            # What was there before has written what is sent, or reads what shall be overwritten.
+            self._before = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._before.record(torch.cuda.current_stream(self.device))
+        self._stream = _stream(self.device, transfer.sends)
+        self.piece_bytes = PIECE_BYTES
+        self.num_pieces = _num_pieces(array.num_bytes, PIECE_BYTES)
+        self.num_slots = _NUM_SLOTS
+        self._slots: list[torch.Tensor] = []
+
+    def cut_as(self, piece_bytes: int) -> Payload:
+        """See `Payload`."""
+        return self if self.num_pieces <= 1 or piece_bytes == PIECE_BYTES else _Whole(self)
+
+    def move_all(self, copy: HostPayload, wait: WaitFor) -> None:
+        """Bring all from the tensor to a copy on the CPU, for a receive the other way round."""
+        sends = self.transfer.sends
+        for index in range(self.num_pieces):
+            part = copy.bytes[index * PIECE_BYTES :][:PIECE_BYTES]
+            if not sends:
+                self.piece(index).copy_(part)
+            self.move(index, wait)
+            if sends:
+                part.copy_(self.piece(index))
+        self.finish(wait)
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """Let this thread work on the GPU, whatever other ones capture.
+
+        Raises:
+            DriverError: The GPU, or torch, refused something.
+        """
+        try:
+            captures.ignore_captures()
+            with torch.cuda.device(self.device):
+                yield
+        except FastcollError:
+            raise
+        except RuntimeError as error:
+            raise DriverError(f"cuda:{self.device} failed in a transfer: {error}") from error
+
+    def piece(self, index: int) -> torch.Tensor:
+        """See `Payload`."""
+        num_bytes = min(PIECE_BYTES, self._dense.num_bytes - index * PIECE_BYTES)
+        if index < _NUM_SLOTS and index == len(self._slots):
+            self._slots.append(_pinned(num_bytes))
+        return self._slots[index % _NUM_SLOTS][:num_bytes]
+
+    def move(self, index: int, wait: WaitFor) -> None:
+        """See `Payload`."""
+        # By the host, not by the copies' stream: that would hold up copies of other transfers.
+        self._await_stream(wait)
+        host = self.piece(index)
+        address = self._dense.ptr + index * PIECE_BYTES
+        there = tensor_at(address, DType.uint8, host.numel(), self.device)
+        ends = (host, there) if self.transfer.sends else (there, host)
+        self._do(lambda: _copy(*ends), wait)
+
+    def finish(self, wait: WaitFor) -> None:
+        """See `Payload`."""
+        if not self.transfer.sends and self._dense is not self.transfer.array:
+            self._await_stream(wait)
+            self._do(lambda: copy_back(self.transfer.array, self._dense), wait)
+
+    def _await_stream(self, wait: WaitFor) -> None:
+        wait(self._before.query)
+
+    def _do(self, task: Callable[[], None], wait: WaitFor) -> None:
+        """Do something in the stream of copies, and wait for it."""
+        with torch.cuda.stream(self._stream):
+            task()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        wait(done.query)
+
+
+def copy_on_host(transfer: Transfer) -> Transfer:
+    """Return the same transfer of memory on the CPU, which has yet to be filled."""
+    tensor = torch.empty(transfer.array.shape, dtype=TORCH_DTYPES[transfer.array.dtype])
+    return replace(transfer, array=view(tensor, "copy"))
+
+
+class _Whole(HostPayload):
+    """What receives a message for a GPU that comes in one piece."""
+
+    def __init__(self, target: GpuPayload) -> None:
+        super().__init__(copy_on_host(target.transfer))
+        self._target = target
+
+    def here(self) -> AbstractContextManager[object]:
+        """See `Payload`."""
+        return self._target.here()
+
+    def finish(self, wait: WaitFor) -> None:
+        """See `Payload`."""
+        self._target.move_all(self, wait)
+
+
+@cache
+def _stream(device: int, sends: bool) -> torch.cuda.Stream:
+    """Return where all transfers of one direction copy; nothing waits in it.
+
+    Raises:
+        UnsupportedError: No GPU can be used.
+    """
+    gpu.require()
+    del sends  # each direction has a copy engine
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _pinned(num_bytes: int) -> torch.Tensor:
+    """Return memory that copy engines reach; torch keeps it for the next one who asks."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives of tensors on GPUs within a node, of a group over several nodes.
+
+They are the island's, of copies in the CPU's memory: so a tensor on a GPU and one on the CPU match,
+and coming to a GPU, which is collective, is not needed. Decides what comes behind what: a receive
+is the island's from the call on, a send once its copy is there, and so are later sends on its way.
+Must not know how the island moves bytes, nor how a tensor's pieces get to the CPU.
+"""
+
+import threading
+from dataclasses import replace
+from functools import partial
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.calls.pairs import Transfer
+from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.work import CallQueue
+from fastcoll.errors import FastcollError
+from fastcoll.nodes.transfers.channels import Ends, Uncounted
+from fastcoll.nodes.transfers.island import IslandTransfers
+from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
+from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.watch import quietly
+
+
+class StagedTransfers:
+    """The transfers of one rank that go through copies on the CPU."""
+
+    def __init__(self, ends: Ends, local: IslandTransfers) -> None:
+        self._ends = ends
+        self._local = local
+        self._lock = threading.Lock()
+        self._ways: dict[tuple[bool, int, int], Way] = {}
+        self._is_closed = False
+
+    def takes(self, transfer: Transfer) -> bool:
+        """Return whether it can't go to the island at once; with the island's number of the peer.
+
+        A send of the CPU's memory comes behind those of a GPU's, whose copies may not be there yet.
+        """
+        if transfer.array.device >= 0:
+            return True
+        with self._lock:
+            return transfer.sends and (True, transfer.peer, transfer.tag) in self._ways
+
+    def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
+        """Queue a transfer with the island's number of the peer; `payload` if it is on a GPU."""
+        key = transfer.sends, transfer.peer, transfer.tag
+        with self._lock:
+            if key not in self._ways:
+                self._ways[key] = Way(self._ends, self._local)
+                self._ways[key].is_closed = self._is_closed
+            return self._ways[key].start(transfer, payload)
+
+    def close(self) -> None:
+        """End what is not complete."""
+        with self._lock:
+            self._is_closed = True
+            for way in self._ways.values():
+                way.is_closed = True
+        for way in self._ways.values():
+            way.join()
+
+
+class Way(Uncounted):
+    """The sends to one rank with one tag, or the receives, first in, first out."""
+
+    def __init__(self, ends: Ends, local: IslandTransfers) -> None:
+        self._ends = ends
+        self._local = local
+        self._queue = CallQueue(self)
+
+    def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
+        """Queue a transfer."""
+        rank = self._local.ranks[transfer.peer]
+        if payload is None:
+            run = partial(self._pass_on, transfer)
+        elif transfer.sends:
+            run = partial(self._send, transfer, payload)
+        else:
+            host = copy_on_host(transfer)
+            run = partial(self._receive, transfer, payload, host, self._post(host))
+
+        def run_in_turn() -> int:
+            try:
+                self._check()
+                run()
+            except FastcollError as error:
+                if self.is_closed:
+                    raise
+                raise self._ends.watch.fail(error) from error
+            return rank
+
+        told = partial(self._ends.waits.told, rank, transfer.sends)
+        work = TransferBetween(run_in_turn, transfer, told)
+        self._queue.put(work)
+        return work
+
+    def join(self) -> None:
+        """Wait until everything is over, well or not."""
+        self._queue.join()
+
+    def _pass_on(self, transfer: Transfer) -> None:
+        self._await(self._post(transfer))
+
+    def _send(self, transfer: Transfer, payload: GpuPayload) -> None:
+        deadline = self._ends.deadline(transfer)
+        host = copy_on_host(transfer)
+        with payload.here():
+            self._copy(transfer, payload, host, deadline)
+        self._await(self._post(replace(host, limit_s=max(deadline.left_s(), 0.001))))
+
+    def _receive(
+        self, transfer: Transfer, payload: GpuPayload, host: Transfer, local: TransferWork
+    ) -> None:
+        try:
+            self._await(local)
+        finally:
+            if not local.is_completed():
+                quietly(local.withdraw)
+        with payload.here():
+            self._copy(transfer, payload, host, self._ends.deadline(transfer))
+
+    def _copy(
+        self, transfer: Transfer, payload: GpuPayload, host: Transfer, deadline: Deadline
+    ) -> None:
+        """Copy all pieces to the CPU, or from there."""
+        verb, way = ("send", "to") if transfer.sends else ("recv", "from")
+        peer = self._local.ranks[transfer.peer]
+        name = f"{verb} {way} rank {peer} with tag {transfer.tag} (rank {self._ends.seat.rank})"
+        wait = self._ends.for_gpu(name, self._check, deadline)
+        payload.move_all(HostPayload(host), wait)
+
+    def _post(self, transfer: Transfer) -> TransferWork:
+        return self._local.start_checked([transfer])[0]
+
+    def _await(self, local: TransferWork) -> None:
+        """Wait for the island, whose limit ends it."""
+        comes_true(local.is_completed, self._check)
+        local.wait()
+
+    def _check(self) -> None:
+        self._ends.check(self.is_closed)

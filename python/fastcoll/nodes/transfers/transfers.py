@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives in a group over several nodes: which go where.
+
+Within a node they are the island's, between nodes a channel's, and a receive from any rank is both.
+Tensors on GPUs go the same ways, through the CPU's memory. Must not know how messages travel.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from fastcoll.calls.arrays import count_writes
+from fastcoll.calls.pairs import ANY, Transfer, TransferCall, check_transfer
+from fastcoll.calls.transfers import AnyTransferWork, Transfers, TransferWork
+from fastcoll.errors import UnsupportedError
+from fastcoll.nodes.transfers.any_source import AnySource
+from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
+from fastcoll.nodes.transfers.island import IslandTransfers
+from fastcoll.nodes.transfers.payloads import GpuPayload
+from fastcoll.nodes.transfers.staged import StagedTransfers
+
+# Of the island's part of a receive from any rank, whose own limit ends it first.
+_NO_LIMIT_S = 1e9
+
+
+# A transfer whose arguments are checked; with its payload if it is on a GPU.
+_Checked: TypeAlias = tuple[Transfer, GpuPayload | None]
+
+
+def _not_on_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
+    raise AssertionError("a tensor on a GPU got to the island")
+
+
+class NodeTransfers(Transfers):
+    """The transfers of one group over several nodes."""
+
+    def __init__(self, ends: Ends, island: Any) -> None:
+        self._ends = ends
+        islands = ends.seat.islands
+        self._node, _ = islands.places[ends.seat.rank]
+        ranks = islands.nodes[self._node]
+        self._local = IslandTransfers(island, _not_on_gpus, ranks, ends.watch, ends.waits)
+        self._staged = StagedTransfers(ends, self._local)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._channels: dict[tuple[bool, int, int], Channel] = {}
+        self._any: dict[int, AnySource] = {}
+        self._turns: defaultdict[int, Turns] = defaultdict(Turns)
+
+    def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start transfers; they move on whether or not somebody waits for them."""
+        checked = [self._checked(call) for call in calls]
+        count_writes(array for transfer, _ in checked for array in transfer.written())
+        return [self._start(one) for one in checked]
+
+    def run(self, call: TransferCall) -> int:
+        """Start a transfer and wait until it is complete; return the peer."""
+        checked = self._checked(call)
+        count_writes(checked[0].written())
+        work = self._start(checked, waits=True)
+        work.wait()
+        return work.source_rank()
+
+    def close(self) -> None:
+        """End what is not complete."""
+        with self._lock:
+            self._is_closed = True
+            for one in (*self._any.values(), *self._channels.values()):
+                one.is_closed = True
+        self._staged.close()
+        # Receives from any rank use channels, and may just be making one.
+        for source in self._any.values():
+            source.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _checked(self, call: TransferCall) -> _Checked:
+        self._ends.watch.refuse_child()
+        transfer = check_transfer(call, len(self._ends.seat.islands.places))
+        if transfer.array.device < 0:
+            return transfer, None
+        if transfer.peer == ANY:
+            raise UnsupportedError(
+                "a receive from any rank can't be had on GPUs, as in a group of one node: name "
+                "src, or receive into the CPU's memory"
+            )
+        return transfer, GpuPayload(transfer)
+
+    def _start(self, checked: _Checked, *, waits: bool = False) -> AnyTransferWork:
+        """Start a transfer; `waits`: it is waited for at once, so nobody else has to drive it."""
+        transfer, payload = checked
+        if transfer.peer == ANY:
+
+            def post() -> TransferWork:
+                return self._local.start_checked([replace(transfer, limit_s=_NO_LIMIT_S)])[0]
+
+            return self._any_source(transfer.tag).start(transfer, post)
+        node, local_rank = self._ends.seat.islands.places[transfer.peer]
+        if node != self._node:
+            return self._channel(transfer, transfer.peer).start(transfer, payload)
+        local = replace(transfer, peer=local_rank)
+        if self._staged.takes(local):
+            return self._staged.start(local, payload)
+        return self._local.post(local) if waits else self._local.start_checked([local])[0]
+
+    def _any_source(self, tag: int) -> AnySource:
+        with self._lock:
+            if tag not in self._any:
+                self._any[tag] = AnySource(self._ends, tag, self._turns[tag], self._channel)
+            return self._any[tag]
+
+    def _channel(self, transfer: Transfer, peer: int) -> Channel:
+        """Return the channel of a transfer's kind and tag to or from a rank of another node."""
+        key = transfer.sends, peer, transfer.tag
+        with self._lock:
+            if key not in self._channels:
+                turns = self._turns[transfer.tag]
+                self._channels[key] = Channel(self._ends, transfer, peer, turns)
+                self._channels[key].is_closed = self._is_closed
+            return self._channels[key]

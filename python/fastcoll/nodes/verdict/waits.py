@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits for whom in sends and receives, told on the board.
+
+So a limit names the rank that holds up a chain of them, on whatever node, and not the next one,
+which may wait itself. Must not know how messages travel.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastcoll.nodes.verdict.board import Board
+
+
+class Waits:
+    """One rank's sight of them."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self._board = board
+        self._rank = rank
+
+    @contextmanager
+    def told(self, peer: int, sends: bool) -> Iterator[None]:
+        """Tell that this rank waits for another one.
+
+        After an error that stays: others may follow the chain yet.
+        """
+        self._write(f"{'sends to' if sends else 'receives from'} rank {peer}")
+        yield
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        self._board.say(f"waits/{self._rank}", text)
+
+    def follow(self, peer: int) -> tuple[str, int]:
+        """Return whom a rank waits for, and so on, as text; and the rank at the end.
+
+        A chain that ends nowhere leaves the rank that it began with.
+        """
+        told, rank, seen = "", peer, {self._rank}
+        while rank not in seen:
+            seen.add(rank)
+            what = self._board.read(f"waits/{rank}")
+            if not what:
+                return told, rank
+            told += f"; rank {rank} {what}" if not told else f", which {what}"
+            rank = int(what.rsplit(" ", 1)[1])
+        return told + ": a cycle. Use isend, or batch_isend_irecv", peer

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for other nodes: none without a limit, and one verdict for all ranks of the group.
+
+Decides what ends a wait (the transfer, the limit, a verdict from anywhere) and whom an error names.
+A rank that fails writes the verdict on the board, which ranks of other nodes read while they wait,
+and breaks its island with it, which wakes up those who wait there: they need no store to know it.
+Must not know what is transferred.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.forks import refusal
+from fastcoll.bootstrap.islands import Islands
+from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
+from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.island import Island
+from fastcoll.nodes.verdict.board import Board, told_in, written
+from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
+
+# A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
+# that serves a thousand nodes, often enough to hear of an error well within a second.
+_LONG_S = 0.05
+# How long a rank that lost a connection, or its patience, lets those speak who know more.
+_GRACE_S = 1.0
+# What a rank needs from the end of its patience until its island knows: it listens, asks who is
+# missing and settles the verdict, if the store does not answer.
+SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
+# Characters of an error that fit into an island's verdict, whatever of them is escaped.
+_ISLAND_TEXT = 800
+
+
+class Watch:
+    """One rank's waits in a group over several nodes."""
+
+    def __init__(self, name: str, rank: int, islands: Islands, island: Island, board: Board):
+        self.error: FastcollError | None = None
+        self.sequence = 0
+        self.call = "init"
+        self._name = name
+        self._rank = rank
+        self._islands = islands
+        self._node, self._local_rank = islands.places[rank]
+        self._island = island
+        self._board = board
+        self._process = os.getpid()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the rank."""
+        return os.getpid() != self._process
+
+    def refuse_child(self) -> None:
+        """Raise UsageError in a forked child, which may not speak for the rank."""
+        if self.is_inherited:
+            raise refusal(self._name)
+
+    def begin(self, sequence: int, call: str) -> None:
+        """Say which call the waits to come belong to."""
+        self.sequence, self.call = sequence, call
+
+    def wait(
+        self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
+    ) -> None:
+        """Wait for transfers to be over; `behind` are others under way.
+
+        Raises:
+            FastcollError: The group's verdict, or what shall become it.
+        """
+        for index, transfer in enumerate(transfers):
+            self._wait(transfer, deadline, (*transfers[index + 1 :], *behind))
+            self._end(transfer)
+
+    def _end(self, transfer: Started) -> None:
+        try:
+            transfer.wait()
+        except RuntimeError as error:
+            raise self.broken(str(error)) from error
+
+    def _wait(self, transfer: Started, deadline: Deadline, behind: Sequence[Started]) -> None:
+        began = time.monotonic()
+        next_look = began + _LONG_S
+        said = False
+        pause_s = FIRST_PAUSE_S
+        while not transfer.is_completed():
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + LOOK_EVERY_S
+                if not said:
+                    self.arrive()
+                said = True
+                self._check_island()
+                if verdict := self._board.verdict():
+                    raise verdict
+                # Gloo does not tell the transfer in whose middle a connection broke.
+                for other in behind:
+                    if other.is_completed():
+                        self._end(other)
+            if deadline.passed():
+                raise self.late(deadline)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def arrive(self) -> None:
+        """Say on the board that this node waits in the call; its leader does."""
+        if self._local_rank == 0:
+            self._board.arrive(self._node, self.sequence)
+
+    def _check_island(self) -> None:
+        try:
+            self._island.check()
+        except FastcollError as error:
+            raise self.of_island(error) from error
+
+    def _who(self) -> str:
+        return (
+            f'{self.call} #{self.sequence} in group "{self._name}" (rank {self._rank} on node '
+            f"{self._node})"
+        )
+
+    def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
+        return [rank for node in nodes for rank in self._islands.nodes[node]]
+
+    def verdict(self) -> FastcollError | None:
+        """Return the group's verdict as far as it is known here; see `Board.verdict`."""
+        return self.error or self._board.verdict()
+
+    def heard(self) -> FastcollError | None:
+        """Wait a moment for the verdict of somebody who knows more."""
+        grace = Deadline(_GRACE_S)
+        while not grace.passed():
+            if verdict := self._board.verdict():
+                return verdict
+            time.sleep(0.02)
+        return None
+
+    def _suspects(self) -> list[int]:
+        """Return the nodes that do not wait in this call, as far as can be told."""
+        others = [node for node in range(self._islands.num_nodes) if node != self._node]
+        missing = self._board.missing(self._islands.num_nodes, self.sequence)
+        found = [node for node in missing or () if node != self._node]
+        return found or others
+
+    def late(self, deadline: Deadline) -> FastcollError:
+        """Return the error of a wait that came to its limit."""
+        if verdict := self.heard():
+            return verdict
+        nodes = self._suspects()
+        return CollectiveTimeout(
+            f"{self._who()} waited {deadline.limit_s:g} s for "
+            f"{self._islands.describe(nodes)}: no answer from there. Is the network up? Use of "
+            "this group is over: call fastcoll.destroy()",
+            self._ranks_of(nodes),
+        )
+
+    def broken(self, reason: str) -> FastcollError:
+        """Return the error of a transfer that failed."""
+        self.arrive()
+        if verdict := self.heard():
+            return verdict
+        nodes = self._suspects()
+        return PeerLostError(
+            f"{self._who()} lost its connection to {self._islands.describe(nodes)}: {reason}. "
+            "Use of this group is over: call fastcoll.destroy()",
+            self._ranks_of(nodes),
+        )
+
+    def fail(self, error: FastcollError) -> FastcollError:
+        """Break the group, everywhere and from any thread; return its verdict."""
+        self.refuse_child()
+        if self.error is None:
+            self.error = found = self._board.settle(error)
+            quietly(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
+        return self.error
+
+    def of_island(self, error: FastcollError) -> FastcollError:
+        """Return an error of this node's ranks with their numbers in the whole group."""
+        if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
+            return error
+        if verdict := told_in(str(error)):
+            return verdict
+        local = error.ranks
+        ranks = [self._islands.nodes[self._node][one] for one in local]
+        names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
+        return type(error)(f"{self._who()}{names}: {error}", ranks)
+
+
+def quietly(task: Callable[[], object]) -> None:
+    """Do something whose failure changes nothing any more."""
+    try:
+        task()
+    except FastcollError:
+        return

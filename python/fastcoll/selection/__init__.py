@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""From a request to a plan; a pure function of what all ranks know to be equal."""
-
-from fastcoll.selection.select import Candidate, Choice, select
-from fastcoll.selection.table import TuningTable, read_table
-
-__all__ = ["Candidate", "Choice", "TuningTable", "read_table", "select"]
