@@ -29,9 +29,15 @@ def files(*patterns: str) -> list[str]:
 
 
 HEADERS = ("csrc/**/*.h", "csrc/**/*.inc", "kernels/**/*.h", "python/**/*.h")
-CPU_SOURCES = files("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/memory/memfd.cpp")
+CPU_SOURCES = files(
+    "csrc/python/*.cpp", "csrc/group/*.cpp", "csrc/cpu/*.cpp", "csrc/memory/memfd.cpp"
+)
 CUDA_SOURCES = files(
-    "csrc/cuda/*.cu", "csrc/cuda/*.cpp", "csrc/memory/cuda_*.cpp", "csrc/python_errors.cpp"
+    "csrc/cuda/*.cu",
+    "csrc/cuda/*.cpp",
+    "csrc/memory/cuda_*.cpp",
+    "csrc/python/cuda/*.cpp",
+    "csrc/python/errors.cpp",
 )
 
 # No -march: the instruction set is chosen at run time. -ffp-contract=off: a fused multiply-add

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "cuda/driver.h"
+#include "memory/cuda_driver.h"
 
 namespace fastcoll {
 

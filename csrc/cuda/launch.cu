@@ -5,12 +5,12 @@
 #include <string>
 
 #include "cuda/batch.cuh"
-#include "cuda/driver.h"
 #include "cuda/gauge.cuh"
 #include "cuda/kernel_files.h"
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
 #include "cuda/probe.cuh"
+#include "memory/cuda_driver.h"
 
 namespace fastcoll {
 

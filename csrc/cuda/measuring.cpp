@@ -2,8 +2,8 @@
 #include "cuda/measuring.h"
 
 #include "cuda/device_group.h"
-#include "cuda/driver.h"
 #include "cuda/launch.h"
+#include "memory/cuda_driver.h"
 
 namespace py = pybind11;
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "cuda/driver.h"
+#include "memory/cuda_driver.h"
 
 namespace fastcoll {
 

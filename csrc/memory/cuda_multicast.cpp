@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda_multicast.h"
 
-#include "cuda/driver.h"
+#include "memory/cuda_driver.h"
 #include "memory/cuda_vmm.h"
 
 namespace fastcoll {

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "cuda/driver.h"
+#include "memory/cuda_driver.h"
 
 namespace fastcoll {
 

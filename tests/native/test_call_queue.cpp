@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "call_queue.h"
-#include "threads.h"
+#include "group/call_queue.h"
+#include "group/threads.h"
 
 using namespace fastcoll;
 using namespace std::chrono_literals;

@@ -67,7 +67,7 @@ PLANTED = {
 @pytest.mark.parametrize("planted", ["", *PLANTED])
 def test_call_queue(planted: str, tmp_path: Path) -> None:
     need("g++", "setarch")
-    source = ROOT.joinpath("csrc/call_queue.cpp").read_text()
+    source = ROOT.joinpath("csrc/group/call_queue.cpp").read_text()
     caught_by = ""
     if planted:
         pattern, text, caught_by = PLANTED[planted]
@@ -76,7 +76,7 @@ def test_call_queue(planted: str, tmp_path: Path) -> None:
     copy = tmp_path / "call_queue.cpp"
     copy.write_text(source)
     command = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
-    sources = [copy, ROOT / "csrc/threads.cpp", ROOT / "tests/native/test_call_queue.cpp"]
+    sources = [copy, ROOT / "csrc/group/threads.cpp", ROOT / "tests/native/test_call_queue.cpp"]
     program = tmp_path / "program"
     built = run([*command, f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)], LIMIT_S)
     assert built.returncode == 0, built.stdout

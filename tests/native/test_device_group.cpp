@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "cuda/device_group.h"
-#include "cuda/driver.h"
+#include "memory/cuda_driver.h"
 
 namespace {
 

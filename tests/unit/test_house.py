@@ -92,6 +92,22 @@ def unguarded_intrinsics(path: str, text: str) -> Iterator[int]:
                 yield number
 
 
+# The folders of csrc, the highest first; those of one row don't know each other.
+CXX_LAYERS = (("sim",), ("python",), ("group", "cuda"), ("cpu",), ("memory",), ("",))
+CXX_HEIGHT = {folder: -row for row, folders in enumerate(CXX_LAYERS) for folder in folders}
+
+
+def upward_includes(path: str, text: str) -> Iterator[int]:
+    """Includes of a header of csrc that lies no lower than the file's own folder."""
+    here = path.split("/")[1] if path.count("/") > 1 else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        included = re.match(r'\s*#\s*include "([\w./]+)"', line)
+        if included and (ROOT / "csrc" / included[1]).exists():
+            folder = included[1].split("/")[0] if "/" in included[1] else ""
+            if folder != here and CXX_HEIGHT[folder] >= CXX_HEIGHT[here]:
+                yield number
+
+
 def declared_variables() -> set[str]:
     text = (ROOT / "python/fastcoll/env.py").read_text()
     return set(re.findall(r'"(FASTCOLL_[A-Z0-9_]+)"', text))
@@ -147,6 +163,7 @@ RULES = [
         CXX,
         lines_with(r"#\s*include\s*[<\"](?:torch|ATen|c10|caffe2)\b"),
     ),
+    Rule("includes of csrc point downwards only", ("csrc",), CXX, upward_includes),
     Rule("intrinsics stand inside their guard", ("csrc", "kernels"), CXX, unguarded_intrinsics),
     Rule(
         "the package reaches C++ through native.py",
@@ -179,12 +196,15 @@ RULES = [
 PLANTED = [
     ("the environment", "python/fastcoll/api/reductions.py", "import os\nx = os.environ['A']\n"),
     ("the environment", "python/fastcoll/calls/work.py", "from os import path, getenv\n"),
-    ("C++ doesn't", "csrc/bindings.cpp", 'auto x = std::getenv("A");\n'),
+    ("C++ doesn't", "csrc/python/bindings.cpp", 'auto x = std::getenv("A");\n'),
     ("PTX", "kernels/cuda/ring.cuh", 'asm volatile("ld.acquire.sys.u64 %0;");\n'),
     ("inline PTX", "kernels/fastcoll_kernels/ring.py", "tl.inline_asm_elementwise('', '')\n"),
     ("kernels are launched", "csrc/cuda/graph.cu", "ring_kernel<<<1, 32>>>(args);\n"),
-    ("no torch header", "csrc/bindings.cpp", "#include <torch/extension.h>\n"),
+    ("no torch header", "csrc/python/bindings.cpp", "#include <torch/extension.h>\n"),
     ("no torch header", "csrc/cpu/ring.h", '#include "c10/util/Half.h"\n'),
+    ("includes", "csrc/group/threads.cpp", '#include "python/errors.h"\n'),
+    ("includes", "csrc/cuda/launch.h", '#include "group/threads.h"\n'),
+    ("includes", "csrc/plan.h", '#include "cpu/group.h"\n'),
     ("intrinsics", "csrc/cpu/reduce.h", "#include <immintrin.h>\n"),
     ("intrinsics", "csrc/cpu/reduce.h", "#ifndef __x86_64__\n_mm_pause();\n#endif\n"),
     ("intrinsics", "csrc/cpu/reduce.h", "#if defined(__x86_64__)\n#else\n_mm_pause();\n#endif\n"),
@@ -199,7 +219,7 @@ PLANTED = [
     ("every source", "tests/unit/test_new.py", '"""No licence."""\n'),
     ("every source", "scripts/new.sh", "#!/usr/bin/env bash\necho\n"),
     ("every FASTCOLL_", "README.md", "Set FASTCOLL_" + "NO_SUCH_THING=1.\n"),
-    ("every FASTCOLL_", "csrc/bindings.cpp", 'read("FASTCOLL_' + 'NO_SUCH_THING");\n'),
+    ("every FASTCOLL_", "csrc/python/bindings.cpp", 'read("FASTCOLL_' + 'NO_SUCH_THING");\n'),
     ("no path", "bench/results/a.json", '{"command": "/' + 'home/somebody/run"}\n'),
 ]
 

@@ -16,7 +16,7 @@ _inherited: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
 
 
 def refusal(name: str) -> UsageError:
-    """Return what a child raises; the same text as in csrc/process_group.cpp."""
+    """Return what a child raises; the same text as in csrc/group/process_group.cpp."""
     return UsageError(
         f'group "{name}" belongs to the process from which this one was forked, and this one is no '
         "rank of it. Call fastcoll in the parent, or make a group of this process's own: "

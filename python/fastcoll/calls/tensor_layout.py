@@ -2,7 +2,7 @@
 """Shows C++ the types of torch and NumPy, and the layout of torch's tensors by samples.
 
 Decides the sample tensors and the facts that go with them. Must not know how the fast path uses
-them; see csrc/tensor_layout.h.
+them; see csrc/python/tensor_layout.h.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def learn_tensor_layout() -> bool:
 
 
 def _samples() -> list[_Sample]:
-    """Return samples that differ in every fact to be found; see csrc/tensor_layout.h."""
+    """Return samples that differ in every fact to be found; see csrc/python/tensor_layout.h."""
     plain = torch.zeros(5, device="cpu")
     with torch.inference_mode():
         inference = torch.zeros(6, device="cpu")

@@ -3,7 +3,7 @@
 
 Decides in which thread a call runs that needs Python: first in, first out within a group, at most
 one thread per group with queued calls, from the process's pool. Those that need none are queued in
-C++ (csrc/call_queue.h). Must not know what a call does.
+C++ (csrc/group/call_queue.h). Must not know what a call does.
 """
 
 import os

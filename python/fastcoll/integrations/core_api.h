@@ -80,7 +80,7 @@ struct FastcollTensor {  // contiguous
   const int64_t* shape;
 };
 
-// The tensors of a call that has a part for each rank; see csrc/read_parts.h.
+// The tensors of a call that has a part for each rank; see csrc/python/read_parts.h.
 struct FastcollPartsCall {
   FastcollVerb verb;
   int root;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/planned_call.h"
+
+#include <exception>
+
+namespace fastcoll {
+
+QueuedCall::Begun PlannedCall::begin() noexcept {
+  if (!more_.empty()) return Begun::no;
+  Begun begun = Begun::all;
+  keep_failure([&] { begun = group_.begin_half(first_.plan, first_.operands, timeout_s_); });
+  is_begun_ = begun == Begun::half;
+  return begun;
+}
+
+void PlannedCall::run() noexcept {
+  Host host;  // nobody interrupts a thread of its own
+  if (is_begun_) {
+    finish(host);
+    return;
+  }
+  keep_failure([&] {
+    group_.run(first_.plan, first_.operands, host, timeout_s_);
+    for (const Step& step : more_) group_.run(step.plan, step.operands, host, timeout_s_);
+  });
+}
+
+bool PlannedCall::finish(Host& host) noexcept {
+  bool is_done = true;
+  keep_failure([&] {
+    try {
+      group_.finish(first_.plan, first_.operands, host);
+    } catch (const SteppedOut&) {
+      is_done = false;
+    }
+  });
+  return is_done;
+}
+
+bool PlannedCall::finish_if_ready() noexcept {
+  bool is_done = true;
+  keep_failure([&] { is_done = group_.finish_if_ready(first_.plan, first_.operands); });
+  return is_done;
+}
+
+template <class Body>
+void PlannedCall::keep_failure(Body body) noexcept {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    failure_ = failure;
+  } catch (const std::exception& error) {
+    failure_.emplace(ErrorKind::driver, error.what());
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call whose plan is known, for a group's queue. No Python here.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "check.h"
+#include "group/process_group.h"
+
+namespace fastcoll {
+
+class PlannedCall : public QueuedCall {
+ public:
+  PlannedCall(ProcessGroup& group, double timeout_s) : group_(group), timeout_s_(timeout_s) {}
+
+  Begun begin() noexcept final;
+  void run() noexcept final;
+  bool finish(Host& host) noexcept final;
+  bool finish_if_ready() noexcept final;
+
+  const std::optional<Failure>& failure() const { return failure_; }  // of one that is over
+
+ protected:
+  struct Step {
+    Plan plan;
+    Operands operands;  // what they point to lives as long as this
+  };
+  Step first_;
+  std::vector<Step> more_;  // after it, if it is a list of several dtypes; never in halves
+  ProcessGroup& group_;
+
+ private:
+  template <class Body>
+  void keep_failure(Body body) noexcept;
+
+  const double timeout_s_;  // below 0: the group's
+  bool is_begun_ = false;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/process_group.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cpu/halves.h"
+#include "cpu/p2p.h"
+#include "memory/memfd.h"
+
+namespace fastcoll {
+
+namespace {
+
+// Every living group of this process, for the handler that runs in a forked child. The mutex is
+// held across fork() so that the child sees a whole list.
+std::mutex groups_mutex;
+std::vector<ProcessGroup*> groups;
+
+}  // namespace
+
+// A forked child (a DataLoader worker) must not keep its parent's sockets open: peers would not see
+// the parent die. It can't use the group either, as it is no rank.
+void ProcessGroup::forget_in_child() {
+  for (ProcessGroup* group : groups) {
+    group->forked_.store(true, std::memory_order_relaxed);
+    group->close_fds();
+  }
+  groups.clear();
+  groups_mutex.unlock();
+}
+
+ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
+                           double timeout_s, int num_cpus, bool traces)
+    : rank_(rank), world_size_(world_size), name_(name), traces_(traces) {
+  static const int once = pthread_atfork([] { groups_mutex.lock(); }, [] { groups_mutex.unlock(); },
+                                         &ProcessGroup::forget_in_child);
+  (void)once;
+  register_membarrier();
+  for (const std::vector<int>* list : {&fds.sockets, &fds.pidfds})
+    std::copy_if(list->begin(), list->end(), std::back_inserter(fds_),
+                 [](int fd) { return fd >= 0; });
+
+  GroupOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.name = name;
+  options.timeout_s = timeout_s;
+  options.num_cpus = num_cpus;
+  options.traces = traces;
+  std::string problem;
+  const size_t world = size_t(std::max(world_size, 0));
+  if (world > kMaxWorld || fds.regions.size() != world || fds.sockets.size() != world ||
+      fds.pidfds.size() != world || fds.pids.size() != world)
+    problem = "a group of " + std::to_string(world_size) + " ranks (1 to " +
+              std::to_string(kMaxWorld) + " are possible) needs as many descriptors of each kind";
+  try {
+    if (!problem.empty()) throw Failure(ErrorKind::usage, problem);
+    for (size_t peer = 0; peer < world; ++peer) {
+      regions_[peer] = memfd_open(fds.regions[peer], mapped_bytes(world_size_));
+      options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
+    }
+    options.regions = regions_;
+    group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
+    p2p_ = std::make_unique<PointToPoint<StdAtomics>>(*group_);
+  } catch (const std::exception& error) {
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    const bool is_wrong = failure && failure->kind() != ErrorKind::driver;
+    const ErrorKind kind = is_wrong ? ErrorKind::peer_lost : ErrorKind::driver;
+    for (std::byte* region : regions_) memfd_close(region, mapped_bytes(world_size_));
+    for (int fd : fds.regions) ::close(fd);
+    for (int socket : fds.sockets)
+      if (socket >= 0)
+        leave_farewell(socket, kind, is_wrong ? uint64_t{1} << (rank & 63) : 0,
+                       "rank " + std::to_string(rank) + " gave up: " + error.what());
+    close_fds();
+    throw;
+  }
+  for (size_t peer = 0; peer < world; ++peer) {                   // the mappings keep the memory
+    if (peer == size_t(rank)) fds_.push_back(fds.regions[peer]);  // for `fastcoll inspect`
+    else ::close(fds.regions[peer]);
+  }
+  Identity& identity = group_->pad(rank).identity;
+  identity.rank = uint32_t(rank);
+  identity.world_size = uint32_t(world_size);
+  name.copy(identity.name, sizeof identity.name - 1);
+  StdAtomics::store_release(identity.magic, kLayoutMagic);
+  const std::lock_guard guard(groups_mutex);
+  groups.push_back(this);
+}
+
+ProcessGroup::~ProcessGroup() {
+  try {
+    close();
+  } catch (const Failure&) {  // about tensors, of which none is left
+  }
+  // In a forked child these addresses belong to nobody, or to something else by now.
+  if (forked_.load(std::memory_order_relaxed) || !group_) return;
+  for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
+}
+
+ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host, bool finishes) : group_(group) {
+  // A forked child may have inherited the lock from a thread it has not.
+  group.refuse_child();
+  guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
+  if (!guard_.owns_lock()) [[unlikely]] {
+    group.refuse_handler();
+    host.blocking();  // the holder may need the GIL to get on
+    guard_.lock();
+  }
+  while (group.is_half_done_ && !finishes) [[unlikely]] {
+    guard_.unlock();
+    host.blocking();
+    group.await_queued(host);
+    guard_.lock();
+  }
+  group.in_turn_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+void ProcessGroup::refuse_handler() const {
+  if (in_turn_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+    throw Failure(ErrorKind::usage,
+                  "group \"" + name_ +
+                      "\" is in a call of this thread, which a signal handler has interrupted: the "
+                      "handler can't use the group; it may call abort(), or set a flag for the "
+                      "program to look at");
+}
+
+void ProcessGroup::refuse_child() const {
+  if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Failure(ErrorKind::usage,
+                  "group \"" + name_ +
+                      "\" belongs to the process from which this one was forked, and this one "
+                      "is no rank of it. Call fastcoll in the parent, or make a group of this "
+                      "process's own: fastcoll.destroy(), then fastcoll.init(store=..., rank=..., "
+                      "world_size=...)");
+}
+
+void ProcessGroup::require_usable() const {
+  refuse_child();
+  if (closed_.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Failure(ErrorKind::usage, "group \"" + name_ + "\" was destroyed");
+}
+
+Call<StdAtomics> ProcessGroup::call_of(const Plan& plan, const Operands& operands) {
+  return {*group_,
+          plan,
+          static_cast<const std::byte*>(operands.input),
+          static_cast<std::byte*>(operands.output),
+          operands.parts,
+          operands.list,
+          operands.strided,
+          program_of(plan)};
+}
+
+void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, double timeout_s) {
+  const Turn turn(*this, host);
+  require_usable();
+  Call<StdAtomics> call = call_of(plan, operands);
+  fastcoll::run(call, host, timeout_s);
+}
+
+QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const Operands& operands,
+                                           double timeout_s) {
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard.owns_lock() || is_half_done_) return QueuedCall::Begun::no;
+  require_usable();
+  Call<StdAtomics> call = call_of(plan, operands);
+  Host host;
+  if (!fastcoll::begin_half(call, host, timeout_s)) return QueuedCall::Begun::no;
+  is_half_done_ = true;
+  if (!may_finish(call)) return QueuedCall::Begun::half;
+  finish(call, host);
+  return QueuedCall::Begun::all;
+}
+
+void ProcessGroup::finish(const Plan& plan, const Operands& operands, Host& host) {
+  const Turn turn(*this, host, true);
+  Call<StdAtomics> call = call_of(plan, operands);
+  finish(call, host);
+}
+
+bool ProcessGroup::finish_if_ready(const Plan& plan, const Operands& operands) {
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard.owns_lock() || closed_.load(std::memory_order_relaxed)) return false;
+  Call<StdAtomics> call = call_of(plan, operands);
+  if (!may_finish(call)) return false;
+  Host host;
+  finish(call, host);
+  return true;
+}
+
+// Under the group's lock.
+void ProcessGroup::finish(Call<StdAtomics>& call, Host& host) {
+  try {
+    require_usable();
+    fastcoll::finish(call, host);
+    is_half_done_ = false;
+  } catch (const SteppedOut&) {
+    throw;
+  } catch (...) {
+    is_half_done_ = false;
+    throw;
+  }
+}
+
+// Not under the group's lock: a transfer must get on while a call waits, and the other way round.
+void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer, Host& host) {
+  require_usable();
+  limit(*transfer);
+  p2p_->post(transfer, host);
+}
+
+bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host) {
+  require_usable();
+  for (const auto& transfer : transfers) limit(*transfer);
+  return p2p_->start(transfers, host);
+}
+
+bool ProcessGroup::look(const Transfer& transfer) { return p2p_->look(transfer); }
+
+bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
+  return p2p_->wait(transfer, host, limit_s);
+}
+
+bool ProcessGroup::withdraw(Transfer& transfer) { return p2p_->withdraw(transfer); }
+
+void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
+
+bool ProcessGroup::has_open_transfers() { return p2p_->has_open(); }
+
+void ProcessGroup::set_limit(double limit_s) {
+  require_usable();
+  group_->set_limit(limit_s);
+}
+
+void ProcessGroup::limit(Transfer& transfer) const {
+  if (transfer.timeout_s < 0) transfer.timeout_s = group_->limit_s();
+}
+
+double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
+                               Host& host) {
+  const Turn turn(*this, host);
+  require_usable();
+  const Program* program = program_of(plan);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < iterations; ++i)
+    fastcoll::run(*group_, plan, input, output, host, -1, program);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double ProcessGroup::time_one_way_flag(int iterations, Host& host) {
+  const Turn turn(*this, host);
+  require_usable();
+  return group_->time_one_way_flag(iterations, host);
+}
+
+void ProcessGroup::add_program(uint64_t hash, const ProgramBlocks& blocks,
+                               const std::vector<uint32_t>& words) {
+  Program program(world_size_, rank_, blocks, words);
+  Host host;
+  const Turn turn(*this, host);
+  programs_.try_emplace(hash, std::move(program));
+}
+
+const Program* ProcessGroup::program_of(const Plan& plan) const {
+  if (plan.algorithm != Algorithm::schedule) return nullptr;
+  const auto found = programs_.find(plan.splits);
+  return found == programs_.end() ? nullptr : &found->second;
+}
+
+std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, bool always, Host& host) {
+  const Turn turn(*this, host);
+  require_usable();
+  const auto errors = group_->try_single_copy(is_wanted, host);
+  const auto end = errors.begin() + world_size_;
+  if (std::all_of(errors.begin(), end, [](int error) { return error == 0; })) {
+    p2p_->allow_single_copy(always);
+    keep_memories();
+  }
+  return {errors.begin(), end};
+}
+
+// So that a rank which may no longer read the others finishes its calls all the same.
+void ProcessGroup::keep_memories() {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const int pid = group_->options().links[size_t(peer)].pid;
+    if (pid == group_->options().links[size_t(rank_)].pid) continue;  // ranks that are threads
+    const int memory = open_memory(pid);
+    if (memory < 0) continue;
+    fds_.push_back(memory);
+    group_->keep_memory(peer, memory);
+  }
+}
+
+int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
+  Host host;
+  const Turn turn(*this, host);
+  Arena arena;
+  arena.num_bytes = num_bytes;
+  try {
+    require_usable();
+    if (fds.size() != size_t(world_size_))
+      throw Failure(ErrorKind::usage, "an arena needs a descriptor of every rank");
+    for (size_t peer = 0; peer < fds.size(); ++peer)
+      arena.bases[peer] = memfd_open(fds[peer], num_bytes);
+  } catch (...) {
+    for (std::byte* base : arena.bases) memfd_close(base, num_bytes);
+    for (int fd : fds) ::close(fd);
+    throw;
+  }
+  for (size_t peer = 0; peer < fds.size(); ++peer)
+    if (peer != size_t(rank_)) ::close(fds[peer]);
+  arena.fd = fds[size_t(rank_)];
+  group_->arenas().push_back(arena);
+  return int(group_->arenas().size()) - 1;
+}
+
+std::byte* ProcessGroup::arena_ptr(int arena_idx) {
+  if (arena_idx < 0 || size_t(arena_idx) >= group_->arenas().size())
+    throw Failure(ErrorKind::usage, "no arena " + std::to_string(arena_idx));
+  return group_->arenas()[size_t(arena_idx)].bases[rank_];
+}
+
+void ProcessGroup::remove_arena(int arena_idx) {
+  Host host;
+  const Turn turn(*this, host);
+  arena_ptr(arena_idx);
+  Arena& arena = group_->arenas()[size_t(arena_idx)];
+  if (!forked_.load(std::memory_order_relaxed))
+    for (std::byte* base : arena.bases) memfd_close(base, arena.num_bytes);
+  if (arena.fd >= 0) ::close(arena.fd);
+  arena = Arena{};
+}
+
+void ProcessGroup::await_queued(Host& host) {
+  constexpr std::chrono::milliseconds kLook(50);  // for Ctrl-C
+  // A forked child has not the thread that gets them done.
+  while (!forked_.load(std::memory_order_relaxed) && !queue_->await(kLook))
+    if (host.interrupted()) throw Interrupted{};
+}
+
+void ProcessGroup::check() {
+  require_usable();
+  group_->check();
+}
+
+void ProcessGroup::poison(const std::string& message) {
+  require_usable();
+  try {
+    fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
+  } catch (const Failure&) {  // the verdict is for the calls to come
+  }
+}
+
+void ProcessGroup::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
+  Host host;
+  const Turn turn(*this, host);
+  require_usable();
+  group_->fail(kind, text, ranks);
+}
+
+bool ProcessGroup::peer_is_gone(int peer) const {
+  require_usable();
+  if (peer < 0 || peer >= world_size_)
+    throw Failure(ErrorKind::usage, std::to_string(peer) + " is no rank of this group");
+  return fastcoll::peer_is_gone(group_->options().links[size_t(peer)]);
+}
+
+// Relaxed: such a word tells nothing but itself.
+void ProcessGroup::hold_parts(uint64_t ranks) {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  StdAtomics::store_relaxed(group_->pad(rank_).parts_held.value, ranks);
+}
+
+std::vector<uint64_t> ProcessGroup::parts_held() {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  std::vector<uint64_t> held;
+  for (int peer = 0; peer < world_size_; ++peer)
+    held.push_back(StdAtomics::load_relaxed(group_->pad(peer).parts_held.value));
+  return held;
+}
+
+uint64_t ProcessGroup::settle_survivors(uint64_t ranks) {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  return StdAtomics::settle(group_->pad(0).survivors.value, ranks);
+}
+
+void ProcessGroup::abort(const std::string& reason) {
+  refuse_child();
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  group_->settle_verdict(ErrorKind::aborted,
+                         "group \"" + name_ + "\" was aborted by rank " + std::to_string(rank_) +
+                             " of " + std::to_string(world_size_) + ": " + reason +
+                             ". Use of this group is over: call fastcoll.shrink() or "
+                             "fastcoll.destroy()",
+                         uint64_t{1} << rank_);
+}
+
+void ProcessGroup::close() {
+  if (forked_.load(std::memory_order_relaxed)) return;
+  refuse_handler();
+  Host host;
+  await_queued(host);
+  if (p2p_) p2p_->close();
+  bool is_private = true;
+  {
+    const Turn turn(*this, host);
+    const std::lock_guard pads(pads_mutex_);
+    if (closed_.exchange(true)) return;
+    // A rank that was stopped in the middle of a copy into this rank's tensors goes on with it when
+    // it wakes up, whatever the verdict.
+    if (group_ && group_->is_broken())
+      for (Arena& arena : group_->arenas())
+        if (arena.fd >= 0)
+          is_private &= memfd_make_private(arena.fd, arena.bases[size_t(rank_)], arena.num_bytes);
+    for (std::byte*& region : regions_) {
+      memfd_close(region, mapped_bytes(world_size_));
+      region = nullptr;
+    }
+    for (Arena& arena : group_->arenas()) {  // own arenas: tensors may still live in them
+      for (int peer = 0; peer < world_size_; ++peer) {
+        if (peer == rank_) continue;
+        memfd_close(arena.bases[size_t(peer)], arena.num_bytes);
+        arena.bases[size_t(peer)] = nullptr;
+      }
+    }
+  }
+  const std::lock_guard guard(groups_mutex);
+  std::erase(groups, this);
+  close_fds();
+  if (!is_private)
+    throw Failure(ErrorKind::driver, "group \"" + name_ +
+                                         "\": no memory to copy its symmetric tensors to, so that "
+                                         "a rank which was lost can still write there: drop them");
+}
+
+void ProcessGroup::close_fds() {
+  for (int fd : fds_) ::close(fd);
+  fds_.clear();
+  if (!group_) return;
+  for (Arena& arena : group_->arenas()) {
+    if (arena.fd >= 0) ::close(arena.fd);
+    arena.fd = -1;
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group as a process holds it: the protocol's Group, plus what it owns (mappings, descriptors),
+// the lock that orders the calls of several threads, and its plans. No Python here.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/operands.h"
+#include "cpu/program.h"
+#include "cpu/transfer.h"
+#include "group/call_queue.h"
+#include "group/plan_table.h"
+
+namespace fastcoll {
+
+// The protocol, which takes seconds to compile: whoever holds a group need not see it.
+struct StdAtomics;
+template <class P>
+class Group;
+template <class P>
+class PointToPoint;
+template <class P>
+struct Call;
+
+// Descriptors of every rank, by rank; ownership passes to the group. -1: not there.
+struct GroupFds {
+  std::vector<int> regions;
+  std::vector<int> sockets;
+  std::vector<int> pidfds;
+  std::vector<int> pids;
+};
+
+// What a call reads and writes: one message, or in its place what Call says.
+struct Operands {
+  const void* input = nullptr;
+  void* output = nullptr;
+  const Parts* parts = nullptr;
+  const List* list = nullptr;
+  const StridedPair* strided = nullptr;
+};
+
+class ProcessGroup {
+ public:
+  ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
+               double timeout_s, int num_cpus, bool traces = false);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const std::string& name() const { return name_; }
+  bool traces() const { return traces_; }  // wants to know where calls are made
+
+  // Carry out a plan. Calls of several threads run one after another.
+  void run(const Plan& plan, const Operands& operands, Host& host, double timeout_s);
+  // A call in two halves, without a wait in the first; all of it must live until it is over.
+  QueuedCall::Begun begin_half(const Plan& plan, const Operands& operands, double timeout_s);
+  // May throw SteppedOut: then it is to be called again.
+  void finish(const Plan& plan, const Operands& operands, Host& host);
+  // The same if that takes no wait: whether it was done.
+  bool finish_if_ready(const Plan& plan, const Operands& operands);
+  // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
+  double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
+  double time_one_way_flag(int iterations, Host& host);
+  // See Group: by rank, why it can't read everybody's memory. Collective, before the first call.
+  std::vector<int> try_single_copy(bool is_wanted, bool always, Host& host);
+
+  // This rank's program of a schedule, for plans whose `splits` is `hash`.
+  void add_program(uint64_t hash, const ProgramBlocks& blocks, const std::vector<uint32_t>& words);
+
+  // Sends and receives: see PointToPoint. A timeout_s below 0 is the group's.
+  void post(const std::shared_ptr<Transfer>& transfer, Host& host);
+  bool start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host);
+  bool look(const Transfer& transfer);
+  bool wait(Transfer& transfer, Host& host, double limit_s);
+  bool withdraw(Transfer& transfer);
+  void drive(Host& host);
+  bool has_open_transfers();
+  // The limit of calls and transfers that give none, from the next one on.
+  void set_limit(double limit_s);
+
+  // The plans of the fast path.
+  const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
+                          uint64_t splits = 0, Asked asked = {}) const {
+    return plans_.find({verb, dtype, op, root, asked, splits, numel});
+  }
+  void cache_plan(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
+    plans_.add(plan, asked, least, most);
+  }
+
+  int add_arena(const std::vector<int>& fds, size_t num_bytes);
+  std::byte* arena_ptr(int arena_idx);
+  void remove_arena(int arena_idx);
+
+  CallQueue& queue() { return *queue_; }
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+  bool idle() const { return queue_->idle(); }  // a call may run at once, ahead of nothing
+  // Let a thread go on with a call of which one half is done; not in a forked child.
+  void let_go_on() {
+    if (!forked_.load(std::memory_order_relaxed)) queue_->go_on();
+  }
+  // Wait until nothing is queued outside of Python. Throws Interrupted.
+  void await_queued(Host& host);
+
+  void check();                             // throws the verdict of a broken or closed group
+  void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
+  // The same from any thread, at once: a call that waits in another thread raises it, too.
+  void abort(const std::string& reason);
+  // Make this the group's verdict, unless it has one, and throw the one that holds.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks);
+  // Who goes on after the group has broken; ranks as bits (bootstrap/agreement.py).
+  void hold_parts(uint64_t ranks);  // says whose parts of the next group this rank has
+  std::vector<uint64_t> parts_held();
+  uint64_t settle_survivors(uint64_t ranks);  // unless it is settled; returns what holds
+
+  // Throws UsageError in a handler of a signal that interrupted a call of this group.
+  void refuse_handler() const;
+  void refuse_child() const;          // throws UsageError in a forked child
+  bool peer_is_gone(int peer) const;  // its process ended, or left the group
+  void close();                       // idempotent; own arenas live on until destruction
+
+ private:
+  // Holds the group's lock, and lets a thread know that it has it already: a signal handler runs in
+  // the thread of the call that it interrupts.
+  class Turn {
+   public:
+    // Waits for the other half of a call, too, unless it is to do that.
+    Turn(ProcessGroup& group, Host& host, bool finishes = false);
+    ~Turn() { group_.in_turn_.store(std::thread::id{}, std::memory_order_relaxed); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    ProcessGroup& group_;
+    std::unique_lock<std::mutex> guard_;
+  };
+  static void forget_in_child();
+  Call<StdAtomics> call_of(const Plan& plan, const Operands& operands);
+  void finish(Call<StdAtomics>& call, Host& host);
+  const Program* program_of(const Plan& plan) const;
+  void require_usable() const;
+  void limit(Transfer& transfer) const;
+  void close_fds();
+  void keep_memories();
+
+  const int rank_, world_size_;
+  const std::string name_;
+  const bool traces_;
+  std::array<std::byte*, kMaxWorld> regions_{};
+  std::vector<int> fds_;  // kept open for the life of the group
+  std::unique_ptr<Group<StdAtomics>> group_;
+  std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
+  std::map<uint64_t, Program> programs_;
+  std::mutex mutex_;           // held during a call, by a Turn
+  bool is_half_done_ = false;  // of a call
+  std::atomic<std::thread::id> in_turn_{};
+  std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
+  const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> forked_{false};
+  mutable PlanTable plans_;
+};
+
+}  // namespace fastcoll

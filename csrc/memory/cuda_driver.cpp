@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda_driver.h"
+
+#include <cstdio>
+
+namespace fastcoll {
+
+namespace {
+
+// The driver's versions that have what we use of the virtual memory API, and multicast objects.
+constexpr unsigned kVmmVersion = 12000, kMulticastVersion = 12010;
+
+template <class Function>
+void find(const char* name, Function& function, [[maybe_unused]] unsigned version = kVmmVersion) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (error != cudaSuccess) cudaGetLastError();
+  const bool there = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+  function = there ? reinterpret_cast<Function>(found) : nullptr;
+}
+
+int attribute(CUdevice_attribute which, int device) {
+  const auto ask = driver_api().device_get_attribute;
+  int value = 0;
+  return ask && ask(&value, which, device) == CUDA_SUCCESS ? value : 0;
+}
+
+}  // namespace
+
+const DriverApi& driver_api() {
+  static const DriverApi api = [] {
+    DriverApi found{};
+    find("cuGetErrorString", found.get_error_string);
+    find("cuDeviceGetAttribute", found.device_get_attribute);
+    find("cuMemGetAllocationGranularity", found.mem_get_allocation_granularity);
+    find("cuMemCreate", found.mem_create);
+    find("cuMemRelease", found.mem_release);
+    find("cuMemExportToShareableHandle", found.mem_export);
+    find("cuMemImportFromShareableHandle", found.mem_import);
+    find("cuMemAddressReserve", found.mem_address_reserve);
+    find("cuMemAddressFree", found.mem_address_free);
+    find("cuMemMap", found.mem_map);
+    find("cuMemUnmap", found.mem_unmap);
+    find("cuMemSetAccess", found.mem_set_access);
+    find("cuMemRetainAllocationHandle", found.mem_retain);
+    find("cuMulticastGetGranularity", found.multicast_get_granularity, kMulticastVersion);
+    find("cuMulticastCreate", found.multicast_create, kMulticastVersion);
+    find("cuMulticastAddDevice", found.multicast_add_device, kMulticastVersion);
+    find("cuMulticastBindMem", found.multicast_bind_mem, kMulticastVersion);
+    find("cuMulticastUnbind", found.multicast_unbind, kMulticastVersion);
+    return found;
+  }();
+  return api;
+}
+
+bool DriverApi::has_vmm() const {
+  return mem_get_allocation_granularity && mem_create && mem_release && mem_export && mem_import &&
+         mem_address_reserve && mem_address_free && mem_map && mem_unmap && mem_set_access;
+}
+
+bool DriverApi::has_multicast() const {
+  return has_vmm() && mem_retain && multicast_get_granularity && multicast_create &&
+         multicast_add_device && multicast_bind_mem && multicast_unbind;
+}
+
+void check_cuda(cudaError_t error, const std::string& what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // the next call shall not report it again
+  throw Failure(ErrorKind::driver,
+                what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+void check_cuda(CUresult error, const std::string& what) {
+  if (error == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  if (driver_api().get_error_string) driver_api().get_error_string(error, &text);
+  throw Failure(ErrorKind::driver, what + ": " + (text ? text : "unknown error") + " (CUresult " +
+                                       std::to_string(int(error)) + ")");
+}
+
+int device_count(std::string* reason) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess) return count;
+  cudaGetLastError();
+  if (reason) *reason = cudaGetErrorString(error);
+  return 0;
+}
+
+DeviceFacts device_facts(int device) {
+  cudaDeviceProp prop{};
+  check_cuda(cudaGetDeviceProperties(&prop, device), "reading device " + std::to_string(device));
+  DeviceFacts facts;
+  facts.name = prop.name;
+  char text[40];
+  for (const char byte : prop.uuid.bytes) {
+    std::snprintf(text, sizeof text, "%02x", unsigned(static_cast<unsigned char>(byte)));
+    facts.uuid += text;
+  }
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", unsigned(prop.pciDomainID),
+                unsigned(prop.pciBusID), unsigned(prop.pciDeviceID));
+  facts.pci_id = text;
+  facts.capability = prop.major * 10 + prop.minor;
+  facts.num_sms = prop.multiProcessorCount;
+  facts.memory_bytes = prop.totalGlobalMem;
+  facts.l2_bytes = size_t(prop.l2CacheSize);
+  facts.has_vmm_fds =
+      driver_api().has_vmm() &&
+      attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) &&
+      attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
+  facts.has_multicast = driver_api().has_multicast() &&
+                        attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != 0;
+  return facts;
+}
+
+bool can_access_peer(int device, int peer) {
+  if (device == peer) return true;
+  int can = 0;
+  const cudaError_t error = cudaDeviceCanAccessPeer(&can, device, peer);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess && can != 0;
+}
+
+void enable_peer_access(int device, int peer) {
+  const OnDevice on(device);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
+  else
+    check_cuda(error, "enabling access from device " + std::to_string(device) + " to device " +
+                          std::to_string(peer));
+}
+
+std::string driver_version() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
+  if (version == 0) return "none";
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+OnDevice::OnDevice(int device) {
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "asking for the current device");
+  if (current == device) return;
+  check_cuda(cudaSetDevice(device), "switching to device " + std::to_string(device));
+  previous_ = current;
+}
+
+OnDevice::~OnDevice() {
+  if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
+}
+
+}  // namespace fastcoll

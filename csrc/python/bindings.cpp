@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+// fastcoll._C: everything Python can reach. Integers for addresses and descriptors; no torch.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "cpu/local_reduce.h"
+#include "cpu/reduce.h"
+#include "cpu/status.h"
+#include "group/process_group.h"
+#include "memory/memfd.h"
+#include "python/call_site.h"
+#include "python/core_api.h"
+#include "python/errors.h"
+#include "python/fast_calls.h"
+#include "python/host.h"
+#include "python/kept_memory.h"
+#include "python/transfer_work.h"
+
+namespace py = pybind11;
+using namespace fastcoll;
+
+namespace {
+
+std::byte* to_ptr(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+template <class Enum>
+std::vector<std::string> names(int count, const char* (*name)(Enum)) {
+  std::vector<std::string> all;
+  for (int i = 0; i < count; ++i) all.emplace_back(name(Enum(i)));
+  return all;
+}
+
+using PieceList = std::vector<std::tuple<uintptr_t, uintptr_t, size_t>>;  // input, output, numel
+
+// The tensors of a list that have elements, end to end.
+List list_of(const Plan& plan, const PieceList& pieces) {
+  List list;
+  size_t start = 0;
+  for (const auto& [input, output, numel] : pieces) {
+    if (numel == 0) continue;
+    list.push_back({to_ptr(input), to_ptr(output), start, numel});
+    start += numel;
+  }
+  if (start != plan.numel || !takes_lists(plan))
+    throw Failure(ErrorKind::usage, std::to_string(start) + " elements of a list do not fit " +
+                                        describe(plan) + " by " + describe_choice(plan));
+  return list;
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<Plan>(module, "Plan")
+      .def(py::init([](int verb, int dtype, int op, int algorithm, uint64_t numel, int root,
+                       uint32_t segment_bytes, bool fast_numerics, bool inline_, uint64_t splits,
+                       uint8_t channels) {
+             const bool on_gpu = channels != 0;
+             if (verb < 0 || verb >= (on_gpu ? kNumGpuVerbs : kNumVerbs) || dtype < 0 ||
+                 dtype >= kNumDTypes || op < 0 || op >= kNumOps || algorithm < 0 ||
+                 algorithm >= (on_gpu ? kNumGpuAlgorithms : kNumAlgorithms))
+               throw Failure(ErrorKind::usage, "Plan: a code out of range");
+             Plan plan;
+             plan.verb = Verb(verb);
+             plan.dtype = DType(dtype);
+             plan.op = Op(op);
+             plan.algorithm = Algorithm(algorithm);
+             plan.numel = numel;
+             plan.root = root;
+             plan.segment_bytes = segment_bytes;
+             plan.fast_numerics = fast_numerics;
+             plan.inlined = inline_;
+             plan.splits = splits;
+             plan.channels = channels;
+             if (verb_reduces(plan.verb) && !op_has_meaning(plan.dtype, plan.op))
+               throw Failure(
+                   ErrorKind::unsupported,
+                   std::string(op_name(plan.op)) + " has no meaning for " + dtype_name(plan.dtype));
+             return make_plan(plan);
+           }),
+           py::arg("verb"), py::arg("dtype"), py::arg("op"), py::arg("algorithm"), py::arg("numel"),
+           py::arg("root"), py::arg("segment_bytes"), py::arg("fast_numerics"), py::arg("inline"),
+           py::arg("splits") = 0, py::arg("channels") = 0)
+      .def_property_readonly("verb", [](const Plan& plan) { return int(plan.verb); })
+      .def_property_readonly("dtype", [](const Plan& plan) { return int(plan.dtype); })
+      .def_property_readonly("op", [](const Plan& plan) { return int(plan.op); })
+      .def_property_readonly("algorithm", [](const Plan& plan) { return int(plan.algorithm); })
+      .def_readonly("numel", &Plan::numel)
+      .def_readonly("root", &Plan::root)
+      .def_readonly("segment_bytes", &Plan::segment_bytes)
+      .def_readonly("fast_numerics", &Plan::fast_numerics)
+      .def_readonly("inline", &Plan::inlined)
+      .def_readonly("splits", &Plan::splits)
+      .def_readonly("channels", &Plan::channels)
+      .def("__repr__",
+           [](const Plan& plan) { return describe(plan) + " by " + describe_choice(plan); });
+}
+
+using PartList = std::vector<std::pair<uintptr_t, size_t>>;  // address and bytes, by rank
+
+// An empty list: this rank gives or gets nothing.
+void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part, kMaxWorld>& into) {
+  if (!list.empty() && list.size() != size_t(group.world_size()))
+    throw Failure(ErrorKind::usage, std::to_string(list.size()) + " parts in a group of " +
+                                        std::to_string(group.world_size()));
+  for (size_t rank = 0; rank < list.size(); ++rank)
+    into[rank] = {to_ptr(list[rank].first), list[rank].second};
+}
+
+void bind_group(py::module_& module) {
+  // What takes the group's lock must not hold the GIL: the lock's holder may need it to get on.
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<ProcessGroup>(module, "Group")
+      .def(py::init([](int rank, int world_size, const std::string& name,
+                       std::vector<int> region_fds, std::vector<int> socket_fds,
+                       std::vector<int> pidfds, double timeout_s, int num_cpus,
+                       std::vector<int> pids, bool traces) {
+             if (pids.empty()) pids.assign(socket_fds.size(), 0);
+             return std::make_unique<ProcessGroup>(rank, world_size, name,
+                                                   GroupFds{region_fds, socket_fds, pidfds, pids},
+                                                   timeout_s, num_cpus, traces);
+           }),
+           py::arg("rank"), py::arg("world_size"), py::arg("name"), py::arg("region_fds"),
+           py::arg("socket_fds"), py::arg("pidfds"), py::arg("timeout_s"), py::arg("num_cpus"),
+           py::arg("pids") = std::vector<int>{}, py::arg("traces") = false)
+      .def_property_readonly("rank", &ProcessGroup::rank)
+      .def_property_readonly("world_size", &ProcessGroup::world_size)
+      .def_property_readonly("name", &ProcessGroup::name)
+      .def_property_readonly("traces", &ProcessGroup::traces)
+      .def(
+          "run",
+          [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
+             double timeout_s) {
+            const Plan copy = plan;  // the object may change hands while the GIL is away
+            PythonHost host;
+            host.blocking();
+            group.run(copy, {to_ptr(input), to_ptr(output)}, host, timeout_s);
+          },
+          py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("timeout_s"))
+      .def(
+          "run_parts",
+          [](ProcessGroup& group, const Plan& plan, const PartList& inputs, const PartList& outputs,
+             double timeout_s) {
+            if (verb_reduces(plan.verb) || plan.verb == Verb::barrier)
+              throw Failure(ErrorKind::usage, std::string(verb_name(plan.verb)) + " has no parts");
+            const Plan copy = plan;
+            Parts parts{};
+            put_parts(group, inputs, parts.inputs);
+            put_parts(group, outputs, parts.outputs);
+            PythonHost host;
+            host.blocking();
+            group.run(copy, {.parts = &parts}, host, timeout_s);
+          },
+          py::arg("plan"), py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s"))
+      .def(
+          "run_list",
+          [](ProcessGroup& group, const Plan& plan, const PieceList& pieces, double timeout_s) {
+            const Plan copy = plan;
+            const List list = list_of(plan, pieces);
+            PythonHost host;
+            host.blocking();
+            group.run(copy, {.list = &list}, host, timeout_s);
+          },
+          py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
+      .def("drive",
+           [](ProcessGroup& group) {
+             {
+               PythonHost host;
+               host.blocking();
+               group.drive(host);
+             }
+             release_kept();
+           })
+      .def("refuse_handler", &ProcessGroup::refuse_handler)
+      .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
+      .def("set_limit", &ProcessGroup::set_limit, py::arg("limit_s"))
+      .def(
+          "cache_plan",
+          [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast,
+             std::pair<uint64_t, uint64_t> numels) {
+            group.cache_plan(plan,
+                             {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
+                              uint8_t(fast ? 1 + int(*fast) : 0)},
+                             numels.first, numels.second);
+          },
+          py::arg("plan"), py::arg("asks_algorithm"), py::arg("fast_numerics"), py::arg("numels"))
+      .def(
+          "add_program",
+          [](ProcessGroup& group, uint64_t hash, std::array<uint32_t, 3> blocks,
+             const std::vector<uint32_t>& words) {
+            group.add_program(hash, {blocks[0], blocks[1], blocks[2]}, words);
+          },
+          py::arg("hash"), py::arg("blocks"), py::arg("words"), without_gil)
+      .def(
+          "try_single_copy",
+          [](ProcessGroup& group, bool is_wanted, bool always) {
+            PythonHost host;
+            host.blocking();
+            return group.try_single_copy(is_wanted, always, host);
+          },
+          py::arg("is_wanted"), py::arg("always"))
+      .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
+      .def("arena_ptr",
+           [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })
+      .def("remove_arena", &ProcessGroup::remove_arena, without_gil)
+      .def("async_begin", [](ProcessGroup& group) { group.queue().begin_in_python(); })
+      .def("async_end", [](ProcessGroup& group) { group.queue().end_in_python(); })
+      .def(
+          "await_native",
+          [](ProcessGroup& group) {
+            Host host;
+            group.await_queued(host);
+          },
+          without_gil)
+      .def("idle", &ProcessGroup::idle)
+      .def("check", &ProcessGroup::check)
+      .def("poison", &ProcessGroup::poison, py::arg("message"), without_gil)
+      .def("abort", &ProcessGroup::abort, py::arg("reason"), without_gil)
+      .def(
+          "fail",
+          [](ProcessGroup& group, int kind, const std::string& text,
+             const std::vector<int>& ranks) {
+            if (kind < int(ErrorKind::usage) || kind > int(ErrorKind::driver))
+              throw Failure(ErrorKind::usage, "fail(): no such kind of error");
+            uint64_t bits = 0;
+            for (const int rank : ranks) bits |= uint64_t{1} << (rank & 63);
+            group.fail(ErrorKind(kind), text, bits);
+          },
+          py::arg("kind"), py::arg("text"), py::arg("ranks"), without_gil)
+      .def("peer_is_gone", &ProcessGroup::peer_is_gone, py::arg("peer"))
+      .def("hold_parts", &ProcessGroup::hold_parts, py::arg("ranks"), without_gil)
+      .def("parts_held", &ProcessGroup::parts_held, without_gil)
+      .def("settle_survivors", &ProcessGroup::settle_survivors, py::arg("ranks"), without_gil)
+      .def("close", &ProcessGroup::close, without_gil);
+
+  module.def(
+      "time_loop",
+      [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output, int iterations) {
+        const Plan copy = plan;
+        PythonHost host;
+        host.blocking();
+        return group.time_loop(copy, to_ptr(input), to_ptr(output), iterations, host);
+      },
+      py::arg("group"), py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"),
+      py::arg("iterations"));
+  module.def(
+      "time_one_way_flag",
+      [](ProcessGroup& group, int iterations) {
+        PythonHost host;
+        host.blocking();
+        return group.time_one_way_flag(iterations, host);
+      },
+      py::arg("group"), py::arg("iterations"));
+}
+
+// Text from shared memory may hold anything, and may be cut inside a character.
+py::str decoded(std::string_view text) { return printable(text); }
+
+py::dict status_of(const Pad& pad) {
+  if (StdAtomics::load_acquire(pad.identity.magic) != kLayoutMagic)
+    throw Failure(ErrorKind::driver, "not a region of this version of fastcoll, or not ready yet");
+  const uint64_t done = StdAtomics::load_acquire(pad.done.value);
+  py::list operations;
+  for (const Operation& operation : read_operations<StdAtomics>(pad)) {
+    const Plan& plan = operation.plan;
+    operations.append(
+        py::dict(py::arg("call") = operation.call, py::arg("verb") = verb_name(plan.verb),
+                 py::arg("what") = describe(plan), py::arg("plan") = describe_choice(plan),
+                 py::arg("message_bytes") = plan.numel * plan.elem_bytes(),
+                 py::arg("is_complete") = StdAtomics::reached(done, operation.end_segment),
+                 py::arg("wait_began_us") = operation.wait_began_us,
+                 py::arg("wait_ended_us") = operation.wait_ended_us,
+                 py::arg("began_us") = operation.began_us, py::arg("ended_us") = operation.ended_us,
+                 py::arg("site") = decoded(operation.site)));
+  }
+  const Identity& identity = pad.identity;
+  const std::string_view name(identity.name, strnlen(identity.name, sizeof identity.name));
+  return py::dict(py::arg("group") = decoded(name), py::arg("rank") = identity.rank,
+                  py::arg("world_size") = identity.world_size,
+                  py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
+                  py::arg("operations") = operations);
+}
+
+void bind_machine(py::module_& module) {
+  module.def(
+      "read_status",
+      [](int fd) {
+        // How many ranks share the region is not known yet; what is read lies in its first part.
+        const size_t num_bytes = std::max(memfd_bytes(fd), kRegionBytes);
+        const auto close = [num_bytes](const std::byte* region) { memfd_close(region, num_bytes); };
+        const std::unique_ptr<const std::byte, decltype(close)> region(memfd_view(fd, num_bytes),
+                                                                       close);
+        return status_of(*reinterpret_cast<const Pad*>(region.get()));
+      },
+      py::arg("fd"));
+  module.def(
+      "list_splits",
+      [](const std::vector<std::pair<int, uint64_t>>& tensors, int dtype) {
+        std::vector<TensorSize> sizes;
+        for (const auto& [kind, numel] : tensors) sizes.push_back({DType(kind), numel});
+        return list_splits(sizes, DType(dtype));
+      },
+      py::arg("tensors"), py::arg("dtype"));
+  module.def(
+      "uneven_splits", [](const std::vector<uint64_t>& numels) { return uneven_splits(numels); },
+      py::arg("numels"));
+  module.def("printable", [](const py::bytes& text) { return decoded(text); }, py::arg("text"));
+  module.def("find_call_site", [] { return decoded(find_call_site()); });
+  module.def(
+      "set_call_site", [](const std::string& site) { return decoded(set_call_site(site)); },
+      py::arg("site"));
+  module.def("hide_folders", &hide_folders, py::arg("folders"));
+  module.def("region_bytes", [] { return kRegionBytes; });
+  module.def("mapped_bytes", &mapped_bytes, py::arg("world_size"));
+  module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
+  module.def("limit_behind", &limit_behind, py::arg("error"));
+  module.def("simd_levels", [] {
+    std::vector<std::string> levels;
+    for (int level = int(best_simd_level()); level >= 0; --level)
+      levels.emplace_back(simd_level_name(SimdLevel(level)));
+    return levels;
+  });
+  module.def("simd_level", [] { return simd_level_name(simd_level()); });
+  module.def("set_simd_level", [](const std::string& name) {
+    for (int level = int(best_simd_level()); level >= 0; --level)
+      if (name == simd_level_name(SimdLevel(level))) return set_simd_level(SimdLevel(level));
+    throw Failure(ErrorKind::usage, "SIMD level \"" + name + "\" is not one of this machine's");
+  });
+  module.def(
+      "spread_out",
+      [](const std::vector<uint32_t>& cpus, int rank) {
+        if (rank < 0 || size_t(rank) >= cpus.size())
+          throw Failure(ErrorKind::usage, "no such rank: " + std::to_string(rank));
+        return spread_out(cpus, rank);
+      },
+      py::arg("cpus"), py::arg("rank"));
+  module.attr("K_INLINE_MAX_BYTES") = kInlineMaxBytes;
+  module.attr("K_SLOT_BYTES") = kSlotBytes;
+  module.attr("K_NUM_SLOTS") = kNumSlots;
+  module.attr("K_MAX_WORLD") = kMaxWorld;
+  module.attr("K_FAREWELL") = kFarewell;
+  module.def("dtype_names", [] {
+    return names<DType>(kNumDTypes, [](DType dtype) { return dtype_name(dtype); });
+  });
+  module.def("op_names", [] { return names<Op>(kNumOps, [](Op op) { return op_name(op); }); });
+  module.def("verb_names",
+             [] { return names<Verb>(kNumVerbs, [](Verb verb) { return verb_name(verb); }); });
+  module.def("algorithm_names", [] {
+    return names<Algorithm>(kNumGpuAlgorithms, [](Algorithm name) { return algorithm_name(name); });
+  });
+}
+
+void bind_local_reduce(py::module_& module) {
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("sources"),
+             py::arg("target"), py::arg("numel"), without_gil);
+  module.def("widen_array", &widen_array, py::arg("dtype"), py::arg("source"), py::arg("target"),
+             py::arg("numel"), without_gil);
+  module.def("finish_array", &finish_array, py::arg("dtype"), py::arg("op"), py::arg("source"),
+             py::arg("target"), py::arg("numel"), py::arg("world_size"), without_gil);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ core of fastcoll. Use the functions of the package instead.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Failure& failure) {
+      set_python_error(failure);
+    } catch (const Interrupted&) {  // its Python error is set already
+    }
+  });
+  bind_plan(module);
+  bind_group(module);
+  bind_machine(module);
+  bind_local_reduce(module);
+  const auto group_of = [](PyObject* object) {
+    return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
+                                                : nullptr;
+  };
+  if (!add_fast_calls(module.ptr(), group_of) || !add_core_api(module.ptr(), group_of))
+    throw py::error_already_set();
+}

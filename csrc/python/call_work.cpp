@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/call_work.h"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "python/errors.h"
+#include "python/host.h"
+#include "python/kept_memory.h"
+
+namespace fastcoll {
+
+namespace {
+
+int release_in_main_thread(void*) {
+  release_kept();
+  return 0;
+}
+
+// The kernel's view of it.
+uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*>(&value); }
+
+}  // namespace
+
+void AsyncCall::is_to_run(const Prepared& one) { first_ = {one.plan, one.operands(places)}; }
+
+void AsyncCall::is_to_run(std::vector<PreparedList> lists) {
+  lists_ = std::move(lists);
+  for (const PreparedList& one : lists_) {
+    const Step step{one.plan, {.list = &one.list}};
+    if (&one == &lists_.front()) first_ = step;
+    else more_.push_back(step);
+  }
+}
+
+void AsyncCall::over() noexcept {
+  is_over_ = true;
+  if (has_waiter_.exchange(0) != 0) futex_wake_all(as_word(has_waiter_));
+  // Where Python has no room for one more, the next asynchronous call does it.
+  if (is_abandoned_) Py_AddPendingCall(release_in_main_thread, nullptr);
+}
+
+void AsyncCall::abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept) {
+  keep_until({call, &call->is_over_}, kept);
+  call->is_abandoned_ = true;
+  if (call->is_over_) release_kept();
+}
+
+bool AsyncCall::wait(double limit_s) {
+  constexpr int64_t kLookUs = 50000;  // for Ctrl-C
+  WaitedTime waited(limit_s);
+  if (go_on_here(group_.queue(), this, waited)) return true;
+  PythonHost host;
+  host.blocking();
+  for (;;) {
+    has_waiter_ = 1;
+    if (is_over_) return true;
+    if (waited.is_over()) return false;
+    futex_wait(as_word(has_waiter_), 1, std::min(waited.left_us(), kLookUs));
+    if (!is_over_ && host.interrupted()) throw Interrupted{};
+  }
+}
+
+bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited) {
+  WaiterHost<PythonHost> host(waited);
+  const bool is_done = queue.finish(call, host);
+  if (host.was_interrupted()) throw Interrupted{};
+  return is_done;
+}
+
+namespace {
+
+struct CallWork {
+  PyObject ob_base;
+  Caller caller;      // whose object this keeps
+  PyObject* kept;     // what the memory belongs to, until it is known that the call is over
+  PyObject* outputs;  // a list
+  std::shared_ptr<AsyncCall> call;
+};
+
+PyTypeObject* heir = nullptr;
+
+CallWork& work_of(PyObject* object) { return *reinterpret_cast<CallWork*>(object); }
+
+void deallocate(PyObject* object) {
+  CallWork& work = work_of(object);
+  if (work.call->is_over()) {
+    Py_XDECREF(work.kept);
+    Py_DECREF(work.outputs);
+    Py_DECREF(work.caller.object);
+  } else {
+    PyObject* all = PyTuple_New(3);
+    PyTuple_SET_ITEM(all, 0, work.kept);
+    PyTuple_SET_ITEM(all, 1, work.outputs);
+    PyTuple_SET_ITEM(all, 2, work.caller.object);
+    work.caller.group.let_go_on();  // nobody waits for it any more
+    AsyncCall::abandon(work.call, all);
+  }
+  work.call.~shared_ptr();
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* wait_at_most(PyObject* self, double limit_s) {
+  CallWork& work = work_of(self);
+  try {
+    if (!work.call->is_over()) {
+      work.caller.group.refuse_child();  // which has not the thread that would end it
+      if (!work.call->wait(limit_s)) Py_RETURN_FALSE;
+    }
+    Py_CLEAR(work.kept);
+    if (work.call->failure()) throw *work.call->failure();
+    Py_RETURN_TRUE;
+  } catch (const Failure& failure) {
+    set_python_error(failure);
+  } catch (const Interrupted&) {  // its Python error is set already
+  }
+  return nullptr;
+}
+
+PyObject* is_completed(PyObject* self, PyObject*) {
+  const CallWork& work = work_of(self);
+  if (!work.call->is_over()) work.caller.group.let_go_on();
+  return PyBool_FromLong(work.call->is_over());
+}
+
+PyMethodDef methods[] = {
+    wait_method<wait_at_most>(
+        "wait(timeout=None)\n--\n\n"
+        "Wait until the call is complete.\n\n"
+        "Args:\n"
+        "    timeout: Seconds to wait here; None, 0 or less wait as long as the call itself may "
+        "take.\n\n"
+        "Returns:\n"
+        "    True.\n\n"
+        "Raises:\n"
+        "    FastcollError: What the call raised.\n"
+        "    CollectiveTimeout: `timeout` ran out; the call goes on."),
+    {"is_completed", is_completed, METH_NOARGS,
+     "is_completed()\n--\n\nReturn whether the call is over, well or not."},
+    {"_wait_for", wait_for<wait_at_most>, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyObject* outputs(PyObject* self, void*) { return Py_NewRef(work_of(self).outputs); }
+
+PyGetSetDef properties[] = {
+    {"_outputs", outputs, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject type = [] {
+  PyTypeObject made = {};
+  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
+  made.tp_name = "fastcoll._C.CallWork";
+  made.tp_basicsize = sizeof(CallWork);
+  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  made.tp_dealloc = deallocate;
+  made.tp_methods = methods;
+  made.tp_getset = properties;
+  return made;
+}();
+
+}  // namespace
+
+PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& call, PyObject* kept,
+                     PyObject* outputs) {
+  release_kept();
+  PyTypeObject* made = heir ? heir : &type;
+  PyObject* object = made->tp_alloc(made, 0);
+  if (!object) throw Interrupted{};
+  CallWork& work = work_of(object);
+  new (&work.caller) Caller{caller.group, Py_NewRef(caller.object)};
+  work.kept = Py_NewRef(kept);
+  work.outputs = Py_NewRef(outputs);
+  new (&work.call) std::shared_ptr<AsyncCall>(call);
+  bool is_queued = false;
+  try {
+    is_queued = caller.group.queue().push(call);
+  } catch (const Failure& failure) {
+    set_python_error(failure);
+  }
+  if (is_queued) return object;
+  call->over();
+  Py_DECREF(object);
+  if (PyErr_Occurred()) throw Interrupted{};
+  return nullptr;
+}
+
+bool add_call_work(PyObject* module) { return PyModule_AddType(module, &type) == 0; }
+
+PyObject* set_call_work(PyObject*, PyObject* object) { return set_heir(object, type, heir); }
+
+}  // namespace fastcoll

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of C functions for code that is compiled later; see fastcoll/integrations/core_api.h.
+#pragma once
+
+#include <Python.h>
+
+#include "python/fast_calls.h"
+
+namespace fastcoll {
+
+// Add the capsule to the module. False with a Python error set.
+bool add_core_api(PyObject* module, GroupOf* group_of_object);
+
+}  // namespace fastcoll

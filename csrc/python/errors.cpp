@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/errors.h"
+
+#include <cstring>
+
+namespace fastcoll {
+
+namespace {
+
+// A tuple of the ranks in a bit set.
+PyObject* rank_tuple(uint64_t ranks) {
+  PyObject* list = PyList_New(0);
+  for (int rank = 0; list && rank < 64; ++rank) {
+    if (!(ranks >> rank & 1)) continue;
+    PyObject* number = PyLong_FromLong(rank);
+    if (!number || PyList_Append(list, number) != 0) Py_CLEAR(list);
+    Py_XDECREF(number);
+  }
+  PyObject* tuple = list ? PyList_AsTuple(list) : nullptr;
+  Py_XDECREF(list);
+  return tuple;
+}
+
+// What this rank did last, where FASTCOLL_DUMP_DIR says; the error comes first, whatever happens.
+void write_down(PyObject* reason) {
+  PyObject* dumps = PyImport_ImportModule("fastcoll.calls.dumps");
+  PyObject* nothing = dumps ? PyObject_CallMethod(dumps, "dump", "O", reason) : nullptr;
+  // A Ctrl-C that came meanwhile is heard once the error is raised.
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+  PyErr_Clear();
+  Py_XDECREF(nothing);
+  Py_XDECREF(dumps);
+}
+
+}  // namespace
+
+void set_python_error(const Failure& failure) {
+  static const char* const kNames[] = {
+      nullptr,       "UsageError",    "UnsupportedError", "CollectiveTimeout",
+      "DesyncError", "PeerLostError", "DriverError",      "AbortedError"};
+  const bool names_ranks = failure.kind() == ErrorKind::timeout ||
+                           failure.kind() == ErrorKind::peer_lost ||
+                           failure.kind() == ErrorKind::aborted;
+  // A verdict's text is cut where its page ends, perhaps inside a character.
+  PyObject* text =
+      PyUnicode_DecodeUTF8(failure.what(), Py_ssize_t(std::strlen(failure.what())), "replace");
+  if (text && failure.kind() != ErrorKind::usage && failure.kind() != ErrorKind::unsupported)
+    write_down(text);
+  PyObject* errors = PyImport_ImportModule("fastcoll.errors");
+  PyObject* cls =
+      errors ? PyObject_GetAttrString(errors, kNames[uint32_t(failure.kind())]) : nullptr;
+  PyObject* ranks = names_ranks ? rank_tuple(failure.ranks()) : nullptr;
+  PyObject* error = nullptr;
+  if (cls && text && ranks) error = PyObject_CallFunction(cls, "OO", text, ranks);
+  else if (cls && text && !names_ranks) error = PyObject_CallFunction(cls, "O", text);
+  if (error) PyErr_SetObject(cls, error);
+  Py_XDECREF(error);
+  Py_XDECREF(text);
+  Py_XDECREF(ranks);
+  Py_XDECREF(cls);
+  Py_XDECREF(errors);
+}
+
+}  // namespace fastcoll

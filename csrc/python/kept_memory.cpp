@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/kept_memory.h"
+
+#include <utility>
+#include <vector>
+
+namespace fastcoll {
+
+namespace {
+
+struct Kept {
+  std::shared_ptr<const std::atomic<bool>> done;
+  PyObject* object;
+};
+std::vector<Kept> all_kept;
+
+}  // namespace
+
+void keep_until(std::shared_ptr<const std::atomic<bool>> done, PyObject* kept) {
+  all_kept.push_back({std::move(done), kept});
+}
+
+void release_kept() {
+  if (all_kept.empty()) return;
+  std::vector<PyObject*> released;
+  std::erase_if(all_kept, [&](const Kept& one) {
+    const bool is_done = one.done->load();
+    if (is_done) released.push_back(one.object);
+    return is_done;
+  });
+  for (PyObject* object : released) Py_XDECREF(object);  // runs any code: the list is whole again
+}
+
+}  // namespace fastcoll

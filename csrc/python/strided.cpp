@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fast calls on tensors of which one at least is not contiguous.
+#include <cstdlib>
+
+#include "python/arguments.h"
+#include "python/prepare.h"
+
+namespace fastcoll {
+
+namespace {
+
+struct Reach {
+  const std::byte* begin;  // the first byte of any element
+  int64_t num_bytes;       // to behind the last one
+};
+
+// Of the elements in one row: dimensions of whole pitches are left out. 0: of all elements.
+Reach reach_of(const StridedView& view, int64_t pitch = 0) {
+  int64_t before = 0, after = int64_t(dtype_size(view.tensor.dtype));
+  for (int i = 0; i < view.tensor.ndim; ++i) {
+    const int64_t stride = view.strides_bytes[size_t(i)];
+    if (pitch == 0 || stride % pitch != 0)
+      (stride < 0 ? before : after) += stride * (view.tensor.shape[i] - 1);
+  }
+  return {view.tensor.ptr + before, after - before};
+}
+
+// As columns of one matrix do: modulo its pitch, their rows lie apart.
+bool interleave(const StridedView& a, const StridedView& b) {
+  int64_t pitch = 1;
+  for (int i = 0; i < a.tensor.ndim; ++i)
+    if (a.tensor.shape[i] > 1) pitch = std::max(pitch, std::abs(a.strides_bytes[size_t(i)]));
+  const Reach in_a = reach_of(a, pitch), in_b = reach_of(b, pitch);
+  const int64_t from_a = ((in_b.begin - in_a.begin) % pitch + pitch) % pitch;
+  return from_a >= in_a.num_bytes && from_a + in_b.num_bytes <= pitch;
+}
+
+bool are_apart(const StridedView& a, const StridedView& b) {
+  const Reach all_a = reach_of(a), all_b = reach_of(b);
+  return all_a.begin + all_a.num_bytes <= all_b.begin ||
+         all_b.begin + all_b.num_bytes <= all_a.begin || interleave(a, b);
+}
+
+// Whether elements may share memory: not if what lies along smaller strides fits between those of
+// each greater one.
+bool may_overlap_itself(const StridedView& view) {
+  std::array<std::pair<int64_t, int64_t>, StridedView::kMostDims> dims;  // stride, size
+  size_t num_dims = 0;
+  for (int i = 0; i < view.tensor.ndim; ++i)
+    if (view.tensor.shape[i] > 1)
+      dims[num_dims++] = {std::abs(view.strides_bytes[size_t(i)]), view.tensor.shape[i]};
+  std::sort(dims.begin(), dims.begin() + num_dims);
+  auto reach = int64_t(dtype_size(view.tensor.dtype));
+  for (size_t i = 0; i < num_dims; ++i) {
+    const auto [stride, size] = dims[i];
+    if (stride < reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
+bool is_same(const StridedView& a, const StridedView& b) {
+  const auto dims = size_t(a.tensor.ndim);
+  return a.tensor.ptr == b.tensor.ptr && same_shape(a.tensor, b.tensor) &&
+         std::equal(a.strides_bytes.begin(), a.strides_bytes.begin() + dims,
+                    b.strides_bytes.begin());
+}
+
+bool put(Strided& place, const StridedView& view) {
+  return place.set(view.tensor.ptr, dtype_size(view.tensor.dtype), view.tensor.ndim,
+                   view.tensor.shape, view.strides_bytes.data());
+}
+
+// Which argument is which; the numel is that of the plan.
+struct Roles {
+  Verb verb;
+  PyObject *input, *output;
+  int root = 0;
+};
+
+std::optional<Roles> roles_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
+  if (verb > FastVerb::broadcast && verb != FastVerb::reduce) return std::nullopt;
+  PyObject *first = args[kTensor], *second = args[kSecond];
+  PyObject* result = given(second) ? second : first;
+  if (verb == FastVerb::all_reduce) return Roles{Verb::all_reduce, first, result};
+  if (verb == FastVerb::reduce_scatter_tensor) return Roles{Verb::reduce_scatter, second, first};
+  if (verb == FastVerb::all_gather_into_tensor) return Roles{Verb::all_gather, second, first};
+  const std::optional<int> root = root_of(group, args[kRoot]);
+  if (!root) return std::nullopt;
+  if (verb == FastVerb::broadcast) return Roles{Verb::broadcast, first, first, *root};
+  return Roles{Verb::reduce, first, group.rank() == *root ? result : first, *root};
+}
+
+}  // namespace
+
+Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                         StridedPair& places) {
+  const std::optional<Roles> roles = roles_of(verb, group, args);
+  if (!roles || !given(roles->input) || !given(roles->output)) return {};
+  const std::optional<StridedView> input = view_strided(roles->input);
+  const std::optional<StridedView> output =
+      roles->output == roles->input ? input : view_strided(roles->output);
+  if (!input || !output || input->tensor.dtype != output->tensor.dtype) return {};
+
+  const bool is_root = group.rank() == roles->root;
+  const bool is_written = roles->verb == Verb::broadcast ? !is_root
+                          : roles->verb == Verb::reduce  ? is_root
+                                                         : true;
+  if (is_written && may_overlap_itself(*output)) return {};
+  const bool scatters = roles->verb == Verb::reduce_scatter,
+             gathers = roles->verb == Verb::all_gather;
+  const TensorView &whole = scatters ? input->tensor : output->tensor,
+                   &part = scatters ? output->tensor : input->tensor;
+  if (part.numel == 0) return {};
+  if (scatters || gathers) {
+    if (whole.numel != part.numel * uint64_t(group.world_size())) return {};
+  } else if (!same_shape(whole, part)) {
+    return {};
+  }
+  if (!is_same(*input, *output) && !are_apart(*input, *output)) return {};
+
+  const Op reduction = verb_reduces(roles->verb) ? op : Op::sum;
+  Prepared call = with_plan(group, args.asked, roles->verb, part.dtype, reduction, part.numel,
+                            roles->root, nullptr, nullptr);
+  if (!call.is_fast() || !takes_strided(call.plan)) return {};
+  call.is_strided = true;
+  return put(places.input, *input) && put(places.output, *output) ? call : Prepared{};
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/transfer_work.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "python/call_site.h"
+#include "python/errors.h"
+#include "python/host.h"
+#include "python/kept_memory.h"
+#include "python/prepare.h"
+
+namespace fastcoll {
+
+namespace {
+
+struct TransferWork {
+  PyObject ob_base;
+  Caller caller;                       // whose object this keeps
+  PyObject* kept;                      // what the memory belongs to
+  std::shared_ptr<Transfer> transfer;  // null until it is started
+};
+
+GroupOf* group_in_object = nullptr;
+PyTypeObject* heir = nullptr;
+
+TransferWork& work_of(PyObject* object) { return *reinterpret_cast<TransferWork*>(object); }
+
+PyObject* allocate(PyTypeObject* type, const Caller& caller, PyObject* kept) {
+  PyObject* object = type->tp_alloc(type, 0);
+  if (!object) return nullptr;
+  TransferWork& work = work_of(object);
+  new (&work.caller) Caller{caller.group, Py_NewRef(caller.object)};
+  work.kept = Py_NewRef(kept);
+  new (&work.transfer) std::shared_ptr<Transfer>();
+  return object;
+}
+
+// TransferWork(group, sends, peer, tag, dtype, numel, ptr, timeout_s, kept): starts it.
+PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject *group_object = nullptr, *kept = nullptr;
+  int sends = 0, peer = 0, dtype = 0;
+  unsigned int tag = 0;
+  unsigned long long numel = 0, ptr = 0;
+  double timeout_s = 0;
+  if (!PyArg_ParseTuple(args, "OpiIiKKdO", &group_object, &sends, &peer, &tag, &dtype, &numel, &ptr,
+                        &timeout_s, &kept))
+    return nullptr;
+  ProcessGroup* group = group_in_object(group_object);
+  if (!group || peer < kAnyPeer || peer >= group->world_size() || dtype < 0 || dtype >= kNumDTypes)
+    return PyErr_Format(PyExc_TypeError, "TransferWork: no group, or a code out of range");
+  PyObject* object = allocate(type, {*group, group_object}, kept);
+  if (!object) return nullptr;
+  auto transfer = std::make_shared<Transfer>();
+  transfer->sends = sends != 0;
+  transfer->peer = peer;
+  transfer->tag = tag;
+  transfer->dtype = DType(dtype);
+  transfer->numel = numel;
+  transfer->data = reinterpret_cast<std::byte*>(uintptr_t(ptr));
+  transfer->num_bytes = numel * dtype_size(transfer->dtype);
+  transfer->timeout_s = timeout_s;
+  if (group->traces()) [[unlikely]]
+    transfer->site = find_call_site();
+  try {
+    PythonHost host;
+    if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
+    group->post(transfer, host);
+  } catch (const Failure& failure) {
+    set_python_error(failure);
+    Py_DECREF(object);
+    return nullptr;
+  }
+  work_of(object).transfer = std::move(transfer);
+  return object;
+}
+
+void deallocate(PyObject* object) {
+  TransferWork& work = work_of(object);
+  if (work.transfer && !work.transfer->done)
+    keep_until({work.transfer, &work.transfer->done}, std::exchange(work.kept, nullptr));
+  work.transfer.~shared_ptr();
+  Py_XDECREF(work.kept);
+  Py_DECREF(work.caller.object);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* wait_at_most(PyObject* self, double limit_s) {
+  TransferWork& work = work_of(self);
+  try {
+    bool is_complete;
+    {
+      PythonHost host;
+      if (work.transfer->num_bytes >= kGilFreeBytes && !work.transfer->done) host.blocking();
+      is_complete = work.caller.group.wait(*work.transfer, host, limit_s);
+    }
+    return PyBool_FromLong(is_complete);
+  } catch (const Failure& failure) {
+    set_python_error(failure);
+  } catch (const Interrupted&) {  // its Python error is set already
+  }
+  return nullptr;
+}
+
+PyObject* is_completed(PyObject* self, PyObject*) {
+  const TransferWork& work = work_of(self);
+  bool is_done = work.transfer->done;
+  if (!is_done) {
+    PythonHost host;
+    if (work.transfer->num_bytes >= kGilFreeBytes) host.blocking();
+    is_done = work.caller.group.look(*work.transfer);
+  }
+  return PyBool_FromLong(is_done);
+}
+
+PyObject* withdraw(PyObject* self, PyObject*) {
+  const TransferWork& work = work_of(self);
+  bool is_withdrawn;
+  {
+    PythonHost host;
+    host.blocking();
+    is_withdrawn = work.caller.group.withdraw(*work.transfer);
+  }
+  return PyBool_FromLong(is_withdrawn);
+}
+
+PyObject* source_rank(PyObject* self, PyObject*) {
+  return PyLong_FromLong(work_of(self).transfer->peer);
+}
+
+PyMethodDef methods[] = {
+    wait_method<wait_at_most>(
+        "wait(timeout=None)\n--\n\n"
+        "Wait until the transfer is complete.\n\n"
+        "Args:\n"
+        "    timeout: Seconds to wait here; None or 0 wait as long as the transfer may take.\n\n"
+        "Returns:\n"
+        "    True.\n\n"
+        "Raises:\n"
+        "    FastcollError: What went wrong with the transfer.\n"
+        "    CollectiveTimeout: `timeout` ran out; the transfer goes on."),
+    {"is_completed", is_completed, METH_NOARGS,
+     "is_completed()\n--\n\nReturn whether the transfer is over, well or not."},
+    {"source_rank", source_rank, METH_NOARGS,
+     "source_rank()\n--\n\n"
+     "Return the group rank that sent what was received here; for complete transfers."},
+    {"_wait_for", wait_for<wait_at_most>, METH_O, nullptr},
+    {"_withdraw", withdraw, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyObject* kept(PyObject* self, void*) { return Py_NewRef(work_of(self).kept); }
+
+PyGetSetDef properties[] = {
+    {"_kept", kept, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject type = [] {
+  PyTypeObject made = {};
+  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
+  made.tp_name = "fastcoll._C.TransferWork";
+  made.tp_basicsize = sizeof(TransferWork);
+  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
+  made.tp_new = start_new;
+  made.tp_dealloc = deallocate;
+  made.tp_methods = methods;
+  made.tp_getset = properties;
+  return made;
+}();
+
+// Somebody has to move what is open while nobody waits.
+void drive(const Caller& caller) {
+  static PyObject* const name = PyUnicode_InternFromString("drive_transfers");
+  PyObject* nothing = PyObject_CallMethodNoArgs(caller.object, name);
+  if (!nothing) throw Interrupted{};
+  Py_DECREF(nothing);
+}
+
+}  // namespace
+
+PyObject* new_transfer_work(const Caller& caller, PyObject* kept) {
+  return allocate(heir ? heir : &type, caller, kept);
+}
+
+void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>> transfers,
+                 std::span<PyObject* const> works) {
+  release_kept();
+  bool must_drive;
+  {
+    PythonHost host;
+    if (std::any_of(transfers.begin(), transfers.end(),
+                    [](const auto& one) { return one->num_bytes >= kGilFreeBytes; }))
+      host.blocking();
+    must_drive = caller.group.start(transfers, host);
+  }
+  for (size_t i = 0; i < works.size(); ++i) work_of(works[i]).transfer = transfers[i];
+  if (must_drive) drive(caller);
+}
+
+bool add_transfer_work(PyObject* module, GroupOf* group_of_object) {
+  group_in_object = group_of_object;
+  return PyModule_AddType(module, &type) == 0;
+}
+
+PyObject* set_transfer_work(PyObject*, PyObject* object) { return set_heir(object, type, heir); }
+
+}  // namespace fastcoll

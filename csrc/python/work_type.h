@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the handles that are C types have in common: whose they are, and waiting.
+#pragma once
+
+#include <Python.h>
+
+#include "group/process_group.h"
+
+namespace fastcoll {
+
+// A group, and the Python object that it lives in.
+struct Caller {
+  ProcessGroup& group;
+  PyObject* object;
+};
+
+// Wait for what a handle stands for, that many seconds; 0: without a limit. Null with a Python
+// error set, else whether it is complete.
+using WaitAtMost = PyObject*(PyObject* self, double limit_s);
+
+// wait(timeout=None): at once if there is no limit, which is None, or nothing of whatever kind
+// (torch gives a timedelta of no length); else by the heir's _wait.
+template <WaitAtMost* kWait>
+PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
+  const bool is_usual = !kwnames && num_args <= 1;
+  const int has_limit = is_usual && num_args == 1 ? PyObject_IsTrue(args[0]) : !is_usual;
+  if (has_limit < 0) return nullptr;
+  if (!has_limit) return kWait(self, 0);
+  static PyObject* const name = PyUnicode_InternFromString("_wait");
+  PyObject* method = PyObject_GetAttr(self, name);
+  PyObject* result =
+      method ? PyObject_Vectorcall(method, args, size_t(num_args), kwnames) : nullptr;
+  Py_XDECREF(method);
+  return result;
+}
+
+template <WaitAtMost* kWait>
+PyObject* wait_for(PyObject* self, PyObject* seconds) {
+  const double limit_s = PyFloat_AsDouble(seconds);
+  return limit_s == -1 && PyErr_Occurred() ? nullptr : kWait(self, limit_s);
+}
+
+template <WaitAtMost* kWait>
+constexpr PyMethodDef wait_method(const char* doc) {
+  return {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&wait<kWait>)),
+          METH_FASTCALL | METH_KEYWORDS, doc};
+}
+
+// Make `place` the class of a type's handles: its heir in Python.
+inline PyObject* set_heir(PyObject* object, PyTypeObject& type, PyTypeObject*& place) {
+  if (!PyType_Check(object) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(object), &type))
+    return PyErr_Format(PyExc_TypeError, "%R is no subclass of %s", object, type.tp_name);
+  Py_XSETREF(place, reinterpret_cast<PyTypeObject*>(Py_NewRef(object)));
+  Py_RETURN_NONE;
+}
+
+}  // namespace fastcoll
