@@ -111,7 +111,7 @@ has_module() { # is not imported: that may take many seconds
 }
 
 nccl_shares_gpus() { # before 2.30 it refuses two ranks on one GPU
-  "$python" -c "from fastcoll.model.machines import gpu
+  "$python" -c "from fastcoll.machine import gpu
 raise SystemExit(gpu.nccl_version() < gpu.SHARING_NCCL)"
 }
 

@@ -4,10 +4,12 @@
 An extension has no Python source, so a direct import of it reads as one of the package's face.
 """
 
-from fastcoll import _C as _C
+import fastcoll._C as _C
+
+__all__ = ["_C", "_cuda", "cuda_import_error"]
 
 cuda_import_error = ""  # why `_cuda` is missing, if it is
 try:
-    from fastcoll import _cuda as _cuda  # after _C, whose plans it takes
+    import fastcoll._cuda as _cuda  # after _C, whose plans it takes
 except ImportError as error:
     cuda_import_error = str(error)

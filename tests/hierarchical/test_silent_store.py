@@ -84,7 +84,7 @@ def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -
 PROGRAM = """
 import threading
 from torch.distributed import HashStore
-from fastcoll.nodes import board
+from fastcoll.nodes.verdict import board
 
 class Silent(HashStore):
     def check(self, keys):

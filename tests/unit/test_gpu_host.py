@@ -65,7 +65,7 @@ def test_a_build_without_the_gpu_part_works_and_says_so() -> None:
     program = (
         "import sys; sys.modules['fastcoll._cuda'] = None\n"
         "import fastcoll\n"
-        "from fastcoll.model.machines import gpu\n"
+        "from fastcoll.machine import gpu\n"
         "print(gpu.problem(), gpu.gpus(), gpu.driver_version(), gpu.has_kernel(0, 0, 0))"
     )
     done = subprocess.run(

@@ -53,7 +53,7 @@ class Gpu:
 def problem() -> str:
     """Return why no GPU can be used, or an empty string."""
     if native.cuda_import_error:
-        if "cannot import name '_cuda'" in native.cuda_import_error:
+        if "No module named 'fastcoll._cuda'" in native.cuda_import_error:
             return (
                 "this fastcoll was built without GPU support: install it again where nvcc is on "
                 "PATH (FASTCOLL_CUDA=1 makes a missing nvcc an error)"
