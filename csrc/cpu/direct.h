@@ -119,7 +119,7 @@ class Direct {
     const size_t own_bytes = part_for(rank_).num_bytes;
     // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
     // here.
-    if (!gives(rank_) || is_barrier_) group_.arrive_inlined("", 0);
+    if (!gives(rank_) || is_barrier_) group_.arrive_inlined(nullptr, 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
     else if (call_.lies_apart())
       group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);

@@ -64,8 +64,7 @@ class TwoShot {
  private:
   void place(int peer, uint64_t input, uint64_t output) {
     inputs_[peer] = group_.resolve(peer, input, 0, call_.input_numel() * elem_);
-    if (!call_.scatters() && call_.gets(peer))
-      outputs_[peer] = group_.resolve(peer, output, 0, call_.plan.numel * elem_);
+    outputs_[peer] = group_.resolve(peer, output, 0, call_.plan.numel * elem_);
   }
 
   // 1. The others' chunks of segment k into my slot; my own stays where it is.
