@@ -3,7 +3,7 @@
 // its memory has. Every rank must end with the same error, which names rank 1, and nobody may look
 // where it points (AddressSanitizer).
 //
-//   test_damage [correct|unchecked_places]
+//   test_damage [correct|unchecked_places [timeout_s]]
 #include <sched.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@ constexpr size_t kArenaBytes = size_t{1} << 20;
 constexpr size_t kNumel = 64 << 10;  // of int32: as large as the lesser of a message's two places
 // Of a transfer: twice the ring, so that its sender needs to be told that chunks were received.
 constexpr size_t kMessageBytes = 2 * PairChannel::kChunks * PairChannel::kChunkBytes;
-constexpr double kTimeoutS = 20;  // never reached
+double timeout_s = 20;  // of a wait; never reached
 
 // What the liar does to a word of its own right before it publishes it.
 using Lie = std::function<void(uint64_t& word, uint64_t& value)>;
@@ -120,7 +120,7 @@ void transfer(Group<P>& group, PointToPoint<P>& pairs) {
     one->numel = kMessageBytes / sizeof(int32_t);
     one->data = data.data() + (sends ? 0 : kMessageBytes);
     one->num_bytes = kMessageBytes;
-    one->timeout_s = kTimeoutS;
+    one->timeout_s = timeout_s;
     pairs.post(one, host);
   }
   for (const auto& one : both) pairs.wait(*one, host, 0);
@@ -198,7 +198,7 @@ std::string run_rank(const Machine& machine, int rank, const Damage& damage) {
   options.rank = rank;
   options.world_size = kWorld;
   options.name = "threads";
-  options.timeout_s = kTimeoutS;
+  options.timeout_s = timeout_s;
   for (int peer = 0; peer < kWorld; ++peer)
     options.regions[size_t(peer)] = machine.regions[size_t(peer)];
   Group<P> group(options);
@@ -247,6 +247,7 @@ int run_all() {
 
 int main(int argc, char** argv) {
   const std::string variant = argc > 1 ? argv[1] : "correct";
+  if (argc > 2) timeout_s = std::strtod(argv[2], nullptr);
   if (variant == "correct") return run_all<Lying>();
   if (variant == "unchecked_places") return run_all<UncheckedPlaces>();
   std::fprintf(stderr, "unknown variant %s\n", variant.c_str());

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// All ranks of a group in one thread, for errors that have to say exactly what each rank did: only
+// the rank that is tested ever waits, with a short limit. A peer acts while it waits through a hook
+// of its host.
+#pragma once
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/p2p.h"
+#include "cpu/run.h"
+#include "require.h"
+
+namespace lone {
+
+using namespace fastcoll;
+using P = StdAtomics;
+constexpr double kLimitS = 0.03;
+
+struct LoneHost : Host {
+  bool interrupted() override {
+    ++num_looks;
+    if (hook) hook();
+    return is_interrupted;
+  }
+  std::string interruption() override { return "a test"; }
+  bool steps_out() override { return leaves; }
+  std::string call_site() override { return site; }
+  std::function<void()> hook;
+  bool is_interrupted = false, leaves = false;
+  int num_looks = 0;
+  std::string site;
+};
+
+inline Plan plan_of(Verb verb, uint64_t numel = 2, int root = 0) {
+  Plan plan;
+  plan.verb = verb;
+  plan.dtype = DType::int32;
+  plan.numel = verb == Verb::barrier ? 0 : numel;
+  plan.root = root;
+  plan.inlined = true;
+  plan.algorithm = verb == Verb::all_reduce ? Algorithm::one_shot : Algorithm::direct;
+  plan.segment_bytes = uint32_t(kLeastSegmentBytes);
+  return make_plan(plan);
+}
+inline const Plan kBarrier = plan_of(Verb::barrier);
+
+class World {
+ public:
+  explicit World(int size, const std::function<void(GroupOptions&)>& change = {}) : size_(size) {
+    const size_t num_bytes = size_t(size) * mapped_bytes(size);
+    memory_ = static_cast<std::byte*>(std::aligned_alloc(4096, num_bytes));
+    std::memset(memory_, 0, num_bytes);
+    for (int rank = 0; rank < size; ++rank) {
+      GroupOptions options;
+      options.rank = rank;
+      options.world_size = size;
+      options.name = "lone";
+      options.timeout_s = kLimitS;
+      for (int peer = 0; peer < size; ++peer)
+        options.regions[size_t(peer)] = memory_ + size_t(peer) * mapped_bytes(size);
+      if (change) change(options);
+      groups_.push_back(std::make_unique<Group<P>>(options));
+      hosts_.push_back(std::make_unique<LoneHost>());
+    }
+  }
+  World(const World&) = delete;
+  ~World() {
+    groups_.clear();
+    std::free(memory_);
+  }
+  int size() const { return size_; }
+  Group<P>& group(int rank) { return *groups_[size_t(rank)]; }
+  LoneHost& host(int rank) { return *hosts_[size_t(rank)]; }
+  Pad& pad(int rank) { return group(0).pad(rank); }
+
+  // A rank comes to a call and goes no further, or gives its part; `all` get through with one.
+  void enter(int rank, const Plan& plan = kBarrier) {
+    group(rank).begin(plan, {1}, host(rank), kLimitS);
+  }
+  void arrive(int rank, const Plan& plan = kBarrier) {
+    enter(rank, plan);
+    group(rank).arrive_inlined(nullptr, 0);
+  }
+  void leave(int rank) { group(rank).end(); }
+  void pass(int rank) {  // it waits for nobody, and is through
+    arrive(rank);
+    leave(rank);
+  }
+  void all(const Plan& plan = kBarrier) {
+    for (int rank = 0; rank < size_; ++rank) arrive(rank, plan);
+    for (int rank = 0; rank < size_; ++rank) {
+      for (int peer = 0; peer < size_; ++peer) group(rank).wait_arrival(peer);
+      leave(rank);
+    }
+  }
+
+ private:
+  const int size_;
+  std::byte* memory_;
+  std::vector<std::unique_ptr<Group<P>>> groups_;
+  std::vector<std::unique_ptr<LoneHost>> hosts_;
+};
+
+// Times are not what a test can know: "0.0312 s" becomes "T s", "31 ms" becomes "T ms".
+inline std::string without_times(const std::string& text) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find_first_not_of("0123456789.e-", at);
+    const std::string behind = end == std::string::npos ? "" : text.substr(end, 4);
+    const bool is_number = end != at && end != std::string::npos && at > 0 && text[at - 1] == ' ';
+    const bool is_time = behind.starts_with(" s ") || behind.starts_with(" ms ");
+    result += is_number && is_time ? "T" : text.substr(at, std::max<size_t>(1, end - at));
+    at = end == std::string::npos ? text.size() : std::max(end, at + 1);
+  }
+  return result;
+}
+
+struct Seen {
+  std::string text;
+  ErrorKind kind = ErrorKind::usage;
+  uint64_t ranks = 0;
+};
+inline Seen error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return {failure.what(), failure.kind(), failure.ranks()};
+  } catch (const Interrupted&) {
+    return {"interrupted"};
+  } catch (const SteppedOut&) {
+    return {"stepped out"};
+  }
+  return {"no error"};
+}
+inline void require_error(const Seen& seen, const std::string& text, ErrorKind kind,
+                          uint64_t ranks) {
+  require_equal(without_times(seen.text), text, "an error");
+  require_equal(int64_t(seen.kind), int64_t(kind), text + ": its kind");
+  require_equal(int64_t(seen.ranks), int64_t(ranks), text + ": the ranks at fault");
+}
+
+// ---- words of errors ------------------------------------------------------------------------
+
+inline const std::string kName = "barrier() #";
+inline const std::string kAdvice =
+    ". Plan: direct inlined, numerics=same_bits. If the ranks are only slow, raise the timeout "
+    "(timeout_s=, FASTCOLL_TIMEOUT_S); `fastcoll inspect` shows what every rank of this machine "
+    "does, `fastcoll doctor` the machine";
+inline const std::string kOver =
+    ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
+
+inline std::string place(int rank, int world_size) {
+  return " in group \"lone\" (rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
+         ")";
+}
+
+// Rank 0 waits in its next call.
+inline Seen wait_in_vain(World& world, const Plan& plan = kBarrier) {
+  return error_of([&] { run(world.group(0), plan, nullptr, nullptr, world.host(0), kLimitS); });
+}
+// A process that is stopped.
+class Stopped {
+ public:
+  Stopped() : pid(fork()) {
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      raise(SIGSTOP);
+      _exit(0);
+    }
+    waitpid(pid, nullptr, WUNTRACED);
+  }
+  ~Stopped() {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  const pid_t pid;
+};
+
+}  // namespace lone

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call one step at a time: inline messages of every size, when a call may begin, when a slot may
+// be written again, and places in symmetric memory. All ranks are in one thread (lone_world.h).
+//
+//   test_steps
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lone_world.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+// ---- inline messages ----------------------------------------------------------------------------
+
+void send_inlined() {
+  World world(2, [](GroupOptions& options) { options.timeout_s = 60; });
+  std::vector<std::byte> message(kInlineMaxBytes), got(kInlineMaxBytes + 1);
+  for (size_t num_bytes = 0; num_bytes <= kInlineMaxBytes; ++num_bytes) {
+    for (size_t i = 0; i < num_bytes; ++i) message[i] = std::byte(num_bytes + i * 3);
+    std::fill(got.begin(), got.end(), std::byte{0});
+    for (const int rank : {0, 1}) world.enter(rank);
+    InlineLine* lines = world.pad(1).inlined[world.group(1).call() % kDepth];
+    require(!world.group(0).has_arrived(1, num_bytes), "a message that was not sent");
+    const size_t num_lines =
+        num_bytes <= 48 ? 0 : (num_bytes - 48 + InlineLine::kPayloadBytes - 1) / 56;
+    const uint64_t behind = num_lines < kInlineLines ? lines[num_lines].slot : 0;
+    world.group(1).arrive_inlined(message.data(), num_bytes);
+    require(world.group(0).has_arrived(1, num_bytes), "a message that was sent");
+    require(num_lines == kInlineLines || lines[num_lines].slot == behind, "a line too much");
+    if (num_lines != 0) {
+      uint64_t& last = lines[num_lines - 1].slot;
+      const uint64_t slot = std::exchange(last, 0);
+      require(!world.group(0).has_arrived(1, num_bytes), "a message without its last line");
+      last = slot;
+    }
+    world.group(0).read_inlined(1, got.data(), num_bytes);
+    require(std::memcmp(got.data(), message.data(), num_bytes) == 0, "an inline message");
+    require(got[num_bytes] == std::byte{0}, "a byte behind it");
+    for (const int rank : {0, 1}) world.leave(rank);
+  }
+}
+
+// ---- reuse --------------------------------------------------------------------------------------
+
+bool would_wait(const std::function<void()>& step) {
+  return error_of(step).kind == ErrorKind::timeout;
+}
+
+// Rank 0 runs ahead of the others.
+void begin_calls() {
+  for (const bool stages : {false, true}) {
+    World world(3);
+    for (int i = 1; i <= kDepth; ++i) {
+      require(world.group(0).may_begin(stages), "a call whose line is free");
+      world.pass(0);
+    }
+    require(!world.group(0).may_begin(stages), "a call whose line is in use");
+    world.pass(1);
+    require(!world.group(0).may_begin(stages), "a line that one rank still reads");
+    world.pass(2);
+    require(world.group(0).may_begin(stages), "a line that nobody reads");
+    world.pass(0);
+    require(!world.group(0).may_begin(stages), "the next line");
+    for (const int rank : {1, 2}) world.pass(rank);
+    require(world.group(0).may_begin(stages), "the next line, which nobody reads");
+    for (const int rank : {1, 2})
+      for (int i = 0; i < 3; ++i) world.pass(rank);
+    world.pass(0);
+  }
+  World world(2);
+  for (int i = 0; i < kDepth; ++i) world.pass(0);
+  require(would_wait([&] { world.enter(0); }), "begin() waits for a line");
+}
+
+// A call of many segments takes the slots that the next one stages in.
+void stage_segments() {
+  World world(2);
+  Group<P>& group = world.group(0);
+  const auto begin = [&](int rank, uint64_t num_segments) {
+    world.group(rank).begin(kBarrier, {num_segments}, world.host(rank), kLimitS);
+  };
+  begin(0, 6);
+  group.consume(6);
+  world.leave(0);
+  require(group.may_begin(true) && group.may_begin(false), "two slots are free");
+  begin(0, 2);
+  world.leave(0);
+  require(group.may_begin(false) && !group.may_begin(true), "no slot is free");
+  begin(1, 6);
+  world.group(1).consume(1);
+  require(group.may_begin(true), "one slot is free");
+  begin(0, 3);
+  std::byte* first = group.claim_slot(0);
+  require(would_wait([&] { group.claim_slot(1); }), "only one slot is free");
+  require(first == group.slot(0, 0), "the slot that was claimed");
+  // And a slot is another's until kNumSlots segments later.
+  World large(1);
+  large.group(0).begin(kBarrier, {2 * kNumSlots}, large.host(0), kLimitS);
+  std::vector<std::byte*> slots;
+  for (uint64_t k = 0; k < 2 * kNumSlots; ++k) {
+    slots.push_back(large.group(0).claim_slot(k));
+    large.group(0).consume(k + 1);
+  }
+  for (size_t i = 0; i < slots.size(); ++i)
+    for (size_t j = i + 1; j < slots.size(); ++j)
+      require((slots[i] == slots[j]) == (j - i == kNumSlots), "slots by turns");
+  require(slots[0] == large.group(0).options().regions[0] + kScratchOffsetBytes, "the first slot");
+}
+
+// ---- symmetric memory ---------------------------------------------------------------------------
+
+void place_tensors() {
+  World world(2);
+  Group<P>& group = world.group(0);
+  constexpr size_t kBytes = 4096;
+  alignas(64) static std::byte memory[5 * kBytes];
+  for (const size_t first : {size_t{0}, 3 * kBytes}) {
+    Arena arena;
+    arena.num_bytes = kBytes;
+    arena.bases[0] = memory + kBytes + first;
+    arena.bases[1] = memory + first;
+    group.arenas().push_back(arena);
+  }
+  group.arenas().push_back({});  // one that was removed
+  std::byte* base = memory + kBytes;
+  require_equal(int64_t(group.locate(base, kBytes)), int64_t(Location::encode(0, 0)), "all of it");
+  require_equal(int64_t(group.locate(base + 8, kBytes - 8)), int64_t(Location::encode(0, 8)),
+                "its end");
+  require_equal(int64_t(group.locate(base + 3 * kBytes, 1)), int64_t(Location::encode(1, 0)),
+                "another arena");
+  for (const auto& [at, num_bytes] : {std::pair{0, kBytes + 1}, {-1, size_t{2}}, {4096, size_t{1}}})
+    require_equal(int64_t(group.locate(base + at, num_bytes)), Location::kStaged, "not in it");
+
+  require(group.resolve(1, Location::kStaged, 0, 1 << 30) == nullptr, "what is staged");
+  require(group.resolve(1, Location::encode(0, 0), 0, kBytes) == memory, "all of it");
+  require(
+      group.resolve(1, Location::encode(1, 96), 1000, kBytes - 1096) == memory + 3 * kBytes + 1096,
+      "what ends with it");
+  require(group.resolve(1, Location::encode(0, kBytes), 0, 0) == memory + kBytes, "nothing of it");
+  struct Bad {
+    uint64_t location, start, num_bytes;
+  };
+  const uint64_t huge = ~uint64_t{0} - 8;
+  const Bad bad[] = {{Location::encode(0, 0), 0, kBytes + 1},
+                     {Location::encode(0, 8), 0, kBytes - 7},
+                     {Location::encode(0, 8), 8, kBytes - 15},
+                     {Location::encode(0, kBytes + 1), 0, 0},
+                     {Location::encode(0, 0), kBytes + 1, 0},
+                     {Location::encode(0, 8), kBytes - 7, 0},
+                     {Location::encode(0, 8), huge, 16},
+                     {Location::encode(0, 8), 16, huge},
+                     {Location::encode(0, kBytes + 8), huge, 0},
+                     {Location::encode(2, 0), 0, 0},
+                     {Location::encode(3, 0), 0, 0},
+                     {Location::kPrivate | 64, 0, 0}};
+  for (const Bad& one : bad) {
+    World broken(2);
+    broken.group(0).arenas() = group.arenas();
+    const Seen seen =
+        error_of([&] { broken.group(0).resolve(1, one.location, one.start, one.num_bytes); });
+    require(seen.text.find("rank 1 published a place") != std::string::npos, "a place outside");
+    require_equal(int64_t(seen.ranks), 2, "whose place it was");
+  }
+}
+
+// ---- notes --------------------------------------------------------------------------------------
+
+void note_calls() {
+  for (const bool traces : {false, true}) {
+    World world(2, [&](GroupOptions& options) { options.traces = traces; });
+    const int64_t before_us = now_us();
+    world.all();
+    const Operation call = *read_operation<P>(world.pad(0), 1);
+    if (traces)
+      require(int64_t(call.began_us) >= before_us && call.ended_us >= call.began_us, "its times");
+    else require(world.pad(0).ring[1].began_us == 0 && world.pad(0).ring[1].ended_us == 0, "none");
+    require_equal(int64_t(call.end_segment), 1, "the segment behind it");
+    const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
+    require(seen.text.starts_with("between calls, after #1 in group"), seen.text);
+  }
+}
+
+}  // namespace
+
+int main() {
+  send_inlined();
+  begin_calls();
+  stage_segments();
+  place_tensors();
+  note_calls();
+  std::printf("ok\n");
+  return 0;
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the error of a call that waited too long says, word for word: who is late, and since when.
+// All ranks are in one thread (lone_world.h).
+//
+//   test_timeouts
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "lone_world.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+void require_timeout(World& world, const std::string& who, uint64_t ranks) {
+  const Seen seen = wait_in_vain(world);
+  const std::string call = std::to_string(world.group(0).call());
+  require_error(seen, kName + call + place(0, world.size()) + " waited T s for " + who + kAdvice,
+                ErrorKind::timeout, ranks);
+}
+
+// ---- who is late --------------------------------------------------------------------------------
+
+void name_late_ranks() {
+  {
+    World world(3);
+    require_timeout(world, "rank 1 (never called anything), rank 2 (never called anything)", 6);
+  }
+  {
+    World world(3, [](GroupOptions& options) { options.first_call = 7; });
+    require_timeout(world, "rank 1 (never called anything), rank 2 (never called anything)", 6);
+  }
+  {
+    World world(3);
+    world.all();
+    world.pass(2);
+    require_timeout(world, "rank 1 (entered barrier() #1, not #2, more than T s ago)", 2);
+  }
+  {  // It came to the call, and gave nothing.
+    World world(3);
+    world.enter(1);
+    world.pass(2);
+    require_timeout(
+        world, "rank 1 (entered barrier() #1, more than T s ago, but did not finish its part)", 2);
+  }
+  {  // Nor did a rank that is not awaited first.
+    World world(3);
+    world.pass(1);
+    world.enter(2);
+    require_timeout(
+        world, "rank 2 (entered barrier() #1, more than T s ago, but did not finish its part)", 4);
+  }
+  {  // A rank that gave its part may still wait for others.
+    World world(3);
+    world.arrive(1);
+    world.enter(2);
+    require_timeout(world,
+                    "rank 1 (entered barrier() #1, more than T s ago, but did not finish its "
+                    "part), rank 2 (entered barrier() #1, more than T s ago, but did not finish "
+                    "its part)",
+                    6);
+  }
+}
+
+void name_held_up_ranks() {
+  {  // Rank 1 waits in a send, rank 2 does not.
+    World world(3);
+    world.all();
+    P::store_relaxed(world.pad(1).blocked.value, 1);
+    require_timeout(world,
+                    "rank 2 (entered barrier() #1, not #2, more than T s ago); rank 1 had to wait, "
+                    "too",
+                    4);
+  }
+  {  // All of them wait: then all who are late are named.
+    World world(3);
+    world.all();
+    for (const int rank : {1, 2}) P::store_relaxed(world.pad(rank).blocked.value, 1);
+    require_timeout(world,
+                    "rank 1 (entered barrier() #1, not #2, more than T s ago), rank 2 (entered "
+                    "barrier() #1, not #2, more than T s ago)",
+                    6);
+  }
+  {  // The one awaited waits in its call.
+    World world(3);
+    world.enter(1);
+    world.pass(2);
+    Descriptor& entry = world.pad(1).ring[1];
+    entry.timed_call = 1;
+    entry.wait_began_us = uint64_t(now_us());
+    require_timeout(world, "rank 1 (entered barrier() #1, T s ago, but did not finish its part)",
+                    2);
+  }
+}
+
+void name_stopped_ranks() {
+  const Stopped stopped;
+  const auto link = [&](GroupOptions& options) { options.links[2].pid = stopped.pid; };
+  const std::string is_stopped = "; process " + std::to_string(stopped.pid) + " is stopped";
+  {
+    World world(3, link);
+    world.all();
+    for (const int rank : {1, 2}) P::store_relaxed(world.pad(rank).blocked.value, 1);
+    require_timeout(world,
+                    "rank 2 (entered barrier() #1, not #2, more than T s ago" + is_stopped +
+                        "); rank 1 had to wait, too",
+                    4);
+  }
+  {  // Through with the call, and stopped since.
+    World world(3, link);
+    world.enter(1);
+    world.pass(2);
+    P::store_relaxed(world.pad(1).blocked.value, 1);
+    require_timeout(world,
+                    "rank 2 (entered barrier() #1, more than T s ago" + is_stopped +
+                        ", but did not finish its part); rank 1 had to wait, too",
+                    4);
+  }
+}
+
+void tell_when_ranks_came() {
+  {  // While rank 0 waited.
+    World world(2);
+    bool has_come = false;
+    world.host(0).hook = [&] {
+      if (!has_come) world.enter(1);
+      has_come = true;
+    };
+    require_timeout(world, "rank 1 (entered barrier() #1, T s ago, but did not finish its part)",
+                    2);
+  }
+  {  // A group that traces notes the time and the site.
+    World world(2, [](GroupOptions& options) { options.traces = true; });
+    world.host(1).site = "b.py:2";
+    world.enter(1);
+    world.host(0).site = "a.py:1";
+    const Seen seen = wait_in_vain(world);
+    require_error(seen,
+                  "barrier() #1" + place(0, 2) +
+                      ", called at a.py:1, waited T s for rank 1 (entered barrier() #1 at b.py:2, "
+                      "T s ago, but did not finish its part)" +
+                      kAdvice,
+                  ErrorKind::timeout, 2);
+  }
+  {  // An entry that can't be read.
+    World world(2);
+    world.enter(1);
+    world.pad(1).ring[1].words[0] = ~uint64_t{0};
+    require_timeout(world,
+                    "rank 1 (entered call #1, more than T s ago, but did not finish its part)", 2);
+  }
+  {  // One that is written just now does not count.
+    World world(2);
+    world.enter(1);
+    world.pad(1).ring[1].sequence = 1;
+    require_timeout(world, "rank 1 (never called anything)", 2);
+  }
+}
+
+// What a rank notes of its own waits.
+void note_waits() {
+  World world(2);
+  const auto entry = [&](uint64_t call) { return *read_operation<P>(world.pad(0), call); };
+  int64_t came_us = 0;
+  world.host(0).hook = [&] {
+    if (came_us == 0) world.arrive(1);
+    came_us = now_us();
+  };
+  const int64_t began_us = now_us();
+  run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 60);
+  const Operation first = entry(1);
+  require(int64_t(first.wait_began_us) >= began_us && int64_t(first.wait_began_us) < came_us,
+          "since when a rank waits");
+  require(int64_t(first.wait_ended_us) >= came_us, "until when it waited");
+  world.leave(1);
+  // A second wait in one call has begun with the first.
+  world.enter(0);
+  for (uint64_t count = 1; count <= 2; ++count) {
+    world.host(0).hook = [&, is_first = true]() mutable {
+      const Operation waits = entry(2);
+      require(waits.wait_began_us != 0 && waits.wait_ended_us == 0, "a rank that waits");
+      if (is_first && count == 1) world.enter(1);
+      if (is_first) world.group(1).publish_staged(count);
+      is_first = false;
+    };
+    const uint64_t before_us = count == 2 ? entry(2).wait_began_us : 0;
+    world.group(0).wait_staged(1, count);
+    require(entry(2).wait_ended_us >= entry(2).wait_began_us, "a wait that is over");
+    require(before_us == 0 || entry(2).wait_began_us == before_us, "a second wait");
+  }
+  require_equal(int64_t(world.group(0).awaited_by(0)), 0, "of a rank whose wait is over");
+}
+
+void find_awaited_ranks() {
+  World world(4);
+  world.all();
+  world.enter(0);
+  world.arrive(3);
+  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of a rank that does not wait");
+  Descriptor& entry = world.pad(0).ring[2];
+  entry.wait_began_us = 5;
+  entry.timed_call = 2;
+  P::store_relaxed(world.pad(1).blocked.value, 1);
+  require_equal(int64_t(world.group(3).awaited_by(0)), 4, "but for those that wait elsewhere");
+  world.arrive(2);
+  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "all came, or wait elsewhere");
+  P::store_relaxed(world.pad(1).blocked.value, 0);
+  require_equal(int64_t(world.group(3).awaited_by(0)), 2, "the last one");
+  entry.wait_ended_us = 6;
+  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of a rank whose wait is over");
+}
+
+// ---- between calls ------------------------------------------------------------------------------
+
+struct Died {};
+
+void wait_between_calls() {
+  World world(2);
+  world.all();
+  // A call that ended by an exception of the host is no call that runs.
+  world.host(0).hook = [] { throw Died{}; };
+  try {
+    wait_in_vain(world);
+    require(false, "an exception of the host");
+  } catch (const Died&) {
+  }
+  world.host(0).hook = {};
+  const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
+  const std::string start = "between calls, after #2" + place(0, 2) + " waited T s for rank 1";
+  require(without_times(seen.text).starts_with(start), seen.text);
+  require(seen.text.find(". Plan: none. If") != std::string::npos, seen.text);
+}
+
+void time_flags() {
+  for (const int size : {1, 3}) {
+    World world(size, [](GroupOptions& options) { options.timeout_s = 60; });
+    for (int round = 0; round < 2; ++round) {
+      double seconds[2] = {};
+      std::thread other([&] {
+        if (size > 1) seconds[1] = world.group(1).time_one_way_flag(50, world.host(1));
+      });
+      const int64_t start_us = now_us();
+      seconds[0] = world.group(0).time_one_way_flag(50, world.host(0));
+      const double took = double(now_us() - start_us) * 1e-6;
+      other.join();
+      require(size == 1 ? seconds[0] == 0 : seconds[0] > 0 && seconds[1] > 0, "a time");
+      require(seconds[0] * 100 <= took * 1.01 + 1e-5, "no more than it took");
+      for (int rank = 0; rank < std::min(size, 2); ++rank)
+        require_equal(int64_t(world.pad(rank).ping.value), size == 1 ? 0 : 50 * (round + 1),
+                      "flags");
+    }
+    if (size == 3)
+      require(world.group(2).time_one_way_flag(50, world.host(2)) == 0, "a rank that has no part");
+  }
+}
+
+}  // namespace
+
+int main() {
+  name_late_ranks();
+  name_held_up_ranks();
+  name_stopped_ranks();
+  tell_when_ranks_came();
+  note_waits();
+  find_awaited_ranks();
+  wait_between_calls();
+  time_flags();
+  std::printf("ok\n");
+  return 0;
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// What other errors of a call say, word for word: who left, and who called something else. And how
+// a group keeps its verdict. All ranks are in one thread (lone_world.h).
+//
+//   test_verdicts
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "lone_world.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+// ---- calls that differ --------------------------------------------------------------------------
+
+void compare_calls() {
+  for (const bool traces : {false, true})
+    for (const uint64_t num_before : {0, 1, 62, 63, 64, 65, 200})
+      for (const uint64_t num_after : {0, 1, 62, 63, 64, 70}) {
+        World world(2, [&](GroupOptions& options) { options.traces = traces; });
+        const Plan plans[] = {plan_of(Verb::all_reduce, 3), plan_of(Verb::broadcast, 4)};
+        const auto both = [&](bool differs) {
+          for (const int rank : {0, 1}) {
+            world.host(rank).site = "r" + std::to_string(rank) + ".py";
+            world.enter(rank, differs ? plans[rank] : kBarrier);
+          }
+          for (const int rank : {0, 1}) world.leave(rank);
+        };
+        for (uint64_t i = 0; i < num_before; ++i) both(false);
+        both(true);
+        for (uint64_t i = 0; i < num_after; ++i) both(false);
+        world.enter(1);
+        const Seen seen = wait_in_vain(world);
+        // An entry is written again after 64 calls: then the oldest that there is.
+        const uint64_t last = num_before + num_after + 2;
+        const bool is_there = last - num_before - 1 < kRingEntries;
+        const uint64_t first = is_there ? num_before + 1 : last - kRingEntries + 1;
+        const auto site = [&](int rank) {
+          return traces ? " at r" + std::to_string(rank) + ".py" : "";
+        };
+        const std::string choice = " inlined, numerics=same_bits";
+        const std::string mine = is_there ? "all_reduce(SUM, int32, numel=3) by one_shot"
+                                          : "barrier() by direct",
+                          theirs = is_there ? "broadcast(int32, numel=4, src=0) by direct"
+                                            : "barrier() by direct";
+        require_error(seen,
+                      kName + std::to_string(last) + place(0, 2) +
+                          (traces ? ", called at r0.py," : "") +
+                          ": the ranks called different things as #" + std::to_string(first) +
+                          ": rank 0 called " + mine + choice + site(0) + ", rank 1 called " +
+                          theirs + choice + site(1) + ". Outputs of this call are undefined",
+                      ErrorKind::desync, 3);
+      }
+}
+
+// ---- who left -----------------------------------------------------------------------------------
+
+void name_lost_ranks() {
+  int ends[2];
+  require(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "sockets");
+  for (const int pid : {0, 1 << 30}) {
+    World world(2, [&](GroupOptions& options) {
+      options.links[1].socket = ends[0];
+      options.links[1].pid = pid;
+    });
+    world.all();
+    if (ends[1] >= 0) close(ends[1]);
+    ends[1] = -1;
+    const std::string process =
+        pid ? "process " + std::to_string(pid) : "its process, in another namespace,";
+    require_error(wait_in_vain(world),
+                  "barrier() #2" + place(0, 2) + " lost rank 1: " + process +
+                      " ended or left the group; it had entered barrier() #1, not #2, more than T "
+                      "s ago" +
+                      kOver,
+                  ErrorKind::peer_lost, 2);
+    // It did its part first.
+    World after(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
+    after.host(0).hook = [&, is_first = true]() mutable {
+      if (is_first) after.arrive(1);
+      is_first = false;
+    };
+    require_equal(wait_in_vain(after).text, "no error", "a rank that left behind its part");
+    // It had told why.
+    World broken(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
+    broken.host(0).hook = [&] { broken.group(1).settle_verdict(ErrorKind::driver, "why", 2); };
+    require_error(wait_in_vain(broken), "why", ErrorKind::driver, 2);
+  }
+  close(ends[0]);
+}
+
+void hear_farewells() {
+  int ends[2];
+  require(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "sockets");
+  World world(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
+  leave_farewell(ends[1], ErrorKind::driver, 1, "no memory");
+  close(ends[1]);
+  require_error(wait_in_vain(world),
+                "barrier() #1" + place(0, 2) +
+                    " lost rank 1, which could not finish init: no memory. Call fastcoll.destroy()",
+                ErrorKind::driver, 1);
+  close(ends[0]);
+}
+
+void leave_calls() {
+  World world(2);
+  world.host(0).leaves = true;
+  require_equal(wait_in_vain(world).text, "stepped out", "a host that leaves a wait");
+  world.host(0).leaves = false;
+  world.host(0).is_interrupted = true;
+  require_equal(error_of([&] { world.group(0).wait_arrival(1); }).text, "interrupted", "a host");
+  require(world.group(0).is_broken() && world.group(1).is_broken(), "an interrupted call");
+  require_error(error_of([&] { world.group(1).check(); }),
+                "between calls, after #1" + place(0, 2) +
+                    ": rank 0 was interrupted (a test) and left the call",
+                ErrorKind::peer_lost, 1);
+}
+
+// What is refused before anything is shared.
+void refuse_long_messages() {
+  World world(2);
+  std::vector<int32_t> data(kInlineMaxBytes);
+  for (const uint64_t numel : {kInlineMaxBytes / 4 + 1, kInlineMaxBytes / 4}) {
+    const Plan plan = plan_of(Verb::all_reduce, numel);
+    const Seen seen = error_of(
+        [&] { run(world.group(0), plan, data.data(), data.data(), world.host(0), kLimitS); });
+    const bool fits = numel * 4 <= kInlineMaxBytes;
+    require_equal(int64_t(seen.kind), int64_t(fits ? ErrorKind::timeout : ErrorKind::usage),
+                  seen.text);
+    require_equal(int64_t(world.group(0).call()), fits ? 1 : 0, "calls that began");
+  }
+}
+
+// ---- verdicts -----------------------------------------------------------------------------------
+
+void keep_verdicts() {
+  World world(3);
+  const auto verdict = [&](int rank) { return error_of([&] { world.group(rank).check(); }); };
+  require_equal(verdict(0).text, "no error", "a group that is whole");
+  P::set_sleepers(world.pad(1).sleep);
+  require_equal(int64_t(world.group(1).settle_verdict(ErrorKind::timeout, "first", 4)), 2, "whose");
+  require_equal(P::load_sleepers(world.pad(1).sleep), 0, "who sleeps is told");
+  require_equal(P::load_wake(world.pad(1).sleep), 1, "who sleeps is woken");
+  require_equal(int64_t(world.group(2).settle_verdict(ErrorKind::driver, "second", 1)), 2, "whose");
+  require_equal(int64_t(world.group(1).settle_verdict(ErrorKind::driver, "third", 1)), 2, "whose");
+  for (const int rank : {0, 1, 2}) {
+    require(world.group(rank).is_broken(), "every rank of a broken group");
+    require_error(verdict(rank), "first", ErrorKind::timeout, 4);
+    require_error(error_of([&] { world.enter(rank); }), "first", ErrorKind::timeout, 4);
+  }
+  // A peer may write anything there.
+  VerdictPage& page = world.pad(1).verdict;
+  page.ranks = ~uint64_t{0};
+  page.text[0] = '\n';
+  for (const auto& [kind, shown] : {std::pair{0u, ErrorKind::usage}, {99u, kLastKind}}) {
+    page.kind = kind;
+    require_error(verdict(0), "\\nirst", shown, 7);
+  }
+  page.length = ~0u;
+  require_equal(int64_t(verdict(0).text.size()) >= int64_t(sizeof page.text), true, "a long text");
+  P::store_relaxed(world.pad(0).poison.value, 1);  // of a rank that has written none
+  require_error(verdict(0), "", ErrorKind::usage, 0);
+  P::store_relaxed(world.pad(0).poison.value, 4);
+  require_error(verdict(0), "group \"lone\": a poison word is damaged", ErrorKind::desync, 0);
+
+  World full(1);
+  const std::string tale(3000, 't');
+  full.group(0).settle_verdict(ErrorKind::driver, tale, 1);
+  require_error(error_of([&] { full.group(0).check(); }), tale.substr(0, sizeof page.text),
+                ErrorKind::driver, 1);
+  World odd(2);
+  require_error(error_of([&] { odd.group(0).fail_damaged("A test", 1, "nonsense"); }),
+                "A test: rank 1 published nonsense: its memory is damaged, or it runs another "
+                "build of fastcoll" +
+                    kOver,
+                ErrorKind::desync, 2);
+}
+
+}  // namespace
+
+int main() {
+  compare_calls();
+  name_lost_ranks();
+  hear_farewells();
+  leave_calls();
+  refuse_long_messages();
+  keep_verdicts();
+  std::printf("ok\n");
+  return 0;
+}
