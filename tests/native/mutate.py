@@ -5,21 +5,29 @@
     python tests/native/mutate.py --only p2p.h --seconds 600
 
 All mutations are compiled into a copy of the sources at once, each with a switch (mutant.h): each
-then costs a run and no compilation. A check runs for those mutations only that it comes past, the
-quickest check first. Decides what is run and what a result means. What a mutation is stands in
-mutation_points.py, and which ones may survive, with the reason, in mutation_survivors.toml. Fails
-if another one survives, or if one that is named there is killed or is no more.
+then costs a run and no compilation. A check runs for those mutations only that it comes past. The
+quick checks run for all mutations before another one is compiled; the checks that killed the most
+per second run first. A survivor has passed every check that comes past it.
+
+Decides what is run and what a result means. What a mutation is stands in mutation_points.py, and
+which ones may survive, with the reason, in mutation_survivors.toml. Fails if another one survives,
+or if one that is named there is killed or is no more.
 """
 
 import argparse
+import json
+import math
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +46,8 @@ LEFT_OUT = ("reduce", "convert")
 BASELINE_LIMIT_S = 600
 # Of a wait, in place of the minute that a program allows: many mutations leave a rank waiting.
 WAIT_LIMIT_S = {"plain": "4", "address": "15", "thread": "15"}
+# Where a case of each program has the limit of a wait.
+WAIT_LIMIT_AT = {"test_protocol": 2, "test_p2p": 2, "test_failure": 1, "test_damage": 1}
 
 
 @dataclass(frozen=True)
@@ -47,11 +57,23 @@ class Check:
     name: str
     command: tuple[str, ...]
     seconds: float
+    cpu_seconds: float
     reached: frozenset[int]
 
-    @property
-    def limit_s(self) -> float:
-        return 10 + 4 * self.seconds
+    def kills(self, number: int) -> str | None:
+        """Return how the check ends under a mutation, or None if it passes.
+
+        An endless loop ends at a limit of CPU time, which another program's load does not touch.
+        """
+        cpu_s = 2 + math.ceil(4 * self.cpu_seconds)
+        command = ["prlimit", f"--cpu={cpu_s}", "env", f"MUTANT={number}", *self.command]
+        try:
+            done = run(command, 30 + 4 * self.seconds)
+        except subprocess.TimeoutExpired:
+            return "it does not end"
+        if done.returncode == 0:
+            return None
+        return "a wait" if " waited " in done.stdout else "it fails"
 
 
 def mutate_tree(tree: Path) -> list[Mutation]:
@@ -71,17 +93,22 @@ def copy_sources(tree: Path) -> None:
         shutil.copytree(ROOT / name, tree / name)
 
 
+def cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def checks_of(cases: list[Case], compiler: Compiler, folder: Path) -> list[Check]:
-    """Compile the programs, and run each case once, without a mutation; the quickest first."""
+    """Compile the programs, and run each case once, without a mutation."""
     checks = []
     for case in cases:
         build = BUILDS[case.build]
         args = case.args
-        if case.program in ("test_protocol", "test_p2p"):
-            args = (*args[:2], WAIT_LIMIT_S[case.build], *args[3:])
+        if at := WAIT_LIMIT_AT.get(case.program):
+            args = (*args[:at], WAIT_LIMIT_S[case.build], *args[at + 1 :])
         command = (*build.runner, str(compiler.program(case.program, case.build)), *args)
         trace = folder / "trace"
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), cpu_seconds_of_children()
         done = run(["env", f"MUTANT_TRACE={trace}", *command], BASELINE_LIMIT_S)
         if done.returncode != 0:
             message = f"{' '.join(command)} fails without a mutation:\n{done.stdout[-4000:]}"
@@ -90,14 +117,19 @@ def checks_of(cases: list[Case], compiler: Compiler, folder: Path) -> list[Check
         reached = frozenset(map(int, trace.read_text().split()))
         name = " ".join((case.program, case.build, *args))
         print(f"{name}: {seconds:.1f} s, past {len(reached)} mutations", flush=True)
-        checks.append(Check(name, command, seconds, reached))
-    return sorted(checks, key=lambda check: check.seconds)
+        cpu_seconds = cpu_seconds_of_children() - cpu_began
+        checks.append(Check(name, command, seconds, cpu_seconds, reached))
+    return checks
+
+
+def is_quick(case: Case) -> bool:
+    return case.build == "plain" and (case.program, case.args[1:]) != ("test_protocol", ("200",))
 
 
 def passing_cases() -> list[Case]:
     """The cases of test_native.py that are for the protocol, and for this machine.
 
-    Under AddressSanitizer only what ends in errors: the others take long there.
+    Under AddressSanitizer the stress tests take too long.
     """
     return [
         case
@@ -105,22 +137,44 @@ def passing_cases() -> list[Case]:
         if not case.caught_by
         and case.build != "aarch64"
         and case.program != "test_reduce"
-        and (case.build != "address" or case.program in ("test_damage", "test_failure"))
+        and (case.build != "address" or case.program not in ("test_protocol", "test_p2p"))
     ]
 
 
-def killer(number: int, checks: list[Check]) -> str | None:
-    """Return the check that sees a mutation, or None if none does."""
-    for check in checks:
-        if number not in check.reached:
-            continue
-        command = ["env", f"MUTANT={number}", *check.command]
-        try:
-            if run(command, check.limit_s).returncode != 0:
-                return check.name
-        except subprocess.TimeoutExpired:
-            return f"{check.name}, which does not end"
-    return None
+@dataclass
+class Outcome:
+    """What is known of a mutation: the check that killed it, and those that it survived."""
+
+    killed_by: str | None = None
+    survived: list[str] = field(default_factory=list)
+
+
+class Killer:
+    """Runs checks against mutations, those first that have killed the most per second."""
+
+    def __init__(self, checks: list[Check]) -> None:
+        self.checks = checks
+        self.runs: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()
+
+    def kills_per_second(self, check: Check) -> float:
+        return (1 + self.kills[check.name]) / (2 + self.runs[check.name]) / check.seconds
+
+    def try_kill(self, number: int, outcome: Outcome) -> None:
+        """Run the checks that the mutation has not survived, until one of them kills it."""
+        for check in sorted(self.checks, key=self.kills_per_second, reverse=True):
+            is_due = number in check.reached and check.name not in outcome.survived
+            if outcome.killed_by is not None or not is_due:
+                continue
+            self.runs[check.name] += 1
+            how = check.kills(number)
+            if how is not None and how != "it fails":
+                how = check.kills(number)  # on a loaded machine time may be over by itself
+            if how is None:
+                outcome.survived.append(check.name)
+            else:
+                outcome.killed_by = f"{check.name}: {how}"
+                self.kills[check.name] += 1
 
 
 @dataclass(frozen=True)
@@ -170,36 +224,76 @@ def findings(
 
 def chosen(
     mutations: list[Mutation], only: list[str], shard: tuple[int, int]
-) -> Iterator[tuple[int, Mutation]]:
+) -> list[tuple[int, Mutation]]:
+    """Return the mutations of the files in `only`, in their order there, or else all."""
     index, count = shard
     picked = [pair for pair in enumerate(mutations) if not only or pair[1].file in only]
-    yield from picked[index::count]
+    if only:
+        picked.sort(key=lambda pair: only.index(pair[1].file))
+    return picked[index::count]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", action="append", default=[], help="a file of csrc/cpu")
+    parser.add_argument("--only", nargs="+", default=[], help="files of csrc/cpu, in this order")
     parser.add_argument("--shard", default="0/1", help="i/n: each n-th mutation from the i-th on")
     parser.add_argument("--folder", type=Path, help="where the programs stay, for ccache to know")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--jobs", type=int, default=1, help="checks that run at once")
+    parser.add_argument(
+        "--results", type=Path, help="append to this file, and don't run again what is in there"
+    )
     return parser.parse_args()
 
 
-def run_mutations(
-    picked: Iterator[tuple[int, Mutation]], checks: list[Check], end: float
-) -> dict[Mutation, str | None]:
-    """Run mutations until all are through or the time is over; return what kills each."""
-    seen: dict[Mutation, str | None] = {}
-    for number, mutation in picked:
+class Results:
+    """The outcomes so far, which a file keeps from one run to the next."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.outcomes: dict[str, Outcome] = {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                key, killed_by, survived = json.loads(line)
+                self.outcomes[key] = Outcome(killed_by, survived)
+
+    def outcome(self, mutation: Mutation) -> Outcome:
+        return self.outcomes.setdefault(mutation.key, Outcome())
+
+    def keep(self, mutation: Mutation) -> None:
+        if self.path:
+            outcome = self.outcome(mutation)
+            with self.path.open("a") as file:
+                print(json.dumps((mutation.key, outcome.killed_by, outcome.survived)), file=file)
+
+
+def run_round(
+    picked: Iterable[tuple[int, Mutation]],
+    killer: Killer,
+    results: Results,
+    end: float,
+    jobs: int,
+) -> Iterator[tuple[Mutation, str | None]]:
+    """Run the checks of a killer; yield what kills each mutation, in order."""
+
+    def run_one(pair: tuple[int, Mutation]) -> tuple[Mutation, str | None] | None:
+        number, mutation = pair
+        outcome = results.outcome(mutation)
         began = time.monotonic()
-        if began > end:
-            break
-        by = seen[mutation] = killer(number, checks)
-        state = f"killed by {by}" if by else "survived"
-        where = f"{mutation.file}:{mutation.line}"
-        took = time.monotonic() - began
-        print(f"{where}: [{mutation.what}] {mutation.text}: {state} ({took:.1f} s)", flush=True)
-    return seen
+        if began > end and outcome.killed_by is None:
+            return None
+        known = (outcome.killed_by, len(outcome.survived))
+        killer.try_kill(number, outcome)
+        if known != (outcome.killed_by, len(outcome.survived)):
+            results.keep(mutation)
+            state = f"killed by {outcome.killed_by}" if outcome.killed_by else "survived"
+            where = f"{mutation.file}:{mutation.line}"
+            took = time.monotonic() - began
+            print(f"{where}: [{mutation.what}] {mutation.text}: {state} ({took:.1f} s)", flush=True)
+        return mutation, outcome.killed_by
+
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from filter(None, pool.map(run_one, picked))
 
 
 def main() -> int:
@@ -213,10 +307,15 @@ def main() -> int:
         tree = folder / "tree"
         copy_sources(tree)
         mutations = mutate_tree(tree)
-        flags = ("-w", "-include", str(tree / "tests/native/mutant.h"))
-        checks = checks_of(passing_cases(), Compiler(folder, tree, flags), folder)
+        # -O1: the switches leave little to optimise, and it compiles in half the time.
+        flags = ("-O1", "-w", "-include", str(tree / "tests/native/mutant.h"))
+        compiler = Compiler(folder, tree, flags)
         picked = chosen(mutations, arguments.only, (index, count))
-        seen = run_mutations(picked, checks, end)
+        results = Results(arguments.results)
+        for quick in (True, False):
+            cases = [case for case in passing_cases() if is_quick(case) == quick]
+            killer = Killer(checks_of(cases, compiler, folder))
+            seen = dict(run_round(picked, killer, results, end, arguments.jobs))
 
     found = findings(seen, mutations, allowed)
     for text in found:

@@ -2,6 +2,7 @@
 """The mutation run itself: what it finds in a source, what it reports, what it may let survive."""
 
 import re
+import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -95,19 +96,56 @@ def test_fatal_mutations_are_killed_and_others_survive(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     run(["env", f"MUTANT_TRACE={trace}", program], 10)
     reached = frozenset(map(int, trace.read_text().split()))
-    check = mutate.Check("toy", (program,), 0.1, reached)
-    survived = {
-        mutation.what
-        for number, mutation in enumerate(found)
-        if mutate.killer(number, [check]) is None
-    }
-    assert survived == SURVIVES
+    check = mutate.Check("toy", (program,), 0.1, 0.1, reached)
+    results, killer = mutate.Results(None), mutate.Killer([check])
+    end = time.monotonic() + 60
+    seen = dict(mutate.run_round(enumerate(found), killer, results, end, 2))
+    assert {mutation.what for mutation, by in seen.items() if by is None} == SURVIVES
 
 
 def test_what_no_check_comes_past_survives() -> None:
-    check = mutate.Check("never run", ("false",), 0.1, frozenset({7}))
-    assert mutate.killer(6, [check]) is None
-    assert mutate.killer(7, [check]) == "never run"
+    killer = mutate.Killer([mutate.Check("never run", ("false",), 0.1, 0.1, frozenset({7}))])
+    missed, killed = mutate.Outcome(), mutate.Outcome()
+    killer.try_kill(6, missed)
+    killer.try_kill(7, killed)
+    assert missed == mutate.Outcome(None, [])
+    assert killed == mutate.Outcome("never run: it fails", [])
+
+
+def test_a_survivor_passes_every_check_and_a_deadly_one_runs_first() -> None:
+    passes = [mutate.Check(name, ("true",), 0.1, 0.1, frozenset({1})) for name in ("one", "two")]
+    slow = mutate.Check("slow", ("false",), 9, 9, frozenset({1}))
+    killer = mutate.Killer([*passes, slow])
+    outcome = mutate.Outcome()
+    killer.try_kill(1, outcome)
+    assert outcome == mutate.Outcome("slow: it fails", ["one", "two"])
+    deadly = mutate.Check("deadly", ("false",), 0.2, 0.2, frozenset({1}))
+    killer = mutate.Killer([*passes, deadly])
+    for _ in range(10):
+        killer.try_kill(1, mutate.Outcome())
+    last = mutate.Outcome()
+    killer.try_kill(1, last)
+    assert last == mutate.Outcome("deadly: it fails", [])
+
+
+def test_an_endless_loop_ends_by_cpu_time() -> None:
+    loop = mutate.Check("loop", ("sh", "-c", "while :; do :; done"), 60, 0, frozenset({1}))
+    began = time.monotonic()
+    assert loop.kills(1) == "it fails"
+    assert time.monotonic() - began < 200
+    waits = mutate.Check("waits", ("sh", "-c", "echo it waited 4 s; exit 1"), 1, 1, frozenset({1}))
+    assert waits.kills(1) == "a wait"
+
+
+def test_results_are_kept_from_run_to_run(tmp_path: Path) -> None:
+    found, _ = mutate_source("toy.h", TOY)
+    path = tmp_path / "results"
+    results = mutate.Results(path)
+    results.outcome(found[0]).killed_by = "a check"
+    results.outcome(found[1]).survived.append("another")
+    for mutation in found[:2]:
+        results.keep(mutation)
+    assert mutate.Results(path).outcomes == results.outcomes
 
 
 def test_every_listed_survivor_is_a_mutation(mutations: list[Mutation]) -> None:
