@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs what takes too long for every change:
-# the mutations of the protocol, the soak under kills and stops, the fuzzers.
+# all tests, the mutations of the protocol, the soak under kills and stops, the fuzzers, the quick
+# suite on the oldest torch.
 #   scripts/nightly.sh               about two hours: a seventh of the mutations, another each night
 #   scripts/nightly.sh --shard 0/1   all of them
 # Arguments go to tests/native/mutate.py. All parts run, whatever the ones before found.
@@ -17,12 +18,15 @@ part() { # name command...
 }
 
 install_checkout test
+part "all tests" scripts/test.sh --all --installed
 part "mutations" python tests/native/mutate.py "$@"
 part "soak" python tests/reliability/soak.py --seconds 600
 part "growth" python tests/reliability/soak_flat.py --seconds 600
 part "kills" python tests/reliability/soak.py --kills 200
 part "fuzz what peers send" python tests/reliability/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/native/fuzz_bytes.py --seconds 300
+part "the oldest torch" env FASTCOLL_TORCH=2.11.0 \
+  FASTCOLL_VENV="${FASTCOLL_VENV:-$PWD/.venv}-torch-2.11" scripts/test.sh
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}" >&2

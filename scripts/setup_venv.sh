@@ -13,14 +13,14 @@ install_checkout() { # extras
     echo "fastcoll needs a C++20 compiler (g++ or clang++); name one with CXX=..." >&2
     return 1
   fi
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+  venv=$(cd "$venv" && pwd)
   PATH="$venv/bin:$PATH"
   # The tests start hundreds of processes: without bytecode each would compile what it imports. Who
   # wants none beside the sources has it in the environment.
   if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
     unset PYTHONDONTWRITEBYTECODE
-    PYTHONPYCACHEPREFIX=$(cd "$venv" && pwd)/pycache
-    export PYTHONPYCACHEPREFIX
+    export PYTHONPYCACHEPREFIX=$venv/pycache
   fi
   # A module deleted from the checkout would be installed again from an earlier build.
   [ ! -d build ] || find build -name '*.py' -delete
@@ -33,21 +33,30 @@ install_checkout() { # extras
       constraints.txt >"$constraints"
   fi
   echo "Installing fastcoll[$1] into $venv"
-  # The compiler takes a minute, and so do the packages that fastcoll needs: side by side.
+  # The compiler takes a minute, and so do the packages that fastcoll needs: side by side. The build
+  # has packages of its own, in one place: in a new one each time, ccache would find nothing.
   # --no-compile: not the ten thousand modules that nobody imports.
-  local pip=(python -m pip --quiet --disable-pip-version-check) ready
+  local pip=(python -m pip --quiet --disable-pip-version-check) ready tools=$venv/build-tools
   ready=$(mktemp -d)
-  "${pip[@]}" wheel --no-deps -c "$constraints" -w "$ready" . &
-  list_requirements "$1" >"$ready/requirements.txt"
-  "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
-    { kill $! && wait $! && rm -r "$ready" && return 1; }
+  { list_requirements "$1" && cat "$constraints"; } >"$ready/versions"
+  cmp --quiet constraints.txt "$tools/constraints.txt" || {
+    "${pip[@]}" install --upgrade --target "$tools" -c constraints.txt setuptools pybind11
+    cp constraints.txt "$tools"
+  }
+  PYTHONPATH=$tools "${pip[@]}" wheel --no-build-isolation --no-deps -w "$ready" . &
+  cmp --quiet "$ready/versions" "$venv/versions" || {
+    list_requirements "$1" >"$ready/requirements.txt"
+    "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
+      { kill $! && wait $! && rm -r "$ready" && return 1; }
+    cp "$ready/versions" "$venv"
+  }
   wait $!
-  "${pip[@]}" install --no-compile -c "$constraints" --force-reinstall --no-deps "$ready"/*.whl
+  "${pip[@]}" install --no-compile --force-reinstall --no-deps "$ready"/*.whl
   rm -r "$ready"
 }
 
 list_requirements() { # extra
-  python - "$1" <<'END'
+  "${PYTHON:-python3}" - "$1" <<'END'
 import sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]

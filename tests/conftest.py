@@ -4,12 +4,12 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import harness
+from durations import Durations
 
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
 os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
@@ -20,41 +20,9 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 NOT_RUN = pytest.StashKey[int]()
 
-# What takes longest comes first: left for the end, one worker would run it while the other waits.
-LONGEST = (
-    "collectives/test_matrix.py",
-    "native/test_native.py",
-    "reliability/test_fault_points.py",
-    "native/test_call_queue.py",
-    "unit/test_gpu_check.py",
-    "unit/test_gpu_measuring.py",
-    "integrations/test_torch_suite.py",
-    "sim/test_sim.py",
-    "reliability/test_soak.py",
-    "unit/test_cli.py",
-    "models/test_models.py",
-    "sim/test_nvcc.py",
-    "triton_kernels/test_collectives.py",
-    "unit/test_install.py",
-    "collectives/test_tuned_groups.py",
-    "model/test_simulator.py",
-    "native/test_fuzz_bytes.py",
-    "integrations/test_ops.py",
-    "collectives/test_sequences.py",
-    "integrations/test_compiled_backend.py",
-    "hierarchical/test_hosts.py",
-    "hierarchical/test_verbs_on_hosts.py",
-    "native/test_bench_programs.py",
-    "integrations/test_training.py",
-    "hierarchical/test_mpi.py",
-    "hierarchical/test_mpi_on_hosts.py",
-    "reliability/test_death.py",
-    "reliability/test_timeout.py",
-    "reliability/test_cleanup.py",
-    "model/test_builders.py",
-    "model/test_checker.py",
-    "triton_kernels/test_compile.py",
-)
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config))
 
 
 def why_no_gpu() -> str:
@@ -73,8 +41,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[NOT_RUN] = len(mine)
         config.hook.pytest_deselected(items=mine)
         items[:] = [item for item in items if item not in mine]
-    order = {str(Path(__file__).parent / name): place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 
 def pytest_collection_finish() -> None:
