@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs what takes too long for every change:
-# all tests, the mutations of the protocol, the soak under kills and stops, the fuzzers, the quick
-# suite on the oldest torch.
+# all tests, with the proofs of unchanged files; the mutations of the protocol, the soak under kills
+# and stops, the fuzzers; the quick suite on the oldest torch.
 #   scripts/nightly.sh               about two hours: a seventh of the mutations, another each night
 #   scripts/nightly.sh --shard 0/1   all of them
 # Arguments go to tests/native/mutate.py. All parts run, whatever the ones before found.

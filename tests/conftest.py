@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import harness
+import proofs
 from durations import Durations
 
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
@@ -21,8 +22,13 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 NOT_RUN = pytest.StashKey[int]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(proofs.OPTION, action="store_true", help="leave out proofs of unchanged files")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Durations(config))
+    config.pluginmanager.register(proofs.Proofs(config))
 
 
 def why_no_gpu() -> str:

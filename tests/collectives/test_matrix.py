@@ -18,6 +18,7 @@ from perform import check, make
 
 import oracle
 from harness import Pool, Pools, Rank, Setup
+from proofs import CPP, controls
 
 WORLDS = (3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 2, 4, 5, 8)))
 ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
@@ -233,13 +234,14 @@ def test_every_size(pools: Pools, world: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [2, 3, *controls((4, 8))])
 def test_more_large_sizes(pools: Pools, world: int) -> None:
     check(pools(world), some(reductions(world, [16_385, 65_537], 1), 300, 1), batch=8)
     check(pools(world), some(reductions(world, [*LARGE_SIZES, HUGE_SIZE], 1), 100, 2), batch=2)
     check(pools(world), moves(world, [HUGE_SIZE // world], 1), batch=2)
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_sixteen_ranks(pools: Pools) -> None:

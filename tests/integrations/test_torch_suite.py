@@ -4,6 +4,8 @@
 import pytest
 import torch_suite
 
+from proofs import CPP
+
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(900)]
 
 CASES = (
@@ -57,7 +59,13 @@ CORRUPT = (
 )
 
 
-@pytest.mark.parametrize(("world", "backend"), [(2, "python"), (4, "compiled")])
+@pytest.mark.parametrize(
+    ("world", "backend"),
+    [
+        (2, "python"),
+        pytest.param(4, "compiled", marks=pytest.mark.proof(*CPP, "python/fastcoll/integrations")),
+    ],
+)
 def test_what_passes_on_gloo_passes_here(world: int, backend: str) -> None:
     gloo = torch_suite.run("gloo", world, CASES)
     ours = torch_suite.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from programs import mutations, need, run
+from proofs import controls
 
 HERE = Path(__file__).parent
 LIMIT_S = 120
@@ -124,7 +125,9 @@ def explore(case: Case, folder: Path) -> str:
 @pytest.mark.native
 @pytest.mark.timeout(3 * LIMIT_S)
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: "-".join((case.model, *case.settings, case.mutation))
+    "case",
+    controls(CASES, lambda case: case.mutation, inputs=()),
+    ids=lambda case: "-".join((case.model, *case.settings, case.mutation)),
 )
 def test_model(case: Case, tmp_path: Path) -> None:
     need("spin", "gcc")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from programs import need, run
+from proofs import controls
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240
@@ -64,7 +65,7 @@ PLANTED = {
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("planted", ["", *PLANTED])
+@pytest.mark.parametrize("planted", ["", *controls(PLANTED)])
 def test_call_queue(planted: str, tmp_path: Path) -> None:
     need("g++", "setarch")
     source = ROOT.joinpath("csrc/group/call_queue.cpp").read_text()

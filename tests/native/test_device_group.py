@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from programs import need, run
+from proofs import controls
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
@@ -42,7 +43,7 @@ PLANTED = {
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("planted", ["", *PLANTED])
+@pytest.mark.parametrize("planted", ["", *controls(PLANTED)])
 def test_device_group(planted: str, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("not run: nvcc is not installed")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from programs import mutations, need, run
+from proofs import controls
 
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300
@@ -260,7 +261,9 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 @pytest.mark.native
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: "-".join((case.program, case.build, *case.args))
+    "case",
+    controls(CASES, lambda case: case.caught_by),
+    ids=lambda case: "-".join((case.program, case.build, *case.args)),
 )
 def test_native(case: Case, compiler: Compiler) -> None:
     build = BUILDS[case.build]

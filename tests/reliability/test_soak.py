@@ -5,6 +5,8 @@ import pytest
 import soak
 import soak_flat
 
+from proofs import CPP
+
 
 @pytest.mark.slow
 def test_killed_at_random_points() -> None:
@@ -24,6 +26,7 @@ def test_each_fault(kind: str) -> None:
         assert not result.problems, f"seed {seed}: {result.problems}"
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.slow
 def test_everything_at_random() -> None:
     for seed in range(100, 115):
@@ -55,6 +58,7 @@ def test_a_wrong_result_is_a_problem() -> None:
     assert any("ended" in problem for problem in soak.judge(faults, died))
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.slow
 @pytest.mark.parametrize("leak", [False, True])
 def test_those_who_last_do_not_grow(leak: bool) -> None:

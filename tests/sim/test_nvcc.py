@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from proofs import CPP
+
 ROOT = Path(__file__).parents[2]
 ARCHS = (80, 90, 100)
 COMPILE_LIMIT_S = 300
@@ -161,7 +163,8 @@ def planted(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     }
 
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
+# All of it: what a compiler makes of a source depends on nothing else.
+pytestmark = [pytest.mark.proof(*CPP), pytest.mark.native, pytest.mark.timeout(900)]
 
 
 def test_no_kernel_uses_a_stack(

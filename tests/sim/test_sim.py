@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from proofs import controls
+
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300
 RUN_LIMIT_S = 480
@@ -153,7 +155,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    CASES,
+    controls(CASES, lambda case: case.caught_by),
     ids=lambda case: (
         "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
         + ("-tsan" if case.tsan else "")

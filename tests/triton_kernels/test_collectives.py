@@ -16,6 +16,7 @@ import ranks
 from ranks import Case, World
 
 import oracle
+from proofs import controls
 
 WAYS = (
     ("one_shot", "all_reduce"),
@@ -93,7 +94,7 @@ def test_results_are_the_oracles(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, *controls((3, 4), inputs=("kernels",))])
 def test_every_dtype_and_operation(
     interpreters: Callable[..., Any], new_world: Callable[..., World], world: int
 ) -> None:

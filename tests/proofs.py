@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs that depend on files alone: not repeated while the files are those of a green run.
+
+Decides on which files and tools a test marked `proof` depends, and when its result is kept in
+pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all.
+"""
+
+import datetime
+import functools
+import hashlib
+import platform
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPTION = "--skip-proved"
+CPP = ("csrc", "kernels")
+ALWAYS = ("tests/*.py", "constraints.txt", "setup.py")
+TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
+RELACY = Path("/usr/include/relacy")
+DIGEST = pytest.StashKey[str]()
+
+
+def controls(
+    cases: Iterable[Any], is_planted: Callable[[Any], object] = bool, inputs: tuple[str, ...] = CPP
+) -> list[Any]:
+    """Mark the cases with a planted bug as proofs; the others always run."""
+    proof = pytest.mark.proof(*inputs)
+    return [pytest.param(case, marks=proof) if is_planted(case) else case for case in cases]
+
+
+@functools.cache
+def versions() -> bytes:
+    """Return what the tools and the system say of themselves."""
+    said = f"{platform.platform()} Python {platform.python_version()}".encode()
+    for tool in TOOLS:
+        name, *option = tool.split()
+        if shutil.which(name):
+            command = [name, *(option or ["--version"])]
+            said += subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout
+    for header in sorted(RELACY.rglob("*.hpp")):
+        said += header.read_bytes()
+    return said
+
+
+def digest_of(root: Path, inputs: Iterable[str]) -> str:
+    """Return a hash of the names and bytes of all files below `inputs`, and of the tools."""
+    digest = hashlib.sha256(versions())
+    for pattern in inputs:
+        places = sorted(root.glob(pattern))
+        assert places, f"no file is called {pattern}"
+        for place in places:
+            for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                if path.is_file() and path.suffix != ".pyc":
+                    content = hashlib.sha256(path.read_bytes()).hexdigest()
+                    digest.update(f"{path.relative_to(place.parent)} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def inputs_of(item: pytest.Item) -> tuple[str, ...]:
+    """Return the files and folders that a proof depends on: those it names, and its own folder."""
+    mark = item.get_closest_marker("proof")
+    assert mark is not None
+    folder = item.path.parent.relative_to(item.config.rootpath)
+    return (*mark.args, str(folder), *ALWAYS)
+
+
+class Proofs:
+    """Skips what is proved, and keeps what passed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        cache: pytest.Cache | None = getattr(config, "cache", None)
+        self.cache = cache if config.getoption(OPTION) else None
+
+    @pytest.hookimpl(tryfirst=True)  # before fixtures, which compile
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if not self.cache or not item.get_closest_marker("proof"):
+            return
+        digest = digest_of(item.config.rootpath, inputs_of(item))
+        known = self.cache.get(key_of(item), {})
+        if known.get("digest") == digest:
+            text = f"proved by {digest} on {known['date']}"
+            item.user_properties.append(("proved", text))
+            pytest.skip(text)
+        item.stash[DIGEST] = digest
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        report = yield
+        if not report.passed:
+            item.stash[DIGEST] = ""
+        elif self.cache and report.when == "teardown" and item.stash.get(DIGEST, ""):
+            # Not if a file changed meanwhile.
+            digest = digest_of(item.config.rootpath, inputs_of(item))
+            if digest == item.stash[DIGEST]:
+                today = datetime.datetime.now(datetime.UTC).date().isoformat()
+                self.cache.set(key_of(item), {"digest": digest, "date": today})
+        return report
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        return ("proved", "p", "PROVED") if report.skipped and text_of(report) else None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        proved = Counter(text_of(report) for report in terminalreporter.stats.get("proved", ()))
+        for text, count in proved.items():
+            terminalreporter.write_line(f"{count} tests not repeated: {text}", yellow=True)
+
+
+def key_of(item: pytest.Item) -> str:
+    return f"fastcoll/proofs/{hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]}"
+
+
+def text_of(report: pytest.TestReport) -> str:
+    return str(dict(report.user_properties).get("proved", ""))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What --skip-proved leaves out: only what passed with the same bytes and the same tools."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proofs
+
+ROOT = Path(__file__).parents[2]
+CONFTEST = """
+import proofs
+def pytest_addoption(parser): parser.addoption(proofs.OPTION, action="store_true")
+def pytest_configure(config): config.pluginmanager.register(proofs.Proofs(config))
+"""
+TEST = """
+import pytest
+from proofs import controls
+SOURCE = open("csrc/source.h").read()
+@pytest.mark.parametrize("planted", ["", *controls(["bug"])])
+def test_it(planted): assert "broken" not in SOURCE
+@pytest.mark.proof("csrc")
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.proof("csrc")
+@pytest.mark.xfail
+def test_expected(): assert False
+"""
+
+
+class Project:
+    """A tree with one test that always runs, one proof, and two that prove nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("csrc", "kernels", "tests/native", "bin"):
+            (folder / name).mkdir(parents=True)
+        for name in ("constraints.txt", "setup.py"):
+            (folder / name).touch()
+        (folder / "pytest.ini").write_text("[pytest]\nmarkers = proof\n")
+        (folder / "tests/conftest.py").write_text(CONFTEST)
+        (folder / "tests/proofs.py").write_text((ROOT / "tests/proofs.py").read_text())
+        (folder / "tests/native/test_it.py").write_text(TEST)
+        self.source("int a;")
+        self.compiler("12.1")
+
+    def source(self, text: str) -> None:
+        (self.folder / "csrc/source.h").write_text(text)
+
+    def compiler(self, version: str) -> None:
+        tool = self.folder / "bin/g++"
+        tool.write_text(f"#!/bin/sh\necho {version}\n")
+        tool.chmod(0o755)
+
+    def run(self, *options: str) -> str:
+        """Return what pytest says; "N proved" counts what it left out."""
+        env = {
+            **os.environ,
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "PYTEST_ADDOPTS": "",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", *options]
+        done = subprocess.run(
+            [*command, "tests"],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+RAN = "2 passed, 1 skipped, 1 xfailed in"
+LEFT_OUT = "1 passed, 1 skipped, 1 xfailed, 1 proved in"
+
+
+def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
+    skip = proofs.OPTION
+    assert RAN in project.run(skip)
+    said = project.run(skip, "-n", "1")
+    assert LEFT_OUT in said
+    assert "1 tests not repeated: proved by " in said
+    assert RAN in project.run(), "without the option everything runs"
+    project.source("int b;")
+    assert RAN in project.run(skip)
+    assert LEFT_OUT in project.run(skip)
+    project.compiler("12.2")
+    assert RAN in project.run(skip)
+
+
+def test_a_failed_run_proves_nothing(project: Project) -> None:
+    project.source("broken")
+    for _ in range(2):
+        assert "2 failed, 1 skipped, 1 xfailed in" in project.run(proofs.OPTION)
+
+
+def test_every_byte_of_every_input_counts(tmp_path: Path) -> None:
+    for name in ("csrc", "kernels"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    seen = {proofs.digest_of(tmp_path, ("csrc", "kernels"))}
+    for path in files:
+        path.write_bytes(path.read_bytes() + b"\n")
+        seen.add(proofs.digest_of(tmp_path, ("csrc", "kernels")))
+    assert len(seen) == 1 + len(files)
+    assert len(files) > 50
+
+
+def test_an_input_that_is_nowhere_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="no file is called csrc/nowhere"):
+        proofs.digest_of(ROOT, ("csrc/nowhere",))
