@@ -62,6 +62,7 @@ class Project:
             **os.environ,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
         command = [sys.executable, "-m", "pytest", "-q", *options]
         done = subprocess.run(
@@ -88,7 +89,7 @@ LEFT_OUT = "1 passed, 1 skipped, 1 xfailed, 1 proved in"
 def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
     skip = proofs.OPTION
     assert RAN in project.run(skip)
-    said = project.run(skip, "-n", "1")
+    said = project.run(skip, "-p", "xdist.plugin", "-n", "1")
     assert LEFT_OUT in said
     assert "1 tests not repeated: proved by " in said
     assert RAN in project.run(), "without the option everything runs"
