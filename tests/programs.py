@@ -11,6 +11,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +39,20 @@ def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         timeout=limit_s,
         check=False,
     )
+
+
+def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: float) -> None:
+    """Compiles one source at a time, all at once: ccache keeps no program of several sources."""
+    objects = [program.with_name(f"{source.stem}.o") for source in sources]
+    commands = [
+        [*command, "-c", str(source), "-o", str(target)]
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in pool.map(run, commands, [limit_s] * len(commands)):
+            assert done.returncode == 0, done.stdout
+    linked = run([*command, *map(str, objects), "-o", str(program)], limit_s)
+    assert linked.returncode == 0, linked.stdout
 
 
 def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import need, run
+from programs import build, need, run
 from proofs import controls
 
 ROOT = Path(__file__).parents[2]
@@ -77,10 +77,10 @@ def test_call_queue(planted: str, tmp_path: Path) -> None:
     copy = tmp_path / "call_queue.cpp"
     copy.write_text(source)
     command = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
+    command += [f"-I{ROOT / 'csrc'}"]
     sources = [copy, ROOT / "csrc/group/threads.cpp", ROOT / "tests/native/test_call_queue.cpp"]
     program = tmp_path / "program"
-    built = run([*command, f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)], LIMIT_S)
-    assert built.returncode == 0, built.stdout
+    build(command, sources, program, LIMIT_S)
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
     done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import need, run
+from programs import build, need, run
 from proofs import controls
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +58,7 @@ def test_device_group(planted: str, tmp_path: Path) -> None:
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
     command = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
     command += ["-Xcompiler=-O1,-g1,-Wall", *includes]
-    sources = [str(copy), str(ROOT / "tests/native/test_device_group.cpp")]
-    built = run([*command, *sources, "-o", str(program)], LIMIT_S)
-    assert built.returncode == 0, built.stdout
+    build(command, [copy, ROOT / "tests/native/test_device_group.cpp"], program, LIMIT_S)
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
     done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)
