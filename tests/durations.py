@@ -17,7 +17,7 @@ class Durations:
     def __init__(self, config: pytest.Config) -> None:
         self.cache: pytest.Cache | None = getattr(config, "cache", None)
         self.is_worker = hasattr(config, "workerinput")
-        self.before: dict[str, float] = self.cache.get(KEY, {}) if self.cache else {}
+        self.before: dict[str, float] = self.cache.get(KEY, {}) if self.cache is not None else {}
         self.now: Counter[str] = Counter()
 
     @pytest.hookimpl(trylast=True)  # after the folders have set their marks
@@ -38,7 +38,7 @@ class Durations:
         self.now[file_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        if self.cache and not self.is_worker and self.now:
+        if self.cache is not None and not self.is_worker and self.now:
             rounded = {file: round(seconds, 2) for file, seconds in self.now.items()}
             self.cache.set(KEY, self.before | rounded)
 

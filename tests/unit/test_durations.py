@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order files of tests start, and what a run keeps for that."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from durations import Durations
+
+
+class Cache(dict[str, Any]):
+    """pytest's cache, in memory."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+def item(file: str, test: str, *marks: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        nodeid=f"{file}::{test}",
+        path=Path("/tests", file),
+        get_closest_marker=lambda name: name in marks or None,
+    )
+
+
+def order(cache: Cache | None) -> list[str]:
+    """How a run with this cache begins its tests."""
+    items = [
+        item("quick.py", "a"),
+        item("half.py", "a"),
+        item("half.py", "b", "slow"),
+        item("native.py", "a", "native"),
+        item("new.py", "a"),
+    ]
+    Durations(SimpleNamespace(cache=cache)).pytest_collection_modifyitems(items)
+    return [each.nodeid for each in items]
+
+
+def run(cache: Cache, seconds: dict[str, list[float]], **config: Any) -> None:
+    durations = Durations(SimpleNamespace(cache=cache, **config))
+    for file, parts in seconds.items():
+        for part in parts:
+            report = SimpleNamespace(nodeid=f"{file}::a", duration=part)
+            durations.pytest_runtest_logreport(report)
+    durations.pytest_sessionfinish()
+
+
+def test_without_a_run_before_slow_files_start_first() -> None:
+    for cache in (None, Cache()):
+        assert order(cache) == [
+            "half.py::a",
+            "half.py::b",
+            "native.py::a",
+            "quick.py::a",
+            "new.py::a",
+        ]
+
+
+def test_the_file_that_took_longest_starts_first() -> None:
+    cache = Cache()
+    run(cache, {"quick.py": [2, 1], "half.py": [2], "native.py": [1]})
+    assert order(cache) == ["quick.py::a", "half.py::a", "half.py::b", "native.py::a", "new.py::a"]
+
+
+def test_a_part_of_the_files_leaves_what_is_known_of_others() -> None:
+    cache = Cache()
+    run(cache, {"quick.py": [4], "half.py": [2], "native.py": [1]})
+    run(cache, {"native.py": [5]})
+    run(cache, {"half.py": [9]}, workerinput={})  # the controller tells
+    assert order(cache)[:3] == ["native.py::a", "quick.py::a", "half.py::a"]
