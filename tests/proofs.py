@@ -102,7 +102,9 @@ class Proofs:
                 self.cache.set(key_of(item), {"digest": digest, "date": today})
         return report
 
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport | pytest.CollectReport
+    ) -> tuple[str, str, str] | None:
         return ("proved", "p", "PROVED") if report.skipped and text_of(report) else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -115,5 +117,6 @@ def key_of(item: pytest.Item) -> str:
     return f"fastcoll/proofs/{hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]}"
 
 
-def text_of(report: pytest.TestReport) -> str:
-    return str(dict(report.user_properties).get("proved", ""))
+def text_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    properties = getattr(report, "user_properties", ())  # a file that is skipped whole has none
+    return str(dict(properties).get("proved", ""))

@@ -41,10 +41,12 @@ class Project:
             (folder / name).mkdir(parents=True)
         for name in ("constraints.txt", "setup.py"):
             (folder / name).touch()
-        (folder / "pytest.ini").write_text("[pytest]\nmarkers = proof\n")
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = proof\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)
         (folder / "tests/proofs.py").write_text((ROOT / "tests/proofs.py").read_text())
         (folder / "tests/native/test_it.py").write_text(TEST)
+        absent = "import pytest; pytest.importorskip('nowhere')"
+        (folder / "tests/native/test_absent.py").write_text(absent)
         self.source("int a;")
         self.compiler("12.1")
 
@@ -82,8 +84,8 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-RAN = "2 passed, 1 skipped, 1 xfailed in"
-LEFT_OUT = "1 passed, 1 skipped, 1 xfailed, 1 proved in"
+RAN = "2 passed, 2 skipped, 1 xfailed in"
+LEFT_OUT = "1 passed, 2 skipped, 1 xfailed, 1 proved in"
 
 
 def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
@@ -103,7 +105,7 @@ def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
 def test_a_failed_run_proves_nothing(project: Project) -> None:
     project.source("broken")
     for _ in range(2):
-        assert "2 failed, 1 skipped, 1 xfailed in" in project.run(proofs.OPTION)
+        assert "2 failed, 2 skipped, 1 xfailed in" in project.run(proofs.OPTION)
 
 
 def test_every_byte_of_every_input_counts(tmp_path: Path) -> None:
