@@ -33,17 +33,12 @@ install_checkout() { # extras
       constraints.txt >"$constraints"
   fi
   echo "Installing fastcoll[$1] into $venv"
-  # The compiler takes a minute, and so do the packages that fastcoll needs: side by side. The build
-  # has packages of its own, in one place: in a new one each time, ccache would find nothing.
+  # The compiler takes a minute, and so do the packages that fastcoll needs: side by side.
   # --no-compile: not the ten thousand modules that nobody imports.
-  local pip=(python -m pip --quiet --disable-pip-version-check) ready tools=$venv/build-tools
+  local pip=(python -m pip --quiet --disable-pip-version-check) ready
   ready=$(mktemp -d)
+  build_wheel &
   { list_requirements "$1" && cat "$constraints"; } >"$ready/versions"
-  cmp --quiet constraints.txt "$tools/constraints.txt" || {
-    "${pip[@]}" install --upgrade --target "$tools" -c constraints.txt setuptools pybind11
-    cp constraints.txt "$tools"
-  }
-  PYTHONPATH=$tools "${pip[@]}" wheel --no-build-isolation --no-deps -w "$ready" . &
   cmp --quiet "$ready/versions" "$venv/versions" || {
     list_requirements "$1" >"$ready/requirements.txt"
     "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
@@ -53,6 +48,17 @@ install_checkout() { # extras
   wait $!
   "${pip[@]}" install --no-compile --force-reinstall --no-deps "$ready"/*.whl
   rm -r "$ready"
+}
+
+# With packages of its own, always in the same place: in a new one each time, as pip would have it,
+# ccache would find nothing.
+build_wheel() {
+  local tools=$venv/build-tools
+  cmp --quiet constraints.txt "$tools/constraints.txt" || {
+    "${pip[@]}" install --upgrade --target "$tools" -c constraints.txt setuptools pybind11
+    cp constraints.txt "$tools"
+  }
+  PYTHONPATH=$tools exec "${pip[@]}" wheel --no-build-isolation --no-deps -w "$ready" .
 }
 
 list_requirements() { # extra
