@@ -277,7 +277,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", ["keys", *(pytest.param(name, marks=pytest.mark.slow) for name in [*CHANGES][1:])]
+)
 def test_a_torch_that_is_not_understood_takes_the_python_path(change: str) -> None:
     program = FOREIGN.format(change=CHANGES[change])
     done = subprocess.run(

@@ -54,7 +54,7 @@ def parts_apart(rank: Rank, seed: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_reduced_parts_may_lie_apart(pools: Pools, world: int) -> None:
     for seed in range(3):
         assert pools(world).run(parts_apart, seed) == [[]] * world

@@ -16,7 +16,7 @@ from fastcoll.model.compiled import compiled
 from fastcoll.model.schedule import REDUCTIONS, VERBS
 from harness import Rank, attempt
 
-WORLDS = (2, 3, 5)
+WORLDS = (2, 3, pytest.param(5, marks=pytest.mark.slow))
 # One segment; and for two verbs so many that slots are used again and again.
 SIZES = (0, 1, 37, 5000)
 MANY_SEGMENTS = 700_001

@@ -84,7 +84,8 @@ def variety(world: int, dtypes: Sequence[str], repeats: int) -> Iterator[Case]:
         yield Case(algorithm, verb, dtype, numel, ops[turn % len(ops)], 64, 1 + turn % 2, turn)
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_results_are_the_oracles(
     interpreters: Callable[..., Any], new_world: Callable[..., World], world: int
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from gpu_measured import GPU, MEASURED
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
 def test_without_a_gpu_it_ends_cleanly_and_claims_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
