@@ -171,10 +171,10 @@ inline Seen wait_in_vain(World& world, const Plan& plan = kBarrier) {
 // A process that is stopped.
 class Stopped {
  public:
-  Stopped() : pid(fork()) {
+  Stopped() : parent(getpid()), pid(fork()) {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      raise(SIGSTOP);
+      if (getppid() == parent) raise(SIGSTOP);
       _exit(0);
     }
     waitpid(pid, nullptr, WUNTRACED);
@@ -183,7 +183,7 @@ class Stopped {
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
   }
-  const pid_t pid;
+  const pid_t parent, pid;
 };
 
 }  // namespace lone

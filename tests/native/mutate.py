@@ -36,7 +36,7 @@ for folder in (HERE, HERE.parent):
         sys.path.insert(0, str(folder))
 
 from mutation_points import Mutation, mutate  # noqa: E402
-from test_native import BUILDS, CASES, ROOT, Case, Compiler  # noqa: E402
+from test_native import BUILDS, CASES, LONG_IDLE, ROOT, Case, Compiler  # noqa: E402
 
 from programs import run  # noqa: E402
 
@@ -123,7 +123,9 @@ def checks_of(cases: list[Case], compiler: Compiler, folder: Path) -> list[Check
 
 
 def is_quick(case: Case) -> bool:
-    return case.build == "plain" and (case.program, case.args[1:]) != ("test_protocol", ("200",))
+    """Whether a case is of the first round: of the long stress test one run is enough there."""
+    is_stress = case.program == "test_protocol"
+    return case.build == "plain" and (not is_stress or case.args[3:] == (LONG_IDLE,))
 
 
 def passing_cases() -> list[Case]:

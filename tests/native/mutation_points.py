@@ -30,6 +30,7 @@ RELAXED = {
 }
 # An `==` on a word or a number that only grows could be meant as `>=`.
 GROWING = re.compile(r"seen|number|slot|call|taken|sequence|P::load")
+UNORDERED = re.compile(r"\s*(?:[A-Z]\w*::|call_?\.plan\.root\b)")  # an enumerator, a rank
 CONSTANTS = re.compile(
     r"[ \w]*\bconstexpr [^(){}]*= [^;]*;|static_assert\([^;]*;|enum [^;]*;| = (?:default|delete|0);"
 )
@@ -142,7 +143,11 @@ def _comparisons(source: _Source) -> None:
         number = source.add(match.start(), f"{match[1]} to {instead}")
         text = f"<= mutant::Compare{{{number}, mutant::Op::{name}}} <="
         if match[1] in ("==", "!="):
-            is_growing = match[1] == "==" and GROWING.search(source.mutations[-1].text)
+            is_growing = (
+                match[1] == "=="
+                and GROWING.search(source.mutations[-1].text)
+                and not UNORDERED.match(source.code, match.end())
+            )
             if is_growing:
                 source.add(match.start(), "== to >=")
             ordered = "true" if is_growing else "false"

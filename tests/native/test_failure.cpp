@@ -225,11 +225,11 @@ void refuse() {
 // A process with other values where this one has its own, or one that has ended.
 class Stranger {
  public:
-  explicit Stranger(bool ends) : pid(fork()) {
+  explicit Stranger(bool ends) : parent(getpid()), pid(fork()) {
     if (pid < 0) std::abort();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // a finding ends this program at once
-      while (!ends) pause();
+      while (!ends && getppid() == parent) pause();
       _exit(0);
     }
     if (ends) waitpid(pid, nullptr, 0);
@@ -240,7 +240,7 @@ class Stranger {
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
   }
-  const pid_t pid;
+  const pid_t parent, pid;
 
  private:
   bool is_there_;

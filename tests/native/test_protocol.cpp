@@ -9,6 +9,7 @@
 // show that this test can see such a bug.
 #include <sched.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -139,9 +140,9 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   const bool may_be_scheduled = plan.verb == Verb::all_reduce || verb_has_root(plan.verb);
   if (may_be_scheduled && !plan.inlined && plan.splits == 0 && pick(3) == 0)
     plan.algorithm = Algorithm::schedule;
-  if (reduces && plan.splits == 0 && pick(4) == 0) {
-    plan.op = Op::avg;
-    plan.dtype = DType::float32;
+  if (reduces && plan.splits == 0 && pick(3) == 0) {
+    plan.op = pick(2) ? Op::avg : Op::max;
+    if (plan.op == Op::avg) plan.dtype = DType::float32;
   }
   return {make_plan(plan), salt};
 }
@@ -204,15 +205,22 @@ void verify_parts(const Step& step, int world_size, int rank, const int32_t* out
   }
 }
 
-Parts counted_parts(const Step& step, int world_size, int rank, const Buffers& buffers) {
+// Whether a call takes its message in parts, and has as many on one side as there are ranks.
+bool takes_parts(const Plan& plan) {
+  return plan.verb == Verb::all_gather || plan.verb == Verb::gather || plan.verb == Verb::scatter ||
+         plan.verb == Verb::all_to_all;
+}
+Parts parts_of(const Step& step, int world_size, int rank, const Buffers& buffers) {
   Parts parts{};
   int32_t *in = buffers.input, *out = buffers.output;
+  const bool splits = num_input_parts(step.plan.verb, world_size) != 1;
+  const bool joins = num_output_parts(step.plan.verb, world_size) != 1;
   for (int peer = 0; peer < world_size; ++peer) {
     const size_t gives = part_numel(step, rank, peer), gets = part_numel(step, peer, rank);
     parts.inputs[size_t(peer)] = {reinterpret_cast<std::byte*>(in), gives * sizeof *in};
     parts.outputs[size_t(peer)] = {reinterpret_cast<std::byte*>(out), gets * sizeof *out};
-    in += gives;
-    out += gets;
+    if (splits) in += gives;
+    if (joins) out += gets;
   }
   return parts;
 }
@@ -318,8 +326,12 @@ void verify(const Step& step, int world_size, int rank, const int32_t* output) {
           require_average(step, world_size, rank, at, output[i]);
           continue;
         }
-        for (int peer = 0; peer < world_size; ++peer)
-          expected += uint32_t(value_of(step.salt, peer, at));
+        expected = uint32_t(value_of(step.salt, 0, at));
+        for (int peer = 1; peer < world_size; ++peer) {
+          const int32_t value = value_of(step.salt, peer, at);
+          expected = plan.op == Op::max ? uint32_t(std::max(int32_t(expected), value))
+                                        : expected + uint32_t(value);
+        }
       }
     }
     require(uint32_t(output[i]) == expected, step, world_size, rank, i);
@@ -384,7 +396,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
       if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
       if (step.plan.splits == kCountedSplits) {
-        const Parts parts = counted_parts(step, world_size, rank, buffers);
+        const Parts parts = parts_of(step, world_size, rank, buffers);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
         run_somehow(call, host, random);
       } else if (num_tensors(step.plan.splits) != 0) {
@@ -406,6 +418,11 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       } else {
         Call<Perturbed<P>> call{group, step.plan, reinterpret_cast<std::byte*>(buffers.input),
                                 reinterpret_cast<std::byte*>(buffers.output)};
+        const Parts parts = parts_of(step, world_size, rank, buffers);
+        if (takes_parts(step.plan) && random() % 2) {
+          call.input = call.output = nullptr;
+          call.parts = &parts;
+        }
         const Program program = program_of(step.plan.verb, world_size, rank, step.plan.root);
         call.program = &program;
         run_somehow(call, host, random);

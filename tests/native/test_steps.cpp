@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/halves.h"
 #include "lone_world.h"
 
 using namespace fastcoll;
@@ -114,6 +115,53 @@ void stage_segments() {
   require(slots[0] == large.group(0).options().regions[0] + kScratchOffsetBytes, "the first slot");
 }
 
+// Behind a call that takes few slots, so many segments are claimed as in it, and no more.
+void claim_behind_few_slots() {
+  for (const bool is_behind : {true, false}) {
+    World world(2);
+    for (const int rank : {0, 1}) {
+      if (rank == 1 && is_behind) break;
+      world.group(rank).begin(kBarrier, {1, kSlotBytes, true}, world.host(rank), kLimitS);
+      world.leave(rank);
+    }
+    Group<P>& group = world.group(0);
+    group.begin(kBarrier, {6}, world.host(0), kLimitS);
+    for (uint64_t k = 0; k + 1 < kFewSlots; ++k) group.claim_slot(k);
+    if (is_behind) {
+      require(would_wait([&] { group.claim_slot(kFewSlots - 1); }), "a slot that is read still");
+    } else {
+      for (const uint64_t k : {kFewSlots - 1, kFewSlots, kFewSlots + 1}) group.claim_slot(k);
+    }
+  }
+}
+
+// Whether a call has two halves; `num_bytes`: of a rank's message.
+bool halves(int world_size, Verb verb, Algorithm algorithm, size_t num_bytes) {
+  World world(world_size);
+  Plan plan;
+  plan.verb = verb;
+  plan.algorithm = algorithm;
+  plan.numel = num_bytes;
+  plan.segment_bytes = uint32_t(kSlotBytes);
+  plan = make_plan(plan);
+  const Call<P> call{world.group(0), plan, nullptr, nullptr};
+  return has_halves(call);
+}
+
+void halve_calls() {
+  constexpr size_t kInPlace = 64 << 10, kMost = 128 << 10;
+  using enum Verb;
+  require(halves(2, all_reduce, Algorithm::one_shot, kMost / 2), "as much as takes no time");
+  require(!halves(2, all_reduce, Algorithm::one_shot, kMost / 2 + 1), "more than that");
+  require(halves(4, all_reduce, Algorithm::one_shot, kMost / 4), "the same of four ranks");
+  require(!halves(4, all_reduce, Algorithm::one_shot, kMost / 4 + 1), "more than that");
+  require(!halves(1, all_reduce, Algorithm::one_shot, 8), "a group of one rank");
+  require(!halves(2, all_reduce, Algorithm::two_shot, 8), "a call in which all wait for all");
+  require(!halves(2, reduce_scatter, Algorithm::one_shot, 8), "it is a two_shot");
+  require(halves(2, all_gather, Algorithm::direct, kInPlace - 1), "a message that is staged");
+  require(!halves(2, all_gather, Algorithm::direct, kInPlace), "one that is read where it lies");
+}
+
 // ---- symmetric memory ---------------------------------------------------------------------------
 
 void place_tensors() {
@@ -193,6 +241,8 @@ int main() {
   send_inlined();
   begin_calls();
   stage_segments();
+  claim_behind_few_slots();
+  halve_calls();
   place_tensors();
   note_calls();
   std::printf("ok\n");

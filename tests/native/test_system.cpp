@@ -5,6 +5,7 @@
 //   test_system
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/membarrier.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
@@ -72,6 +73,7 @@ void check_spreading() {
   require(!spreads({one, two, one}, 2), "two and one");
   require(spreads({one, two, one, one}, 3), "three and one");
   require(!spreads({one, two, one, one}, 2), "three and one, not the last");
+  require(spreads({one, one, one, two}, 2), "three and one, and the last rank is the one");
   require(spreads({one, nowhere, CPU_SETSIZE, one}, 3), "ranks that run nowhere");
   require(!spreads({one, one, nowhere}, 2), "a rank that runs nowhere");
   require(!spreads({one, one, CPU_SETSIZE}, 2), "a CPU behind the last");
@@ -110,7 +112,10 @@ void check_clock() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   sleeper.join();
-  if (register_membarrier()) require(membarrier_everywhere(), "a barrier of all processes");
+  const long known = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+  const bool has_barrier = known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0;
+  require(register_membarrier() == has_barrier, "whether the kernel has a barrier");
+  require(membarrier_everywhere() == has_barrier, "a barrier of all processes");
 }
 
 // ---- processes ----------------------------------------------------------------------------------
@@ -118,11 +123,11 @@ void check_clock() {
 // A process that does so, and is no more when this is.
 class Child {
  public:
-  explicit Child(const std::function<void()>& body) : pid(fork()) {
+  explicit Child(const std::function<void()>& body) : parent(getpid()), pid(fork()) {
     if (pid < 0) std::abort();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      body();
+      if (getppid() == parent) body();
       _exit(0);
     }
     pidfd = int(syscall(SYS_pidfd_open, pid, 0));
@@ -137,7 +142,7 @@ class Child {
     require(waitid(P_PID, id_t(pid), &info, options | WNOWAIT) == 0, "a child's change");
   }
   PeerLink link() const { return {-1, pidfd, pid, -1}; }
-  const pid_t pid;
+  const pid_t parent, pid;
   int pidfd = -1;
 };
 void pause_forever() {
@@ -156,6 +161,13 @@ void check_fates() {
   require(peer_is_gone(exits.link()) && !peer_is_gone(lives.link()), "whether a process is gone");
   waitpid(exits.pid, nullptr, 0);
   require_equal(fate(exits.link()), "ended (with which status only its parent knows)", "a fate");
+
+  // A program without standard input may have one of its descriptors there.
+  dup2(lives.pidfd, 0);
+  require_equal(fate({-1, 0, lives.pid, -1}), "left the group; its process lives", "a fate");
+  dup2(exits.pidfd, 0);
+  require_equal(fate({-1, 0, exits.pid, -1}), "ended (with which status only its parent knows)",
+                "a fate");
 
   const Child stops([] { raise(SIGSTOP); }), traced([] {
     ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/status.h"
@@ -53,9 +54,11 @@ void check_printable() {
                  {0xfffb, "\\ufffb"}, {0xe0000, "\\U000e0000"}, {0x10ffff, "\\U0010ffff"},
                  {'\n', "\\n"}};
   for (const auto& [value, shown] : kHidden)
-    require_equal(printable("<" + utf8(value) + ">"), "<" + std::string(shown) + ">", "escapes");
+    require_equal(printable(utf8(value)), shown, "escapes");
   // Each byte that is not UTF-8 is one mark.
   const std::string bad[] = {"\x80",
+                             "\xa5\x80",
+                             "\xf9\x80\x80\x80",
                              "\xbf",
                              "\xc2",
                              "\xc1\xbf",
@@ -81,6 +84,8 @@ void check_printable() {
                 "\xef\xbf\xbd"
                 "a",
                 "a letter in place of a byte");
+  require_equal(printable(std::string_view("\xe2\x82\xac", 2)), "\xef\xbf\xbd\xef\xbf\xbd",
+                "what ends inside a letter");
   require_equal(printable(""), "", "no text");
   require_equal(at_site(""), "", "no site");
   require_equal(at_site("a.py:1"), " at a.py:1", "a site");

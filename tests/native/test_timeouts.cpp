@@ -4,6 +4,7 @@
 //
 //   test_timeouts
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -233,6 +234,21 @@ void wait_between_calls() {
   require(seen.text.find(". Plan: none. If") != std::string::npos, seen.text);
 }
 
+// What is no call has the group's limit.
+void keep_limits() {
+  const std::function<void(World&)> steps[] = {
+      [](World& world) { world.group(0).time_one_way_flag(1, world.host(0)); },
+      [](World& world) { world.group(0).try_single_copy(true, world.host(0)); }};
+  for (const auto& step : steps) {
+    World world(2, [](GroupOptions& options) { options.timeout_s = 0.2; });
+    const int64_t start_us = now_us();
+    const Seen seen = error_of([&] { step(world); });
+    require(now_us() - start_us >= 200000, "the limit of the group");
+    const std::string start = "between calls, after #0" + place(0, 2) + " waited T s for rank 1";
+    require(without_times(seen.text).starts_with(start), seen.text);
+  }
+}
+
 void time_flags() {
   for (const int size : {1, 3}) {
     World world(size, [](GroupOptions& options) { options.timeout_s = 60; });
@@ -266,6 +282,7 @@ int main() {
   note_waits();
   find_awaited_ranks();
   wait_between_calls();
+  keep_limits();
   time_flags();
   std::printf("ok\n");
   return 0;

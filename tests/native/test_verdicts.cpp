@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lone_world.h"
@@ -27,7 +28,7 @@ void compare_calls() {
         const Plan plans[] = {plan_of(Verb::all_reduce, 3), plan_of(Verb::broadcast, 4)};
         const auto both = [&](bool differs) {
           for (const int rank : {0, 1}) {
-            world.host(rank).site = "r" + std::to_string(rank) + ".py";
+            world.host(rank).site = rank ? "r1.py" : "r0.py";
             world.enter(rank, differs ? plans[rank] : kBarrier);
           }
           for (const int rank : {0, 1}) world.leave(rank);
@@ -41,9 +42,7 @@ void compare_calls() {
         const uint64_t last = num_before + num_after + 2;
         const bool is_there = last - num_before - 1 < kRingEntries;
         const uint64_t first = is_there ? num_before + 1 : last - kRingEntries + 1;
-        const auto site = [&](int rank) {
-          return traces ? " at r" + std::to_string(rank) + ".py" : "";
-        };
+        const auto site = [&](int rank) { return !traces ? "" : rank ? " at r1.py" : " at r0.py"; };
         const std::string choice = " inlined, numerics=same_bits";
         const std::string mine = is_there ? "all_reduce(SUM, int32, numel=3) by one_shot"
                                           : "barrier() by direct",
@@ -57,6 +56,21 @@ void compare_calls() {
                           theirs + choice + site(1) + ". Outputs of this call are undefined",
                       ErrorKind::desync, 3);
       }
+}
+
+// A call's stamp holds all calls before it, also where the same call is made twice.
+void compare_repeated_calls() {
+  World world(2);
+  const Plan one = plan_of(Verb::all_reduce, 3), two = plan_of(Verb::broadcast, 4);
+  for (const auto& [first, second] : {std::pair{&one, &one}, {&one, &two}, {&two, &two}}) {
+    world.enter(0, *first);
+    world.enter(1, *second);
+    if (first != &two)
+      for (const int rank : {0, 1}) world.leave(rank);
+  }
+  const Seen seen = error_of([&] { world.group(0).wait_arrival(1); });
+  require(seen.text.find("the ranks called different things as #2:") != std::string::npos,
+          seen.text);
 }
 
 // ---- who left -----------------------------------------------------------------------------------
@@ -186,6 +200,7 @@ void keep_verdicts() {
 
 int main() {
   compare_calls();
+  compare_repeated_calls();
   name_lost_ranks();
   hear_farewells();
   leave_calls();
