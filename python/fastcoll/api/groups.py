@@ -24,6 +24,7 @@ from fastcoll.bootstrap.exchange import StoreExchange, exchange_of
 from fastcoll.bootstrap.forks import refuse_inherited
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.limits import group_limit_s
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.pool import close_pool
@@ -33,10 +34,8 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import Communicator, close_all
 from fastcoll.native import _C
-from fastcoll.nodes.group import HierarchicalCommunicator
 
-AnyCommunicator: TypeAlias = Communicator | HierarchicalCommunicator
-GroupLike: TypeAlias = AnyCommunicator | ProcessGroup | int | None
+GroupLike: TypeAlias = BaseGroup | ProcessGroup | int | None
 Limit: TypeAlias = float | timedelta | None
 _DEFAULT = "the default group"
 _MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
@@ -60,15 +59,13 @@ class _State:
     def __init__(self) -> None:
         self.forget_parent()
         os.register_at_fork(after_in_child=self.forget_parent)
-        self.default: AnyCommunicator | None = None
-        self.subgroups: weakref.WeakSet[AnyCommunicator] = weakref.WeakSet()
-        self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, AnyCommunicator] = (
+        self.default: BaseGroup | None = None
+        self.subgroups: weakref.WeakSet[BaseGroup] = weakref.WeakSet()
+        self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, BaseGroup] = (
             weakref.WeakKeyDictionary()
         )
         # Communicators that are torch groups themselves, by the groups' names.
-        self.adopted: weakref.WeakValueDictionary[str, AnyCommunicator] = (
-            weakref.WeakValueDictionary()
-        )
+        self.adopted: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
 
     def forget_parent(self) -> None:
         """Begin anew in a forked child: a thread that it has not may hold its parent's lock."""
@@ -87,7 +84,7 @@ _makers = Makers()
 
 
 def init(
-    group: ProcessGroup | AnyCommunicator | None = None,
+    group: ProcessGroup | BaseGroup | None = None,
     *,
     store: Store | None = None,
     rank: int | None = None,
@@ -95,7 +92,7 @@ def init(
     timeout_s: float | None = None,
     numerics: str | None = None,
     carrier: str | None = None,
-) -> AnyCommunicator:
+) -> BaseGroup:
     """Make the default group. Collective: every rank must call this.
 
     Args:
@@ -131,8 +128,8 @@ def init(
     with _makers.hold(_DEFAULT, _DEFAULT, settings.timeout_s):
         if _state.default is not None:
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
-        comm: AnyCommunicator
-        if isinstance(group, AnyCommunicator):
+        comm: BaseGroup
+        if isinstance(group, BaseGroup):
             _refuse_for(group, given)
             comm = group
         elif store is not None or rank is not None or world_size is not None:
@@ -151,7 +148,7 @@ def init(
         return comm
 
 
-def _refuse_for(group: AnyCommunicator, given: Mapping[str, object]) -> None:
+def _refuse_for(group: BaseGroup, given: Mapping[str, object]) -> None:
     """Raise UsageError if something is given that a group has had since it was made."""
     if names := [name for name, value in given.items() if value is not None]:
         raise UsageError(
@@ -161,7 +158,7 @@ def _refuse_for(group: AnyCommunicator, given: Mapping[str, object]) -> None:
         )
 
 
-def _set_default(comm: AnyCommunicator) -> None:
+def _set_default(comm: BaseGroup) -> None:
     with _state.lock:
         _state.default = comm
         comm.on_close = partial(_forget_default, comm)
@@ -173,7 +170,7 @@ def _default_of_torch() -> ProcessGroup | None:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
-def _of_launcher(settings: Settings) -> AnyCommunicator:
+def _of_launcher(settings: Settings) -> BaseGroup:
     launch = env.launch()
     if launch is None:
         raise UsageError(_NOT_INITIALISED)
@@ -185,7 +182,7 @@ def _of_launcher(settings: Settings) -> AnyCommunicator:
 
 def _of_process_group(
     group: ProcessGroup, settings: Settings | None = None, timeout_s: Limit = None
-) -> AnyCommunicator:
+) -> BaseGroup:
     """Return the communicator that stands for a torch process group; made at its first use.
 
     `settings` are a new one's; None takes the environment's, and `timeout_s` for its making.
@@ -204,7 +201,7 @@ def _of_process_group(
     return comm
 
 
-def standing_for(group: ProcessGroup) -> AnyCommunicator | None:
+def standing_for(group: ProcessGroup) -> BaseGroup | None:
     """Return the communicator that stands for a torch process group already."""
     with _state.lock:
         known = _state.adopted.get(group.group_name), _state.by_process_group.get(group)
@@ -220,20 +217,20 @@ def _require_living(group: ProcessGroup) -> None:
         raise UsageError(f'group "{group.group_name}" was destroyed')
 
 
-def adopt(comm: AnyCommunicator) -> None:
+def adopt(comm: BaseGroup) -> None:
     """Let `comm` stand for the torch process group of its name, which is made of it."""
     with _state.lock:
         _state.adopted[comm.name] = comm
 
 
-def _forget_default(comm: AnyCommunicator) -> None:
+def _forget_default(comm: BaseGroup) -> None:
     with _state.lock:
         if _state.default is comm:
             _state.default = None
             _C.set_default_group(None)
 
 
-def default_group(timeout_s: Limit = None) -> AnyCommunicator:
+def default_group(timeout_s: Limit = None) -> BaseGroup:
     """Return the default group; made at its first use, within a limit in seconds."""
     if (comm := _state.default) is not None and not _makers.is_busy(_DEFAULT):
         return comm
@@ -246,14 +243,14 @@ def default_group(timeout_s: Limit = None) -> AnyCommunicator:
         return comm
 
 
-def communicator_of(group: object, timeout_s: Limit = None) -> AnyCommunicator | None:
+def communicator_of(group: object, timeout_s: Limit = None) -> BaseGroup | None:
     """Return the communicator that `group=` means, or None if this rank is not in it.
 
     `timeout_s` is the limit of the call that needs it, which holds if it has to be made, too.
     """
     if group is None:
         return default_group(timeout_s)
-    if isinstance(group, AnyCommunicator):
+    if isinstance(group, BaseGroup):
         return group
     if isinstance(group, ProcessGroup):
         return _of_process_group(group, timeout_s=timeout_s)
@@ -266,7 +263,7 @@ def communicator_of(group: object, timeout_s: Limit = None) -> AnyCommunicator |
 
 def member_of(
     group: GroupLike, verb: str, *, timeout_s: Limit = None, stacklevel: int = 3
-) -> AnyCommunicator | None:
+) -> BaseGroup | None:
     """Return the communicator that `group` means; None and a warning if this rank is not in it.
 
     The warning is shown at the program's call: `stacklevel` counts the functions up to there.
@@ -330,7 +327,7 @@ def new_group(
     *,
     timeout_s: float | None = None,
     numerics: str | None = None,
-) -> AnyCommunicator | int:
+) -> BaseGroup | int:
     """Make a group of some ranks of the default group. Collective over the default group.
 
     Args:
@@ -343,7 +340,7 @@ def new_group(
         The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
         which the verbs do nothing.
     """
-    comm: AnyCommunicator | None = default_group(timeout_s).new_group(
+    comm: BaseGroup | None = default_group(timeout_s).new_group(
         ranks, timeout_s=timeout_s, numerics=numerics
     )
     if comm is None:
@@ -354,8 +351,8 @@ def new_group(
 
 
 def shrink(
-    group: ProcessGroup | AnyCommunicator | None = None, *, timeout_s: float | None = None
-) -> AnyCommunicator:
+    group: ProcessGroup | BaseGroup | None = None, *, timeout_s: float | None = None
+) -> BaseGroup:
     """Make a new group of the ranks that are left of a broken one. Collective over those.
 
     For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
@@ -395,7 +392,7 @@ def shrink(
         raise UsageError("this rank is not in the group that is to be shrunk")
     was_default = old is _state.default
     with _makers.hold(_DEFAULT if was_default else old, old.name, group_limit_s(timeout_s)):
-        new: AnyCommunicator = old.shrink(timeout_s=timeout_s)
+        new: BaseGroup = old.shrink(timeout_s=timeout_s)
         if was_default:
             _set_default(new)
         else:

@@ -12,6 +12,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.join import Peers, join
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.settings import Settings
 from fastcoll.choose import tuning
 from fastcoll.choose.tuning import Tuning
@@ -31,11 +32,11 @@ def connect(
     name: str,
     settings: Settings,
     members: Sequence[int] = (),
-    tuned: Tuning | None = None,
-) -> Communicator | HierarchicalCommunicator | None:
+    parent: BaseGroup | None = None,
+) -> BaseGroup | None:
     """Make a group of some ranks of `exchange`, by default all. Collective over all of them.
 
-    `tuned` is what the group chooses by; None looks for a table.
+    A part of `parent` on one node chooses by the same tuning table; others look for one.
 
     Returns:
         The group; None on ranks that are not in it.
@@ -50,7 +51,7 @@ def connect(
     """
     _obey_environment(exchange)
     settings = replace(settings)  # this group's own, which `set_timeout` changes
-    found = tuned or tuning.find()
+    found = parent.planner.tuning if isinstance(parent, Communicator) else tuning.find()
     deadline = Deadline(settings.making_s)
     terms = settings.terms(identity(settings.carrier))
 
@@ -78,7 +79,7 @@ def connect(
     except BaseException as error:
         raise on_failure(seat, error) from error
     try:
-        return HierarchicalCommunicator(name, settings, seat, island, exchange.store, connect)
+        return HierarchicalCommunicator(name, settings, seat, island, exchange.store)
     except BaseException:
         island.close()
         raise
@@ -114,13 +115,11 @@ def _make(
     return Communicator(name, settings, peers, tuned, region_fds)
 
 
-def member(
-    group: Communicator | HierarchicalCommunicator | None,
-) -> Communicator | HierarchicalCommunicator:
+def member(group: BaseGroup | None) -> BaseGroup:
     """Return a group that was made of all ranks."""
     assert group is not None
     return group
 
 
 # Both kinds make groups: a method of one may return the other.
-Communicator.make = staticmethod(connect)
+BaseGroup.make = staticmethod(connect)

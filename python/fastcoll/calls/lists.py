@@ -55,6 +55,10 @@ class ListOperands:
         """Return what the call writes on this rank."""
         return [array for one in self.tensors for array in one.written()]
 
+    def outputs(self) -> list[Array]:
+        """Return the arrays that hold the result once the call is complete."""
+        return [array for one in self.tensors for array in one.outputs()]
+
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
         """Run the plan of this call, and bring the results to where the user wants them."""
         flat = [one.flat() for one in self.tensors]

@@ -1,55 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group of ranks: from a user's call to what runs.
+"""A group of the ranks of one node: from a checked call to a running one.
 
-Decides whether a call runs at once or in the queue, on CPUs or on a GPU, and how a group comes and
-goes. Must not know torchrun, default groups or torch's process groups, nor how plans are chosen.
+Decides how a call on CPUs starts, who allocates symmetric memory, and how a group comes and goes.
+Must not know torchrun, default groups or torch's process groups, nor how plans are chosen.
 """
 
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch.distributed import Store
 
 from fastcoll.bootstrap import single_copy
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.exchange import BytesExchange, Exchange, StoreExchange
+from fastcoll.bootstrap.exchange import BytesExchange, StoreExchange
 from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
-from fastcoll.bootstrap.join import Peers, checked_members
+from fastcoll.bootstrap.join import Peers
 from fastcoll.bootstrap.shrink import shrink
-from fastcoll.calls.arrays import Array, ArrayView, count_writes
-from fastcoll.calls.limits import call_limit_s, group_limit_s
-from fastcoll.calls.lists import ListCall, ListOperands, check_list
-from fastcoll.calls.objects import ObjectMethods
-from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.calls.group import BaseGroup, CheckedCall, GpuCall
+from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.settings import Settings, resolve
-from fastcoll.calls.sites import at_call_site, tracing
-from fastcoll.calls.tensors import Call, Operands, check
+from fastcoll.calls.sites import tracing
 from fastcoll.calls.transfers import Transfers
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.choose.planner import Planner
 from fastcoll.choose.tuning import Tuning
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
-from fastcoll.group.gpu_side import CheckedCall, GpuSide
+from fastcoll.group.gpu_side import GpuSide
 from fastcoll.machine import gpu
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region, require_descriptors, require_room
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.native import _C
 from fastcoll.text import say
-from fastcoll.types import FROM_TORCH, SingleCopy, Verb
+from fastcoll.types import FROM_TORCH, SingleCopy
 
-# Makes a group of one node or of several from an exchange, a name, settings, members and a table.
-Make = Callable[[Exchange, str, Settings, Sequence[int], Tuning | None], Any]
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
 if TYPE_CHECKING:
@@ -61,14 +52,12 @@ def _run_all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-class Communicator(_C.Group, ObjectMethods):
+class Communicator(_C.Group, BaseGroup):
     """A group of ranks of one node. Make one with `fastcoll.init` or `new_group`.
 
     The verbs take the arguments of the functions of the same name, without `group`. A
     communicator is a context manager: leaving it closes it.
     """
-
-    make: ClassVar[Make]  # set by api/making.py, which knows both kinds of group
 
     def __init__(
         self,
@@ -104,7 +93,6 @@ class Communicator(_C.Group, ObjectMethods):
         except BaseException:
             super().close()
             raise
-        self.on_close: Callable[[], None] | None = None
         self._settings = settings
         self._mesh = mesh
         self._hellos = peers.hellos
@@ -114,64 +102,20 @@ class Communicator(_C.Group, ObjectMethods):
         self._transfers = Transfers(self, self._gpus.transfer)
         self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
         self._num_exchanges = 0
-        self._num_groups = 0
-        self._num_shrinks = 0  # from the first group to this one
-        self._closed = False
         _living.add(self)
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def issue(self, call: Call | PartsCall | ListCall) -> Work | None:
-        """Check, plan and start a call; every call that is not on the C++ fast path comes here."""
-        return self.issue_all((call,), call.async_op)
-
-    def issue_all(
-        self, calls: Iterable[Call | PartsCall | ListCall], async_op: bool
-    ) -> Work | None:
-        """Check and plan several calls, then start them as one: all of them, or none at all."""
+    def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
         runs: list[Callable[[], None]] = []
-        outputs: list[Array] = []
-        on_gpus: list[CheckedCall] = []
-        written: list[ArrayView] = []
-        for call in calls:
-            for operands in self._checked(call):
-                written += operands.written()
-                if not isinstance(operands, ListOperands) and operands.device >= 0:
-                    on_gpus.append((call, operands))
-                    continue
-                limit_s = call_limit_s(call.timeout_s)
-                plan = self.planner.plan(call, operands)
-                runs.append(partial(operands.carry_out, self, plan, limit_s))
-                if not isinstance(operands, ListOperands):
-                    outputs += operands.outputs()
-            if isinstance(call, ListCall):
-                outputs += call.outputs
-        if on_gpus and runs:
-            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
-        count_writes(written)
-        if on_gpus:
-            return self._gpus.issue(on_gpus, async_op)
-        run = runs[0] if len(runs) == 1 else partial(_run_all, runs)
-        if self.traces:
-            run = at_call_site(run)
-        if not async_op and self._queue.idle():
-            run()
-            return None
-        self.refuse_handler()  # whose wait would be one for itself
-        work = self._queue.submit(run, outputs)
-        if async_op:
-            return work
-        work.wait()
-        return None
+        for call, operands in calls:
+            limit_s = call_limit_s(call.timeout_s)
+            plan = self.planner.plan(call, operands)
+            runs.append(partial(operands.carry_out, self, plan, limit_s))
+        return runs[0] if len(runs) == 1 else partial(_run_all, runs)
 
-    def _checked(
-        self, call: Call | PartsCall | ListCall
-    ) -> Sequence[Operands | PartsOperands | ListOperands]:
-        if isinstance(call, Call):
-            return [check(call, self.rank, self.world_size)]
-        if isinstance(call, PartsCall):
-            return [check_parts(call, self.rank, self.world_size)]
-        return check_list(call, self.rank, self.world_size)
+    def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
+        return self._gpus.issue(calls, async_op)
 
     def check(self) -> None:
         """Raise what broke the group, if anything has; does not wait for a GPU."""
@@ -234,14 +178,6 @@ class Communicator(_C.Group, ObjectMethods):
         block = self._heap.allocate(num_bytes)
         return tensor_on(block, shape, dtype, self, self._heap.release)
 
-    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
-        """Gather integers from all ranks. Collective; part of the heap's interface."""
-        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        mine = np.array(words, np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
-        result: list[list[int]] = rows.tolist()
-        return result
-
     def add_shared_arena(self, num_bytes: int) -> int:
         """Add an arena and return its address. Collective; part of the heap's interface.
 
@@ -301,60 +237,31 @@ class Communicator(_C.Group, ObjectMethods):
         timeout_s: float | None = None,
         numerics: str | None = None,
         name: str = "world",
-    ) -> Any:
+    ) -> BaseGroup:
         """Make a group beside the default one, as `fastcoll.init` would. Collective."""
         exchange = StoreExchange(store, rank, world_size, name)
-        return cls.make(exchange, name, resolve(timeout_s, numerics), (), None)
+        group = cls.make(exchange, name, resolve(timeout_s, numerics), (), None)
+        assert group is not None  # all ranks are members
+        return group
 
-    def new_group(
-        self,
-        ranks: Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
-        numerics: str | None = None,
-    ) -> Any:
-        """Make a group of some ranks of this one. Collective over all ranks of this group.
+    def _exchange(self) -> BytesExchange:
+        return BytesExchange(self, is_gone=self.peer_is_gone)
 
-        Args:
-            ranks: Ranks of this group, the same on every rank; they are numbered anew in
-                ascending order. None takes all.
-            timeout_s: Limit of its waits and of its making; None takes this group's.
-            numerics: None takes this group's.
-
-        Returns:
-            The new group, or None on ranks that are not in it.
-
-        Raises:
-            UsageError: `ranks` are not ranks of this group.
-            DesyncError: The ranks gave different `ranks`.
-        """
-        members = checked_members(ranks, self.world_size)
-        settings = self._settings.but(timeout_s, numerics)
-        self._num_groups += 1
-        exchange = BytesExchange(self, is_gone=self.peer_is_gone)
-        name = f"{self.name}/{self._num_groups}"
-        return type(self).make(exchange, name, settings, members, self.planner.tuning)
-
-    def shrink(self, *, timeout_s: float | None = None) -> "Communicator":
-        """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
-        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
-        try:
-            # Everybody is to leave the calls of this group, also of one that nothing broke so far.
-            self.abort("it calls shrink()")
-            self._queue.join()
-            found = shrink(self._mesh, self, lambda: create_region(self.world_size), limit_s)
-            peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
-            stem = self.name.removesuffix(f":{self._num_shrinks}")
-            name = f"{stem}:{self._num_shrinks + 1}"
-            # Without trying: what was agreed on holds, even if one of them dies on the way.
-            may_copy = (self.single_copy, self.single_copy_report)
-            group = Communicator(
-                name, self._settings, peers, self.planner.tuning, found.region_fds, may_copy
-            )
-            group._num_shrinks = self._num_shrinks + 1
-            return group
-        finally:
-            self.close()
+    def _of_survivors(self, limit_s: float) -> "Communicator":
+        found = shrink(self._mesh, self, lambda: create_region(self.world_size), limit_s)
+        peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
+        # Without trying: what was agreed on holds, even if one of them dies on the way.
+        may_copy = (self.single_copy, self.single_copy_report)
+        group = Communicator(
+            self._name_after_shrink(),
+            self._settings,
+            peers,
+            self.planner.tuning,
+            found.region_fds,
+            may_copy,
+        )
+        group._num_shrinks = self._num_shrinks + 1
+        return group
 
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread or signal handler, with one verdict for all ranks.
@@ -368,24 +275,6 @@ class Communicator(_C.Group, ObjectMethods):
         """
         super().abort(reason or "no reason given")
         self._gpus.stop()
-
-    def set_timeout(self, timeout_s: float | timedelta) -> None:
-        """Set the limit of calls that give none, from the next one on. Not collective.
-
-        Args:
-            timeout_s: Seconds, or a timedelta.
-
-        Raises:
-            UsageError: It is not a positive number of seconds, or the group was closed.
-        """
-        limit_s = group_limit_s(timeout_s)
-        self.set_limit(limit_s)
-        self._settings.timeout_s = limit_s
-
-    @property
-    def closed(self) -> bool:
-        """Whether the group was closed."""
-        return self._closed
 
     def close(self) -> None:
         """Leave the group; calls that were queued are completed first.
@@ -406,26 +295,9 @@ class Communicator(_C.Group, ObjectMethods):
         if self.on_close is not None:
             self.on_close()
 
-    destroy = close
-
     def forget_queue(self) -> None:
         """Start with an empty queue; for a forked child, which may only close the group."""
         self._queue = CallQueue(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return f'<fastcoll.Communicator "{self.name}" rank {self.rank} of {self.world_size}{state}>'
 
 
 def close_all() -> None:

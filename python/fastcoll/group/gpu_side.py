@@ -8,12 +8,12 @@ know how kernels are started.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fastcoll.calls.group import GpuCall
 from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
-from fastcoll.calls.lists import ListCall
-from fastcoll.calls.pairs import Transfer
-from fastcoll.calls.parts import PartsCall, PartsOperands
+from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
-from fastcoll.calls.tensors import Call, Operands
+from fastcoll.calls.tensors import Operands
+from fastcoll.calls.pairs import Transfer
 from fastcoll.calls.work import Work
 from fastcoll.choose.planner import Planner
 from fastcoll.errors import UsageError
@@ -24,8 +24,6 @@ from fastcoll.native import _C
 if TYPE_CHECKING:
     from fastcoll.gpu.group import DeviceGroup
     from fastcoll.gpu.host import DeviceHost
-
-CheckedCall = tuple[Call | PartsCall | ListCall, Operands | PartsOperands]
 
 
 class GpuSide:
@@ -57,7 +55,7 @@ class GpuSide:
             )
         return self.group
 
-    def issue(self, calls: Sequence[CheckedCall], async_op: bool) -> Work | None:
+    def issue(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         """Plan calls and start them as one."""
         starts: list[tuple[_C.Plan, Operands | PartsOperands, float]] = []
         for call, operands in calls:

@@ -21,13 +21,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fastcoll.api.groups import AnyCommunicator, GroupLike, communicator_of, named_rank
+from fastcoll.api.groups import GroupLike, communicator_of, named_rank
+from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import derivatives
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
-_groups: weakref.WeakValueDictionary[str, AnyCommunicator] = weakref.WeakValueDictionary()
+_groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -50,7 +51,7 @@ def name_of(group: GroupLike) -> str:
     return name
 
 
-def _named(name: str) -> AnyCommunicator:
+def _named(name: str) -> BaseGroup:
     comm = communicator_of(None) if name == _DEFAULT else _groups.get(name)
     if comm is None:
         raise UsageError(f'the group "{name}" of this operator is gone: trace the program again')

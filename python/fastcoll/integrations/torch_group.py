@@ -32,8 +32,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import ProcessGroup
 
-from fastcoll.api.groups import AnyCommunicator
 from fastcoll.api.reductions import reduce_scatter
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.transfers import TransferWork
 from fastcoll.calls.work import Work, completed
@@ -59,7 +59,7 @@ _KEPT_BYTES = 64  # so that no tensor of size outlives its use
 class FastcollProcessGroup(ProcessGroup):
     """A torch process group whose calls a communicator carries out."""
 
-    def __init__(self, comm: AnyCommunicator, store: dist.Store) -> None:
+    def __init__(self, comm: BaseGroup, store: dist.Store) -> None:
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
         self.communicator = comm
         self._store = store
@@ -152,7 +152,7 @@ class FastcollProcessGroup(ProcessGroup):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def _begin(self, opts: Any) -> tuple[AnyCommunicator, bool, float | None]:
+    def _begin(self, opts: Any) -> tuple[BaseGroup, bool, float | None]:
         """Count a call; return who carries it out, whether asynchronously, and its limit.
 
         The C function of its verb does: one whose plan is known needs no more Python than here.

@@ -7,12 +7,12 @@ carried out.
 
 import torch
 
-from fastcoll.api.groups import AnyCommunicator
+from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import ReduceOp
 
 
-def sum_sparse(comm: AnyCommunicator, tensor: torch.Tensor, op: object) -> None:
+def sum_sparse(comm: BaseGroup, tensor: torch.Tensor, op: object) -> None:
     """Sum COO tensors of one shape over all ranks, in place. Collective.
 
     Every rank gathers what all others have and adds it up in rank order, so a rank moves as many

@@ -6,16 +6,15 @@ know how a phase is carried out.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import torch
 
 from fastcoll.calls.arrays import ArrayView
+from fastcoll.calls.group import AnyCall
 from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
-from fastcoll.calls.lists import ListCall, ListOperands, check_list
-from fastcoll.calls.parts import PartsCall, PartsOperands, Side, check_parts
+from fastcoll.calls.parts import PartsOperands, Side
 from fastcoll.calls.settings import Settings, checked_numerics
-from fastcoll.calls.tensors import Call, Operands, check
+from fastcoll.calls.tensors import Operands
 from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
@@ -32,7 +31,6 @@ from fastcoll.types import (
     order_matters,
 )
 
-AnyCall: TypeAlias = Call | PartsCall | ListCall
 GatherWords = Callable[[list[int]], list[list[int]]]
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -88,8 +86,8 @@ def _of_side(side: Side | None, device: int) -> list[torch.Tensor]:
     ]
 
 
-def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | PartsOperands]:
-    """Check a call; return what it consists of: the tensors of a list go one by one."""
+def check_options(call: AnyCall) -> None:
+    """Check what a call chooses; raise UnsupportedError for an algorithm by name."""
     call_limit_s(call.timeout_s)
     if call.algorithm != "auto":
         raise UnsupportedError(
@@ -98,15 +96,6 @@ def check_all(call: AnyCall, rank: int, world_size: int) -> Sequence[Operands | 
         )
     if call.numerics is not None:
         checked_numerics(call.numerics)
-    checked: list[Operands | PartsOperands] = []
-    if isinstance(call, Call):
-        checked.append(check(call, rank, world_size))
-    elif isinstance(call, PartsCall):
-        checked.append(check_parts(call, rank, world_size))
-    else:
-        for one in check_list(call, rank, world_size):
-            checked += one.tensors if isinstance(one, ListOperands) else [one]
-    return checked
 
 
 def limit_of(call: AnyCall, settings: Settings) -> float:

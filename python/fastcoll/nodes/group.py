@@ -6,26 +6,20 @@ the default one, nor how an island carries out its part.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
 
-import numpy as np
 import torch
 from torch.distributed import PrefixStore, Store
 
-from fastcoll.bootstrap.exchange import BytesExchange, Exchange
+from fastcoll.bootstrap.exchange import BytesExchange
 from fastcoll.bootstrap.islands import Seat
-from fastcoll.bootstrap.join import checked_members
-from fastcoll.calls.arrays import count_writes
-from fastcoll.calls.limits import group_limit_s
-from fastcoll.calls.objects import ObjectMethods
+from fastcoll.calls.group import AnyCall, AnyOperands, BaseGroup, CheckedCall, GpuCall
+from fastcoll.calls.lists import ListOperands
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
-from fastcoll.calls.sites import at_call_site, tracing
-from fastcoll.calls.tensors import Call, Operands
+from fastcoll.calls.sites import tracing
+from fastcoll.calls.tensors import Operands
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.errors import (
     AbortedError,
@@ -37,18 +31,16 @@ from fastcoll.errors import (
     UsageError,
 )
 from fastcoll.nodes.arguments import (
-    AnyCall,
     Arguments,
     by_carrier,
     carry_out,
-    check_all,
+    check_options,
     gather_in_call,
     limit_of,
     numerics_of,
 )
 from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.lanes import Lanes
 from fastcoll.nodes.making import make_lanes
 from fastcoll.nodes.meeting import Asked
@@ -59,15 +51,12 @@ from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.waits import Waits
 from fastcoll.nodes.verdict.watch import Watch, quietly
-from fastcoll.types import Verb
 
-# Makes a group of either kind from an exchange, a name, settings and members.
-Connect = Callable[[Exchange, str, Settings, Sequence[int]], Any]
 # Arguments of calls that failed while a carrier still read them; gone with the process.
 _abandoned: list[object] = []
 
 
-class HierarchicalCommunicator(ObjectMethods):
+class HierarchicalCommunicator(BaseGroup):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
     Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors
@@ -89,26 +78,20 @@ class HierarchicalCommunicator(ObjectMethods):
         name: str,
         settings: Settings,
         seat: Seat,
-        island: Island,
+        island: BaseGroup,
         store: Store | None,
-        connect: Connect,
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
-        self.on_close: Callable[[], None] | None = None
         self.islands = islands = seat.islands
-        self.name = name
+        self._name = name
         self._rank = rank = seat.rank
         self._settings = settings
         self._traces = tracing()
         self._island = island
         self._store = store
-        self._connect = connect
-        self._num_groups = 0
-        self._num_shrinks = 0  # from the first group to this one
         self._sequence = 0
         self._num_queued = 0
-        self._closed = False
         self._lock = threading.RLock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
@@ -124,6 +107,16 @@ class HierarchicalCommunicator(ObjectMethods):
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there
 
     @property
+    def name(self) -> str:
+        """The group's name, the same on all ranks."""
+        return self._name
+
+    @property
+    def traces(self) -> bool:
+        """Whether the site of every call is noted."""
+        return self._traces
+
+    @property
     def rank(self) -> int:
         """This process's rank in the group."""
         return self._rank
@@ -135,48 +128,30 @@ class HierarchicalCommunicator(ObjectMethods):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def issue(self, call: AnyCall) -> Work | None:
-        """Check and start a call."""
-        return self.issue_all((call,), call.async_op)
-
-    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
-        """Check several calls, then start them as one: all of them, or none at all."""
+    def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
         self._watch.refuse_child()
-        checked = [
-            (call, one) for call in calls for one in check_all(call, self.rank, self.world_size)
-        ]
-        on_gpus = [one for one in checked if one[1].device >= 0]
-        if 0 < len(on_gpus) < len(checked):
-            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
-        count_writes(array for _, operands in checked for array in operands.written())
-        if on_gpus:
-            return self._issue_on_gpus(on_gpus, async_op)
+        check_options(call)
+        return super()._checked(call)
 
+    def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
         def run() -> None:
-            for call, operands in checked:
-                self._run(call, operands)
+            for call, operands in calls:
+                if isinstance(operands, ListOperands):  # the tensors of a list go one by one
+                    for one in operands.tensors:
+                        self._run(call, one)
+                else:
+                    self._run(call, operands)
 
-        if self._traces:
-            run = at_call_site(run)
-        if async_op:
-            outputs = [output for _, operands in checked for output in operands.outputs()]
-            return self._queue.submit(run, outputs)
-        if self._queue.idle():
-            run()
-        else:
-            self._queue.submit(run, []).wait()
-        return None
+        return run
 
-    def _issue_on_gpus(
-        self, checked: Sequence[tuple[AnyCall, Operands | PartsOperands]], async_op: bool
-    ) -> Work | None:
+    def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         self.check()
         if self._gpus is None:
             parts = Parts(
                 self, self._lanes, self._island, self._watch, self._own_store, self._settings
             )
-            self._gpus = NodeGpus(parts, checked[0][1].device)
-        return self._gpus.issue(checked, async_op)
+            self._gpus = NodeGpus(parts, calls[0][1].device)
+        return self._gpus.issue(calls, async_op)
 
     def in_turn(self, task: Callable[[int], None]) -> None:
         """Do something that is a call to the other nodes, without waiting for it.
@@ -258,18 +233,9 @@ class HierarchicalCommunicator(ObjectMethods):
     def check_host(self) -> None:
         """Raise what is known on the CPU to have broken the group."""
         self._watch.refuse_child()
-        if self._closed:
-            raise UsageError(f'group "{self.name}" was destroyed')
+        self._refuse_closed()
         if self._watch.error is not None:
             raise self._watch.error
-
-    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
-        """Gather integers from all ranks, within the group's limit or another one. Collective."""
-        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        mine = np.array(words, np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
-        result: list[list[int]] = rows.tolist()
-        return result
 
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread, with one verdict for all ranks; see `Communicator.abort`.
@@ -284,13 +250,14 @@ class HierarchicalCommunicator(ObjectMethods):
         if self._gpus is not None:
             self._gpus.stop()
 
-    def set_timeout(self, timeout_s: float | timedelta) -> None:
-        """Set the limit of calls that give none; see `Communicator.set_timeout`."""
-        limit_s = group_limit_s(timeout_s)
+    def set_limit(self, limit_s: float) -> None:
+        """See `BaseGroup.set_limit`."""
+        self._refuse_closed()
+        self._island.set_timeout(limit_s)
+
+    def _refuse_closed(self) -> None:
         if self._closed:
             raise UsageError(f'group "{self.name}" was destroyed')
-        self._island.set_timeout(limit_s)
-        self._settings.timeout_s = limit_s
 
     # ---- memory and groups -----------------------------------------------------------------------
 
@@ -325,54 +292,39 @@ class HierarchicalCommunicator(ObjectMethods):
         except FastcollError as broken:
             raise self._watch.fail(self._watch.of_island(broken)) from error
 
-    def new_group(
-        self,
-        ranks: Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
-        numerics: str | None = None,
-    ) -> Any:
-        """Make a group of some ranks of this one; see `Communicator.new_group`. Collective."""
-        members = checked_members(ranks, self.world_size)
-        settings = self._settings.but(timeout_s, numerics)
-        self._num_groups += 1
+    def peer_is_gone(self, peer: int) -> bool:
+        """Return whether a rank of this node ended or left; False of those on other nodes."""
+        node, local_rank = self.islands.places[peer]
+        is_here = node == self.islands.places[self.rank][0]
+        return is_here and self._island.peer_is_gone(local_rank)
 
-        def is_gone(peer: int) -> bool:
-            node, local_rank = self.islands.places[peer]
-            is_here = node == self.islands.places[self.rank][0]
-            return is_here and self._island.peer_is_gone(local_rank)
-
-        exchange = BytesExchange(self, self._store, is_gone)
+    def _exchange(self) -> BytesExchange:
+        exchange = BytesExchange(self, self._store, self.peer_is_gone)
         exchange.islands = self.islands
-        return self._connect(exchange, f"{self.name}/{self._num_groups}", settings, members)
+        return exchange
 
-    def shrink(self, *, timeout_s: float | None = None) -> Any:
+    def shrink(self, *, timeout_s: float | None = None) -> BaseGroup:
         """See `fastcoll.shrink`; this group is closed, whatever comes of it.
 
         The ranks of each node agree first, then the nodes over the store, which must have survived.
         A node from which nobody comes, of which the error named a rank, is waited for 5 s at most.
         Where the survivors are on one node their group is a `Communicator`.
         """
-        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
         self._watch.refuse_child()
-        if self._closed:
-            raise UsageError(f'group "{self.name}" was destroyed')
-        node, _ = self.islands.places[self.rank]
-        try:
-            if self._watch.error is None:
-                self.abort("it calls shrink()")
-            self._queue.join()
-            come(self._board, node)
-            island = self._island.shrink(timeout_s=limit_s)
-            try:
-                return self._of_survivors(island, limit_s)
-            except BaseException:
-                island.close()
-                raise
-        finally:
-            self.close()
+        self._refuse_closed()
+        return super().shrink(timeout_s=timeout_s)
 
-    def _of_survivors(self, island: Island, limit_s: float) -> Any:
+    def _of_survivors(self, limit_s: float) -> BaseGroup:
+        node, _ = self.islands.places[self.rank]
+        come(self._board, node)
+        island = self._island.shrink(timeout_s=limit_s)
+        try:
+            return self._joined(island, limit_s)
+        except BaseException:
+            island.close()
+            raise
+
+    def _joined(self, island: BaseGroup, limit_s: float) -> BaseGroup:
         """Return the group of those who are left on all nodes; `island` has those of this one."""
         error = self._watch.error
         lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
@@ -380,24 +332,17 @@ class HierarchicalCommunicator(ObjectMethods):
         islands = found.islands(self.islands)
         if islands.num_nodes == 1:
             return island
-        stem = self.name.removesuffix(f":{self._num_shrinks}")
         group = HierarchicalCommunicator(
-            f"{stem}:{self._num_shrinks + 1}",
+            self._name_after_shrink(),
             self._settings.made_within(limit_s),
             Seat(islands, found.ranks.index(self.rank), found.nonce),
             island,
             self._store,
-            self._connect,
         )
         group._num_shrinks = self._num_shrinks + 1
         return group
 
     # ---- life ------------------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """Whether the group was closed."""
-        return self._closed
 
     def close(self) -> None:
         """Leave the group; calls that were queued are completed first. Not collective."""
@@ -422,22 +367,5 @@ class HierarchicalCommunicator(ObjectMethods):
             self._lanes.close()
         quietly(self._island.close)
 
-    destroy = close
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return (
-            f'<fastcoll.HierarchicalCommunicator "{self.name}" rank {self.rank} of '
-            f"{self.world_size} on {self.islands.num_nodes} nodes{state}>"
-        )
+    def _where(self) -> str:
+        return f" on {self.islands.num_nodes} nodes"

@@ -15,12 +15,12 @@ import torch
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Islands
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.arrays import as_bytes, copy, split
 from fastcoll.nodes.carriers.carrier import Carrier, Started
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.verdict.watch import SPEAKING_S
 from fastcoll.types import REDUCE_OPS, Op, Verb
 
@@ -63,7 +63,7 @@ class Lanes:
         self,
         islands: Islands,
         rank: int,
-        island: Island,
+        island: BaseGroup,
         carriers: Sequence[Carrier],
         watch: Waits,
         buffers: Buffers | None = None,

@@ -13,11 +13,11 @@ from torch.distributed import Store
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.questions import ask
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PatientStore
 from fastcoll.types import Verb
@@ -52,7 +52,7 @@ def settled_on_node(board: Board, seat: Seat, error: BaseException) -> BaseExcep
 class _Look:
     """What ends a rank's wait for its lanes: a verdict, or the end of a rank of its node."""
 
-    def __init__(self, board: Board, seat: Seat, island: Island) -> None:
+    def __init__(self, board: Board, seat: Seat, island: BaseGroup) -> None:
         self._board = board
         self._island = island
         node, mine = seat.islands.places[seat.rank]
@@ -75,7 +75,7 @@ class _Look:
 
 
 def make_lanes(
-    make: MakeCarrier, own: Store, seat: Seat, island: Island, board: Board, limit_s: float
+    make: MakeCarrier, own: Store, seat: Seat, island: BaseGroup, board: Board, limit_s: float
 ) -> list[Carrier]:
     """Make a rank's lanes, and wait until all of its node have theirs. Collective.
 

@@ -23,9 +23,9 @@ import torch
 
 from fastcoll.bootstrap.deadline import running_s
 from fastcoll.bootstrap.islands import Islands
+from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.types import Verb
 
@@ -64,7 +64,12 @@ def come(board: Board, node: int) -> None:
 
 
 def agree(
-    board: Board, islands: Islands, rank: int, island: Island, lost: Collection[int], limit_s: float
+    board: Board,
+    islands: Islands,
+    rank: int,
+    island: BaseGroup,
+    lost: Collection[int],
+    limit_s: float,
 ) -> Survivors:
     """Return who goes on. Collective over the ranks that are left.
 

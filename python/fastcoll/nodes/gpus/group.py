@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.group import AnyCall, BaseGroup, GpuCall
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Operands
@@ -27,7 +28,6 @@ from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, 
 from fastcoll.gpu.work import DeviceWork, beside
 from fastcoll.machine import gpu
 from fastcoll.nodes.arguments import (
-    AnyCall,
     Arguments,
     by_carrier,
     limit_of,
@@ -38,14 +38,12 @@ from fastcoll.nodes.arrays import copy
 from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
 from fastcoll.nodes.gpus.hops import HopCall, Hops
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.lanes import Buffers, Lanes
 from fastcoll.nodes.meeting import Asked, hand_over
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op
 
-CheckedCall: TypeAlias = tuple[AnyCall, Operands | PartsOperands]
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _POLL_S = 0.001
 # Of a message, over all lanes: the host starts a segment in a fraction of a millisecond, in which
@@ -72,7 +70,7 @@ class Parts:
 
     host: NodeHost
     lanes: Lanes
-    island: Island
+    island: BaseGroup
     watch: Watch
     store: Store
     settings: Settings
@@ -221,7 +219,7 @@ class NodeGpus:
                 time.sleep(_POLL_S)
             started.wait()
 
-    def issue(self, calls: Sequence[CheckedCall], async_op: bool) -> Work | None:
+    def issue(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         """Start calls as one: in the current stream, or beside it if they are asynchronous."""
         for _, operands in calls:
             if operands.device != self.device:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.forks import refusal
 from fastcoll.bootstrap.islands import Islands
+from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.carriers.carrier import Started
-from fastcoll.nodes.island import Island
 from fastcoll.nodes.verdict.board import Board, told_in, written
 from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 
@@ -35,7 +35,7 @@ _ISLAND_TEXT = 800
 class Watch:
     """One rank's waits in a group over several nodes."""
 
-    def __init__(self, name: str, rank: int, islands: Islands, island: Island, board: Board):
+    def __init__(self, name: str, rank: int, islands: Islands, island: BaseGroup, board: Board):
         self.error: FastcollError | None = None
         self.sequence = 0
         self.call = "init"

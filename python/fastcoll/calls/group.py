@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks, of one node or of several: from a user's call to its start, and its end.
+
+Decides whether a call runs at once or in the queue, which calls start together, and how parts and
+survivors of a group become groups. Must not know how a call is carried out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import ClassVar, Self, TypeAlias
+
+import numpy as np
+import torch
+
+from fastcoll.bootstrap.exchange import BytesExchange, Exchange
+from fastcoll.bootstrap.join import checked_members
+from fastcoll.calls.arrays import Array, count_writes
+from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.lists import ListCall, ListOperands, check_list
+from fastcoll.calls.objects import ObjectMethods
+from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.calls.settings import Settings
+from fastcoll.calls.sites import at_call_site
+from fastcoll.calls.tensors import Call, Operands, check
+from fastcoll.calls.work import CallQueue, Work
+from fastcoll.errors import UsageError
+from fastcoll.types import Verb
+
+AnyCall: TypeAlias = Call | PartsCall | ListCall
+AnyOperands: TypeAlias = Operands | PartsOperands | ListOperands
+# A call with its checked arguments, or with a part of them.
+CheckedCall: TypeAlias = tuple[AnyCall, AnyOperands]
+GpuCall: TypeAlias = tuple[AnyCall, Operands | PartsOperands]
+# Makes a group of either kind from an exchange, a name, settings, members, and the group that they
+# are members of, if there is one. None is returned to ranks that are not members.
+MakeGroup: TypeAlias = Callable[
+    [Exchange, str, Settings, Sequence[int], "BaseGroup | None"], "BaseGroup | None"
+]
+
+
+class BaseGroup(ObjectMethods):
+    """A group of ranks; a base of `Communicator` and `HierarchicalCommunicator`.
+
+    Attributes:
+        on_close: Called once the group is closed.
+    """
+
+    make: ClassVar[MakeGroup]  # set by api/making.py, which knows both kinds
+
+    on_close: Callable[[], None] | None = None
+    _settings: Settings
+    _queue: CallQueue
+    _num_groups = 0
+    _num_shrinks = 0  # from the first group to this one
+    _closed = False
+
+    @property
+    def name(self) -> str:
+        """The group's name, the same on all ranks."""
+        raise NotImplementedError
+
+    @property
+    def traces(self) -> bool:
+        """Whether the site of every call is noted."""
+        raise NotImplementedError
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def issue(self, call: AnyCall) -> Work | None:
+        """Check and start a call; every call that is not on the C++ fast path comes here."""
+        return self.issue_all((call,), call.async_op)
+
+    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
+        """Check several calls, then start them as one: all of them, or none at all."""
+        checked: list[CheckedCall] = []
+        outputs: list[Array] = []
+        for call in calls:
+            parts = self._checked(call)
+            checked += [(call, operands) for operands in parts]
+            outputs += _outputs_of(call, parts)
+        on_gpus = [
+            (call, operands)
+            for call, operands in checked
+            if not isinstance(operands, ListOperands) and operands.device >= 0
+        ]
+        if 0 < len(on_gpus) < len(checked):
+            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        start = None if on_gpus else self._prepared(checked)
+        count_writes(array for _, operands in checked for array in operands.written())
+        if start is None:
+            return self._issue_on_gpus(on_gpus, async_op)
+        if self.traces:
+            start = at_call_site(start)
+        if not async_op and self._queue.idle():
+            start()
+            return None
+        self.refuse_handler()  # its wait would be for itself
+        work = self._queue.submit(start, outputs)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
+        """Check a call; return its arguments, several of a list."""
+        if isinstance(call, Call):
+            return [check(call, self.rank, self.world_size)]
+        if isinstance(call, PartsCall):
+            return [check_parts(call, self.rank, self.world_size)]
+        return check_list(call, self.rank, self.world_size)
+
+    def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
+        """Return what carries out calls on CPUs, one after the other; nothing is started yet."""
+        raise NotImplementedError
+
+    def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
+        """Start calls on GPUs as one."""
+        raise NotImplementedError
+
+    def refuse_handler(self) -> None:
+        """Raise UsageError in a signal handler that has interrupted a call of this group."""
+
+    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
+        """Gather integers from all ranks, within the group's limit or another one. Collective."""
+        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
+        mine = np.array(words, np.int64)
+        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
+        result: list[list[int]] = rows.tolist()
+        return result
+
+    def empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """See `fastcoll.empty`."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        raise NotImplementedError
+
+    def peer_is_gone(self, peer: int) -> bool:
+        """Return whether a rank's process is known to have ended or left."""
+        raise NotImplementedError
+
+    # ---- further groups --------------------------------------------------------------------------
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        numerics: str | None = None,
+    ) -> "BaseGroup | None":
+        """Make a group of some ranks of this one. Collective over all ranks of this group.
+
+        Args:
+            ranks: Ranks of this group, the same on every rank; they are numbered anew in
+                ascending order. None takes all.
+            timeout_s: Limit of its waits and of its making; None takes this group's.
+            numerics: None takes this group's.
+
+        Returns:
+            The new group, or None on ranks that are not in it.
+
+        Raises:
+            UsageError: `ranks` are not ranks of this group.
+            DesyncError: The ranks gave different `ranks`.
+        """
+        members = checked_members(ranks, self.world_size)
+        settings = self._settings.but(timeout_s, numerics)
+        self._num_groups += 1
+        name = f"{self.name}/{self._num_groups}"
+        return type(self).make(self._exchange(), name, settings, members, self)
+
+    def _exchange(self) -> BytesExchange:
+        """Return how the ranks tell each other what the making of a group takes."""
+        raise NotImplementedError
+
+    def shrink(self, *, timeout_s: float | None = None) -> "BaseGroup":
+        """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
+        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        try:
+            # Everybody is to leave the calls of this group, also of one that nothing broke so far.
+            self.abort("it calls shrink()")
+            self._queue.join()
+            return self._of_survivors(limit_s)
+        finally:
+            self.close()
+
+    def _of_survivors(self, limit_s: float) -> "BaseGroup":
+        """Return a group of the ranks that are left. Collective over those."""
+        raise NotImplementedError
+
+    def _name_after_shrink(self) -> str:
+        stem = self.name.removesuffix(f":{self._num_shrinks}")
+        return f"{stem}:{self._num_shrinks + 1}"
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def abort(self, reason: str | None = None) -> None:
+        """End the group from any thread, with one verdict for all ranks."""
+        raise NotImplementedError
+
+    def set_timeout(self, timeout_s: float | timedelta) -> None:
+        """Set the limit of calls that give none, from the next one on. Not collective.
+
+        Args:
+            timeout_s: Seconds, or a timedelta.
+
+        Raises:
+            UsageError: It is not a positive number of seconds, or the group was closed.
+        """
+        limit_s = group_limit_s(timeout_s)
+        self.set_limit(limit_s)
+        self._settings.timeout_s = limit_s
+
+    def set_limit(self, limit_s: float) -> None:
+        """Set the limit where calls are carried out; UsageError if the group was closed."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the group; calls that were queued are completed first. Not collective."""
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """See `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return (
+            f'<fastcoll.{type(self).__name__} "{self.name}" rank {self.rank} of '
+            f"{self.world_size}{self._where()}{state}>"
+        )
+
+    def _where(self) -> str:
+        """Return where the ranks are, for `repr`."""
+        return ""
+
+
+def _outputs_of(call: AnyCall, checked: Sequence[AnyOperands]) -> list[Array]:
+    """Return the arrays that hold a call's result, in the order of the user's list."""
+    if isinstance(call, ListCall):
+        return list(call.outputs)
+    return [array for operands in checked for array in operands.outputs()]
