@@ -25,7 +25,7 @@ void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>
 // Add the type to the module. False with a Python error set.
 bool add_transfer_work(PyObject* module, GroupOf* group_of_object);
 
-// The class of the handles: fastcoll.calls.transfers.TransferWork.
+// The class of the handles: fastcoll.calls.transfer_work.TransferWork.
 PyObject* set_transfer_work(PyObject*, PyObject* object);
 
 }  // namespace fastcoll

@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll.calls.methods import VerbMethods
 from fastcoll.calls.methods_of_pairs import P2PMethods, P2POp
-from fastcoll.calls.transfers import AnyTransferWork
+from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.work import Work
 
 K_INLINE_MAX_BYTES: int

@@ -8,7 +8,7 @@ import torch
 from test_node_transfers import SLOW, Clusters, FreshPool, cluster
 
 from fastcoll.calls.arrays import view
-from fastcoll.calls.pairs import ANY, Transfer
+from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.nodes.transfers.channels import Turns
 from harness import Attempt, Rank, attempt
 

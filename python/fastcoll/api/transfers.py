@@ -9,8 +9,8 @@ import torch.distributed as dist
 from fastcoll.api.groups import GroupLike, member_of, named_rank, rank_in, source_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.methods_of_pairs import P2POp, kind_of
-from fastcoll.calls.pairs import TransferCall
-from fastcoll.calls.transfers import AnyTransferWork
+from fastcoll.calls.transfer_work import AnyTransferWork
+from fastcoll.calls.transfers import TransferCall
 from fastcoll.errors import UsageError
 from fastcoll.native import _C
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastcoll.calls.arrays import Array
-from fastcoll.calls.pairs import TransferCall
-from fastcoll.calls.transfers import AnyTransferWork, Transfers
+from fastcoll.calls.transfer_work import AnyTransferWork, Transfers
+from fastcoll.calls.transfers import TransferCall
 from fastcoll.errors import UsageError
 from fastcoll.native import _C
 

@@ -19,7 +19,7 @@ import torch
 from fastcoll.calls.methods_of_pairs import P2PMethods
 from fastcoll.calls.methods_of_parts import PartsMethods
 from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.tensors import Call, checked_root
+from fastcoll.calls.tensors import Call, checked_rank
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.types import Verb
 
@@ -69,7 +69,7 @@ class ObjectMethods(PartsMethods, P2PMethods):
         self, object_list: list[Any], src: int = 0, *, weights_only: bool = False
     ) -> None:
         """See `fastcoll.broadcast_object_list`; `src` is a rank of this group."""
-        root = checked_root(src, "src", self.world_size)
+        root = checked_rank(src, "src", self.world_size)
         _check_list(object_list)
         gives = self.rank == root
         file = _packed(object_list, weights_only) if gives else io.BytesIO()
@@ -93,7 +93,7 @@ class ObjectMethods(PartsMethods, P2PMethods):
         weights_only: bool = False,
     ) -> None:
         """See `fastcoll.gather_object`; `dst` is a rank of this group."""
-        root = checked_root(dst, "dst", self.world_size)
+        root = checked_rank(dst, "dst", self.world_size)
         if self.rank == root:
             _check_length(object_gather_list, "object_gather_list", self.world_size)
         mine, ranks = _packed(obj, weights_only), range(self.world_size)
@@ -125,7 +125,7 @@ class ObjectMethods(PartsMethods, P2PMethods):
         weights_only: bool = False,
     ) -> None:
         """See `fastcoll.scatter_object_list`; `src` is a rank of this group."""
-        root = checked_root(src, "src", self.world_size)
+        root = checked_rank(src, "src", self.world_size)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise UsageError("scatter_object_output_list must be a list of at least one element")
         gives = [io.BytesIO() for _ in range(self.world_size)]

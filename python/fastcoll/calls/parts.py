@@ -23,7 +23,7 @@ from fastcoll.calls.arrays import (
     view,
 )
 from fastcoll.calls.foreign import is_foreign
-from fastcoll.calls.tensors import Flat, check_one_device, checked_root, reduction_of
+from fastcoll.calls.tensors import Flat, check_one_device, checked_rank, reduction_of
 from fastcoll.errors import UsageError
 from fastcoll.native import _C
 from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, ReduceOp, Verb
@@ -198,10 +198,10 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     root = 0
     gives = gets = True
     if call.verb is Verb.gather:
-        root = checked_root(call.root, "dst", world_size)
+        root = checked_rank(call.root, "dst", world_size)
         gets = rank == root
     elif call.verb is Verb.scatter:
-        root = checked_root(call.root, "src", world_size)
+        root = checked_rank(call.root, "src", world_size)
         gives = rank == root
     source = _side(call.input, input_name, world_size) if gives else None
     target = _side(call.output, output_name, world_size) if gets else None

@@ -138,7 +138,7 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     source = view(call.input, input_name, gpu=True)
     if call.verb is Verb.broadcast:
         return _broadcast(source, call.root, rank, world_size)
-    root = checked_root(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
+    root = checked_rank(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
     if call.verb is Verb.reduce and rank != root:
         op = reduction_of(call.op, source.dtype)
         return Operands(source.dtype, op, source.numel, root, source, None)
@@ -199,22 +199,27 @@ def _fit(
 
 
 def _broadcast(tensor: ArrayView, src: object, rank: int, world_size: int) -> Operands:
-    root = checked_root(src, "src", world_size)
+    root = checked_rank(src, "src", world_size)
     if rank == root:
         return Operands(tensor.dtype, Op.SUM, tensor.numel, root, tensor, None)
     check_output(tensor, "tensor")
     return Operands(tensor.dtype, Op.SUM, tensor.numel, root, None, tensor)
 
 
-def checked_root(root: object, name: str, world_size: int) -> int:
-    """Return `root` if it is a rank of the group, else raise UsageError."""
+def checked_rank(value: object, name: str, world_size: int) -> int:
+    """Return `value` if it is a rank of the group, else raise UsageError."""
+    rank = checked_integer(value, f"{name} must be a rank")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"{name}={rank} is not a rank of a group of {world_size}")
+    return rank
+
+
+def checked_integer(value: object, requirement: str) -> int:
+    """Return `value` if it is an integer, else raise UsageError with the requirement."""
     try:
-        result = operator.index(root)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{name} must be a rank, not {root!r}") from None
-    if not 0 <= result < world_size:
-        raise UsageError(f"{name}={result} is not a rank of a group of {world_size}")
-    return result
+        raise UsageError(f"{requirement}, not {value!r}") from None
 
 
 def reduction_of(op: object, dtype: DType) -> Op:

@@ -20,9 +20,9 @@ from fastcoll import env
 from fastcoll.calls.arrays import ArrayView, copy_back, dense_copy
 from fastcoll.calls.foreign import in_their_stream
 from fastcoll.calls.limits import GROUP_LIMIT
-from fastcoll.calls.pairs import ANY, Transfer, to_itself
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.tensors import Operands
+from fastcoll.calls.transfers import ANY, Transfer, to_itself
 from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.batches import kernels, pair_channels

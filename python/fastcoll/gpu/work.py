@@ -15,8 +15,8 @@ import torch
 
 from fastcoll.calls.arrays import Array, ArrayView
 from fastcoll.calls.foreign import stream_of
-from fastcoll.calls.pairs import Transfer
-from fastcoll.calls.transfers import GpuTransferWork
+from fastcoll.calls.transfer_work import GpuTransferWork
+from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import Work, limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError
 

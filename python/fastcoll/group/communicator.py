@@ -27,7 +27,7 @@ from fastcoll.calls.group import BaseGroup, CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing
-from fastcoll.calls.transfers import Transfers
+from fastcoll.calls.transfer_work import Transfers
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.choose.planner import Planner
 from fastcoll.choose.tuning import Tuning

@@ -13,7 +13,7 @@ from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Operands
-from fastcoll.calls.pairs import Transfer
+from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import Work
 from fastcoll.choose.planner import Planner
 from fastcoll.errors import UsageError

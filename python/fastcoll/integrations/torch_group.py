@@ -35,7 +35,7 @@ from torch.distributed import ProcessGroup
 from fastcoll.api.reductions import reduce_scatter
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.transfers import TransferWork
+from fastcoll.calls.transfer_work import TransferWork
 from fastcoll.calls.work import Work, completed
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
 from fastcoll.integrations.torch_arguments import (

@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 
 from fastcoll.calls.futures import complete, follow
 from fastcoll.calls.pool import run_in_pool
-from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.transfer_work import TransferBetween, TransferWork
 from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError
 

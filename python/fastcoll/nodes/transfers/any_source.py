@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.calls.pairs import Transfer
-from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.transfer_work import TransferBetween, TransferWork
+from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns, Uncounted, senders_key

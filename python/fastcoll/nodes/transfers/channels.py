@@ -18,9 +18,9 @@ from torch.distributed import Store
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.calls.limits import GROUP_LIMIT
-from fastcoll.calls.pairs import ANY, Transfer
 from fastcoll.calls.settings import Settings
-from fastcoll.calls.transfers import TransferBetween
+from fastcoll.calls.transfer_work import TransferBetween
+from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from fastcoll.calls.pairs import ANY, Transfer
-from fastcoll.calls.transfers import (
+from fastcoll.calls.transfer_work import (
     LONG_S,
     OnGpus,
     StridedTransferWork,
@@ -18,6 +17,7 @@ from fastcoll.calls.transfers import (
     TransferWork,
     post,
 )
+from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.verdict.waits import Waits

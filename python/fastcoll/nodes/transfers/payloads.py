@@ -18,7 +18,7 @@ import torch
 
 from fastcoll.calls.arrays import copy_back, dense_copy, view
 from fastcoll.calls.foreign import in_their_stream
-from fastcoll.calls.pairs import Transfer
+from fastcoll.calls.transfers import Transfer
 from fastcoll.errors import DriverError, FastcollError, UnsupportedError
 from fastcoll.machine import gpu
 from fastcoll.nodes.arrays import tensor_at

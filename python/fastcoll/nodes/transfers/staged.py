@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.calls.pairs import Transfer
-from fastcoll.calls.transfers import TransferBetween, TransferWork
+from fastcoll.calls.transfer_work import TransferBetween, TransferWork
+from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.channels import Ends, Uncounted

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fastcoll.calls.arrays import count_writes
-from fastcoll.calls.pairs import ANY, Transfer, TransferCall, check_transfer
-from fastcoll.calls.transfers import AnyTransferWork, Transfers, TransferWork
+from fastcoll.calls.transfer_work import AnyTransferWork, Transfers, TransferWork
+from fastcoll.calls.transfers import ANY, Transfer, TransferCall, check_transfer
 from fastcoll.errors import UnsupportedError
 from fastcoll.nodes.transfers.any_source import AnySource
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns

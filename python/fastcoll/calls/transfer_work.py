@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends and receives: the handle a user gets, and who moves them while nobody waits.
+
+Decides which thread drives the open transfers of a group: whoever waits for one, else one thread
+of the process's pool. Must not know how bytes travel.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+
+from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
+from fastcoll.calls.pool import run_in_pool
+from fastcoll.calls.tensors import check_one_device
+from fastcoll.calls.transfers import Transfer, TransferCall, check_transfer
+from fastcoll.calls.work import NativeHandle, QueuedWork, Work, limit_of_wait
+from fastcoll.errors import FastcollError
+from fastcoll.native import _C
+
+LONG_S = 0.1  # a wait between nodes that takes longer is told there
+OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
+class TransferWork(_C.TransferWork, NativeHandle):
+    """A send or a receive that was started; what must be quick of it is in C++."""
+
+    __slots__ = ("__weakref__", "_future")
+    WHAT = "transfer"
+
+    def withdraw(self) -> bool:
+        """End a receive that no message was found for; False if one was, or it failed."""
+        return self._withdraw()
+
+    def result(self) -> list[Array]:
+        """Wait, then return the tensor."""
+        self.wait()
+        return [self._kept]
+
+
+class StridedTransferWork(TransferWork):
+    """A transfer of what lies in pieces; a dense copy of it travels."""
+
+    __slots__ = ("_copy_lock", "_is_back")
+    _copy_lock: threading.Lock
+    _is_back: bool
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """See `TransferWork.wait`; what was received is put where it belongs."""
+        super().wait(timeout)
+        with self._copy_lock:
+            if not self._is_back:
+                copy_back(*self._kept)
+            self._is_back = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the transfer is over, well or not."""
+        if not super().is_completed():
+            return False
+        with suppress(FastcollError):
+            self.wait()
+        return True
+
+    def result(self) -> list[Array]:
+        """Wait, then return the tensor."""
+        self.wait()
+        return [self._kept[0].source]
+
+
+def post(
+    group: _C.Group,
+    transfer: Transfer,
+    kind: type[TransferWork] = TransferWork,
+    strided_kind: type[StridedTransferWork] = StridedTransferWork,
+) -> TransferWork:
+    """Start a transfer that is waited for soon; `kind` and `strided_kind` are its handle's."""
+    array = transfer.array
+    dense = array if array.dense else dense_copy(array, fill=transfer.sends)
+    work = (kind if array.dense else strided_kind)(
+        group,
+        transfer.sends,
+        transfer.peer,
+        transfer.tag,
+        array.dtype,
+        array.numel,
+        dense.ptr,
+        transfer.limit_s,
+        array.source if array.dense else (array, dense),
+    )
+    if isinstance(work, StridedTransferWork):
+        work._copy_lock = threading.Lock()
+        work._is_back = transfer.sends
+    return work
+
+
+class TransferBetween(QueuedWork):
+    """A send or a receive between nodes; it runs in the order of its queue."""
+
+    def __init__(
+        self, run: Callable[[], int], transfer: Transfer, on_long_wait: OnLongWait = nullcontext
+    ) -> None:
+        """Take what carries it out and returns the peer, and what a long wait for it is put in."""
+
+        def keep_peer() -> None:
+            self._peer = run()
+
+        super().__init__(keep_peer, [transfer.array.source])
+        self._device = transfer.array.device
+        self._peer = transfer.peer
+        self._on_long_wait = on_long_wait
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """See `Work.wait`."""
+        if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
+            with self._on_long_wait():
+                return super().wait()
+        return super().wait(timeout)
+
+    def _new_future(self) -> torch.futures.Future[Any]:
+        if self._device < 0:
+            return super()._new_future()
+        return torch.futures.Future(devices=[torch.device("cuda", self._device)])
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent what was received here; for complete transfers."""
+        return self._peer
+
+
+class GpuTransferWork(Work):
+    """A send or a receive on a GPU; gpu/work.py has it."""
+
+    def source_rank(self) -> int:
+        """Return the group rank that sends what is received here."""
+        raise NotImplementedError
+
+
+AnyTransferWork: TypeAlias = TransferWork | GpuTransferWork | TransferBetween
+# Starts transfers on GPUs, in the current stream or (True) beside it.
+OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[GpuTransferWork]]
+
+
+class Transfers:
+    """The transfers of one group that nobody waits for yet."""
+
+    def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
+        self._group = group
+        self._on_gpus = on_gpus
+        self._lock = threading.Lock()
+        self._has_thread = False
+
+    def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start transfers; they move on whether or not somebody waits for them.
+
+        All on GPUs, or all on the CPU.
+        """
+        transfers = [check_transfer(call, self._group.world_size) for call in calls]
+        on_gpus = any(transfer.array.device >= 0 for transfer in transfers)
+        if on_gpus:
+            check_one_device([(one.array, f"tensor {i}") for i, one in enumerate(transfers)])
+        count_writes(array for one in transfers for array in one.written())
+        if on_gpus:
+            return list(self._on_gpus(transfers, True))
+        return list(self.start_checked(transfers))
+
+    def start_checked(self, transfers: Sequence[Transfer]) -> list[TransferWork]:
+        """Start transfers of the CPU's memory whose arguments were checked; see `start`."""
+        works = [self.post(transfer) for transfer in transfers]
+        if self._group.has_open_transfers():
+            self.drive()
+        return works
+
+    def run(self, call: TransferCall) -> int:
+        """Start a transfer and wait until it is complete; return the peer.
+
+        On a GPU the current stream waits.
+        """
+        transfer = check_transfer(call, self._group.world_size)
+        count_writes(transfer.written())
+        if transfer.array.device >= 0:
+            self._on_gpus([transfer], False)
+            return transfer.peer
+        work = self.post(transfer)
+        work.wait()
+        return work.source_rank()
+
+    def post(self, transfer: Transfer) -> TransferWork:
+        """Start one of the CPU's memory that is waited for soon: nobody else moves it on."""
+        return post(self._group, transfer)
+
+    def drive(self) -> None:
+        """See to it that a thread moves on what is open."""
+        with self._lock:
+            if not self._has_thread:
+                run_in_pool(self._drive)
+                self._has_thread = True
+
+    def _drive(self) -> None:
+        try:
+            while True:
+                self._group.drive()
+                with self._lock:
+                    if not self._group.has_open_transfers():
+                        self._has_thread = False
+                        return
+        except BaseException:
+            with self._lock:
+                self._has_thread = False  # who waits for a transfer moves it on
+            raise
+
+
+_C.set_transfer_work(TransferWork)
