@@ -21,7 +21,7 @@ from torch.distributed import Store
 
 from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import UsageError
-from fastcoll.nodes.carriers.carrier import Carrier, Started, told_at_wait
+from fastcoll.nodes.carriers.carrier import Carrier, Started
 from fastcoll.types import FROM_TORCH, DType, Op
 
 _MOST_TAG = 32767  # that every MPI has
@@ -102,7 +102,7 @@ class _Transfer:
             raise self._error
 
 
-class MpiCarrier:
+class MpiCarrier(Carrier):
     """A communicator of this lane alone."""
 
     takes_less = True  # between two ranks, as `all_to_all` here, but not in a collective of MPI's
@@ -119,15 +119,13 @@ class MpiCarrier:
         num_nodes = self._communicator.Get_size()
         return num_nodes & (num_nodes - 1) == 0 and dtype in _TYPES and op in _OPS
 
-    @told_at_wait
-    def all_to_all(
+    def _all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_bytes: Sequence[int],
         input_bytes: Sequence[int],
     ) -> Started:
-        """See `Carrier`."""
         requests, place = [], 0
         for node, size in enumerate(output_bytes):
             if size > 0:
@@ -142,20 +140,14 @@ class MpiCarrier:
             place += size
         return self._started(requests, output, input)
 
-    @told_at_wait
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
-        """See `Carrier`."""
+    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         request = self._communicator.Iallgather(self._memory(input), self._memory(output))
         return self._started([request], output, input)
 
-    @told_at_wait
-    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
-        """See `Carrier`."""
+    def _broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         return self._started([self._communicator.Ibcast(self._memory(tensor), node)], tensor)
 
-    @told_at_wait
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
-        """See `Carrier`."""
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         kind, operation = _TYPES[FROM_TORCH[tensor.dtype]], _OPS[op]
         request = self._communicator.Iallreduce(
             self._mpi.IN_PLACE, self._memory(tensor, kind), getattr(self._mpi, operation)

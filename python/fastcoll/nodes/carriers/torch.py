@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp, Store
 
 from fastcoll.errors import UsageError
-from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started, told_at_wait
+from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
 from fastcoll.types import DType, Op
 
 # Sums of other types, and AVG, are none of Gloo's.
@@ -31,7 +31,12 @@ _SUMS_OF_ANY = frozenset((DType.float32, DType.float64))
 _NO_LIMIT = timedelta(days=1)
 
 
-class TorchCarrier:
+def _unlimited(options: Any) -> Any:
+    options.timeout = _NO_LIMIT
+    return options
+
+
+class TorchCarrier(Carrier):
     """A process group of torch.distributed, of this lane alone."""
 
     def __init__(self, group: Any, sums: frozenset[DType], takes_less: bool = False) -> None:
@@ -43,43 +48,31 @@ class TorchCarrier:
         """See `Carrier`."""
         return dtype in self._sums and op in (Op.SUM, Op.PRODUCT)
 
-    @told_at_wait
-    def all_to_all(
+    def _all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_bytes: Sequence[int],
         input_bytes: Sequence[int],
     ) -> Started:
-        """See `Carrier`."""
-        options = dist.AllToAllOptions()
-        options.timeout = _NO_LIMIT
+        options = _unlimited(dist.AllToAllOptions())
         sizes = list(output_bytes), list(input_bytes)
         started: Started = self._group.alltoall_base(output, input, *sizes, options)
         return started
 
-    @told_at_wait
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
-        """See `Carrier`."""
-        options = AllgatherOptions()
-        options.timeout = _NO_LIMIT
+    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
+        options = _unlimited(AllgatherOptions())
         started: Started = self._group._allgather_base(output, input, options)
         return started
 
-    @told_at_wait
-    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
-        """See `Carrier`."""
-        options = dist.BroadcastOptions()
-        options.timeout = _NO_LIMIT
+    def _broadcast(self, tensor: torch.Tensor, node: int) -> Started:
+        options = _unlimited(dist.BroadcastOptions())
         options.rootRank, options.rootTensor = node, 0
         started: Started = self._group.broadcast([tensor], options)
         return started
 
-    @told_at_wait
-    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
-        """See `Carrier`."""
-        options = dist.AllreduceOptions()
-        options.timeout = _NO_LIMIT
+    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
+        options = _unlimited(dist.AllreduceOptions())
         options.reduceOp = getattr(ReduceOp, op.name)
         started: Started = self._group.allreduce([tensor], options)
         return started
