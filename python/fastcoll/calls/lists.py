@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastcoll.calls.arrays import Array, ArrayView, check_apart, overlap
-from fastcoll.calls.tensors import Call, Operands, check
+from fastcoll.calls.tensors import BaseCall, Call, Operands, check
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
-from fastcoll.types import DType, Op, ReduceOp, Verb
+from fastcoll.types import DType, Op, Verb
 
 _NAMES = {
     Verb.all_reduce: ("tensors", "tensors"),
@@ -23,17 +23,11 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListCall:
-    """A verb with its arguments, as the user gave them: tensor i of each list belong together."""
+class ListCall(BaseCall):
+    """A call with a list on each side, in which tensors of one index belong together."""
 
-    verb: Verb
     inputs: Sequence[Array]
     outputs: Sequence[Array]
-    op: object = ReduceOp.SUM
-    async_op: bool = False
-    algorithm: str = "auto"
-    numerics: str | None = None
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from fastcoll.calls.arrays import (
     view,
 )
 from fastcoll.calls.foreign import is_foreign
-from fastcoll.calls.tensors import Flat, check_one_device, checked_rank, reduction_of
+from fastcoll.calls.tensors import BaseCall, Flat, check_one_device, checked_rank, reduction_of
 from fastcoll.errors import UsageError
 from fastcoll.native import _C
-from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, ReduceOp, Verb
+from fastcoll.types import COUNTED, ITEMSIZE, DType, Op, Verb
 
 _NAMES = {
     Verb.all_gather: ("tensor", "tensor_list"),
@@ -37,25 +37,19 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartsCall:
-    """A verb with its arguments, as the user gave them; a list has one array for each rank.
+class PartsCall(BaseCall):
+    """A call with a part for each rank; a list has one array for each.
 
     all_to_all has two arrays, cut by rows into `input_splits` and `output_splits` (None: equally),
     or two lists. A gather that is `single` has one array as output, which only the root's counts.
     """
 
-    verb: Verb
     input: Array | Sequence[Array] | None
     output: Array | Sequence[Array] | None
-    op: object = ReduceOp.SUM
     root: object = 0
     input_splits: Sequence[int] | None = None
     output_splits: Sequence[int] | None = None
     single: bool = False
-    async_op: bool = False
-    algorithm: str = "auto"
-    numerics: str | None = None
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

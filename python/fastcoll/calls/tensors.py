@@ -35,18 +35,24 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A verb with its arguments, as the user gave them; None means the default."""
+class BaseCall:
+    """A verb with its options, as the user gave them; None means the default."""
 
     verb: Verb
-    input: Array | None = None
-    output: Array | None = None
     op: object = ReduceOp.SUM
-    root: int = 0
     async_op: bool = False
     algorithm: str = "auto"
     numerics: str | None = None
     timeout_s: float | timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(BaseCall):
+    """A call with an array on each side."""
+
+    input: Array | None = None
+    output: Array | None = None
+    root: int = 0
 
 
 @dataclass(frozen=True, slots=True)
