@@ -11,7 +11,7 @@ too, as by torch.distributed. Autograd does not see writes to `tensor.data`, to 
 tensor's memory, nor to tensors of inference mode, as it does not see torch's own.
 """
 
-from fastcoll.api.groups import destroy, init, new_group, shrink
+from fastcoll.api.lifecycle import destroy, init, new_group, shrink
 from fastcoll.api.lists import (
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose group a call means, and how that group comes to be.
+"""Which group a call means, also where that group is made at its first use.
 
-Decides the default group, its making from torchrun's environment, and which communicator stands
-for a torch process group. Must not know what the groups are used for.
+Decides what `group=` and ranks given with it mean, and which communicator stands for a torch
+process group. Must not know what the groups are used for.
 """
 
-import atexit
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
@@ -25,20 +23,18 @@ from fastcoll.bootstrap.forks import refuse_inherited
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
 from fastcoll.calls.group import BaseGroup
-from fastcoll.calls.limits import group_limit_s
 from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.pool import close_pool
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
-from fastcoll.group.communicator import Communicator, close_all
+from fastcoll.group.communicator import Communicator
 from fastcoll.native import _C
 
 GroupLike: TypeAlias = BaseGroup | ProcessGroup | int | None
 Limit: TypeAlias = float | timedelta | None
-_DEFAULT = "the default group"
-_MEMBER_OF_NOTHING = dist.GroupMember.NON_GROUP_MEMBER
+DEFAULT = "the default group"
+NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
     "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
     "it who its peers are: call fastcoll.init(store=..., rank=..., world_size=...), or "
@@ -76,111 +72,36 @@ class _State:
         _stores.append(self.stores)
 
 
-_state = _State()
-_makers = Makers()
+state = _State()
+makers = Makers()
 
 
-# ---- groups --------------------------------------------------------------------------------------
-
-
-def init(
-    group: ProcessGroup | BaseGroup | None = None,
-    *,
-    store: Store | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    timeout_s: float | None = None,
-    numerics: str | None = None,
-    carrier: str | None = None,
-) -> BaseGroup:
-    """Make the default group. Collective: every rank must call this.
-
-    Args:
-        group: A torch process group of any backend whose ranks form the group, or a communicator
-            that exists. None takes torch's default group if there is one, else torchrun's
-            environment.
-        store: A torch.distributed store that all ranks can reach; with `rank` and `world_size`,
-            in place of `group`.
-        rank: This process's rank in the world of `store`.
-        world_size: Number of ranks.
-        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s. A group that
-            exists keeps its own: one of `init_process_group("fastcoll")` has torch's (`timeout=`,
-            30 minutes).
-        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits"; but between
-            nodes "fast" for half and narrower types, whose bits would cost bytes on the wire.
-        carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
-            mpi4py in processes that mpirun started; or another backend that is registered with
-            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs go by NCCL
-            whatever is named; with "nccl" those on CPUs go by Gloo. Unknown names are refused on
-            one node, too.
-
-    Returns:
-        The group, which is a context manager: leaving it closes it.
-
-    Raises:
-        UsageError: There is a default group already, nothing tells who the ranks are, or a group
-            that exists is given what only making one takes.
-        UnsupportedError: There are more than 64 ranks on one node.
-        CollectiveTimeout: A rank did not come.
-    """
-    settings = resolve(timeout_s, numerics, carrier)
-    given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
-    with _makers.hold(_DEFAULT, _DEFAULT, settings.timeout_s):
-        if _state.default is not None:
-            raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
-        comm: BaseGroup
-        if isinstance(group, BaseGroup):
-            _refuse_for(group, given)
-            comm = group
-        elif store is not None or rank is not None or world_size is not None:
-            if group is not None or store is None or rank is None or world_size is None:
-                raise UsageError("init() takes a group, or store, rank and world_size together")
-            comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
-        elif group is not None and not isinstance(group, ProcessGroup):
-            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
-        elif (group := group or _default_of_torch()) is not None:
-            if (existing := standing_for(group)) is not None:
-                _refuse_for(existing, given)
-            comm = _of_process_group(group, settings)
-        else:
-            comm = _of_launcher(settings)
-        _set_default(comm)
-        return comm
-
-
-def _refuse_for(group: BaseGroup, given: Mapping[str, object]) -> None:
-    """Raise UsageError if something is given that a group has had since it was made."""
-    if names := [name for name, value in given.items() if value is not None]:
-        raise UsageError(
-            f'the group "{group.name}" exists already and keeps what it was made with: give '
-            f"{' and '.join(names)} to what makes it (init_process_group takes timeout=), or to "
-            "new_group()"
-        )
-
-
-def _set_default(comm: BaseGroup) -> None:
-    with _state.lock:
-        _state.default = comm
+def set_default(comm: BaseGroup) -> None:
+    """Make a group the default one, in C++ too."""
+    with state.lock:
+        state.default = comm
         comm.on_close = partial(_forget_default, comm)
         # The C++ functions know groups of one node; they pass the calls of others on.
         _C.set_default_group(comm if isinstance(comm, Communicator) else None)
 
 
-def _default_of_torch() -> ProcessGroup | None:
+def default_of_torch() -> ProcessGroup | None:
+    """Return torch's default group, if there is one."""
     return dist.group.WORLD if dist.is_initialized() else None
 
 
-def _of_launcher(settings: Settings) -> BaseGroup:
+def group_of_launcher(settings: Settings) -> BaseGroup:
+    """Make a group of all ranks that torchrun has started. Collective."""
     launch = env.launch()
     if launch is None:
         raise UsageError(_NOT_INITIALISED)
-    if launch not in _state.stores:
-        _state.stores[launch] = connect_store(launch, settings.making_s)
-    store = _state.stores[launch]
+    if launch not in state.stores:
+        state.stores[launch] = connect_store(launch, settings.making_s)
+    store = state.stores[launch]
     return member(connect(StoreExchange(store, launch.rank, launch.world_size), "world", settings))
 
 
-def _of_process_group(
+def stand_in_for(
     group: ProcessGroup, settings: Settings | None = None, timeout_s: Limit = None
 ) -> BaseGroup:
     """Return the communicator that stands for a torch process group; made at its first use.
@@ -189,13 +110,13 @@ def _of_process_group(
     """
     if (comm := standing_for(group)) is None:
         settings = settings or resolve(None, None).made_within(timeout_s)
-        with _makers.hold(group, group.group_name, settings.making_s):
+        with makers.hold(group, group.group_name, settings.making_s):
             comm = standing_for(group)
             if comm is None:
                 _require_living(group)
                 comm = member(connect(exchange_of(group), group.group_name, settings))
-                with _state.lock:
-                    _state.by_process_group[group] = comm
+                with state.lock:
+                    state.by_process_group[group] = comm
     if isinstance(comm, Communicator):
         _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
     return comm
@@ -203,43 +124,43 @@ def _of_process_group(
 
 def standing_for(group: ProcessGroup) -> BaseGroup | None:
     """Return the communicator that stands for a torch process group already."""
-    with _state.lock:
-        known = _state.adopted.get(group.group_name), _state.by_process_group.get(group)
+    with state.lock:
+        known = state.adopted.get(group.group_name), state.by_process_group.get(group)
     return next((comm for comm in known if comm is not None and not comm.closed), None)
 
 
 def _require_living(group: ProcessGroup) -> None:
     """Raise UsageError if a process group is one of a parent, or of fastcoll's own and closed."""
     refuse_inherited(group)
-    with _state.lock:
-        adopted = _state.adopted.get(group.group_name)
+    with state.lock:
+        adopted = state.adopted.get(group.group_name)
     if adopted is not None and ":fastcoll" in dist.get_backend_config(group):
         raise UsageError(f'group "{group.group_name}" was destroyed')
 
 
 def adopt(comm: BaseGroup) -> None:
     """Let `comm` stand for the torch process group of its name, which is made of it."""
-    with _state.lock:
-        _state.adopted[comm.name] = comm
+    with state.lock:
+        state.adopted[comm.name] = comm
 
 
 def _forget_default(comm: BaseGroup) -> None:
-    with _state.lock:
-        if _state.default is comm:
-            _state.default = None
+    with state.lock:
+        if state.default is comm:
+            state.default = None
             _C.set_default_group(None)
 
 
 def default_group(timeout_s: Limit = None) -> BaseGroup:
     """Return the default group; made at its first use, within a limit in seconds."""
-    if (comm := _state.default) is not None and not _makers.is_busy(_DEFAULT):
+    if (comm := state.default) is not None and not makers.is_busy(DEFAULT):
         return comm
     settings = resolve(None, None).made_within(timeout_s)
-    with _makers.hold(_DEFAULT, _DEFAULT, settings.making_s):
-        if (comm := _state.default) is None:
-            world = _default_of_torch()
-            comm = _of_launcher(settings) if world is None else _of_process_group(world, settings)
-            _set_default(comm)
+    with makers.hold(DEFAULT, DEFAULT, settings.making_s):
+        if (comm := state.default) is None:
+            world = default_of_torch()
+            comm = group_of_launcher(settings) if world is None else stand_in_for(world, settings)
+            set_default(comm)
         return comm
 
 
@@ -253,8 +174,8 @@ def communicator_of(group: object, timeout_s: Limit = None) -> BaseGroup | None:
     if isinstance(group, BaseGroup):
         return group
     if isinstance(group, ProcessGroup):
-        return _of_process_group(group, timeout_s=timeout_s)
-    if group == _MEMBER_OF_NOTHING:
+        return stand_in_for(group, timeout_s=timeout_s)
+    if group == NON_MEMBER:
         return None
     raise UsageError(
         f"group must be a Communicator or a torch process group, not {type(group).__name__}"
@@ -320,101 +241,3 @@ def issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
     """Start a call in the group that it means; None if this rank is not in that group."""
     comm = member_of(group, call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
     return None if comm is None else comm.issue(call)
-
-
-def new_group(
-    ranks: Sequence[int] | None = None,
-    *,
-    timeout_s: float | None = None,
-    numerics: str | None = None,
-) -> BaseGroup | int:
-    """Make a group of some ranks of the default group. Collective over the default group.
-
-    Args:
-        ranks: Ranks of the default group, the same on every rank; they are numbered anew in
-            ascending order. None takes all.
-        timeout_s: Limit of its waits and of its making; None takes the default group's.
-        numerics: None takes the default group's.
-
-    Returns:
-        The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
-        which the verbs do nothing.
-    """
-    comm: BaseGroup | None = default_group(timeout_s).new_group(
-        ranks, timeout_s=timeout_s, numerics=numerics
-    )
-    if comm is None:
-        return int(_MEMBER_OF_NOTHING)
-    with _state.lock:
-        _state.subgroups.add(comm)
-    return comm
-
-
-def shrink(
-    group: ProcessGroup | BaseGroup | None = None, *, timeout_s: float | None = None
-) -> BaseGroup:
-    """Make a new group of the ranks that are left of a broken one. Collective over those.
-
-    For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
-    calls this and gets the same new group, in which the ranks are numbered anew in their old
-    order. It shares no memory with the old one. A group that nothing broke yet is ended for all
-    ranks, who are to come too.
-
-    The old group is closed, also if this raises. Its symmetric tensors keep their values, in memory
-    that no other rank reaches any more, and are ordinary tensors from then on; outputs of the call
-    that failed are undefined. Of the default group the new one becomes the default.
-
-    A rank that dies while the others agree may still be counted in: then the new group's first
-    call raises PeerLostError, and shrink() helps again.
-
-    Over several nodes the ranks of each node agree first, then the nodes over the store, which must
-    have survived. A node of which the error named a rank, and from which nobody comes, is waited
-    for 5 s at most. Between these two steps a node stands or falls with the first of its ranks that
-    are left: if that one dies or stops there, the others of its node raise PeerLostError or
-    CollectiveTimeout, and have no group any more.
-
-    Args:
-        group: The broken group; None takes the default one.
-        timeout_s: How long to wait for a rank that lives and does not come, such as a stopped one:
-            it is left out. The shortest limit of all ranks counts; None takes the group's.
-
-    Returns:
-        The new group, with the old one's limit and numerics.
-
-    Raises:
-        PeerLostError: The others went on without this rank, as it came too late.
-        CollectiveTimeout: Over several nodes: the store does not answer, or a rank died meanwhile.
-        DriverError: This process may not open more files; the others go on without it.
-        UsageError: The group was destroyed.
-    """
-    old = communicator_of(group)
-    if old is None:
-        raise UsageError("this rank is not in the group that is to be shrunk")
-    was_default = old is _state.default
-    with _makers.hold(_DEFAULT if was_default else old, old.name, group_limit_s(timeout_s)):
-        new: BaseGroup = old.shrink(timeout_s=timeout_s)
-        if was_default:
-            _set_default(new)
-        else:
-            with _state.lock:
-                _state.subgroups.add(new)
-        return new
-
-
-def destroy() -> None:
-    """Close the default group, its subgroups and what stands for torch process groups.
-
-    Calls that were queued are completed first. Where there is none of them this does nothing.
-    """
-    with _state.lock:
-        groups = [*_state.subgroups, *_state.by_process_group.values()]
-        _state.subgroups.clear()
-        _state.by_process_group.clear()
-        if _state.default is not None:
-            groups.append(_state.default)
-    for group in groups:  # without the lock: what was queued may wait for peers
-        group.close()
-    close_pool()
-
-
-atexit.register(close_all)

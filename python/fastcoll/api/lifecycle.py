@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How groups begin and end: init, new_group, shrink and destroy.
+
+Decides how the default group is made. Must not know what the groups are used for.
+"""
+
+import atexit
+from collections.abc import Mapping, Sequence
+
+from torch.distributed import ProcessGroup, Store
+
+from fastcoll.api.groups import (
+    DEFAULT,
+    NON_MEMBER,
+    communicator_of,
+    default_group,
+    default_of_torch,
+    group_of_launcher,
+    makers,
+    set_default,
+    stand_in_for,
+    standing_for,
+    state,
+)
+from fastcoll.api.making import connect, member
+from fastcoll.bootstrap.exchange import StoreExchange
+from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.pool import close_pool
+from fastcoll.calls.settings import resolve
+from fastcoll.errors import UsageError
+from fastcoll.group.communicator import close_all
+
+
+def init(
+    group: ProcessGroup | BaseGroup | None = None,
+    *,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout_s: float | None = None,
+    numerics: str | None = None,
+    carrier: str | None = None,
+) -> BaseGroup:
+    """Make the default group. Collective: every rank must call this.
+
+    Args:
+        group: A torch process group of any backend whose ranks form the group, or a communicator
+            that exists. None takes torch's default group if there is one, else torchrun's
+            environment.
+        store: A torch.distributed store that all ranks can reach; with `rank` and `world_size`,
+            in place of `group`.
+        rank: This process's rank in the world of `store`.
+        world_size: Number of ranks.
+        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s. A group that
+            exists keeps its own: one of `init_process_group("fastcoll")` has torch's (`timeout=`,
+            30 minutes).
+        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits"; but between
+            nodes "fast" for half and narrower types, whose bits would cost bytes on the wire.
+        carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
+            mpi4py in processes that mpirun started; or another backend that is registered with
+            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs go by NCCL
+            whatever is named; with "nccl" those on CPUs go by Gloo. Unknown names are refused on
+            one node, too.
+
+    Returns:
+        The group, which is a context manager: leaving it closes it.
+
+    Raises:
+        UsageError: There is a default group already, nothing tells who the ranks are, or a group
+            that exists is given what only making one takes.
+        UnsupportedError: There are more than 64 ranks on one node.
+        CollectiveTimeout: A rank did not come.
+    """
+    settings = resolve(timeout_s, numerics, carrier)
+    given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
+    with makers.hold(DEFAULT, DEFAULT, settings.timeout_s):
+        if state.default is not None:
+            raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
+        comm: BaseGroup
+        if isinstance(group, BaseGroup):
+            _refuse_for(group, given)
+            comm = group
+        elif store is not None or rank is not None or world_size is not None:
+            if group is not None or store is None or rank is None or world_size is None:
+                raise UsageError("init() takes a group, or store, rank and world_size together")
+            comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
+        elif group is not None and not isinstance(group, ProcessGroup):
+            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+        elif (group := group or default_of_torch()) is not None:
+            if (existing := standing_for(group)) is not None:
+                _refuse_for(existing, given)
+            comm = stand_in_for(group, settings)
+        else:
+            comm = group_of_launcher(settings)
+        set_default(comm)
+        return comm
+
+
+def _refuse_for(group: BaseGroup, given: Mapping[str, object]) -> None:
+    """Raise UsageError if something is given that a group has had since it was made."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise UsageError(
+            f'the group "{group.name}" exists already and keeps what it was made with: give '
+            f"{' and '.join(names)} to what makes it (init_process_group takes timeout=), or to "
+            "new_group()"
+        )
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    *,
+    timeout_s: float | None = None,
+    numerics: str | None = None,
+) -> BaseGroup | int:
+    """Make a group of some ranks of the default group. Collective over the default group.
+
+    Args:
+        ranks: Ranks of the default group, the same on every rank; they are numbered anew in
+            ascending order. None takes all.
+        timeout_s: Limit of its waits and of its making; None takes the default group's.
+        numerics: None takes the default group's.
+
+    Returns:
+        The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
+        which the verbs do nothing.
+    """
+    comm: BaseGroup | None = default_group(timeout_s).new_group(
+        ranks, timeout_s=timeout_s, numerics=numerics
+    )
+    if comm is None:
+        return int(NON_MEMBER)
+    with state.lock:
+        state.subgroups.add(comm)
+    return comm
+
+
+def shrink(
+    group: ProcessGroup | BaseGroup | None = None, *, timeout_s: float | None = None
+) -> BaseGroup:
+    """Make a new group of the ranks that are left of a broken one. Collective over those.
+
+    For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
+    calls this and gets the same new group, in which the ranks are numbered anew in their old
+    order. It shares no memory with the old one. A group that nothing broke yet is ended for all
+    ranks, who are to come too.
+
+    The old group is closed, also if this raises. Its symmetric tensors keep their values, in memory
+    that no other rank reaches any more, and are ordinary tensors from then on; outputs of the call
+    that failed are undefined. Of the default group the new one becomes the default.
+
+    A rank that dies while the others agree may still be counted in: then the new group's first
+    call raises PeerLostError, and shrink() helps again.
+
+    Over several nodes the ranks of each node agree first, then the nodes over the store, which must
+    have survived. A node of which the error named a rank, and from which nobody comes, is waited
+    for 5 s at most. Between these two steps a node stands or falls with the first of its ranks that
+    are left: if that one dies or stops there, the others of its node raise PeerLostError or
+    CollectiveTimeout, and have no group any more.
+
+    Args:
+        group: The broken group; None takes the default one.
+        timeout_s: How long to wait for a rank that lives and does not come, such as a stopped one:
+            it is left out. The shortest limit of all ranks counts; None takes the group's.
+
+    Returns:
+        The new group, with the old one's limit and numerics.
+
+    Raises:
+        PeerLostError: The others went on without this rank, as it came too late.
+        CollectiveTimeout: Over several nodes: the store does not answer, or a rank died meanwhile.
+        DriverError: This process may not open more files; the others go on without it.
+        UsageError: The group was destroyed.
+    """
+    old = communicator_of(group)
+    if old is None:
+        raise UsageError("this rank is not in the group that is to be shrunk")
+    was_default = old is state.default
+    with makers.hold(DEFAULT if was_default else old, old.name, group_limit_s(timeout_s)):
+        new: BaseGroup = old.shrink(timeout_s=timeout_s)
+        if was_default:
+            set_default(new)
+        else:
+            with state.lock:
+                state.subgroups.add(new)
+        return new
+
+
+def destroy() -> None:
+    """Close the default group, its subgroups and what stands for torch process groups.
+
+    Calls that were queued are completed first. Where there is none of them this does nothing.
+    """
+    with state.lock:
+        groups = [*state.subgroups, *state.by_process_group.values()]
+        state.subgroups.clear()
+        state.by_process_group.clear()
+        if state.default is not None:
+            groups.append(state.default)
+    for group in groups:  # without the lock: what was queued may wait for peers
+        group.close()
+    close_pool()
+
+
+atexit.register(close_all)
