@@ -20,7 +20,8 @@ from fastcoll import env
 from fastcoll.api.groups import adopt, standing_for
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
-from fastcoll.integrations.torch_group import NAME, FastcollProcessGroup
+from fastcoll.integrations.torch_base import NAME
+from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 

@@ -12,13 +12,11 @@ are called from C++ (DDP, functional collectives), the others by torch.distribut
 Users call them too, in torch's short forms: see torch_arguments.py.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -30,14 +28,11 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from torch.distributed import ProcessGroup
 
 from fastcoll.api.reductions import reduce_scatter
-from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.transfer_work import TransferWork
-from fastcoll.calls.work import Work, completed
-from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
+from fastcoll.calls.work import completed
+from fastcoll.errors import CollectiveTimeout, UsageError
 from fastcoll.integrations.torch_arguments import (
     Lists,
     Tensors,
@@ -47,143 +42,15 @@ from fastcoll.integrations.torch_arguments import (
     parts_of,
     root_of,
 )
+from fastcoll.integrations.torch_base import BaseProcessGroup
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.native import _C
 from fastcoll.types import Verb
 
-NAME = "fastcoll"
-_KEPT_BYTES = 64  # so that no tensor of size outlives its use
 
-
-class FastcollProcessGroup(ProcessGroup):
+class FastcollProcessGroup(BaseProcessGroup):
     """A torch process group whose calls a communicator carries out."""
-
-    def __init__(self, comm: BaseGroup, store: dist.Store) -> None:
-        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
-        self.communicator = comm
-        self._store = store
-        self._name = comm.name
-        self._desc = "undefined"
-        self._coalescing: list[Work | TransferWork] | None = None
-        self._sequence = 0
-        # DDP's reducer waits for the flag that a rank of an uneven join sends, and holds the C++
-        # half of its Work alone: without the Python half that would never return.
-        self._kept: deque[TorchWork] = deque(maxlen=64)
-
-    # ---- what torch asks a group -----------------------------------------------------------------
-
-    def rank(self) -> int:
-        """Return this process's rank in the group."""
-        return self.communicator.rank
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self.communicator.world_size
-
-    def name(self) -> str:
-        """Return the backend's name."""
-        return NAME
-
-    getBackendName = name  # noqa: N815
-
-    def get_group_store(self) -> dist.Store:
-        """Return the store that the group was made with."""
-        return self._store
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """Return the group's name."""
-        return self._name
-
-    group_name = property(getGroupName)
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the group's description."""
-        return self._desc
-
-    group_desc = property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
-
-    def _get_backend(self, device: torch.device) -> "FastcollProcessGroup":
-        if torch.device(device) not in self._device_types:
-            raise UnsupportedError(f'the backend "{NAME}" has nothing for {device}')
-        return self
-
-    @property
-    def supports_splitting(self) -> bool:
-        """False: `new_group` makes subgroups."""
-        return False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        """True: see `_start_coalescing`."""
-        return True
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass  # a communicator counts its calls itself
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the limit of calls that give none."""
-        self.communicator.set_timeout(timeout)
-
-    _set_default_timeout = set_timeout
-
-    def shutdown(self) -> None:
-        """Leave the group; queued calls are completed first."""
-        self.communicator.close()
-
-    def abort(self) -> None:
-        """Give the group up: whoever waits in it, on any rank, raises AbortedError."""
-        if not self.communicator.closed:
-            self.communicator.abort("torch.distributed was told to abort the group")
-            self.communicator.close()
-
-    # ---- calls -----------------------------------------------------------------------------------
-
-    def _begin(self, opts: Any) -> tuple[BaseGroup, bool, float | None]:
-        """Count a call; return who carries it out, whether asynchronously, and its limit.
-
-        The C function of its verb does: one whose plan is known needs no more Python than here.
-        """
-        self._sequence += 1
-        if opts is None:
-            return self.communicator, True, None
-        asynchronous: bool = opts.asyncOp or self._coalescing is not None
-        limit_s: float = opts.timeout.total_seconds()
-        return self.communicator, asynchronous, limit_s if limit_s > 0 else None
-
-    def _handle(self, work: Work | None) -> TorchWork | None:
-        return None if work is None else self._track(work)
-
-    def _track(self, work: Work | TransferWork) -> TorchWork:
-        if self._coalescing is not None:
-            self._coalescing.append(work)
-        result = TorchWork([work])
-        if isinstance(work, Work) and work.num_bytes() <= _KEPT_BYTES:
-            self._kept.append(result)
-        return result
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        del device
-        self._coalescing = []
-
-    def _end_coalescing(self, device: torch.device) -> TorchWork:
-        """Return what covers everything since the start, whose own works torch drops."""
-        del device
-        works, self._coalescing = self._coalescing or [], None
-        return TorchWork(works)
 
     def allreduce(
         self,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from fastcoll.integrations.torch_group import NAME, FastcollProcessGroup
+from fastcoll.integrations.torch_base import NAME
+from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_work import TorchWork
 
 _EVENTS = {
