@@ -6,7 +6,6 @@ have come before a rank goes on, and whom an error names. Must not know what a c
 """
 
 import contextlib
-import time
 
 from torch.distributed import Store
 
@@ -21,8 +20,6 @@ from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PatientStore
 from fastcoll.types import Verb
-
-_LOOK_EVERY_S = 0.1  # for a verdict: each look is a question to the store
 
 
 def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
@@ -58,15 +55,8 @@ class _Look:
         node, mine = seat.islands.places[seat.rank]
         ranks = seat.islands.nodes[node]
         self._mates = [(local, rank) for local, rank in enumerate(ranks) if local != mine]
-        self._next = 0.0
 
     def __call__(self) -> None:
-        """Raise it, if it is time to ask again."""
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + _LOOK_EVERY_S
-            self.now()
-
-    def now(self) -> None:
         """Raise it."""
         if verdict := self._board.verdict():
             raise verdict
@@ -95,7 +85,7 @@ def make_lanes(
             try:
                 lanes.append(make_lane(make, store, node, islands.num_nodes))
             except CollectiveTimeout as error:
-                look.now()  # torch may have wrapped what ended the wait
+                look()  # torch may have wrapped what ended the wait
                 raise _late(own, seat, lane, error) from error
     except BaseException as error:
         raise settled(board, seat, error) from error

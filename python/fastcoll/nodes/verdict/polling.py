@@ -15,7 +15,12 @@ LONGEST_PAUSE_S = 1e-3
 
 
 def comes_true(
-    condition: Callable[[], bool], check: Callable[[], None], deadline: Deadline | None = None
+    condition: Callable[[], bool],
+    check: Callable[[], None],
+    deadline: Deadline | None = None,
+    *,
+    first_check_s: float = LOOK_EVERY_S,
+    pauses_s: tuple[float, float] = (FIRST_PAUSE_S, LONGEST_PAUSE_S),
 ) -> bool:
     """Wait until a condition holds; return False if the deadline passed before.
 
@@ -23,8 +28,11 @@ def comes_true(
         condition: What is asked again and again.
         check: Raises what ends the wait from outside; asked now and then.
         deadline: None: `check` alone ends it.
+        first_check_s: When `check` is first asked.
+        pauses_s: The first pause between two questions, and the longest.
     """
-    pause_s, next_look = FIRST_PAUSE_S, time.monotonic() + LOOK_EVERY_S
+    pause_s, longest_s = pauses_s
+    next_look = time.monotonic() + first_check_s
     while not condition():
         if (now := time.monotonic()) >= next_look:
             next_look = now + LOOK_EVERY_S
@@ -32,5 +40,5 @@ def comes_true(
         if deadline is not None and deadline.passed():
             return False
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, longest_s)
     return True

@@ -5,7 +5,6 @@ torch's stores keep their one connection while they wait, so two waits of a proc
 this one asks again and again.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,8 +14,9 @@ from torch.distributed import PrefixStore, Store
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
+from fastcoll.nodes.verdict.polling import comes_true
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1e-3, 0.05
+_PAUSES_S = 1e-3, 0.05  # each question is one to the store
 _LAST_S = 0.5  # for the store to answer who asks at the end of his limit
 _GO, _STOP = b"go", b"stop"
 T = TypeVar("T")
@@ -94,17 +94,16 @@ class PatientStore(Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of them were written, or the deadline has passed."""
         del timeout  # Gloo's own
-        pause_s = _FIRST_PAUSE_S
-        while not self.check(keys):
+
+        def look() -> None:
             try:
                 self._look()
             except FastcollError as error:
                 if not self._all_go or self._loses_a_rank(error):
                     raise
-            if self.deadline.passed():
-                raise RuntimeError(f"nobody wrote {keys} within {self.deadline.limit_s:g} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+        if not comes_true(lambda: self.check(keys), look, self.deadline, pauses_s=_PAUSES_S):
+            raise RuntimeError(f"nobody wrote {keys} within {self.deadline.limit_s:g} s")
 
     def _loses_a_rank(self, error: FastcollError) -> bool:
         lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()

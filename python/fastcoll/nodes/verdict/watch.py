@@ -18,7 +18,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.board import Board, told_in, written
-from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
+from fastcoll.nodes.verdict.polling import comes_true
 
 # A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
 # that serves a thousand nodes, often enough to hear of an error well within a second.
@@ -80,28 +80,23 @@ class Watch:
             raise self.broken(str(error)) from error
 
     def _wait(self, transfer: Started, deadline: Deadline, behind: Sequence[Started]) -> None:
-        began = time.monotonic()
-        next_look = began + _LONG_S
-        said = False
-        pause_s = FIRST_PAUSE_S
-        while not transfer.is_completed():
-            now = time.monotonic()
-            if now >= next_look:
-                next_look = now + LOOK_EVERY_S
-                if not said:
-                    self.arrive()
-                said = True
-                self._check_island()
-                if verdict := self._board.verdict():
-                    raise verdict
-                # Gloo does not tell the transfer in whose middle a connection broke.
-                for other in behind:
-                    if other.is_completed():
-                        self._end(other)
-            if deadline.passed():
-                raise self.late(deadline)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        has_arrived = False
+
+        def check() -> None:
+            nonlocal has_arrived
+            if not has_arrived:
+                self.arrive()
+            has_arrived = True
+            self._check_island()
+            if verdict := self._board.verdict():
+                raise verdict
+            # Gloo does not tell the transfer in whose middle a connection broke.
+            for other in behind:
+                if other.is_completed():
+                    self._end(other)
+
+        if not comes_true(transfer.is_completed, check, deadline, first_check_s=_LONG_S):
+            raise self.late(deadline)
 
     def arrive(self) -> None:
         """Say on the board that this node waits in the call; its leader does."""
