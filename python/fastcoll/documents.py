@@ -48,18 +48,3 @@ def _finder(schema_path: Path) -> Callable[[Any], Exception | None]:
     validator.check_schema(schema)
     faults = validator(schema).iter_errors
     return lambda document: jsonschema.exceptions.best_match(faults(document))
-
-
-def check(document: object, schema: dict[str, Any], path: str) -> None:
-    """Hold a document against a schema, whose descriptions say what to write.
-
-    Raises:
-        UsageError: It does not fit.
-    """
-    import jsonschema  # here: fastcoll itself needs torch and numpy alone
-
-    for fault in jsonschema.Draft202012Validator(schema).iter_errors(document):
-        where = "/".join(map(str, fault.absolute_path)) or "the top"
-        fix = fault.schema.get("description") if isinstance(fault.schema, dict) else None
-        text = f"{path}: at {where}: {fault.message[:200]}"
-        raise UsageError(f"{text}: {fix}" if fix else text)

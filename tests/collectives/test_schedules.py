@@ -10,9 +10,9 @@ from calls import ROOTED, Call, Place
 from perform import check
 
 import harness
-from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.model.builders import algorithms_of
 from fastcoll.model.compiled import compiled
+from fastcoll.model.errors import ModelError, NotRunnableError
 from fastcoll.model.schedule import REDUCTIONS, VERBS
 from harness import Rank, attempt
 
@@ -209,7 +209,7 @@ def test_programs_are_the_same_everywhere_and_different_for_different_schedules(
 
 
 def test_what_has_no_program_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="switch"):
+    with pytest.raises(NotRunnableError, match="switch"):
         compiled("all_reduce", "multimem", 4)
-    with pytest.raises(UsageError, match="no schedule"):
+    with pytest.raises(ModelError, match="no schedule"):
         compiled("all_reduce", "bruck", 4)

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.builders.hierarchical import BETWEEN
 from fastcoll.model.builders.trees import double_parent
 from fastcoll.model.checker import Proof, check
+from fastcoll.model.errors import ModelError
 from fastcoll.model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, moved
 
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
@@ -180,5 +180,5 @@ def test_a_rank_with_children_in_one_tree_is_a_leaf_in_the_other() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, options, text) -> None:
-    with pytest.raises(UsageError, match=text):
+    with pytest.raises(ModelError, match=text):
         build(*arguments, **options)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.checker import check
+from fastcoll.model.errors import ModelError
 from fastcoll.model.explain import adds_in_order, compare, price_us
 from fastcoll.model.limits import least_us
 from fastcoll.model.machines.cluster import Cluster
@@ -97,7 +97,7 @@ def test_large_worlds_are_priced_by_one_rank() -> None:
     assert "not priced" in reasons["chain"]
     assert "neighbours are on other nodes" in reasons["ring"]
     assert compare("all_reduce", many, 4000, 1 << 30).best == found.best
-    with pytest.raises(UsageError, match=r'too many steps for 4000 ranks.*numerics="fast" admits'):
+    with pytest.raises(ModelError, match=r'too many steps for 4000 ranks.*numerics="fast" admits'):
         compare("reduce", many, 4000, 1 << 30)
 
 
@@ -131,7 +131,7 @@ def test_over_nodes_same_bits_adds_node_by_node() -> None:
 
 
 def test_ranks_that_do_not_fit() -> None:
-    with pytest.raises(UsageError, match="9 ranks don't fill"):
+    with pytest.raises(ModelError, match="9 ranks don't fill"):
         compare("all_reduce", H100, 9, 8)
-    with pytest.raises(UsageError, match="12 ranks don't fill"):
+    with pytest.raises(ModelError, match="12 ranks don't fill"):
         compare("all_reduce", FOUR_NODES, 12, 8)

@@ -3,8 +3,8 @@
 
 import pytest
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import build
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.formulas import (
     FORMULAS,
@@ -132,7 +132,7 @@ def test_volumes_per_rank() -> None:
 
 
 def test_an_algorithm_without_a_formula_says_what_to_use() -> None:
-    with pytest.raises(UsageError, match=r"double_binary_tree has no closed formula.*simulator"):
+    with pytest.raises(ModelError, match=r"double_binary_tree has no closed formula.*simulator"):
         estimate_us("all_reduce", "double_binary_tree", 4, 1e6, MACHINE)
 
 

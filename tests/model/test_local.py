@@ -134,11 +134,11 @@ def meshed(handle: int) -> list[str]:
 
 
 def machine(root: Path, nvml: Any = False, cpus: Any = range(16)) -> Machine:
-    return machine_of(describe(find(root, nvml, cpus)), "here")
+    return machine_of(describe(find(cpus, root, nvml)), "here")
 
 
 def test_cores_caches_nodes_and_cards_are_found(tmp_path: Path) -> None:
-    found = find(two_sockets(tmp_path), False, range(16))
+    found = find(range(16), two_sockets(tmp_path), False)
     assert [(core.cpu, core.cpus, core.socket, core.node) for core in found.cores] == [
         (cpu, (cpu, cpu + 8), cpu // 4, cpu // 4) for cpu in range(8)
     ]
@@ -199,7 +199,7 @@ def test_a_driver_that_lacks_something_is_no_end(
         raise RuntimeError("Not Supported")
 
     monkeypatch.setattr(FakeNvml, name, missing)
-    found = find(two_sockets(tmp_path), FakeNvml(meshed), range(16))
+    found = find(range(16), two_sockets(tmp_path), FakeNvml(meshed))
     machine_of(describe(found), "here")
     assert len(found.gpus) == (0 if name.endswith(("Count", "ByIndex")) else 8)
     if name.endswith(("Count", "ByIndex", "Name", "GetPciInfo")):
@@ -211,7 +211,7 @@ def test_a_machine_that_tells_nothing_has_a_core(tmp_path: Path) -> None:
     assert found.ranks == ("core0",)
     driverless = FakeNvml(switched)
     driverless.nvmlInit = lambda: 1 // 0
-    assert "NVML: integer division" in find(tmp_path, driverless, [0]).problems[0]
+    assert "NVML: integer division" in find([0], tmp_path, driverless).problems[0]
 
 
 @pytest.mark.slow

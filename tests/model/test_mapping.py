@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.groups import consecutive, strided
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.machines.machine import load_machine, load_network
@@ -96,7 +96,7 @@ def test_a_send_takes_a_latency_and_its_bytes() -> None:
     ],
 )
 def test_groups_that_do_not_fit(sizes: dict[str, int], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
+    with pytest.raises(ModelError, match=text):
         mappings(axes_of(LLAMA, sizes), h100s(2))
 
 

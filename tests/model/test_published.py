@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damage import damaged
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.published import (
     _DATA,
     fit,
@@ -70,7 +70,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 def test_a_wrong_file_is_refused_where_it_is_wrong(document, text: str, tmp_path: Path) -> None:
     path = tmp_path / "published.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=rf"published\.json: at .*{text}"):
+    with pytest.raises(ModelError, match=rf"published\.json: at .*{text}"):
         read_series(path)
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject
     try:
         for series in read_series(path):
             fit(series["points"])
-    except UsageError as error:
+    except ModelError as error:
         assert "damaged.json" in str(error)
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.machines.described import describe
 from fastcoll.model.machines.local import Core, Local
 from fastcoll.model.machines.machine import Machine, load_machine, machine_of
@@ -48,14 +48,14 @@ def test_cores_get_a_rank_each_beside_their_neighbours() -> None:
 
 @pytest.mark.parametrize("hosts", [[], ["a", "a"], ["a b"], ["-x"], ["a;b"], [""]])
 def test_hosts_that_are_none_are_refused(hosts: list[str]) -> None:
-    with pytest.raises(UsageError, match="host"):
+    with pytest.raises(ModelError, match="host"):
         rank_file(cores(0, 1), hosts, "torchrun")
 
 
 def test_devices_without_numbers_are_refused() -> None:
     document: dict[str, Any] = describe(Local((), {}, (), (), 1 << 30, ()))
     document |= {"ranks": ["left"], "links": []}
-    with pytest.raises(UsageError, match=r"left.*gpu0"):
+    with pytest.raises(ModelError, match=r"left.*gpu0"):
         rank_file(machine_of(document, "x"), ["a"], "torchrun")
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import programs, with_programs
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.regular import shifts_of, simulate_regular
 from fastcoll.model.schedule import VERBS, Signal
@@ -119,11 +119,11 @@ def test_a_trace_tells_every_step_that_took_time() -> None:
 
 def test_what_cannot_run_is_refused() -> None:
     schedule = build("all_reduce", "ring", 4)
-    with pytest.raises(UsageError, match="4 ranks don't fit on a topology of 3"):
+    with pytest.raises(ModelError, match="4 ranks don't fit on a topology of 3"):
         simulate(schedule, OneSwitch(3, 1.0, 0.01), 100)
     deaf = programs(schedule)
     deaf[2, 0] = [step for step in deaf[2, 0] if not isinstance(step, Signal)]
-    with pytest.raises(UsageError, match="waits for a signal of rank 2"):
+    with pytest.raises(ModelError, match="waits for a signal of rank 2"):
         simulate(with_programs(schedule, deaf), OneSwitch(4, 1.0, 0.01), 100)
 
 

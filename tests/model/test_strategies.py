@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.errors import UsageError
 from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
 from fastcoll.model.builders import build
 from fastcoll.model.checker import ScheduleError, check
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import OneSwitch
 from fastcoll.model.groups import consecutive, groups_us, side_by_side, strided
 from fastcoll.model.machines.cluster import Cluster
@@ -32,7 +32,7 @@ def h100s(num_nodes: int) -> Cluster:
 def test_groups_are_dealt_out() -> None:
     assert [list(g) for g in consecutive(6, 3)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(g) for g in strided(6, 3)] == [[0, 2, 4], [1, 3, 5]]
-    with pytest.raises(UsageError, match=r"6 ranks .* groups of 4"):
+    with pytest.raises(ModelError, match=r"6 ranks .* groups of 4"):
         strided(6, 4)
 
 
@@ -77,7 +77,7 @@ def test_rings_elsewhere() -> None:
     ring, gbps = best_ring(load_machine("l40s-pcie"))
     assert (len(ring), gbps) == (8, 25)
     assert disjoint_rings(load_machine("dgx-a100")) == []  # no wire joins two GPUs directly
-    with pytest.raises(UsageError, match="72 ranks"):
+    with pytest.raises(ModelError, match="72 ranks"):
         best_ring(load_machine("gb200-nvl72"))
 
 
@@ -95,7 +95,7 @@ def test_buckets_hide_behind_the_backward_pass() -> None:
     assert (len(all_at_once.buckets), all_at_once.exposed_us) == (1, 20)
     slow = overlap(layers, 1.0, lambda size: size / 5)  # 20 us each: they queue up
     assert slow.exposed_us == 10 + 4 * 20 - 40
-    with pytest.raises(UsageError, match="must hold something"):
+    with pytest.raises(ModelError, match="must hold something"):
         overlap(layers, 0, lambda size: size)
 
 
@@ -181,9 +181,9 @@ def test_one_rank_has_nothing_to_say() -> None:
 
 
 def test_what_cannot_be_planned() -> None:
-    with pytest.raises(UsageError, match=r"cpu-2s.*tflops"):
+    with pytest.raises(ModelError, match=r"cpu-2s.*tflops"):
         Planner(LLAMA, Cluster(load_machine("cpu-2s")))
-    with pytest.raises(UsageError, match="800 ranks"):
+    with pytest.raises(ModelError, match="800 ranks"):
         Planner(LLAMA, h100s(100))
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damage import damaged
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.formulas import Constants, hierarchical_all_reduce_us
 from fastcoll.model.machines import machine as model
@@ -171,30 +171,30 @@ def test_a_hundred_thousand_ranks_in_seconds() -> None:
 
 def test_what_is_not_alike_is_not_simulated_by_one_rank() -> None:
     ring = build("all_reduce", "ring", 16)
-    with pytest.raises(UsageError, match="ranks per node"):
+    with pytest.raises(ModelError, match="ranks per node"):
         simulate_regular(ring, h100s(2).under_one_leaf(), 1e6, Shifts(1, 16))
     grid = build("all_reduce", "hierarchical_ring", 16, local_size=8)
     odd = Cluster(load_machine("dgx-1v"), 2, load_network("ndr-rail")).under_one_leaf()
-    with pytest.raises(UsageError, match="is not like that"):
+    with pytest.raises(ModelError, match="is not like that"):
         simulate_regular(grid, odd, 1e6, Shifts(8, 2))
-    with pytest.raises(UsageError, match="under_one_leaf"):
+    with pytest.raises(ModelError, match="under_one_leaf"):
         wide = build("all_reduce", "hierarchical_ring", 8 * 40, local_size=8)
         simulate_regular(wide, h100s(40, "ndr-fat-tree"), 1e6, Shifts(8, 40))
-    with pytest.raises(UsageError, match="less bandwidth above"):
+    with pytest.raises(ModelError, match="less bandwidth above"):
         h100s(40, "25gbe").under_one_leaf()
 
 
 def test_multicast_needs_its_switch() -> None:
     schedule = build("all_reduce", "multimem", 8)
     assert simulate(schedule, h100s(1), 1e6).time_us > 0
-    with pytest.raises(UsageError, match="dgx-a100: no switch"):
+    with pytest.raises(ModelError, match="dgx-a100: no switch"):
         simulate(schedule, Cluster(load_machine("dgx-a100")), 1e6)
 
 
 def test_a_cluster_needs_what_connects_it() -> None:
-    with pytest.raises(UsageError, match="need a network"):
+    with pytest.raises(ModelError, match="need a network"):
         Cluster(load_machine("hgx-h100"), 2)
-    with pytest.raises(UsageError, match="0 nodes"):
+    with pytest.raises(ModelError, match="0 nodes"):
         Cluster(load_machine("hgx-h100"), 0)
 
 
@@ -269,16 +269,16 @@ def test_a_machine_from_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused_where_it_is_wrong(document, text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"topology\.json.*{text}"):
+    with pytest.raises(ModelError, match=rf"topology\.json.*{text}"):
         load_machine(written(tmp_path, document))
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no machine 'hal'.*dgx-1v.*hgx-h100"):
+    with pytest.raises(ModelError, match=r"no machine 'hal'.*dgx-1v.*hgx-h100"):
         load_machine("hal")
-    with pytest.raises(UsageError, match=r"no network 'lan'.*25gbe.*xdr-rail"):
+    with pytest.raises(ModelError, match=r"no network 'lan'.*25gbe.*xdr-rail"):
         load_network("lan")
-    with pytest.raises(UsageError, match=r"nothing\.json: can't be read"):
+    with pytest.raises(ModelError, match=r"nothing\.json: can't be read"):
         load_machine("nothing.json")
 
 
@@ -292,12 +292,12 @@ SHIPPED = [
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject) -> None:
-    """No damage may end in anything but a UsageError."""
+    """No damage may end in anything but a ModelError."""
     load, path = data.draw(st.sampled_from(SHIPPED))
     document = damaged(data, json.loads(path.read_text()))
     target = tmp_path_factory.getbasetemp() / "damaged.json"
     target.write_text(json.dumps(document))
     try:
         load(str(target))
-    except UsageError as error:
+    except ModelError as error:
         assert "damaged.json" in str(error)

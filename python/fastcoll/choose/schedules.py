@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.plan import Plan
-from fastcoll.errors import UnsupportedError
+from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.model.compiled import Compiled, compiled
+from fastcoll.model.errors import ModelError, NotRunnableError
 from fastcoll.types import (
     FLOAT_DTYPES,
     ITEMSIZE,
@@ -41,11 +42,20 @@ def plan_of(request: Request) -> tuple[Plan, Compiled]:
         raise UnsupportedError(
             f"{request.algorithm}: schedules move tensors on CPUs, in parts of one size"
         )
-    found = compiled(request.verb.name, name, request.world_size, request.root)
+    found = _compile(request, name)
     if request.verb in REDUCTIONS and request.numerics != "fast":
         _check_bits(request, found)
     plan = shared.make_plan(request, Algorithm.schedule)
     return replace(plan, splits=found.digest), found
+
+
+def _compile(request: Request, name: str) -> Compiled:
+    try:
+        return compiled(request.verb.name, name, request.world_size, request.root)
+    except NotRunnableError as error:
+        raise UnsupportedError(str(error)) from None
+    except ModelError as error:
+        raise UsageError(str(error)) from None
 
 
 def _check_bits(request: Request, found: Compiled) -> None:

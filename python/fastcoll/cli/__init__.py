@@ -25,6 +25,7 @@ from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 from fastcoll.cli.tune import tune
 from fastcoll.errors import FastcollError
+from fastcoll.model.errors import ModelError
 
 app = typer.Typer(
     help="Collectives between the processes of one machine.",
@@ -60,6 +61,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         app(prog_name="fastcoll")
-    except (FastcollError, OSError) as error:  # of a setting, or a disk that is full by now
+    except (
+        FastcollError,
+        ModelError,
+        OSError,
+    ) as error:
+        # A setting, or a disk that is full by now.
         complain(str(error))
         sys.exit(2)

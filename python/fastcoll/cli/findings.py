@@ -16,6 +16,7 @@ from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
 from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
 from fastcoll.measure.results import validate
+from fastcoll.model.errors import ModelError
 from fastcoll.model.explain import Comparison, compare
 from fastcoll.model.libraries import Offer
 from fastcoll.model.machines.cluster import Cluster
@@ -115,7 +116,7 @@ def plan_or_reason(cluster: Cluster, ranks: int, workload: Workload) -> tuple[li
         return [], "a plan needs whole nodes"
     try:
         return Planner(workload, cluster).all(), ""
-    except UsageError as error:
+    except ModelError as error:
         return [], str(error)
 
 

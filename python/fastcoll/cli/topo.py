@@ -15,6 +15,7 @@ from rich.tree import Tree
 
 from fastcoll.cli.console import make_console, writable
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
+from fastcoll.machine.cpu import affinity
 from fastcoll.model.machines.described import describe
 from fastcoll.model.machines.local import find
 from fastcoll.model.machines.machine import (
@@ -87,7 +88,7 @@ def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
 
 def _look_around(console: Console, json_path: Path | None) -> None:
     """Say what could not be read of this machine, and write the rest."""
-    found = find()
+    found = find(affinity())
     for problem in found.problems:
         console.print(f"not found: {problem}", highlight=False, style="yellow")
     if json_path is not None:

@@ -8,7 +8,9 @@ import typer
 
 from fastcoll.cli.console import complain
 from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.machine.cpu import affinity
 from fastcoll.measure.sizes import parse_size
+from fastcoll.model.errors import ModelError
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.machines.described import describe
 from fastcoll.model.machines.local import find
@@ -30,9 +32,9 @@ def machine_named(name: str) -> Machine:
     """Return a machine that a command names.
 
     Raises:
-        UsageError: There is no such machine or file, or the file contradicts itself.
+        ModelError: There is no such machine or file, or the file contradicts itself.
     """
-    return machine_of(describe(find()), HERE) if name == HERE else load_machine(name)
+    return machine_of(describe(find(affinity())), HERE) if name == HERE else load_machine(name)
 
 
 def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Cluster:
@@ -68,6 +70,6 @@ def refusals() -> Iterator[None]:
     """Turn a refused request into a message and exit code 2."""
     try:
         yield
-    except (UsageError, UnsupportedError) as error:
+    except (UsageError, UnsupportedError, ModelError) as error:
         complain(str(error))
         raise typer.Exit(2) from None

@@ -8,7 +8,7 @@ Buckets are reduced one after the other, each as soon as the backward pass has f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def overlap(
         cost_us: Time to reduce a bucket of so many bytes.
 
     Raises:
-        UsageError: `bucket_bytes` is not positive.
+        ModelError: `bucket_bytes` is not positive.
     """
     if bucket_bytes <= 0:
-        raise UsageError(f"buckets of {bucket_bytes} bytes: they must hold something")
+        raise ModelError(f"buckets of {bucket_bytes} bytes: they must hold something")
     buckets: list[Bucket] = []
     now = filled = free = 0.0
     for i, layer in enumerate(layers):

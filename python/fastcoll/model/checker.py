@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcoll.errors import FastcollError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.schedule import (
     EVERY,
     REDUCTIONS,
@@ -44,7 +44,7 @@ from fastcoll.model.values import Sum, Value, contributions, in_rank_order, orde
 Clock = NDArray[np.int64]
 
 
-class ScheduleError(FastcollError):
+class ScheduleError(ModelError):
     """A schedule is wrong; the text names the rank and the step."""
 
 

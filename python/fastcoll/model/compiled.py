@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fastcoll.errors import UnsupportedError
 from fastcoll.model.builders import build
 from fastcoll.model.checker import Proof, check
+from fastcoll.model.errors import NotRunnableError
 from fastcoll.model.schedule import EVERY, Copy, Reduce, Schedule, Signal, Span, Step, Wait
 
 MOST_BLOCKS = 512  # Program::kMostBlocks
@@ -46,15 +46,15 @@ def compiled(verb: str, algorithm: str, world_size: int, root: int = 0) -> Compi
     """Build, prove and compile the schedule of a verb by an algorithm.
 
     Raises:
-        UsageError: There is no such schedule.
-        UnsupportedError: It can't be carried out on CPUs.
+        ModelError: There is no such schedule.
+        NotRunnableError: It can't be carried out on CPUs.
     """
     schedule = build(verb, algorithm, world_size, root=root)
     unit_blocks = schedule.num_blocks if verb in _WHOLE else schedule.chunk_blocks
     proof = check(schedule)
     blocks = (unit_blocks, schedule.num_blocks, max(schedule.num_blocks, proof.scratch_blocks))
     if blocks[-1] > MOST_BLOCKS:
-        raise UnsupportedError(f"{algorithm} cuts a message into more than {MOST_BLOCKS} blocks")
+        raise NotRunnableError(f"{algorithm} cuts a message into more than {MOST_BLOCKS} blocks")
     writers = [_Writer(rank, unit_blocks) for rank in range(world_size)]
     for rank, step in _in_order(schedule):
         writers[rank].write(step)
@@ -110,7 +110,7 @@ def _in_order(schedule: Schedule) -> Iterator[tuple[int, Step | _Told]]:
                 streams.remove(stream)
                 num_moves += 1
         if streams and not num_moves:
-            raise UnsupportedError(f"{schedule.algorithm}: every rank waits")
+            raise NotRunnableError(f"{schedule.algorithm}: every rank waits")
 
 
 def _runnable(
@@ -170,10 +170,10 @@ class _Writer:
 
     def _place(self, span: Span, dst: Span) -> tuple[int, int]:
         if span.rank == EVERY:
-            raise UnsupportedError("CPUs have no switch that adds and multicasts")
+            raise NotRunnableError("CPUs have no switch that adds and multicasts")
         if span.buffer != "scratch" and span.rank != self._rank:
-            raise UnsupportedError("a schedule that reads or writes other ranks' tensors")
+            raise NotRunnableError("a schedule that reads or writes other ranks' tensors")
         # The last block of a unit is shorter than the others.
         if (span.start - dst.start) % self._unit_blocks:
-            raise UnsupportedError("a schedule that moves blocks between unlike places")
+            raise NotRunnableError("a schedule that moves blocks between unlike places")
         return span.rank << 2 | _BUFFERS[span.buffer], span.start

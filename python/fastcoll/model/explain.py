@@ -11,10 +11,10 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
 from fastcoll.model.builders.hierarchical import BETWEEN
 from fastcoll.model.checker import check
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.limits import least_us
 from fastcoll.model.machines.cluster import Cluster
@@ -86,7 +86,7 @@ def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
     all only with simplifications, it is done for what takes too long otherwise.
 
     Raises:
-        UsageError: It is too long, and the ranks are not all alike.
+        ModelError: It is too long, and the ranks are not all alike.
     """
     switch = on_one_switch(cluster, schedule.world_size)
     if switch and shifts_of(schedule):
@@ -96,9 +96,9 @@ def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
         return simulate(schedule, cluster, size_bytes).time_us
     shifts = shifts_of(schedule, cluster.local_size)
     if shifts is None:
-        raise UsageError(f"not priced: too many steps for {schedule.world_size} ranks")
+        raise ModelError(f"not priced: too many steps for {schedule.world_size} ranks")
     if shifts.local_size != cluster.local_size:
-        raise UsageError(
+        raise ModelError(
             f"not priced: too many steps for {schedule.world_size} ranks, some of whose neighbours "
             "are on other nodes"
         )
@@ -132,13 +132,13 @@ def compare(
         numerics: "same_bits" refuses reductions in any but rank order, over nodes node by node.
 
     Raises:
-        UsageError: The ranks don't fit the topology.
+        ModelError: The ranks don't fit the topology.
     """
     if verb not in VERBS:
-        raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+        raise ModelError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
     local_size = min(cluster.local_size, world_size)
     if world_size > cluster.num_ranks or world_size % local_size:
-        raise UsageError(
+        raise ModelError(
             f"{world_size} ranks don't fill whole nodes of {cluster.local_size} on "
             f"{cluster.num_nodes} x {cluster.machine.name}"
         )
@@ -154,7 +154,7 @@ def compare(
         more = '; numerics="fast" admits more of them' if numerics == "same_bits" else ""
         reasons = [c.reason for c in candidates]
         reason = next((r for r in reasons if r.startswith("not priced")), reasons[0])
-        raise UsageError(f"no algorithm of {verb} could be priced: {reason}{more}")
+        raise ModelError(f"no algorithm of {verb} could be priced: {reason}{more}")
     least = least_us(verb, cluster, world_size, size_bytes)
     return Comparison(verb, world_size, size_bytes, candidates, least)
 
@@ -186,7 +186,7 @@ def priced(
         )
         try:
             times.append((price_us(schedule, cluster, size_bytes), num_segments))
-        except UsageError as error:
+        except ModelError as error:
             if not times:
                 return Candidate(algorithm, None, str(error))
         if times[-1] > min(times):

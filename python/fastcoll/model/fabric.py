@@ -37,7 +37,7 @@ class Fabric(Protocol):
         """Return the rank's (up, down) links to the switch that reduces and multicasts.
 
         Raises:
-            UsageError: There is no such switch.
+            ModelError: There is no such switch.
         """
 
     def node_of(self, rank: int, /) -> int:

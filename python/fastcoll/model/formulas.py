@@ -22,7 +22,7 @@ Sources:
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,11 @@ def estimate_us(
         size_bytes: The larger of what a rank gives and gets.
 
     Raises:
-        UsageError: The algorithm has no closed formula.
+        ModelError: The algorithm has no closed formula.
     """
     formula = FORMULAS.get((verb, algorithm))
     if formula is None:
-        raise UsageError(
+        raise ModelError(
             f"{verb} by {algorithm} has no closed formula; fastcoll.model.simulator prices it"
         )
     if world_size == 1:

@@ -6,8 +6,8 @@ Decides how ranks are dealt out to groups, and what a careless mapping costs aga
 
 from collections.abc import Sequence
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of, build
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import on_one_switch
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.regular import simulate_on_switch
@@ -21,7 +21,7 @@ def consecutive(num_ranks: int, group_size: int) -> Groups:
     """Return groups of neighbouring ranks: 0 1 2 3, 4 5 6 7.
 
     Raises:
-        UsageError: The size does not divide the ranks.
+        ModelError: The size does not divide the ranks.
     """
     _divides(num_ranks, group_size)
     return [range(i, i + group_size) for i in range(0, num_ranks, group_size)]
@@ -31,7 +31,7 @@ def strided(num_ranks: int, group_size: int) -> Groups:
     """Return groups of ranks as far apart as can be: 0 2 4 6, 1 3 5 7.
 
     Raises:
-        UsageError: The size does not divide the ranks.
+        ModelError: The size does not divide the ranks.
     """
     _divides(num_ranks, group_size)
     stride = num_ranks // group_size
@@ -40,7 +40,7 @@ def strided(num_ranks: int, group_size: int) -> Groups:
 
 def _divides(num_ranks: int, group_size: int) -> None:
     if group_size < 1 or num_ranks % group_size:
-        raise UsageError(f"{num_ranks} ranks can't be dealt out to groups of {group_size}")
+        raise ModelError(f"{num_ranks} ranks can't be dealt out to groups of {group_size}")
 
 
 def side_by_side(schedule: Schedule, groups: Groups) -> Schedule:
@@ -67,7 +67,7 @@ def side_by_side(schedule: Schedule, groups: Groups) -> Schedule:
 def _renamed(step: Step, group: Sequence[int]) -> Step:
     def span(old: Span) -> Span:
         if old.rank == EVERY:
-            raise UsageError("multimem reaches all ranks, not those of a group")
+            raise ModelError("multimem reaches all ranks, not those of a group")
         return old._replace(rank=group[old.rank])
 
     if isinstance(step, Copy):

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import permutations
 from math import prod
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.groups import Groups, groups_us, side_by_side
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.schedule import Copy, Program, Schedule, Signal, Span, Wait
@@ -69,13 +69,13 @@ def axes_of(workload: Workload, sizes: Mapping[str, int]) -> list[Axis]:
         sizes: Ranks of a group, by the name of the axis.
 
     Raises:
-        UsageError: There is no such axis, or a group without ranks.
+        ModelError: There is no such axis, or a group without ranks.
     """
     for name, size in sizes.items():
         if name not in AXES:
-            raise UsageError(f"no axis {name!r}; the axes are {', '.join(AXES)}")
+            raise ModelError(f"no axis {name!r}; the axes are {', '.join(AXES)}")
         if size < 1:
-            raise UsageError(f"{name}={size}: a group has a rank at least")
+            raise ModelError(f"{name}={size}: a group has a rank at least")
     tensor, stages = sizes.get("tensor", 1), sizes.get("pipeline", 1)
     num_micro = _MICRO_BATCHES * stages if stages > 1 else 1
     layers = -(-workload.num_layers // stages)
@@ -104,14 +104,14 @@ def mappings(axes: Sequence[Axis], cluster: Cluster) -> list[Mapped]:
     """Return every order of the axes with its price, the cheapest first.
 
     Raises:
-        UsageError: The groups are not as many ranks as the cluster has, or too many to simulate.
+        ModelError: The groups are not as many ranks as the cluster has, or too many to simulate.
     """
     num_ranks = prod(axis.size for axis in axes)
     if num_ranks != cluster.num_ranks:
         said = " x ".join(f"{axis.size} {axis.name}" for axis in axes)
-        raise UsageError(f"{said} are {num_ranks} ranks, and there are {cluster.num_ranks}")
+        raise ModelError(f"{said} are {num_ranks} ranks, and there are {cluster.num_ranks}")
     if num_ranks > MAX_RANKS:
-        raise UsageError(f"{num_ranks} ranks are more than a mapping simulates ({MAX_RANKS})")
+        raise ModelError(f"{num_ranks} ranks are more than a mapping simulates ({MAX_RANKS})")
 
     @cache
     def axis_us(axis: Axis, stride: int) -> float:

@@ -6,7 +6,7 @@ Decides the order of ranks; finds rings exactly, for machines of up to some sixt
 
 from collections.abc import Mapping
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.groups import consecutive, groups_us, strided
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.machines.machine import Machine
@@ -30,11 +30,11 @@ def best_ring(machine: Machine) -> tuple[list[str], float]:
     """Return the ring whose slowest hop is fastest, and that hop's 10^9 bytes a second.
 
     Raises:
-        UsageError: There are more ranks than an exact search takes.
+        ModelError: There are more ranks than an exact search takes.
     """
     ranks = machine.ranks
     if len(ranks) > MAX_RANKS:
-        raise UsageError(f"{machine.name} has {len(ranks)} ranks; rings are found for {MAX_RANKS}")
+        raise ModelError(f"{machine.name} has {len(ranks)} ranks; rings are found for {MAX_RANKS}")
     if len(ranks) < 2:
         return list(ranks), float("inf")
     hops = {(a, b): machine.bottleneck(a, b).gbps for a in ranks for b in ranks if a != b}
@@ -42,7 +42,7 @@ def best_ring(machine: Machine) -> tuple[list[str], float]:
         ring = _ring({hop: gbps for hop, gbps in hops.items() if gbps >= floor}, ranks)
         if ring:
             return ring, floor
-    raise UsageError(f"{machine.name} has no ring")
+    raise ModelError(f"{machine.name} has no ring")
 
 
 def disjoint_rings(machine: Machine) -> list[tuple[list[str], float]]:
@@ -52,10 +52,10 @@ def disjoint_rings(machine: Machine) -> list[tuple[list[str], float]]:
     the rings that NCCL is known to use: one over the double links, one over the single ones.
 
     Raises:
-        UsageError: There are more ranks than an exact search takes.
+        ModelError: There are more ranks than an exact search takes.
     """
     if len(machine.ranks) > MAX_RANKS:
-        raise UsageError(
+        raise ModelError(
             f"{machine.name} has {len(machine.ranks)} ranks; rings are found for {MAX_RANKS}"
         )
     left = direct_gbps(machine)

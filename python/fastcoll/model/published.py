@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fastcoll.documents import check, read_json
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import algorithms_of
+from fastcoll.model.documents import check, read_json
+from fastcoll.model.errors import ModelError
 from fastcoll.model.explain import priced
 from fastcoll.model.formulas import Constants
 from fastcoll.model.machines.cluster import Cluster
@@ -47,7 +47,7 @@ def read_series(path: Path) -> list[dict[str, Any]]:
     """Read published series.
 
     Raises:
-        UsageError: It is no such file; the text says where it is wrong, and what to write there.
+        ModelError: It is no such file; the text says where it is wrong, and what to write there.
     """
     document = read_json(path)
     check(document, json.loads(_SCHEMA.read_text(encoding="utf-8")), str(path))
@@ -56,12 +56,12 @@ def read_series(path: Path) -> list[dict[str, Any]]:
         where = f"{path}: at series/{i}"
         sizes = [size for size, _ in one["points"]]
         if sizes != sorted(set(sizes)):
-            raise UsageError(f"{where}/points: put the sizes in ascending order, each once")
+            raise ModelError(f"{where}/points: put the sizes in ascending order, each once")
         if one["machine"] and one["machine"] not in MACHINES:
             known = ", ".join(MACHINES)
-            raise UsageError(f"{where}/machine: no machine {one['machine']!r}; there are {known}")
+            raise ModelError(f"{where}/machine: no machine {one['machine']!r}; there are {known}")
         if one["machine"] and one["algorithm"] not in ("nccl", *algorithms_of("all_reduce")):
-            raise UsageError(f"{where}/algorithm: no algorithm {one['algorithm']!r} of all_reduce")
+            raise ModelError(f"{where}/algorithm: no algorithm {one['algorithm']!r} of all_reduce")
     return series
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.machines.machine import Machine
 from fastcoll.model.placement import MAX_RANKS, best_ring
 
@@ -40,7 +40,7 @@ def rank_file(machine: Machine, hosts: Sequence[str], launcher: Launcher) -> str
             lines of a shell (GPUs); "torchrun" a line of a shell for each host.
 
     Raises:
-        UsageError: A host's name is no name, or stands twice; or the machine's devices have no
+        ModelError: A host's name is no name, or stands twice; or the machine's devices have no
             numbers, or are of several kinds.
     """
     _check_hosts(hosts)
@@ -67,9 +67,9 @@ def rank_file(machine: Machine, hosts: Sequence[str], launcher: Launcher) -> str
 def _check_hosts(hosts: Sequence[str]) -> None:
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host):
-            raise UsageError(f"{host!r} is no name of a host")
+            raise ModelError(f"{host!r} is no name of a host")
     if len(set(hosts)) < len(hosts) or not hosts:
-        raise UsageError(f"hosts {', '.join(hosts) or 'none'}: name each of them once")
+        raise ModelError(f"hosts {', '.join(hosts) or 'none'}: name each of them once")
 
 
 def _numbers(devices: Sequence[str]) -> tuple[str, list[int]]:
@@ -77,7 +77,7 @@ def _numbers(devices: Sequence[str]) -> tuple[str, list[int]]:
     found = [re.fullmatch(r"(gpu|core)(\d+)", device) for device in devices]
     kinds = {match[1] if match else "" for match in found}
     if kinds not in ({"gpu"}, {"core"}):
-        raise UsageError(
+        raise ModelError(
             f"devices {', '.join(devices[:3])}: a rank file needs gpu0, gpu1... or core0, core1..."
         )
     return kinds.pop(), [int(match[2]) for match in found if match]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import Fabric, Link, OneSwitch
 from fastcoll.model.schedule import Schedule, Signal
 from fastcoll.model.simulator import Simulation, Stream, Timing, simulate
@@ -88,7 +88,7 @@ def simulate_regular(
     """Return how long a regular schedule takes; `link_bytes` are those of node 0.
 
     Raises:
-        UsageError: The nodes of the fabric are not those of the shifts.
+        ModelError: The nodes of the fabric are not those of the shifts.
     """
     return _Regular(schedule, fabric, size_bytes, shifts).run()
 
@@ -97,7 +97,7 @@ def simulate_on_switch(schedule: Schedule, switch: OneSwitch, size_bytes: float)
     """Return how long a schedule takes where ranks are alike: by one of them if it is regular.
 
     Raises:
-        UsageError: The schedule waits for ever.
+        ModelError: The schedule waits for ever.
     """
     shifts = shifts_of(schedule)
     if shifts is None:
@@ -118,7 +118,7 @@ class _Regular(Simulation):
         shifts, fabric = self.shifts, self.fabric
         size = shifts.local_size
         if fabric.node_of(size - 1) != 0 or (shifts.num_nodes > 1 and fabric.node_of(size) == 0):
-            raise UsageError(
+            raise ModelError(
                 f"the schedule has {size} ranks per node and the topology has not: "
                 "only simulate() can run it there"
             )
@@ -127,7 +127,7 @@ class _Regular(Simulation):
             for rank in range(1, size):
                 there = shifts.add(other, rank)
                 if self._way(0, other) != self._way(rank, there):
-                    raise UsageError(
+                    raise ModelError(
                         f"the way from rank {rank} to {there} is not like that from rank 0 to "
                         f"{other}: only simulate() can run the schedule there"
                     )
@@ -164,7 +164,7 @@ class _Regular(Simulation):
                     elif not any(
                         self.fabric.is_owned_by(link, self.fabric.node_of(e)) for e in ends
                     ):
-                        raise UsageError(f"{link} belongs to no node: see Cluster.under_one_leaf")
+                        raise ModelError(f"{link} belongs to no node: see Cluster.under_one_leaf")
             self.usages[source, destination] = usage
         return self.usages[source, destination]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 
 Buffer = Literal["input", "output", "scratch"]
 
@@ -140,9 +140,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.verb not in VERBS:
-            raise UsageError(f"no verb {self.verb!r}; the verbs are {', '.join(VERBS)}")
+            raise ModelError(f"no verb {self.verb!r}; the verbs are {', '.join(VERBS)}")
         if not 0 <= self.root < self.world_size:
-            raise UsageError(f"root {self.root} is not a rank of {self.world_size}")
+            raise ModelError(f"root {self.root} is not a rank of {self.world_size}")
 
     @property
     def chunk_blocks(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.fabric import Fabric, Link
 from fastcoll.model.schedule import EVERY, Copy, Reduce, Schedule, Signal, Step, Wait, moved
 from fastcoll.model.sharing import fair_rates
@@ -93,7 +93,7 @@ def simulate(
         trace: Keep the events.
 
     Raises:
-        UsageError: The fabric has too few ranks, or the schedule waits for ever.
+        ModelError: The fabric has too few ranks, or the schedule waits for ever.
     """
     return Simulation(schedule, fabric, size_bytes, trace=trace).run()
 
@@ -105,7 +105,7 @@ class Simulation:
         self, schedule: Schedule, fabric: Fabric, size_bytes: float, *, trace: bool = False
     ) -> None:
         if schedule.world_size > fabric.num_ranks:
-            raise UsageError(
+            raise ModelError(
                 f"{schedule.world_size} ranks don't fit on a topology of {fabric.num_ranks}"
             )
         self.schedule = schedule
@@ -163,7 +163,7 @@ class Simulation:
             self._share(now)
         if self.waiting:
             key = next(iter(self.waiting))
-            raise UsageError(
+            raise ModelError(
                 f"rank {key[2]} waits for a signal of rank {key[0]} that never comes: "
                 "the checker has the whole story"
             )

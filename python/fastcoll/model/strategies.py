@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fastcoll.errors import UsageError
 from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
+from fastcoll.model.errors import ModelError
 from fastcoll.model.groups import Groups, consecutive, groups_us, strided
 from fastcoll.model.machines.cluster import Cluster
 from fastcoll.model.machines.machine import cards_of
@@ -99,16 +99,16 @@ class Planner:
     """Prices strategies for one workload on one cluster.
 
     Raises:
-        UsageError: The machine's speed is not known, or there are too many ranks to simulate.
+        ModelError: The machine's speed is not known, or there are too many ranks to simulate.
     """
 
     def __init__(self, workload: Workload, cluster: Cluster) -> None:
         if not cluster.machine.tflops:
-            raise UsageError(
+            raise ModelError(
                 f"{cluster.machine.name} does not say how fast a rank computes: add tflops to it"
             )
         if cluster.num_ranks > MAX_RANKS:
-            raise UsageError(
+            raise ModelError(
                 f"{cluster.num_ranks} ranks are more than a plan simulates ({MAX_RANKS}): "
                 "use fastcoll explain for single collectives of larger worlds"
             )

@@ -5,10 +5,10 @@ Every builder works for every number of ranks. What an algorithm does phase by p
 modules of this package; which phases it has in `recipes`.
 """
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
 from fastcoll.model.builders.recipes import RECIPES, Recipe
 from fastcoll.model.builders.team import Piece, Team
+from fastcoll.model.errors import ModelError
 from fastcoll.model.schedule import VERBS, Copy, Program, Schedule, Span
 
 __all__ = ["algorithms_of", "build"]
@@ -41,15 +41,15 @@ def build(
         local_size: hierarchical ones: ranks per node; without it, what divides them most evenly.
 
     Raises:
-        UsageError: The verb or algorithm is unknown, or the sizes don't fit.
+        ModelError: The verb or algorithm is unknown, or the sizes don't fit.
     """
     if verb not in VERBS:
-        raise UsageError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+        raise ModelError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
     if world_size < 1 or num_segments < 1:
-        raise UsageError(f"{world_size} ranks and {num_segments} segments: both must be 1 or more")
+        raise ModelError(f"{world_size} ranks and {num_segments} segments: both must be 1 or more")
     if algorithm not in algorithms_of(verb):
         names = ", ".join(algorithms_of(verb))
-        raise UsageError(f"{verb} has no schedule {algorithm!r}; it has {names}")
+        raise ModelError(f"{verb} has no schedule {algorithm!r}; it has {names}")
     if algorithm in BETWEEN:
         return _hierarchical(
             verb, algorithm, world_size, root, local_size_of(world_size, local_size)

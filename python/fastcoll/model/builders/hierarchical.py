@@ -8,9 +8,9 @@ cards work, and each byte crosses the network as rarely as possible.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fastcoll.errors import UsageError
 from fastcoll.model.builders import direct, doubling, exchange, rings, trees
 from fastcoll.model.builders.team import Team
+from fastcoll.model.errors import ModelError
 from fastcoll.model.schedule import VERBS, Program
 
 Phase = Callable[[Team], Program]
@@ -150,14 +150,14 @@ def local_size_of(world_size: int, local_size: int | None) -> int:
     """Return the ranks per node: as asked for, or the divisor nearest to the square root.
 
     Raises:
-        UsageError: The nodes would not be equally full.
+        ModelError: The nodes would not be equally full.
     """
     if local_size is None:
         return max(
             d for d in range(1, world_size + 1) if world_size % d == 0 and d * d <= world_size
         )
     if local_size < 1 or world_size % local_size:
-        raise UsageError(
+        raise ModelError(
             f"{world_size} ranks can't be {local_size} on every node: "
             "local_size must divide the number of ranks"
         )

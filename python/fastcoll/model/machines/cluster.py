@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from fastcoll.errors import UsageError
+from fastcoll.model.errors import ModelError
 from fastcoll.model.machines.machine import Machine, Network, cards_of
 
 
@@ -34,7 +34,7 @@ class Cluster:
     """`num_nodes` machines; rank i runs on device i mod m of node i div m. Equal to itself only.
 
     Raises:
-        UsageError: Several nodes without a network, or without network cards.
+        ModelError: Several nodes without a network, or without network cards.
     """
 
     machine: Machine
@@ -44,14 +44,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
-            raise UsageError(f"{self.num_nodes} nodes: there must be one at least")
+            raise ModelError(f"{self.num_nodes} nodes: there must be one at least")
         if self.num_nodes == 1:
             return
         if self.network is None:
-            raise UsageError(f"{self.num_nodes} nodes need a network between them")
+            raise ModelError(f"{self.num_nodes} nodes need a network between them")
         without = [rank for rank in self.machine.ranks if rank not in self.machine.nics]
         if without:
-            raise UsageError(f"{self.machine.name}: {without[0]!r} has no network card: see nics")
+            raise ModelError(f"{self.machine.name}: {without[0]!r} has no network card: see nics")
 
     @property
     def local_size(self) -> int:
@@ -83,13 +83,13 @@ class Cluster:
         For the simulation of one rank in place of all, which needs all nodes to be alike.
 
         Raises:
-            UsageError: The spine is oversubscribed, so where a node stands matters.
+            ModelError: The spine is oversubscribed, so where a node stands matters.
         """
         network = self.network
         if network is None:
             return self
         if self.num_nodes > network.nodes_per_leaf and network.oversubscription > 1:
-            raise UsageError(
+            raise ModelError(
                 f"{network.name} has {network.oversubscription:g} times less bandwidth above the "
                 "leaves than below: its nodes are not alike"
             )
@@ -132,11 +132,11 @@ class Cluster:
         """Return the rank's (up, down) links to the switch that adds and multicasts.
 
         Raises:
-            UsageError: There is none.
+            ModelError: There is none.
         """
         switch = self.machine.multicast
         if not switch or self.num_nodes > 1:
-            raise UsageError(f"{self.machine.name}: no switch adds and multicasts for all ranks")
+            raise ModelError(f"{self.machine.name}: no switch adds and multicasts for all ranks")
         device = self.machine.ranks[rank]
         return Port(0, device, switch), Port(0, switch, device)
 

@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastcoll.machine.cpu import affinity
-
 SYSFS = Path("/sys")
 T = TypeVar("T")
 
@@ -259,13 +257,13 @@ def _add_nvlinks(asked: _Nvml, gpu: LocalGpu, by_pci: dict[str, str]) -> None:
             gpu.nvlinks[there] = gpu.nvlinks.get(there, 0) + 1
 
 
-def find(sysfs: Path = SYSFS, nvml: Any = None, usable_cpus: Iterable[int] | None = None) -> Local:
+def find(usable_cpus: Iterable[int], sysfs: Path = SYSFS, nvml: Any = None) -> Local:
     """Return what this machine has; never raises.
 
     Args:
+        usable_cpus: The CPUs to look at.
         sysfs: Where sysfs is mounted.
         nvml: The module `pynvml`; None imports it, if it is installed.
-        usable_cpus: The CPUs to look at; None takes those of this process.
     """
     problems: list[str] = []
     if nvml is None:
@@ -273,9 +271,8 @@ def find(sysfs: Path = SYSFS, nvml: Any = None, usable_cpus: Iterable[int] | Non
             nvml = import_module("pynvml")
         except ImportError:
             problems.append("GPUs: pynvml is not installed")
-    usable = affinity() if usable_cpus is None else usable_cpus
     return Local(
-        cores=tuple(_guarded("cores", lambda: _cores(sysfs, usable), [], problems)),
+        cores=tuple(_guarded("cores", lambda: _cores(sysfs, usable_cpus), [], problems)),
         node_distances=_guarded("NUMA nodes", lambda: _distances(sysfs), {}, problems),
         nics=tuple(_guarded("network cards", lambda: _nics(sysfs), [], problems)),
         gpus=tuple(

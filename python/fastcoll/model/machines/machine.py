@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fastcoll.documents import check, read_json
-from fastcoll.errors import UsageError
+from fastcoll.model.documents import check, read_json
+from fastcoll.model.errors import ModelError
 
 _HERE = Path(__file__).parent
 MACHINES = tuple(sorted(path.stem for path in (_HERE / "machines").glob("*.json")))
@@ -129,7 +129,7 @@ class Network:
 def _checked(document: object, path: str, kind: str) -> dict[str, Any]:
     """Return a copy of a document that fits the schema of its kind."""
     if not isinstance(document, dict) or document.get("kind") != kind:
-        raise UsageError(f'{path}: "kind" is not "{kind}"')
+        raise ModelError(f'{path}: "kind" is not "{kind}"')
     schema = _schema()
     [branch] = [each for each in schema["oneOf"] if each["title"] == kind]
     check(document, {"$defs": schema["$defs"], **branch}, path)
@@ -146,14 +146,14 @@ def _path(name: str, kind: str, known: tuple[str, ...]) -> Path:
         return _HERE / f"{kind}s" / f"{name}.json"
     if name.endswith(".json"):
         return Path(name)
-    raise UsageError(f"no {kind} {name!r}; give a .json file, or one of {', '.join(known)}")
+    raise ModelError(f"no {kind} {name!r}; give a .json file, or one of {', '.join(known)}")
 
 
 def load_machine(name: str) -> Machine:
     """Return a machine that comes with fastcoll, or one from a file.
 
     Raises:
-        UsageError: There is no such file or name, or the file contradicts itself or the schema.
+        ModelError: There is no such file or name, or the file contradicts itself or the schema.
     """
     path = _path(name, "machine", MACHINES)
     return machine_of(read_json(path), str(path))
@@ -163,7 +163,7 @@ def machine_of(document: object, path: str) -> Machine:
     """Return the machine of a document; `path` is what a refusal calls it.
 
     Raises:
-        UsageError: The document contradicts itself or the schema.
+        ModelError: The document contradicts itself or the schema.
     """
     checked = _checked(document, path, "machine")
     wires: dict[tuple[str, str], Wire] = {}
@@ -172,10 +172,10 @@ def machine_of(document: object, path: str) -> Machine:
         for j, (one, other) in enumerate(group["between"]):
             where = f"{path}: at links/{i}/between/{j}"
             if one == other:
-                raise UsageError(f"{where}: {one!r} is linked to itself")
+                raise ModelError(f"{where}: {one!r} is linked to itself")
             _known((one, other), checked["ranks"], where)
             if (one, other) in wires:
-                raise UsageError(f"{where}: {one!r} and {other!r} are linked twice; add them up")
+                raise ModelError(f"{where}: {one!r} and {other!r} are linked twice; add them up")
             wires[one, other] = wires[other, one] = wire
     del checked["format"], checked["kind"], checked["links"]
     checked["ranks"] = tuple(checked["ranks"])
@@ -189,7 +189,7 @@ def _known(devices: Iterable[str], ranks: Sequence[str], where: str) -> None:
     kinds = {rank.rstrip("0123456789") for rank in ranks if rank[-1].isdigit()}
     for device in devices:
         if device not in ranks and device[-1].isdigit() and device.rstrip("0123456789") in kinds:
-            raise UsageError(
+            raise ModelError(
                 f"{where}: there is no {device!r} among the ranks {', '.join(ranks[:16])}; add it "
                 "to them, or correct the link"
             )
@@ -199,28 +199,28 @@ def _connected(machine: Machine, path: str) -> None:
     """Refuse what names devices that aren't there, or that nothing leads to."""
     for i, rank in enumerate(machine.ranks):
         if rank not in machine.neighbours and len(machine.ranks) > 1:
-            raise UsageError(f"{path}: at ranks/{i}: no link leads to {rank!r}")
+            raise ModelError(f"{path}: at ranks/{i}: no link leads to {rank!r}")
     for rank, nic in machine.nics.items():
         if rank not in machine.ranks:
-            raise UsageError(f"{path}: at nics/{rank}: there is no rank {rank!r}")
+            raise ModelError(f"{path}: at nics/{rank}: there is no rank {rank!r}")
         if nic not in machine.neighbours:
-            raise UsageError(f"{path}: at nics/{rank}: no link leads to {nic!r}")
+            raise ModelError(f"{path}: at nics/{rank}: no link leads to {nic!r}")
     for device in [machine.multicast] if machine.multicast else []:
         lonely = [r for r in machine.ranks if (r, device) not in machine.wires]
         if lonely:
-            raise UsageError(f"{path}: at multicast: {device!r} has no link to {lonely[0]!r}")
+            raise ModelError(f"{path}: at multicast: {device!r} has no link to {lonely[0]!r}")
     for source in machine.ranks:
         targets = [*machine.ranks, *filter(None, [machine.nics.get(source)])]
         cut_off = [t for t in targets if t not in machine._widest(source)]
         if cut_off:
-            raise UsageError(f"{path}: no way leads from {source!r} to {cut_off[0]!r}")
+            raise ModelError(f"{path}: no way leads from {source!r} to {cut_off[0]!r}")
 
 
 def load_network(name: str) -> Network:
     """Return a network that comes with fastcoll, or one from a file.
 
     Raises:
-        UsageError: There is no such file or name, or the file does not fit the schema.
+        ModelError: There is no such file or name, or the file does not fit the schema.
     """
     path = _path(name, "network", NETWORKS)
     document = _checked(read_json(path), str(path), "network")
