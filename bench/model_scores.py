@@ -7,7 +7,7 @@ Run it after a change of the model or of a machine's constants. It measures noth
 from pathlib import Path
 
 from fastcoll.measure.sizes import format_number, format_size
-from fastcoll.model.published import Row, held_out_rows, median_error, unfitted_rows
+from fastcoll_model.published import Row, held_out_rows, median_error, unfitted_rows
 
 OUTPUT = Path(__file__).parent / "results" / "model" / "published.md"
 

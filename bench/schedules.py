@@ -17,7 +17,7 @@ from fastcoll.measure.rounds import measure_cell
 from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
 from fastcoll.measure.variants import SEGMENTS_BYTES, Variant, running_ranks, variants_of
-from fastcoll.model.builders import algorithms_of
+from fastcoll_model.builders import algorithms_of
 
 WORLDS = (2, 4)
 SIZES_BYTES = (1 << 10, 32 << 10, 1 << 20, 16 << 20)

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
-from fastcoll.model.builders import build
-from fastcoll.model.charts import bucket_times, cost_curves, plan_bars, published_times, ring_paths
-from fastcoll.model.explain import compare
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.figures import save
-from fastcoll.model.formulas import Constants, estimate_us
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import load_machine, load_network
-from fastcoll.model.picture import draw
-from fastcoll.model.placement import disjoint_rings, mapping_us
-from fastcoll.model.published import held_out_rows
-from fastcoll.model.simulator import simulate
-from fastcoll.model.strategies import Planner, Workload
+from fastcoll_model.buckets import Layer, best_bucket_bytes, overlap
+from fastcoll_model.builders import build
+from fastcoll_model.charts import bucket_times, cost_curves, plan_bars, published_times, ring_paths
+from fastcoll_model.explain import compare
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.figures import save
+from fastcoll_model.formulas import Constants, estimate_us
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import load_machine, load_network
+from fastcoll_model.picture import draw
+from fastcoll_model.placement import disjoint_rings, mapping_us
+from fastcoll_model.published import held_out_rows
+from fastcoll_model.simulator import simulate
+from fastcoll_model.strategies import Planner, Workload
 
 FOLDER = Path(__file__).parent / "pictures"
 TIERS = {

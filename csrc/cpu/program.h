@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part of a schedule (python/fastcoll/model), as model/compiled.py writes it: a list of
+// One rank's part of a schedule (python/fastcoll_model), as its compiled.py writes it: a list of
 // 32-bit words. Read and checked here once, so that the executor need not look again. Knows no
 // memory and no group.
 #pragma once

@@ -10,10 +10,10 @@ from calls import ROOTED, Call, Place
 from perform import check
 
 import harness
-from fastcoll.model.builders import algorithms_of
-from fastcoll.model.compiled import compiled
-from fastcoll.model.errors import ModelError, NotRunnableError
-from fastcoll.model.schedule import REDUCTIONS, VERBS
+from fastcoll_model.builders import algorithms_of
+from fastcoll_model.compiled import compiled
+from fastcoll_model.errors import ModelError, NotRunnableError
+from fastcoll_model.schedule import REDUCTIONS, VERBS
 from harness import Rank, attempt
 
 WORLDS = (2, 3, pytest.param(5, marks=pytest.mark.slow))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from fastcoll.model.schedule import (
+from fastcoll_model.schedule import (
     EVERY,
     Contribution,
     Copy,
@@ -21,7 +21,7 @@ from fastcoll.model.schedule import (
     Step,
     Wait,
 )
-from fastcoll.model.values import Sum, contributions
+from fastcoll_model.values import Sum, contributions
 
 Programs = dict[tuple[int, int], list[Step]]
 

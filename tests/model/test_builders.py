@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.builders.hierarchical import BETWEEN
-from fastcoll.model.builders.trees import double_parent
-from fastcoll.model.checker import Proof, check
-from fastcoll.model.errors import ModelError
-from fastcoll.model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, moved
+from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.builders.hierarchical import BETWEEN
+from fastcoll_model.builders.trees import double_parent
+from fastcoll_model.checker import Proof, check
+from fastcoll_model.errors import ModelError
+from fastcoll_model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, moved
 
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
 SOME_RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)

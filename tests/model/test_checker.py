@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from mutations import Interleavings, mutants
 
-from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.checker import ScheduleError, check
-from fastcoll.model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, Span, Step, Wait
+from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.checker import ScheduleError, check
+from fastcoll_model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, Span, Step, Wait
 
 # What a mistake changes nothing about: it copies the same value from elsewhere, or swaps two steps
 # that have nothing to do with each other.

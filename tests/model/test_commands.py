@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.builders import build
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.picture import rows
-from fastcoll.model.simulator import simulate
+from fastcoll_model.builders import build
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.picture import rows
+from fastcoll_model.simulator import simulate
 
 runner = CliRunner()
 PLAN = ["plan", "--topology", "hgx-h100", "--layers", "2", "--hidden", "8"]

@@ -16,13 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.builders import build
-from fastcoll.model.builders.recipes import RECIPES
-from fastcoll.model.checker import check
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.formulas import FORMULAS
-from fastcoll.model.schedule import REDUCTIONS
-from fastcoll.model.simulator import simulate
+from fastcoll_model.builders import build
+from fastcoll_model.builders.recipes import RECIPES
+from fastcoll_model.checker import check
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.formulas import FORMULAS
+from fastcoll_model.schedule import REDUCTIONS
+from fastcoll_model.simulator import simulate
 from programs import load_script, run_as_told
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +193,7 @@ def same_picture(one: str, other: str) -> bool:
 
 
 def check_picture(name: str) -> None:
-    from fastcoll.model.figures import as_svg
+    from fastcoll_model.figures import as_svg
 
     made = as_svg(load_script(DOCS / "make_pictures.py").PICTURES[name]())
     committed = (DOCS / "pictures" / f"{name}.svg").read_text()

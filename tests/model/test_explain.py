@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.checker import check
-from fastcoll.model.errors import ModelError
-from fastcoll.model.explain import adds_in_order, compare, price_us
-from fastcoll.model.limits import least_us
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import MACHINES, load_machine, load_network
-from fastcoll.model.schedule import REDUCTIONS, VERBS
-from fastcoll.model.values import node_by_node
+from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.checker import check
+from fastcoll_model.errors import ModelError
+from fastcoll_model.explain import adds_in_order, compare, price_us
+from fastcoll_model.limits import least_us
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import MACHINES, load_machine, load_network
+from fastcoll_model.schedule import REDUCTIONS, VERBS
+from fastcoll_model.values import node_by_node
 
 H100 = Cluster(load_machine("hgx-h100"))
 FOUR_NODES = Cluster(load_machine("hgx-h100"), 4, load_network("ndr-rail"))

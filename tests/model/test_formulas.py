@@ -3,17 +3,17 @@
 
 import pytest
 
-from fastcoll.model.builders import build
-from fastcoll.model.errors import ModelError
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.formulas import (
+from fastcoll_model.builders import build
+from fastcoll_model.errors import ModelError
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.formulas import (
     FORMULAS,
     Constants,
     estimate_us,
     hierarchical_all_reduce_us,
     naive_all_reduce_us,
 )
-from fastcoll.model.simulator import simulate
+from fastcoll_model.simulator import simulate
 
 MIB = 1 << 20
 # Latency, transfer and addition all weigh something at one of the sizes.
@@ -117,7 +117,7 @@ def test_volumes_per_rank() -> None:
     D is the textbook's: the message for broadcast, scatter and all_reduce, a rank's own part for
     all_gather. What a rank gets is read off the schedules.
     """
-    from fastcoll.model.checker import check
+    from fastcoll_model.checker import check
 
     n = 8
 

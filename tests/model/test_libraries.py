@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from fastcoll.choose import algorithms
 from fastcoll.cli import app
-from fastcoll.model.builders import algorithms_of
-from fastcoll.model.explain import compare
-from fastcoll.model.libraries import LIBRARIES, Offer, offers
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import load_machine, load_network
-from fastcoll.model.published import load_series
-from fastcoll.model.schedule import VERBS
+from fastcoll_model.builders import algorithms_of
+from fastcoll_model.explain import compare
+from fastcoll_model.libraries import LIBRARIES, Offer, offers
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import load_machine, load_network
+from fastcoll_model.published import load_series
+from fastcoll_model.schedule import VERBS
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.machines.described import describe
-from fastcoll.model.machines.local import find, parse_cpus
-from fastcoll.model.machines.machine import Machine, load_machine, machine_of
-from fastcoll.model.placement import best_ring
+from fastcoll_model.machines.described import describe
+from fastcoll_model.machines.local import find, parse_cpus
+from fastcoll_model.machines.machine import Machine, load_machine, machine_of
+from fastcoll_model.placement import best_ring
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.errors import ModelError
-from fastcoll.model.groups import consecutive, strided
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import load_machine, load_network
-from fastcoll.model.mapping import Axis, axes_of, groups_along, mappings
-from fastcoll.model.strategies import Planner, Workload
+from fastcoll_model.errors import ModelError
+from fastcoll_model.groups import consecutive, strided
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import load_machine, load_network
+from fastcoll_model.mapping import Axis, axes_of, groups_along, mappings
+from fastcoll_model.strategies import Planner, Workload
 
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damage import damaged
-from fastcoll.model.errors import ModelError
-from fastcoll.model.published import (
+from fastcoll_model.errors import ModelError
+from fastcoll_model.published import (
     _DATA,
     fit,
     held_out_rows,

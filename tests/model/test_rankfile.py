@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.errors import ModelError
-from fastcoll.model.machines.described import describe
-from fastcoll.model.machines.local import Core, Local
-from fastcoll.model.machines.machine import Machine, load_machine, machine_of
-from fastcoll.model.rankfile import device_order, rank_file
+from fastcoll_model.errors import ModelError
+from fastcoll_model.machines.described import describe
+from fastcoll_model.machines.local import Core, Local
+from fastcoll_model.machines.machine import Machine, load_machine, machine_of
+from fastcoll_model.rankfile import device_order, rank_file
 
 
 def cores(*numbers: int) -> Machine:

@@ -26,9 +26,9 @@ from fastcoll.measure.regret import judge
 from fastcoll.measure.results import SCHEMA_NAME
 from fastcoll.measure.tune import make_document
 from fastcoll.measure.variants import request_of
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import load_machine
-from fastcoll.model.strategies import Workload
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import load_machine
+from fastcoll_model.strategies import Workload
 
 pytest.importorskip("matplotlib")
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import programs, with_programs
 
-from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.errors import ModelError
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.regular import shifts_of, simulate_regular
-from fastcoll.model.schedule import VERBS, Signal
-from fastcoll.model.sharing import fair_rates
-from fastcoll.model.simulator import simulate
+from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.errors import ModelError
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.regular import shifts_of, simulate_regular
+from fastcoll_model.schedule import VERBS, Signal
+from fastcoll_model.sharing import fair_rates
+from fastcoll_model.simulator import simulate
 
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from fastcoll.model.buckets import Layer, best_bucket_bytes, overlap
-from fastcoll.model.builders import build
-from fastcoll.model.checker import ScheduleError, check
-from fastcoll.model.errors import ModelError
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.groups import consecutive, groups_us, side_by_side, strided
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import load_machine, load_network
-from fastcoll.model.placement import best_ring, disjoint_rings, mapping_us
-from fastcoll.model.simulator import simulate
-from fastcoll.model.strategies import Planner, Sentence, Workload
+from fastcoll_model.buckets import Layer, best_bucket_bytes, overlap
+from fastcoll_model.builders import build
+from fastcoll_model.checker import ScheduleError, check
+from fastcoll_model.errors import ModelError
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.groups import consecutive, groups_us, side_by_side, strided
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import load_machine, load_network
+from fastcoll_model.placement import best_ring, disjoint_rings, mapping_us
+from fastcoll_model.simulator import simulate
+from fastcoll_model.strategies import Planner, Sentence, Workload
 
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)
 

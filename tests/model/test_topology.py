@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damage import damaged
-from fastcoll.model.builders import algorithms_of, build
-from fastcoll.model.errors import ModelError
-from fastcoll.model.fabric import on_one_switch
-from fastcoll.model.formulas import Constants, hierarchical_all_reduce_us
-from fastcoll.model.machines import machine as model
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.machine import MACHINES, NETWORKS, load_machine, load_network
-from fastcoll.model.regular import Shifts, shifts_of, simulate_on_switch, simulate_regular
-from fastcoll.model.schedule import VERBS
-from fastcoll.model.simulator import simulate
+from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.errors import ModelError
+from fastcoll_model.fabric import on_one_switch
+from fastcoll_model.formulas import Constants, hierarchical_all_reduce_us
+from fastcoll_model.machines import machine as model
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.machine import MACHINES, NETWORKS, load_machine, load_network
+from fastcoll_model.regular import Shifts, shifts_of, simulate_on_switch, simulate_regular
+from fastcoll_model.schedule import VERBS
+from fastcoll_model.simulator import simulate
 
 
 def h100s(num_nodes: int, network: str = "ndr-rail") -> Cluster:
@@ -283,8 +283,8 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 
 
 SHIPPED = [
-    *((load_machine, model._HERE / "machines" / f"{name}.json") for name in MACHINES),
-    *((load_network, model._HERE / "networks" / f"{name}.json") for name in NETWORKS),
+    *((load_machine, model._CATALOGUE / "machines" / f"{name}.json") for name in MACHINES),
+    *((load_network, model._CATALOGUE / "networks" / f"{name}.json") for name in NETWORKS),
 ]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
 
-from fastcoll.model.builders import build
-from fastcoll.model.schedule import Copy, Reduce, Schedule, Wait, moved
+from fastcoll_model.builders import build
+from fastcoll_model.schedule import Copy, Reduce, Schedule, Wait, moved
 from programs import run
 
 NUMEL = 5040  # of int32, a multiple of everybody's blocks: for up to 7 ranks and two directions

@@ -84,7 +84,11 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
         extensions.add(f"fastcoll/_cuda{suffix}")
     sources = {
         path.relative_to(checkout / folder).as_posix()
-        for folder, package in (("python", "fastcoll"), ("kernels", "fastcoll_kernels"))
+        for folder, package in (
+            ("python", "fastcoll"),
+            ("python", "fastcoll_model"),
+            ("kernels", "fastcoll_kernels"),
+        )
         for pattern in (
             "**/*.py",
             "**/*.pyi",
@@ -116,7 +120,8 @@ def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
     command = [*pip, "install", "-v", "--no-deps", "--no-build-isolation", "-e", "."]
     output = run(*command, cwd=checkout, FASTCOLL_CUDA="0")
     assert warnings_of_build(output) == []
-    where = "import fastcoll, fastcoll._C, fastcoll_kernels; print(fastcoll.__file__)"
+    packages = "fastcoll, fastcoll._C, fastcoll_kernels, fastcoll_model"
+    where = f"import {packages}; print(fastcoll.__file__)"
     assert str(checkout) in run(python, "-c", where, cwd=tmp_path)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls by a schedule of the model: `algorithm="schedule:tree"`.
 
-Decides which schedules may carry out a request. What is in one is fastcoll.model's matter, and how
+Decides which schedules may carry out a request. What is in one is fastcoll_model's matter, and how
 it runs csrc/cpu/executor.h's.
 """
 
@@ -10,8 +10,6 @@ from dataclasses import replace
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.plan import Plan
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.model.compiled import Compiled, compiled
-from fastcoll.model.errors import ModelError, NotRunnableError
 from fastcoll.types import (
     FLOAT_DTYPES,
     ITEMSIZE,
@@ -21,6 +19,8 @@ from fastcoll.types import (
     Verb,
     order_matters,
 )
+from fastcoll_model.compiled import Compiled, compiled
+from fastcoll_model.errors import ModelError, NotRunnableError
 
 PREFIX = "schedule:"
 

@@ -25,7 +25,7 @@ from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 from fastcoll.cli.tune import tune
 from fastcoll.errors import FastcollError
-from fastcoll.model.errors import ModelError
+from fastcoll_model.errors import ModelError
 
 app = typer.Typer(
     help="Collectives between the processes of one machine.",

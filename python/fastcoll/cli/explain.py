@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll explain`: which algorithm a collective takes, and why: here, or on a topology on paper.
 
-Decides what is shown; the comparison is fastcoll.model's, the choice here fastcoll.choose's.
+Decides what is shown; the comparison is fastcoll_model's, the choice here fastcoll.choose's.
 """
 
 import json
@@ -26,12 +26,12 @@ from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import available_cpus
 from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.variants import request_of
-from fastcoll.model.explain import Comparison, compare
-from fastcoll.model.libraries import Offer, offers
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.schedule import REDUCTIONS, VERBS
 from fastcoll.native import _C
 from fastcoll.types import Numerics, Request, SingleCopy
+from fastcoll_model.explain import Comparison, compare
+from fastcoll_model.libraries import Offer, offers
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.schedule import REDUCTIONS, VERBS
 
 
 def explain(

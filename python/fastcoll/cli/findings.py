@@ -16,13 +16,13 @@ from fastcoll.documents import read_json
 from fastcoll.errors import UsageError
 from fastcoll.measure.results import SCHEMA_NAME as RESULT_FORM
 from fastcoll.measure.results import validate
-from fastcoll.model.errors import ModelError
-from fastcoll.model.explain import Comparison, compare
-from fastcoll.model.libraries import Offer
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.published import Row, held_out_rows, unfitted_rows
-from fastcoll.model.schedule import VERBS
-from fastcoll.model.strategies import Planner, Sentence, Workload
+from fastcoll_model.errors import ModelError
+from fastcoll_model.explain import Comparison, compare
+from fastcoll_model.libraries import Offer
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.published import Row, held_out_rows, unfitted_rows
+from fastcoll_model.schedule import VERBS
+from fastcoll_model.strategies import Planner, Sentence, Workload
 
 _SIZES = tuple(1 << shift for shift in range(10, 31, 4))  # 1 KiB to 1 GiB
 _SHOWN = (16 << 10, 64 << 20)  # one where latency counts, one where bandwidth does

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fastcoll.model.figures import as_svg
+from fastcoll_model.figures import as_svg
 
 _STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem;

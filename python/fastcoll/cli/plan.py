@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll plan`: what each parallel strategy would cost on a cluster.
 
-Decides options and what is shown; the prices are fastcoll.model's.
+Decides options and what is shown; the prices are fastcoll_model's.
 """
 
 import json
@@ -15,12 +15,12 @@ from rich.table import Table
 from fastcoll.cli.console import make_console, matplotlib_is_there, picture
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.measure.sizes import format_number, parse_count
-from fastcoll.model.charts import plan_bars
-from fastcoll.model.figures import save
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.mapping import Mapped, axes_of, mappings
-from fastcoll.model.placement import mapping_us
-from fastcoll.model.strategies import Phrase, Planner, Sentence, Workload
+from fastcoll_model.charts import plan_bars
+from fastcoll_model.figures import save
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.mapping import Mapped, axes_of, mappings
+from fastcoll_model.placement import mapping_us
+from fastcoll_model.strategies import Phrase, Planner, Sentence, Workload
 
 
 def plan(

@@ -22,15 +22,15 @@ from fastcoll.cli.topo import MAX_MATRIX, bandwidth_matrix, machine_tree, networ
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.cli.tune import fastest_table, fit_of, gpus_of
 from fastcoll.measure.sizes import format_number, format_size
-from fastcoll.model.builders import build
-from fastcoll.model.charts import cost_curves, plan_bars, published_times
-from fastcoll.model.checker import check
-from fastcoll.model.fabric import OneSwitch
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.picture import draw
-from fastcoll.model.published import median_error
-from fastcoll.model.simulator import simulate
-from fastcoll.model.strategies import Workload
+from fastcoll_model.builders import build
+from fastcoll_model.charts import cost_curves, plan_bars, published_times
+from fastcoll_model.checker import check
+from fastcoll_model.fabric import OneSwitch
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.picture import draw
+from fastcoll_model.published import median_error
+from fastcoll_model.simulator import simulate
+from fastcoll_model.strategies import Workload
 
 _DRAWN = ("one_shot", "two_shot", "ring", "double_binary_tree", "rabenseifner")
 _DRAWN_RANKS = 4

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll schedule`: watch an algorithm move data, step by step.
 
-Decides what is shown of a schedule; the schedule, its proof and its timing are fastcoll.model's.
+Decides what is shown of a schedule; the schedule, its proof and its timing are fastcoll_model's.
 """
 
 from pathlib import Path
@@ -13,13 +13,13 @@ from rich.table import Table
 from fastcoll.cli.console import make_console, matplotlib_is_there, picture
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
 from fastcoll.measure.sizes import format_size
-from fastcoll.model.builders import build
-from fastcoll.model.checker import Proof, check
-from fastcoll.model.fabric import Fabric, OneSwitch
-from fastcoll.model.figures import save
-from fastcoll.model.picture import draw, rows
-from fastcoll.model.schedule import REDUCTIONS, VERBS, Schedule
-from fastcoll.model.simulator import Timing, simulate
+from fastcoll_model.builders import build
+from fastcoll_model.checker import Proof, check
+from fastcoll_model.fabric import Fabric, OneSwitch
+from fastcoll_model.figures import save
+from fastcoll_model.picture import draw, rows
+from fastcoll_model.schedule import REDUCTIONS, VERBS, Schedule
+from fastcoll_model.simulator import Timing, simulate
 
 
 def schedule(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll topo`: how the ranks of a machine or a cluster are wired.
 
-Decides what is shown; the topologies are fastcoll.model.machines's.
+Decides what is shown; the topologies are fastcoll_model.machines's.
 """
 
 import json
@@ -16,9 +16,9 @@ from rich.tree import Tree
 from fastcoll.cli.console import make_console, writable
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.machine.cpu import affinity
-from fastcoll.model.machines.described import describe
-from fastcoll.model.machines.local import find
-from fastcoll.model.machines.machine import (
+from fastcoll_model.machines.described import describe
+from fastcoll_model.machines.local import find
+from fastcoll_model.machines.machine import (
     MACHINES,
     NETWORKS,
     Machine,
@@ -28,8 +28,8 @@ from fastcoll.model.machines.machine import (
     load_machine,
     load_network,
 )
-from fastcoll.model.placement import best_ring, disjoint_rings
-from fastcoll.model.rankfile import Launcher, rank_file
+from fastcoll_model.placement import best_ring, disjoint_rings
+from fastcoll_model.rankfile import Launcher, rank_file
 
 MAX_MATRIX = 16
 

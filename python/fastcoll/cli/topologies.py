@@ -10,11 +10,11 @@ from fastcoll.cli.console import complain
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity
 from fastcoll.measure.sizes import parse_size
-from fastcoll.model.errors import ModelError
-from fastcoll.model.machines.cluster import Cluster
-from fastcoll.model.machines.described import describe
-from fastcoll.model.machines.local import find
-from fastcoll.model.machines.machine import (
+from fastcoll_model.errors import ModelError
+from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.described import describe
+from fastcoll_model.machines.local import find
+from fastcoll_model.machines.machine import (
     MACHINES,
     NETWORKS,
     Machine,

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builders of schedules: `build(verb, algorithm, world_size)`.
+
+Every builder works for every number of ranks. What an algorithm does phase by phase stands in the
+modules of this package; which phases it has in `recipes`.
+"""
+
+from fastcoll_model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
+from fastcoll_model.builders.recipes import RECIPES, Recipe
+from fastcoll_model.builders.team import Piece, Team
+from fastcoll_model.errors import ModelError
+from fastcoll_model.schedule import VERBS, Copy, Program, Schedule, Span
+
+__all__ = ["algorithms_of", "build"]
+
+
+def algorithms_of(verb: str) -> list[str]:
+    """Return the names of the algorithms that have a schedule for a verb."""
+    flat = [name for of_verb, name in RECIPES if of_verb == verb]
+    return [*flat, *(name for name, between in BETWEEN.items() if verb in between.verbs)]
+
+
+def build(
+    verb: str,
+    algorithm: str,
+    world_size: int,
+    *,
+    root: int = 0,
+    num_segments: int = 1,
+    local_size: int | None = None,
+) -> Schedule:
+    """Return the schedule of one verb by one algorithm.
+
+    Args:
+        verb: One of `schedule.VERBS`.
+        algorithm: One of `algorithms_of(verb)`.
+        world_size: Number of ranks, 1 or more.
+        root: Rank that gives in broadcast and scatter, and gets in reduce and gather.
+        num_segments: Pieces of a chunk, or of the message where it isn't shared out, that are
+            moved one after the other: pipelining for chain, double_binary_tree and multimem.
+        local_size: hierarchical ones: ranks per node; without it, what divides them most evenly.
+
+    Raises:
+        ModelError: The verb or algorithm is unknown, or the sizes don't fit.
+    """
+    if verb not in VERBS:
+        raise ModelError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+    if world_size < 1 or num_segments < 1:
+        raise ModelError(f"{world_size} ranks and {num_segments} segments: both must be 1 or more")
+    if algorithm not in algorithms_of(verb):
+        names = ", ".join(algorithms_of(verb))
+        raise ModelError(f"{verb} has no schedule {algorithm!r}; it has {names}")
+    if algorithm in BETWEEN:
+        return _hierarchical(
+            verb, algorithm, world_size, root, local_size_of(world_size, local_size)
+        )
+    return _flat(verb, algorithm, world_size, root, num_segments)
+
+
+def _flat(verb: str, algorithm: str, world_size: int, root: int, num_segments: int) -> Schedule:
+    recipe = RECIPES[verb, algorithm]
+    # Pipelined channels move block by block, the others whole chunks whatever their blocks.
+    num_blocks = recipe.parts * num_segments * (world_size if recipe.chunked else 1)
+    chunks = [_shares(recipe, part, world_size, num_blocks) for part in range(recipe.parts)]
+
+    def program(rank: int, channel: int) -> Program:
+        spec = recipe.channels[channel]
+        team = Team(range(world_size), rank, chunks[spec.part], channel, root)
+        if spec.stages:
+            yield from stage(verb, team, num_blocks // world_size)
+        for phase in spec.phases:
+            yield from phase(team)
+        if spec.delivers:
+            yield from deliver(verb, team, num_blocks // world_size)
+
+    return Schedule(verb, algorithm, world_size, num_blocks, program, len(recipe.channels), root)
+
+
+def _shares(recipe: Recipe, part: int, world_size: int, num_blocks: int) -> list[tuple[Piece, ...]]:
+    """Return what each rank answers for in one part of the message."""
+    if not recipe.chunked:
+        width = num_blocks // recipe.parts
+        return [((part * width, width),), *([()] * (world_size - 1))]
+    chunk = num_blocks // world_size
+    width = chunk // recipe.parts
+    return [((rank * chunk + part * width, width),) for rank in range(world_size)]
+
+
+def _hierarchical(
+    verb: str, algorithm: str, world_size: int, root: int, local_size: int
+) -> Schedule:
+    def program(rank: int, channel: int) -> Program:
+        del channel
+        by_place = verb in ("all_reduce", "reduce")
+        grid = Grid(world_size // local_size, local_size, 1, rank, root, by_place)
+        yield from stage(verb, grid.everyone(), 1)
+        yield from phases(verb, grid, BETWEEN[algorithm])
+        if verb != "all_to_all":
+            yield from deliver(verb, grid.everyone(), 1)
+
+    return Schedule(verb, algorithm, world_size, world_size, program, root=root)
+
+
+def stage(verb: str, team: Team, chunk_blocks: int) -> Program:
+    """Bring my input into my scratch, to the blocks of the message that it is."""
+    rank = team.ranks[team.me]
+    if verb in ("broadcast", "scatter") and team.me != team.root:
+        return
+    own = verb in ("all_gather", "gather")
+    for start, count in team.pieces([team.me] if own else team.everything()):
+        first = start - rank * chunk_blocks if own else start
+        yield Copy(Span(rank, "scratch", start, count), Span(rank, "input", first, count))
+
+
+def deliver(verb: str, team: Team, chunk_blocks: int) -> Program:
+    """Bring the result from my scratch into my output."""
+    rank = team.ranks[team.me]
+    if verb in ("reduce", "gather") and team.me != team.root:
+        return
+    own = verb in ("reduce_scatter", "scatter")
+    for start, count in team.pieces([team.me] if own else team.everything()):
+        first = start - rank * chunk_blocks if own else start
+        yield Copy(Span(rank, "output", first, count), Span(rank, "scratch", start, count))

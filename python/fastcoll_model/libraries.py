@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libraries could do on a topology: the best of the algorithms that each one has.
+
+Decides which algorithms those are, in the names of `builders`, and what a call costs on top. Wires
+are the topology's for all of them: a library that does not reach their bandwidth (Gloo goes through
+sockets) takes longer. Libraries choose by their own rules, so this is what they can reach, not what
+they take.
+
+Sources:
+    NCCL: its user guide, NCCL_ALGO (Ring, Tree, NVLS); sends and receives for the verbs that only
+        exchange.
+    Gloo: its docs/algorithms.md.
+    MPI: Thakur, Rabenseifner and Gropp 2005 (MPICH; Open MPI's are the same or more).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fastcoll_model.explain import Comparison
+from fastcoll_model.machines.cluster import Cluster
+
+_BETWEEN = ("hierarchical", "hierarchical_ring")
+_ORDERED = "hierarchical_direct"
+_MOVING = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library.
+
+    Attributes:
+        devices: Whose memory it works on.
+        algorithms: By verb; a verb that is missing is none of its own.
+        orders: Whether it adds in rank order on request.
+        over_nodes: What it has of these where ranks are on several nodes, None: all.
+        call_us: Cost of a call on top of what moves, None if it is not known.
+        source: Where `call_us` is from.
+    """
+
+    name: str
+    devices: tuple[Literal["cpu", "gpu"], ...]
+    algorithms: Mapping[str, tuple[str, ...]]
+    orders: bool
+    call_us: Mapping[str, float]
+    source: str
+    over_nodes: tuple[str, ...] | None = None
+
+
+LIBRARIES = (
+    Library(
+        "fastcoll",
+        ("cpu", "gpu"),
+        {
+            "all_reduce": ("one_shot", "two_shot", "ring", "chain", *_BETWEEN, _ORDERED),
+            "reduce_scatter": ("one_shot", "ring", *_BETWEEN, _ORDERED),
+            "reduce": ("one_shot", "hierarchical", _ORDERED),
+            **dict.fromkeys(_MOVING, ("direct", "hierarchical")),
+        },
+        orders=True,
+        call_us={"cpu": 0.0},
+        source="8 bytes take 0.2 us between 2 CPUs, no more than the wires do; no GPU measured yet",
+        over_nodes=(*_BETWEEN, _ORDERED),
+    ),
+    Library(
+        "NCCL",
+        ("gpu",),
+        {
+            "all_reduce": ("ring", "double_binary_tree", "multimem", *_BETWEEN),
+            "reduce_scatter": ("ring", "multimem", *_BETWEEN),
+            "all_gather": ("ring", "multimem", *_BETWEEN),
+            "broadcast": ("chain",),
+            "reduce": ("chain",),
+            "gather": ("direct",),
+            "scatter": ("direct",),
+            "all_to_all": ("direct", "pairwise"),
+        },
+        orders=False,
+        call_us={"gpu": 14.6},
+        source="8 x H200, 2 KiB: 16.6 us published (flashinfer#3759), 2.0 of them on the wires",
+    ),
+    Library(
+        "Gloo",
+        ("cpu",),
+        {
+            "all_reduce": ("ring", "rabenseifner"),
+            "reduce_scatter": ("ring", "recursive_halving"),
+            "all_gather": ("ring",),
+            "broadcast": ("tree",),
+            "reduce": ("tree",),
+            "gather": ("direct",),
+            "scatter": ("direct",),
+            "all_to_all": ("pairwise",),
+        },
+        orders=False,
+        call_us={"cpu": 354.0},
+        source="8 bytes between 2 CPUs, bench/results/epyc-zen4-2core/python-float32.json",
+    ),
+    Library(
+        "MPI",
+        ("cpu", "gpu"),
+        {
+            "all_reduce": ("recursive_doubling", "rabenseifner", "ring"),
+            "reduce_scatter": ("recursive_halving", "pairwise"),
+            "all_gather": ("recursive_doubling", "bruck", "ring"),
+            "broadcast": ("tree", "scatter_all_gather"),
+            "reduce": ("tree", "rabenseifner"),
+            "gather": ("tree",),
+            "scatter": ("tree",),
+            "all_to_all": ("bruck", "pairwise"),
+        },
+        orders=False,
+        call_us={"cpu": 0.2},
+        source="Open MPI, 8 bytes between 2 CPUs, bench/results/epyc-zen4-2core/c-float32.json: "
+        "0.4 us, half of it on the wires",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a library can reach.
+
+    Attributes:
+        algorithm: The best of its own, or "".
+        time_us: With what a call costs, where that is known; None if it can't do it.
+        remark: Why it can't, or what the time leaves out.
+    """
+
+    library: str
+    algorithm: str
+    time_us: float | None
+    remark: str
+
+
+def offers(found: Comparison, fast: Comparison, cluster: Cluster) -> list[Offer]:
+    """Return what every library can reach, the fastest first.
+
+    Args:
+        found: The comparison that was asked for.
+        fast: The same with numerics="fast", for libraries that have an order of their own.
+        cluster: Where.
+    """
+    same = found != fast
+    made = [
+        _offer(
+            library, found if library.orders else fast, cluster, tells=same and not library.orders
+        )
+        for library in LIBRARIES
+    ]
+    return sorted(made, key=lambda one: (one.time_us is None, one.time_us or 0.0))
+
+
+def _offer(library: Library, found: Comparison, cluster: Cluster, *, tells: bool) -> Offer:
+    device = "gpu" if cluster.machine.ranks[0].startswith("gpu") else "cpu"
+    if device not in library.devices:
+        return Offer(library.name, "", None, f"works on {' and '.join(library.devices)} tensors")
+    names = library.algorithms[found.verb]
+    if library.over_nodes is not None and found.world_size > cluster.local_size:
+        names = tuple(name for name in names if name in library.over_nodes)
+    able = [c for c in found.candidates if c.algorithm in names and c.time_us is not None]
+    if not able:
+        return Offer(library.name, "", None, f"none of {', '.join(names)} could be priced")
+    best = min(able, key=lambda one: one.time_us or 0.0)
+    call_us = library.call_us.get(device)
+    remarks = [f"{call_us:g} us a call: {library.source}" if call_us else ""]
+    if call_us is None:
+        remarks.append("without what a call costs, which is not known")
+    if tells:
+        remarks.append("adds in an order of its own")
+    time_us = (best.time_us or 0.0) + (call_us or 0.0)
+    return Offer(library.name, best.algorithm, time_us, "; ".join(filter(None, remarks)))
