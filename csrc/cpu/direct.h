@@ -3,6 +3,9 @@
 // who gives stages its message (or points at its symmetric tensor), who gets it copies. Verbs
 // differ in who gives to whom, and in whether a message is one part for all or a part for each.
 // A plan by single_copy runs here too: it differs in where a private message is read.
+//
+// Parts may lie anywhere, so lists of tensors are neither flattened nor copied. Split sizes travel
+// in the arrival lines of the call that uses them, not in a call of their own.
 #pragma once
 
 #include <array>

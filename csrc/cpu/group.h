@@ -2,6 +2,23 @@
 // One rank's end of a group: its own pad to write, the peers' pads to read, and the state of the
 // protocol (kernels/README.md). The algorithms (one_shot.h, ...) are written with its verbs:
 // begin, arrive, wait_arrival, publish, wait_progress, claim, consume.
+//
+// One arrival line per rank: each rank writes one line of 64 bytes per call in its own pad, and
+// all peers read it. A line per pair of ranks would cost n - 1 stores. The line holds the location
+// or the inline data, the CPU, and last, with release, the slot word (epoch | stamp).
+//
+// One reuse rule: segments are numbered over the life of the group, equal on all ranks. Segment s
+// lies in slot s mod num_slots. A slot may be written when every rank has done >= s - num_slots +
+// 1. The rule knows no verb, so it holds over any sequence of verbs. Cached lower bounds are
+// compared first: an arrival proves that its rank has finished all earlier calls, so `done` itself
+// is rarely read.
+//
+// Progress words count segments in 64 bits and are compared with >= on the circle. So an earlier
+// call's progress never matches, and a fast peer may be ahead. A call number in 32 bits would not
+// do: a word that lies idle through 2^31 inline calls would look ahead.
+//
+// Tried without gain: fetching the next arrival line for writing ahead of time is slower, as the
+// polling peer takes it back at once. For the line after it there was no clear gain.
 #pragma once
 
 #include <algorithm>

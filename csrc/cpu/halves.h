@@ -1,6 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small call in two halves, between which time may pass, and threads may change: give, which
 // waits for nobody, and take, in which nobody waits for this rank.
+//
+// Why halves: waking a thread costs several times a small call, and the program waits for most
+// calls. So the give half runs where the call is made, if nothing is queued before it. The take
+// half runs in the thread that waits for the call. A test of the handle, a released handle or the
+// next call takes it at once if every rank has arrived; else a thread does. Ctrl-C or the limit of
+// one wait must not end the call: the waiting thread leaves it (Host::steps_out) and another
+// continues it.
+//
+// Peers don't notice a call that rests: this rank's data is already there, and a later call waits
+// for this rank as for any late one. Excluded are two_shot, ring and chain, whose second half
+// peers wait for, and data that peers read in place. The take half moves at most 128 KiB: above
+// that a thread beside the program is worth its wake-up.
+//
+// The queue tells torch's compiled backend when a call is over, and the backend tells the queue
+// when a handle is gone (c10d_work.h). torch's handles are counted references, so the queue's one
+// is weak.
 #pragma once
 
 #include "cpu/run.h"

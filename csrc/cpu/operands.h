@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a call reads and writes where it is more than one message: parts, lists, strided tensors;
 // and which plans take them. Knows no protocol.
+//
+// A list of tensors is one message. Algorithms never see where its elements lie: they ask for
+// stretches of it (Call::each_stretch), staging gathers from the tensors, and results are spread
+// over them. So a list has the segments, the synchronisation and the bits of one tensor of its
+// size. It is always staged: otherwise the arrival line would need a location for each tensor.
 #pragma once
 
 #include <array>

@@ -7,6 +7,12 @@
 // But if the sender does something else meanwhile, the receiver copies the message out of the
 // sender's memory, if it may. All operations of a rank make progress whenever one of its threads
 // polls, whichever it waits for.
+//
+// Why offers and grants: in an eager channel per pair, a message that nobody wants yet would block
+// the next one with another tag. An offer is a line in a table; the receiver chooses, and only
+// then do bytes move. Any thread that waits moves all open transfers of its rank.
+//
+// Tried without gain: smaller chunks for sends of a few (slower).
 #pragma once
 
 #include <sched.h>

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor whose elements lie apart (transposed, sliced, reversed), read and written as if they lay
 // one after another, in C order. No verb knows more of it.
+//
+// Such a tensor is staged from where it lies. A dense copy would cost as much as the call, for its
+// fresh pages. The plan is that of a dense tensor: each rank may have its own layout, unknown to
+// the others. Two kinds of call have a dense copy made in Python: those that read data where it
+// lies (symmetric tensors, single copies) and those that pass it to a neighbour (ring, chain). A
+// transposed matrix is copied by tiles: row by row, each cache line would be fetched once for each
+// element.
 #pragma once
 
 #include <array>

@@ -3,6 +3,15 @@
 // Python, and this one, whose calls a thread carries out without the GIL. This one takes a call
 // only while Python's is empty, and what Python queues waits for what is queued here: so a group's
 // calls stay in order whoever makes them. No Python here.
+//
+// A busy Python program does not delay such a call, and waiting for it costs two switches of
+// threads. The thread never takes the GIL: a thread that closes the group may hold the GIL and
+// wait for it. So the handle keeps the tensors. If the handle goes first, Python's main thread
+// releases them when the call is over (python/kept_memory.h, Py_AddPendingCall). torch's compiled
+// backend uses the same queue through core_api.h.
+//
+// A synchronous call runs in its caller's thread once the calls queued here are over. It is queued
+// only behind calls of Python's queue.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plans of a group's calls that are known here, by what a call says of itself. Guarded by the
 // GIL.
+//
+// Choosing is in Python, where it can be read and tested; it happens once per kind of call. The
+// plan then sits here, so the path that is taken a million times a second is C++ throughout.
 #pragma once
 
 #include <array>

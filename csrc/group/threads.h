@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads of this process that carry out what nobody waits for. They hold no GIL. Decides when
 // there is one more; none exists before the first task.
+//
+// They belong to the process, not to a group. The calls of a group run in order, whichever thread
+// runs them, so a mesh of many groups does not need a thread for each.
 #pragma once
 
 #include <functional>

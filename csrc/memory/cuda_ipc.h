@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory handed to other processes by the runtime's IPC handles: create, open (map) it from
 // its handle, close (unmap). The way that works wherever cudaMalloc does, containers permitting.
+//
+// Such memory must outlive its mappings, unlike that of cuda_vmm.h. So a rank parks its region
+// until it has seen every peer leave.
 #pragma once
 
 #include <cstddef>

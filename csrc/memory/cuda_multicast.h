@@ -4,6 +4,9 @@
 // hands its descriptor to the others, over the same sockets as the regions'. Then every rank takes
 // these steps, each when all ranks have taken the one before: add_device, bind, map. Binding or
 // mapping earlier would block in the driver, perhaps for ever.
+//
+// A region that is bound to such an object is parked like one of cuda_ipc.h, until every peer has
+// left: the switch keeps no memory, and a peer's kernel may still read the region through it.
 #pragma once
 
 #include <cstddef>

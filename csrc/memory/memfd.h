@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory without a name: create a memfd, open (map) it from its descriptor, close (unmap).
 // Descriptors travel between processes by SCM_RIGHTS (python/fastcoll/bootstrap/rendezvous.py).
+//
+// A memfd has no name: nothing leaks, and no limit of /dev/shm applies. A huge page per arena was
+// tried: a little quicker, as memory is the limit, and slow to make.
+//
+// memfd_make_private protects a shrunk group. A stopped rank may wake up in the middle of a copy
+// into its peers' symmetric tensors. So when a broken group is closed, these become private memory
+// with the same bytes at the same address. In the new group they are ordinary tensors, and staged.
+// Moving the symmetric heap instead would need all ranks to agree on its state in the middle of a
+// failure.
 #pragma once
 
 #include <cstddef>

@@ -2,6 +2,12 @@
 // From the arguments of a fast call to what the group runs: reads the tensors, checks what must be
 // checked on every call, and looks up the plan. What it can't tell for right at a glance is no fast
 // call; the Python function decides then.
+//
+// Small calls are counted in stalls, not in instructions. Most of the time beyond torch's own was
+// waiting for words that had just been stored: two words stored apart and loaded as one must first
+// reach the cache. So the library is compiled without SLP vectorisation (setup.py), values are
+// written where they are needed, and no memory is cleared by `rep stos`. A sampling profiler shows
+// such places: one instruction has half of its function's time.
 #pragma once
 
 #include <Python.h>

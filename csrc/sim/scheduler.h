@@ -2,6 +2,11 @@
 // Runs the threads of all ranks' kernels as fibers in ONE operating-system thread, in an order
 // drawn from a seed. Knows no kernel: a job is a function that every thread of a grid calls. Each
 // rank's jobs run one after the other, as in a stream. For tests only.
+//
+// Why a simulator: GPU kernels are plain C++ over kernels/prim.cuh, which has a second body made
+// of fibers (sim/prim.h). So the files that nvcc compiles also run on a CPU: all ranks in one
+// thread, in an order drawn from a seed, some of them starved, under ThreadSanitizer, and with
+// planted bugs that must be found (tests/sim).
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,12 @@
 // what happens when the limit is over. The protocol of kernels/README.md, "On a GPU". Knows no verb
 // and no data. Every function is called by all threads of the block; thread t speaks with peer t,
 // t + num_threads(), ...
+//
+// A call takes its channel's turn. Calls in one stream are ordered and need no word for it. But a
+// graph can be replayed in another stream, and then two kernels would number the same call. An
+// exchange in the rank's own memory detects that, in the time that reading the state takes anyway.
+// Its price is one synchronisation of the block: no thread may touch shared memory before all
+// know.
 #pragma once
 
 #include "cuda/call.h"

@@ -3,6 +3,11 @@
 // step s of segment i - s * lag, for every step s of the algorithm, and then says so to its peers
 // with ONE progress word. A step reads what peers wrote `lag` iterations before: the wait for it
 // has had that long to be over. Knows no verb and no arithmetic.
+//
+// Why one engine: an algorithm is a few steps (stage, reduce, copy out; a ring has 2n - 1) that
+// each look at another segment. So one place waits, one rule reuses memory, one proof covers all
+// verbs, and copies overlap with the reduction without code of their own. The protocol needs no
+// word at the end of a call (kernels/README.md).
 #pragma once
 
 #include "cuda/channel.cuh"

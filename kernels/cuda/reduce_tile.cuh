@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reducing one tile by all threads of a block: each takes every num_threads()-th pack, reads it
 // from every rank in the order of ranks, and hands the result on.
+//
+// One kernel for all numbers of ranks: it loads the packs of four ranks at once (eight for LL) and
+// asks for each whether it exists, which costs a predicate. Kernels for 2, 4 and 8 ranks would
+// make four of each, and an install would compile them all. Whether more loads in flight are
+// quicker on 8 ranks is not measured; bench/gpu/kernels.py shows GB/s by ranks.
 #pragma once
 
 #include "cuda/arithmetic.cuh"

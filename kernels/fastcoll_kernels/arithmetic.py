@@ -7,6 +7,10 @@ NaNs are the same on all machines; the rest is plain loads and stores, which are
 
 A format is a constexpr string, the name of a torch dtype (a key of workspace.FORMATS). Kernels must
 be launched with enable_fp_fusion=False: nothing here may become a fused multiply-add.
+
+Conversions to half types and the bits of a NaN differ between the interpreter and the
+architectures, and some don't know fp8. Integer arithmetic has the CPU's bits on all of them, and
+these kernels wait for memory anyway.
 """
 
 import triton

@@ -7,6 +7,9 @@ is a @triton.jit function of the same form, see call.Epilogue. A cast needs none
 an `out` of another dtype.
 
 In a broken group epilogues get NaN, and hand it on.
+
+The result is rounded to the tensor's dtype before an epilogue sees it. So one_shot and two_shot,
+fused or not, have the same bits. The price is one rounding, which a separate kernel would have too.
 """
 
 import torch

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastcoll._cuda: the GPU side, as Python reaches it. Integers for addresses, streams and
 // descriptors; no torch. Plans are those of fastcoll._C, which must be imported first.
+//
+// An extension of its own: it is built only where nvcc is, needs no driver to load, and a failure
+// of it leaves the CPU side as it is.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

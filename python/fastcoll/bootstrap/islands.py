@@ -4,6 +4,9 @@
 Decides how nodes are ordered, and the lanes: lane l joins one rank of every node, the one with
 local rank l modulo the node's size. So each rank has a lane, and where nodes differ in size a rank
 of a small one serves several. Pure: it must not know how the map came to be.
+
+All ranks of a node use the network at once. Any pair of nodes has one connection per lane, and
+nodes of different sizes need no code of their own.
 """
 
 from collections.abc import Sequence

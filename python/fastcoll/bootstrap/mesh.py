@@ -4,6 +4,11 @@
 Decides how descriptors travel (SCM_RIGHTS, one message per peer and exchange), and how a peer's end
 shows. Must not know what they are for. Once the C++ group owns the sockets, the mesh only borrows
 them.
+
+Shared memory has no name, so its descriptors travel here, over an abstract Unix socket, to peers
+that show a random token and the same user. The sockets stay open: the kernel tells at once when a
+peer is gone. A pidfd tells whether its process ended; from Linux 6.5 on the socket itself gives
+one.
 """
 
 import errno

@@ -6,6 +6,12 @@ the tuning table knows, or the cheapest by the model. Where the table can't tell
 what would run without a table, that stands: the difference may be the noise of one measurement.
 Pure: no process group, no device, no environment, no private or symmetric memory, so that every
 rank comes to the same plan.
+
+One choice covers all sizes between two of four to a doubling, as for the largest of them, however a
+message is cut into the tensors of a list or into uneven parts. So a program whose sizes are always
+new finds plans that C++ knows. (Not on GPUs, nor where an algorithm admits some of these sizes
+only.) The choice depends on the size alone, never on the sizes a rank has had before: otherwise
+ranks would come to different plans.
 """
 
 from collections.abc import Sequence

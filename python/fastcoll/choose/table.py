@@ -4,6 +4,11 @@
 Decides the form of the file (tuning.schema.json), who may use one, and what it says of a request.
 Pure but for reading the file: every rank with an equal table comes to the same answer. Must not
 know how anything was measured.
+
+A table overrides the model only if the intervals of the two algorithms lie apart. One measurement
+of two equally fast algorithms names a winner too, and another one the next time. An interval spans
+the medians of the rounds: windows of one round share a state of the machine, so a round counts as
+one sample.
 """
 
 import hashlib

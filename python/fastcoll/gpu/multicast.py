@@ -4,6 +4,10 @@
 Decides whether a group has it: the object is really made, and tried out by sums of every type and
 a store through it. Every rank learns of every failure, so all have it or none has. Must not know
 verbs or streams.
+
+Rank 0 makes the object and hands its descriptor over the sockets. Every rank adds its device; when
+all have, each binds its region and maps the object. Then a sum and a store through it are tried. A
+failure of any rank at any step is a failure of all, and the group works without multicast.
 """
 
 import contextlib

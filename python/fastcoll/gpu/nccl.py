@@ -5,6 +5,10 @@ Decides what NCCL is asked to do for a plan. Where it may not add, it moves the 
 of ours adds them in rank order. The ranks' hosts meet before every collective, as NCCL would take
 different calls for one, and wait for ever for a rank that does not come. Must not know when NCCL
 is chosen.
+
+A program waits for that meeting even with async_op=True, and a call that then runs too long is
+ended. Sends and receives through NCCL are not compared, nor are their tags: NCCL knows no tags, and
+gives each receive the next message of its peer.
 """
 
 import contextlib

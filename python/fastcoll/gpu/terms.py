@@ -3,6 +3,9 @@
 
 Decides the size of a region, the number of channels, and which routes to each other's memory are
 worth a try. Must not know how memory is mapped.
+
+Rows of a tuning table are used if they fit the GPUs of every rank, which ranks compare here. That
+all have the same table they know since the group was made.
 """
 
 import secrets

@@ -3,6 +3,11 @@
 
 Decides where the build lies, when and by whom it is made. Whatever goes wrong is a reason to do
 without, never an error. Must not know groups.
+
+Compiling takes most of a minute of CPU time, so nothing starts it unasked. `fastcoll build` does it
+once for each torch; FASTCOLL_TORCH_BACKEND=compiled does it at first use. The default, `auto`, uses
+a build that is there; `fastcoll doctor` says which and why. Compiling in the background was
+dropped: it would take a core from a job that may be a measurement, and outlive a short job.
 """
 
 import atexit

@@ -4,6 +4,9 @@
 // All of it is over before the interpreter ends. Who lets go of a tensor may need the GIL for it
 // (torch 2.13); a thread that asks for the GIL of an ending interpreter is unwound by Python, and
 // aborts the process if that happens in a destructor.
+//
+// So calls and callbacks run in threads that are counted (csrc/group/threads.cpp), not in torch's,
+// and an atexit handler waits for them (tests/integrations/test_exit.py).
 #pragma once
 
 #include <c10/util/Logging.h>

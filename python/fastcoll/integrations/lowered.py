@@ -6,6 +6,8 @@ Inductor orders kernels by what they need and by memory, which may differ betwee
 do (split sizes, ragged batches). All ranks must make their calls in one order; what it knows as a
 collective it leaves in the order of the program. Imported only where the generator is: see
 `compile.py`.
+
+Marking the operators as effects did not keep them in order (torch 2.13).
 """
 
 from functools import partial

@@ -3,6 +3,20 @@
 
 Decides how a group comes to be when torch asks for one. `import fastcoll` registers it; then
 `init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know what the groups do.
+
+The Python process group runs on every torch from 2.11 on and knows every verb. The C++ backend
+(c10d_backend.cpp) is compiled against the installed torch, as its binary fits no other. It runs
+calls whose plan is known, and sends and receives, and passes the rest on. Python can't have three
+of its features: several devices in one group, torch's wrapper under TORCH_DISTRIBUTED_DEBUG=DETAIL,
+a DDP bucket without the GIL. All ranks of a group use it or none, as that wrapper makes calls of
+its own. Both make the same events of torch's profiler. PyTorch's own cases that pass on Gloo pass
+on both (tests/integrations/torch_suite.py).
+
+DDP's buckets are symmetric tensors. DDP asks a compiled backend for their memory if
+DDP_DISABLE_COMM_MEM is 0. torch's default is 1, so the first group sets it where it is not set and
+there is no GPU; with GPUs NCCL would be asked, too. All ranks make the same buckets in the same
+order, as a collective allocation needs. Ranks then reduce in place: no copy into staging takes CPU
+time from the backward pass.
 """
 
 from datetime import timedelta

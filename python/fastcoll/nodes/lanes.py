@@ -4,6 +4,11 @@
 Decides how data is laid out between phases, and how segments overlap. A lane buffer has a place for
 everything that goes through each lane: [local rank][slot], where lane l belongs to local rank
 l % n in slot l // n. Must not know verbs.
+
+There is no flat plan beside the hierarchical one. A rank alone on its node skips the steps within
+the node; the rest is an exchange over all ranks, as in a flat plan. Where several ranks share a
+node, a flat plan would save a trip through shared memory, which is cheaper than a link, and send
+more over the link. A network as quick as memory was not measured.
 """
 
 from collections import deque

@@ -4,6 +4,10 @@
 Decides the packet, which has room for the same number of bytes whatever the call, since carriers do
 not survive messages that are longer than expected: Gloo ends the process. So nothing else crosses
 before all nodes have agreed, and a call that fits into its packets is over after one trip.
+
+All packets of a node together have room for 64 KiB. Where a second trip takes longer than 64 KiB,
+this is the quickest way: at 1 Gbit/s with 2 ms, by arithmetic, 2.5 ms for 64 KiB instead of 4.5 ms.
+On other links it loses little.
 """
 
 import struct

@@ -7,6 +7,14 @@ rank itself, or, where the bits may differ, what the carrier sums. With m nodes 
 costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
 (Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same bytes, one trip
 less. In a reduce the last trip goes to the root's node only.
+
+Integers, fp32 and fp64 cross in as many bytes as in a carrier's own ring. Sums of half types cross
+in fp32, so that they are rounded once. An all_reduce over two nodes, and a reduce_scatter, then
+need twice the bytes of a carrier that reduces in the type itself. Over more nodes it is 1.5 times,
+as sums come back rounded. So "fast" is the default of half types, within a bound
+(tests/hierarchical/test_bounds.py). MPI reduces only if the number of nodes is a power of two: on
+three nodes, Open MPI 5 had one node send and receive twice as much as the others
+(tests/hierarchical/test_mpi_on_hosts.py).
 """
 
 from collections.abc import Generator, Sequence

@@ -4,6 +4,13 @@
 Decides when a group comes to its GPUs, in which stream a call runs, and how partial results are
 added there. The phases are those of the CPUs, started in stream order: hop k runs in NCCL's stream
 while the island works on k + 1. Must not know how phases lay out data.
+
+The group comes to its GPUs at its first call with one: all ranks say what they have, and a lack on
+any rank is an error on all. Each lane has a process group of NCCL. Its stream waits for the current
+one when a transfer starts, and the current one waits for it where the bytes are needed. Up to four
+segments are in flight: while one crosses the network, the node reduces the next. Partial sums of
+nodes arrive as bytes and are added by kernels/cuda/partials.cuh in the order of the nodes, unless
+NCCL may reduce ("fast"). The host never waits, except for the split sizes of an all_to_all.
 """
 
 import json

@@ -4,6 +4,12 @@
 Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it,
 on which messages follow each other. A message is a head that says what comes, then its bytes.
 Decides which receive gets a message and what ends a wait. Must not know how bytes travel.
+
+Why a carrier for each pair and tag: torch's waits for a Gloo receive can neither be asked about nor
+ended without closing connections, and Gloo ends a process that gets more bytes than it expects. So
+a message is a broadcast between two ranks, behind a head that gives its size. No other ranks are
+connected: a sender says in the store that it begins, and a receive from any rank connects to those
+senders (any_source.py).
 """
 
 import threading

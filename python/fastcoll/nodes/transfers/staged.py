@@ -5,6 +5,13 @@ They are the island's, of copies in the CPU's memory: so a tensor on a GPU and o
 and coming to a GPU, which is collective, is not needed. Decides what comes behind what: a receive
 is the island's from the call on, a send once its copy is there, and so are later sends on its way.
 Must not know how the island moves bytes, nor how a tensor's pieces get to the CPU.
+
+All messages of CUDA tensors over nodes go through the host; not yet run on a GPU. NCCL compares
+neither tags nor sizes and waits for ever. On this way a message has the limits and errors of the
+CPU's, and may end on a CPU, for two copies over PCIe through 16 MiB of pinned memory. Kernels would
+be quicker within a node, but using them first takes a collective step, which a send can't be; a
+group of that node has them. The host waits for the stream, so no transfer delays another one in the
+copying stream. A receive from any rank into a GPU is refused, as on one node.
 """
 
 import threading

@@ -3,6 +3,12 @@
 
 torch's stores keep their one connection while they wait, so two waits of a process stop each other;
 this one asks again and again.
+
+The ranks of a lane meet here before they connect, and either all of them connect or none. Nothing
+ends Gloo's wait for a connection, which lasts five times the limit that Gloo is given; a rank that
+left for an error elsewhere would leave its peer there. So one entry, written once, says whether the
+lane connects: the last rank to arrive writes yes, a rank that must leave writes no. After that only
+the loss of a rank ends a wait, and Gloo is given a fifth of the limit.
 """
 
 from collections.abc import Callable, Iterable

@@ -5,6 +5,13 @@ Decides what ends a wait (the transfer, the limit, a verdict from anywhere) and 
 A rank that fails writes the verdict on the board, which ranks of other nodes read while they wait,
 and breaks its island with it, which wakes up those who wait there: they need no store to know it.
 Must not know what is transferred.
+
+Gloo does not report everything. When a connection breaks, Gloo tells every operation that waits for
+it, except the one whose bytes were in flight (`Pair::signalException` in
+gloo/transport/tcp/pair.cc: a received one is no longer on the list, and of sent ones it looks at
+bound buffers only). So a rank that waits also asks the operations that it has started behind.
+Without any, the death of a whole node in the middle of a message shows at the limit only, as
+`CollectiveTimeout`. While a rank of that node lives, it tells the others.
 """
 
 import os
