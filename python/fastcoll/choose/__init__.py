@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to a plan; a pure function of what all ranks know to be equal."""
+"""From a request to a plan; a pure function of what all ranks know to be equal.
+
+`planner` builds the request and keeps plans, `select` chooses, `algorithms` admit and estimate,
+`table` and `tuning` hold what was measured, `schedules` runs schedules of the model.
+"""
 
 from fastcoll.choose.select import Candidate, Choice, select
 from fastcoll.choose.table import TuningTable, read_table

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastcoll under other programs' interfaces: torch.distributed."""
+"""fastcoll under torch's interfaces.
+
+`torch_backend` makes groups for torch.distributed; `torch_group` is the process group in Python and
+`c10d_backend.cpp` the one in C++. `ops` has operators with gradients; `compile`, `traced` and
+`lowered` are for torch.compile. `ddp` and `fsdp` have hooks and communication objects.
+"""
