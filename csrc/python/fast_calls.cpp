@@ -90,17 +90,17 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
 }
 
 // Keeps the tensors of a list alive while the GIL is away.
-class Kept {
+class ListSnapshot {
  public:
-  explicit Kept(PyObject* object)
+  explicit ListSnapshot(PyObject* object)
       : object_(object && (PyList_CheckExact(object) || PyTuple_CheckExact(object))
                     ? PySequence_Tuple(object)
                     : nullptr) {
     PyErr_Clear();
   }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  ~Kept() { Py_XDECREF(object_); }
+  ListSnapshot(const ListSnapshot&) = delete;
+  ListSnapshot& operator=(const ListSnapshot&) = delete;
+  ~ListSnapshot() { Py_XDECREF(object_); }
   // The list's copy; what was given, if that is none.
   PyObject* or_given(PyObject* object) const { return object_ ? object_ : object; }
 
@@ -159,7 +159,7 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
 
 // Whether a call may run now. Gets done what C++ has queued before it; behind what Python has
 // queued it goes there.
-bool comes_next(ProcessGroup& group) {
+bool may_run_now(ProcessGroup& group) {
   if (group.idle()) [[likely]]
     return true;
   group.refuse_handler();  // it would wait for the call that it interrupted
@@ -179,12 +179,12 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   const bool is_async = args[kAsyncOp] == Py_True;
   const std::optional<Op> op = op_of(args[kOp]);
   if (!op) return nullptr;
-  if (!is_async && !comes_next(group)) return nullptr;
+  if (!is_async && !may_run_now(group)) return nullptr;
   if constexpr (!takes_sequences(kVerb)) {
     if (is_async) return start_collective<kVerb>(caller, args, *op);
     return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
   } else {
-    const Kept first(args[kTensor]), second(args[kSecond]);
+    const ListSnapshot first(args[kTensor]), second(args[kSecond]);
     args[kTensor] = first.or_given(args[kTensor]);
     args[kSecond] = second.or_given(args[kSecond]);
     if (is_async) return start_collective<kVerb>(caller, args, *op);
@@ -216,13 +216,13 @@ PyObject* run_fast(const Caller& caller, Args& args) {
 }
 
 // The group that a call means; null if that is not known here.
-class Meant {
+class GroupArgument {
  public:
   ProcessGroup* group;
   PyObject* object;
 
   // Changes the root of a call on a process group of torch, which is a global rank, to the group's.
-  [[gnu::always_inline]] Meant(FastVerb verb, Args& args)
+  [[gnu::always_inline]] GroupArgument(FastVerb verb, Args& args)
       : object(given(args[kGroup]) ? args[kGroup] : default_group_object) {
     group = object == default_group_object ? default_group : group_in_object(object);
     if (group || !object || is_transfer(verb)) return;
@@ -233,9 +233,9 @@ class Meant {
     object = stand_in_;
     if (group->closed() || (takes_root(verb) && !root_)) group = nullptr;
   }
-  Meant(const Meant&) = delete;
-  Meant& operator=(const Meant&) = delete;
-  ~Meant() {
+  GroupArgument(const GroupArgument&) = delete;
+  GroupArgument& operator=(const GroupArgument&) = delete;
+  ~GroupArgument() {
     Py_XDECREF(stand_in_);
     Py_XDECREF(root_);
   }
@@ -248,11 +248,11 @@ template <FastVerb kVerb>
 PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
-    const Meant meant(kVerb, sorted);
+    const GroupArgument target(kVerb, sorted);
     try {
-      const CallSiteScope site(meant.group && meant.group->traces());
+      const CallSiteScope site(target.group && target.group->traces());
       if (PyObject* result =
-              meant.group ? run_fast<kVerb>({*meant.group, meant.object}, sorted) : nullptr)
+              target.group ? run_fast<kVerb>({*target.group, target.object}, sorted) : nullptr)
         return result;
     } catch (const Failure& failure) {
       set_python_error(failure);
