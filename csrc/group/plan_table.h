@@ -15,10 +15,10 @@
 namespace fastcoll {
 
 // How a call wants to be carried out; 0: it leaves that to the group.
-struct Asked {
+struct CallOptions {
   uint8_t algorithm = 0;  // 1 + Algorithm
   uint8_t numerics = 0;   // 1: same_bits, 2: fast
-  auto operator<=>(const Asked&) const = default;
+  auto operator<=>(const CallOptions&) const = default;
 };
 
 class PlanTable {
@@ -28,7 +28,7 @@ class PlanTable {
     DType dtype;
     Op op;
     int root;
-    Asked asked;
+    CallOptions options;
     uint64_t splits;
     uint64_t numel;
     auto operator<=>(const Key&) const = default;
@@ -46,11 +46,11 @@ class PlanTable {
 
   // The plan of calls of `least` to `most` elements, cut into whatever parts: they differ in
   // nothing else.
-  void add(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
+  void add(const Plan& plan, CallOptions options, uint64_t least, uint64_t most) {
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     if (plans_.size() >= kMost) plans_.clear();
-    plans_[{plan.verb, plan.dtype, plan.op, plan.root, asked, kind_of(plan.splits), most}] = {least,
-                                                                                              plan};
+    plans_[{plan.verb, plan.dtype, plan.op, plan.root, options, kind_of(plan.splits), most}] = {
+        least, plan};
   }
 
  private:
@@ -73,8 +73,8 @@ class PlanTable {
   static constexpr uint64_t kNone = ~uint64_t{0};
   static uint64_t kinds_of(const Key& key) {
     return uint64_t(key.verb) | uint64_t(key.dtype) << 8 | uint64_t(key.op) << 16 |
-           uint64_t(key.root) << 24 | uint64_t(key.asked.algorithm) << 48 |
-           uint64_t(key.asked.numerics) << 56;
+           uint64_t(key.root) << 24 | uint64_t(key.options.algorithm) << 48 |
+           uint64_t(key.options.numerics) << 56;
   }
   [[gnu::noinline]] const Plan* find_slowly(const Key& key, Recent& recent) {
     Key kind = key;

@@ -90,11 +90,11 @@ class ProcessGroup {
 
   // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
-                          uint64_t splits = 0, Asked asked = {}) const {
-    return plans_.find({verb, dtype, op, root, asked, splits, numel});
+                          uint64_t splits = 0, CallOptions options = {}) const {
+    return plans_.find({verb, dtype, op, root, options, splits, numel});
   }
-  void cache_plan(const Plan& plan, Asked asked, uint64_t least, uint64_t most) {
-    plans_.add(plan, asked, least, most);
+  void cache_plan(const Plan& plan, CallOptions options, uint64_t least, uint64_t most) {
+    plans_.add(plan, options, least, most);
   }
 
   int add_arena(const std::vector<int>& fds, size_t num_bytes);

@@ -70,9 +70,9 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
     const Param meaning = signature.params[i].meaning;
     if (meaning == kTimeout) return read_limit(value, sorted.timeout_s);
     if (meaning == kNumerics)
-      return value == Py_None || read_word(value, numerics_strings, sorted.asked.numerics);
+      return value == Py_None || read_word(value, numerics_strings, sorted.options.numerics);
     if (meaning == kAlgorithm)
-      return value == auto_string || read_word(value, algorithm_strings, sorted.asked.algorithm);
+      return value == auto_string || read_word(value, algorithm_strings, sorted.options.algorithm);
     if (sorted[meaning]) return false;
     sorted[meaning] = value;
     return true;
@@ -145,7 +145,7 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     call->is_to_run(one);
   } else {
     auto lists =
-        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.asked);
+        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.options);
     if (lists.empty()) return nullptr;
     call->is_to_run(std::move(lists));
   }
@@ -191,8 +191,8 @@ PyObject* run_collective(const Caller& caller, Args& args) {
     if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
       return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
     } else {
-      const auto lists =
-          prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], *op, args.asked);
+      const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond],
+                                       *op, args.options);
       if (lists.empty()) return nullptr;
       count_writes(written_by<kVerb>(group, args));
       PythonHost host;

@@ -108,7 +108,7 @@ Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& arg
   if (!kind) return {};
   const bool reduces = call.verb == Verb::reduce_scatter;
   const Plan* plan = group.cached_plan(call.verb, kind->dtype, reduces ? op : Op::sum, kind->numel,
-                                       call.root, kind->splits, args.asked);
+                                       call.root, kind->splits, args.options);
   if (!plan || (reduces && !takes_lists(*plan))) return {};
   Prepared prepared{*plan, nullptr, nullptr, kind->num_bytes, !kind->is_whole};
   if (kind->is_whole) prepared.input = call.inputs[0].ptr;

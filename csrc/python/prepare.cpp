@@ -5,9 +5,9 @@
 
 namespace fastcoll {
 
-Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
+Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DType dtype, Op op,
                    uint64_t numel, int root, const void* input, void* output) {
-  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root, 0, asked);
+  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root, 0, options);
   return plan ? Prepared{*plan, input, output, numel * dtype_size(dtype)} : Prepared{};
 }
 
@@ -29,7 +29,7 @@ Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
     if (out->ptr != tensor->ptr && overlap(*tensor, *out)) return {};
     output = out->ptr;
   }
-  return with_plan(group, args.asked, Verb::reduce, tensor->dtype, op, tensor->numel, *root,
+  return with_plan(group, args.options, Verb::reduce, tensor->dtype, op, tensor->numel, *root,
                    tensor->ptr, output);
 }
 
@@ -39,11 +39,11 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
   if (verb == FastVerb::broadcast) {
     const std::optional<int> root = root_of(group, args[kRoot]);
     if (!root) return {};
-    return with_plan(group, args.asked, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel,
+    return with_plan(group, args.options, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel,
                      *root, tensor->ptr, tensor->ptr);
   }
   if (verb == FastVerb::all_reduce && !given(args[kSecond]))
-    return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
+    return with_plan(group, args.options, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
                      tensor->ptr, tensor->ptr);
   const std::optional<TensorView> second = view_argument(args[kSecond]);
   if (!second || second->dtype != tensor->dtype) return {};
@@ -56,15 +56,15 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
     case FastVerb::all_reduce:  // tensor -> out
       if (!same_shape(*tensor, *second)) return {};
       if (second->ptr != tensor->ptr && overlap(*tensor, *second)) return {};
-      return with_plan(group, args.asked, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
+      return with_plan(group, args.options, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
                        tensor->ptr, second->ptr);
     case FastVerb::reduce_scatter_tensor:  // input -> output
       if (!fits(*tensor, *second)) return {};
-      return with_plan(group, args.asked, Verb::reduce_scatter, tensor->dtype, op, tensor->numel, 0,
-                       second->ptr, tensor->ptr);
+      return with_plan(group, args.options, Verb::reduce_scatter, tensor->dtype, op, tensor->numel,
+                       0, second->ptr, tensor->ptr);
     default:  // all_gather_into_tensor: input_tensor -> output_tensor
       if (!fits(*second, *tensor)) return {};
-      return with_plan(group, args.asked, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
+      return with_plan(group, args.options, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
                        0, second->ptr, tensor->ptr);
   }
 }
@@ -99,7 +99,7 @@ Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op 
 }
 
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* output_list,
-                                        PyObject* input_list, Op op, Asked asked) {
+                                        PyObject* input_list, Op op, CallOptions options) {
   const bool reduces_all = verb == Verb::all_reduce, gathers = verb == Verb::all_gather;
   const std::span<PyObject*> outputs = items_of(output_list);
   const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(input_list);
@@ -137,8 +137,8 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
   }
   if (!apart(extents)) return {};
   for (PreparedList& one : lists) {
-    const Plan* plan =
-        group.cached_plan(verb, one.dtype, op, one.numel, 0, list_splits(sizes, one.dtype), asked);
+    const Plan* plan = group.cached_plan(verb, one.dtype, op, one.numel, 0,
+                                         list_splits(sizes, one.dtype), options);
     if (!plan) return {};
     one.plan = *plan;
   }

@@ -24,7 +24,7 @@ struct Args {
   // Null: left out. More of them, and compilers would clear them by an instruction (rep stos) that
   // takes longer to begin than all these stores.
   std::array<PyObject*, kNumObjects> objects{};
-  Asked asked;
+  CallOptions options;
   double timeout_s = -1;  // below 0: the group's
   PyObject*& operator[](Param meaning) { return objects[meaning]; }
   PyObject* operator[](Param meaning) const { return objects[meaning]; }
@@ -55,7 +55,7 @@ struct Prepared {
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
 
 // One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
-Prepared with_plan(const ProcessGroup& group, Asked asked, Verb verb, DType dtype, Op op,
+Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DType dtype, Op op,
                    uint64_t numel, int root, const void* input, void* output);
 
 // Of tensors of which one at least is not contiguous; of a verb without parts.
@@ -76,7 +76,7 @@ struct PreparedList {
 
 // In the order in which their dtypes first appear; none if it is no fast call.
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* outputs,
-                                        PyObject* inputs, Op op, Asked asked);
+                                        PyObject* inputs, Op op, CallOptions options);
 
 // Above this the GIL is given up at once: copying takes longer than handing it over.
 inline constexpr size_t kGilFreeBytes = size_t{32} << 10;

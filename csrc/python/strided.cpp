@@ -120,7 +120,7 @@ Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& a
   if (!is_same(*input, *output) && !are_apart(*input, *output)) return {};
 
   const Op reduction = verb_reduces(roles->verb) ? op : Op::sum;
-  Prepared call = with_plan(group, args.asked, roles->verb, part.dtype, reduction, part.numel,
+  Prepared call = with_plan(group, args.options, roles->verb, part.dtype, reduction, part.numel,
                             roles->root, nullptr, nullptr);
   if (!call.is_fast() || !takes_strided(call.plan)) return {};
   call.is_strided = true;
