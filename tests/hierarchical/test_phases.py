@@ -18,7 +18,7 @@ from fastcoll.calls.parts import PartsCall, check_parts
 from fastcoll.calls.tensors import Call, check
 from fastcoll.nodes.arguments import Arguments, carry_out
 from fastcoll.nodes.lanes import Lanes, Segment
-from fastcoll.nodes.meeting import Asked
+from fastcoll.nodes.meeting import Header
 from fastcoll.types import DType, Op, Verb
 
 TWO = Islands(((0, 1), (2, 3)), ("a", "b"))
@@ -143,11 +143,11 @@ def run(
         call = call_of(verb, numel, rank, world)
         checked = check_parts if isinstance(call, PartsCall) else check
         operands = checked(call, rank, world)
-        asked = Asked(
+        header = Header(
             1, verb, operands.dtype, operands.op, operands.numel, 0, operands.splits, reduces
         )
         arguments = Arguments(operands, verb, world)
-        carry_out(lanes, asked, arguments, 1.0, "same_bits", lambda words: [words] * world)
+        carry_out(lanes, header, arguments, 1.0, "same_bits", lambda words: [words] * world)
         records.append(record.entries)
     return records
 

@@ -19,7 +19,7 @@ from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.meeting import Asked, meet, trade
+from fastcoll.nodes.meeting import Header, meet, trade
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import (
     COUNTED,
@@ -127,7 +127,7 @@ def by_carrier(
 
 def carry_out(
     lanes: Lanes,
-    asked: Asked,
+    header: Header,
     arguments: Arguments,
     limit_s: float,
     numerics: Numerics,
@@ -137,27 +137,27 @@ def carry_out(
 
     Args:
         lanes: This rank's lanes.
-        asked: What all ranks call.
+        header: What all ranks call.
         arguments: This rank's arguments.
         limit_s: Limit of the call.
         numerics: What an island's reductions promise.
         gather_words: Gathers integers from all ranks, with what is left of the limit.
     """
     world_size = len(lanes.islands.places)
-    reduces = asked.verb in REDUCTIONS
-    is_small = asked.is_small(lanes, world_size)
-    by_carrier = asked.by_carrier and not is_small
-    how = Reduction(asked.dtype, asked.op, numerics, by_carrier, world_size)
-    meet(lanes, asked, limit_s)
+    reduces = header.verb in REDUCTIONS
+    is_small = header.is_small(lanes, world_size)
+    by_carrier = header.by_carrier and not is_small
+    how = Reduction(header.dtype, header.op, numerics, by_carrier, world_size)
+    meet(lanes, header, limit_s)
     if is_small and reduces:
-        small.reduce(lanes, asked, how, arguments.given, arguments.got)
+        small.reduce(lanes, header, how, arguments.given, arguments.got)
     elif is_small:
-        small.move(lanes, asked, arguments.given, arguments.got)
+        small.move(lanes, header, arguments.given, arguments.got)
     else:
         if lanes.is_leader:
-            trade(lanes, asked, _NOTHING)
+            trade(lanes, header, _NOTHING)
         lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
-        run_phases(lanes, asked, arguments, how, gather_words)
+        run_phases(lanes, header, arguments, how, gather_words)
     arguments.bring_back()
 
 
@@ -174,51 +174,51 @@ def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
 
 
 def run_phases(
-    lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction, gather_words: GatherWords
+    lanes: Lanes, header: Header, arguments: Arguments, how: Reduction, gather_words: GatherWords
 ) -> None:
     """Carry out what crosses in lanes: all of a call but its beginning, on CPUs or on GPUs."""
-    if asked.verb in REDUCTIONS:
-        _reduce(lanes, asked, arguments, how)
+    if header.verb in REDUCTIONS:
+        _reduce(lanes, header, arguments, how)
     else:
-        _move(lanes, asked, arguments, gather_words)
+        _move(lanes, header, arguments, gather_words)
 
 
-def _reduce(lanes: Lanes, asked: Asked, arguments: Arguments, how: Reduction) -> None:
-    if asked.verb is Verb.reduce_scatter:
+def _reduce(lanes: Lanes, header: Header, arguments: Arguments, how: Reduction) -> None:
+    if header.verb is Verb.reduce_scatter:
         reductions.reduce_scatter(lanes, how, arguments.given, arguments.got[0])
         return
     source = arguments.given[0]
-    if asked.verb is Verb.reduce:
+    if header.verb is Verb.reduce:
         target = arguments.got[0] if arguments.got else None
-        reductions.reduce(lanes, how, asked.root, source, target)
+        reductions.reduce(lanes, how, header.root, source, target)
         return
     reductions.all_reduce(lanes, how, source, arguments.got[0])
 
 
-def _move(lanes: Lanes, asked: Asked, arguments: Arguments, gather_words: GatherWords) -> None:
+def _move(lanes: Lanes, header: Header, arguments: Arguments, gather_words: GatherWords) -> None:
     given = [as_bytes(part) for part in arguments.given]
     got = [as_bytes(part) for part in arguments.got]
-    if asked.verb is Verb.broadcast:
-        moves.broadcast(lanes, asked.root, got[0])
-    elif asked.verb is Verb.gather:
-        moves.gather(lanes, asked.root, given[0], got or None)
-    elif asked.verb is Verb.scatter:
-        moves.scatter(lanes, asked.root, given or None, got[0])
-    elif asked.verb is Verb.all_gather:
+    if header.verb is Verb.broadcast:
+        moves.broadcast(lanes, header.root, got[0])
+    elif header.verb is Verb.gather:
+        moves.gather(lanes, header.root, given[0], got or None)
+    elif header.verb is Verb.scatter:
+        moves.scatter(lanes, header.root, given or None, got[0])
+    elif header.verb is Verb.all_gather:
         moves.all_gather(lanes, given[0], got)
     else:
-        _all_to_all(lanes, asked, given, got, gather_words)
+        _all_to_all(lanes, header, given, got, gather_words)
 
 
 def _all_to_all(
     lanes: Lanes,
-    asked: Asked,
+    header: Header,
     given: Sequence[torch.Tensor],
     got: Sequence[torch.Tensor],
     gather_words: GatherWords,
 ) -> None:
     count = len(given)
-    if asked.splits != COUNTED:
+    if header.splits != COUNTED:
         moves.all_to_all(lanes, given, got, [[part.numel() for part in given]] * count)
         return
     sizes = [part.numel() for part in given] + [part.numel() for part in got]
@@ -227,7 +227,7 @@ def _all_to_all(
         for target in range(count):
             if row[target] != rows[target][count + source]:
                 raise DesyncError(
-                    f"all_to_all #{asked.sequence}: rank {source} gives rank {target} "
+                    f"all_to_all #{header.sequence}: rank {source} gives rank {target} "
                     f"{row[target]} bytes, which expects {rows[target][count + source]}"
                 )
     moves.all_to_all(lanes, given, got, [row[:count] for row in rows])

@@ -43,7 +43,7 @@ from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
 from fastcoll.nodes.lanes import Lanes
 from fastcoll.nodes.making import make_lanes
-from fastcoll.nodes.meeting import Asked
+from fastcoll.nodes.meeting import Header
 from fastcoll.nodes.survivors import agree, come
 from fastcoll.nodes.symmetric import agreed
 from fastcoll.nodes.transfers.channels import Ends
@@ -189,7 +189,7 @@ class HierarchicalCommunicator(BaseGroup):
         with self._lock:
             self.check_host()
             self._sequence += 1
-            asked = Asked(
+            header = Header(
                 self._sequence,
                 call.verb,
                 operands.dtype,
@@ -205,7 +205,7 @@ class HierarchicalCommunicator(BaseGroup):
                 self._lanes.begin(limit_s)
                 carry_out(
                     self._lanes,
-                    asked,
+                    header,
                     Arguments(operands, call.verb, self.world_size),
                     limit_s,
                     numerics_of(call, self._settings),
@@ -216,7 +216,7 @@ class HierarchicalCommunicator(BaseGroup):
                 raise self._watch.fail(error) from error
             except BaseException as error:
                 self._abandon(operands)
-                gave_up = f"rank {self.rank} gave up {asked.describe()}: {type(error).__name__}"
+                gave_up = f"rank {self.rank} gave up {header.describe()}: {type(error).__name__}"
                 self._watch.fail(PeerLostError(gave_up, [self.rank]))
                 raise
 

@@ -23,18 +23,18 @@ from fastcoll.nodes.lanes import Lanes
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
 
 _WORDS = struct.Struct("=QQQiBBBBB")
-_HEAD_BYTES = 64
+_HEADER_BYTES = 64
 # What a node sends in all its packets together. To save a second trip is worth that many bytes:
 # they take as long on a link of 10 Gbit/s and 50 us or of 1 Gbit/s and 0.5 ms, and where links are
 # longer less.
 _MOST_BYTES = 64 << 10
 # Of a packet, where it has to be sent whole.
-_FIXED_BYTES = 4096 - _HEAD_BYTES
+_FIXED_BYTES = 4096 - _HEADER_BYTES
 _ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Header:
     """What must be equal on all ranks of a call; fields as in `fastcoll.types.Request`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
     by_carrier: bool
     on_gpus: bool = False
 
-    def numbered(self, sequence: int) -> "Asked":
+    def numbered(self, sequence: int) -> "Header":
         """Return this call with its number."""
         return replace(self, sequence=sequence)
 
@@ -69,14 +69,14 @@ class Asked:
             self.by_carrier,
             self.on_gpus,
         )
-        return words.ljust(_HEAD_BYTES, b"\0")
+        return words.ljust(_HEADER_BYTES, b"\0")
 
     @staticmethod
-    def unpack(data: bytes) -> "Asked":
+    def unpack(data: bytes) -> "Header":
         """Read what `pack` wrote."""
         sequence, numel, splits, root, *codes, by_carrier, on_gpus = _WORDS.unpack_from(data)
         kinds = Verb(codes[0]), DType(codes[1]), Op(codes[2])
-        return Asked(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
+        return Header(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
 
     def describe(self) -> str:
         """Return the call as a line of text."""
@@ -114,32 +114,32 @@ class Asked:
 
 
 def packet_room(lanes: Lanes) -> int:
-    """Return how many bytes fit into a packet; whole heads, so that elements are aligned."""
-    most = _MOST_BYTES // (lanes.num_nodes - 1) // _HEAD_BYTES * _HEAD_BYTES
+    """Return how many bytes fit into a packet; whole headers, so that elements are aligned."""
+    most = _MOST_BYTES // (lanes.num_nodes - 1) // _HEADER_BYTES * _HEADER_BYTES
     return most if lanes.takes_less else min(most, _FIXED_BYTES)
 
 
-def meet(lanes: Lanes, asked: Asked, limit_s: float) -> None:
+def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
     """Let the ranks of a node see that they make the same call.
 
     Args:
         lanes: This rank's lanes.
-        asked: What this rank calls.
+        header: What this rank calls.
         limit_s: How long they may let each other wait.
 
     Raises:
         DesyncError: They make different calls.
     """
-    heads = lanes.island_all_gather(_bytes_of(asked), limit_s=limit_s)
-    _compare(lanes.islands.nodes[lanes.node], heads.view(-1, _HEAD_BYTES))
+    headers = lanes.island_all_gather(_bytes_of(header), limit_s=limit_s)
+    _compare(lanes.islands.nodes[lanes.node], headers.view(-1, _HEADER_BYTES))
 
 
-def trade(lanes: Lanes, asked: Asked, content: torch.Tensor) -> list[torch.Tensor]:
+def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Tensor]:
     """Let the leaders, who call this, see that all nodes make the same call.
 
     Args:
         lanes: This rank's lanes.
-        asked: What this rank calls.
+        header: What this rank calls.
         content: Bytes for all other leaders.
 
     Returns:
@@ -148,7 +148,7 @@ def trade(lanes: Lanes, asked: Asked, content: torch.Tensor) -> list[torch.Tenso
     Raises:
         DesyncError: The nodes make different calls; all leaders raise it.
     """
-    packets = hand_over(lanes, 0, asked, content)
+    packets = hand_over(lanes, 0, header, content)
     lanes.wait([packets.transfer])
     return packets.contents()
 
@@ -166,19 +166,19 @@ class Packets:
     transfer: Started
 
     def contents(self) -> list[torch.Tensor]:
-        """Return what each node's packet holds behind its head.
+        """Return what each node's packet holds behind its header.
 
         Raises:
-            DesyncError: The heads differ.
+            DesyncError: The headers differ.
         """
-        _compare(self.ranks, torch.stack([packet[:_HEAD_BYTES] for packet in self.packets]))
-        return [packet[_HEAD_BYTES:] for packet in self.packets]
+        _compare(self.ranks, torch.stack([packet[:_HEADER_BYTES] for packet in self.packets]))
+        return [packet[_HEADER_BYTES:] for packet in self.packets]
 
 
-def hand_over(lanes: Lanes, slot: int, asked: Asked, content: torch.Tensor) -> Packets:
+def hand_over(lanes: Lanes, slot: int, header: Header, content: torch.Tensor) -> Packets:
     """Start to tell the other nodes, in one of this rank's lanes, what it calls."""
-    packet = torch.cat([_bytes_of(asked), content])
-    room = _HEAD_BYTES + packet_room(lanes)
+    packet = torch.cat([_bytes_of(header), content])
+    room = _HEADER_BYTES + packet_room(lanes)
     if not lanes.takes_less:
         packet = torch.cat([packet, packet.new_zeros(room - packet.numel())])
     others = [node != lanes.node for node in range(lanes.num_nodes)]
@@ -190,15 +190,15 @@ def hand_over(lanes: Lanes, slot: int, asked: Asked, content: torch.Tensor) -> P
     return Packets(lanes.islands.ranks_of(lane), packets, transfer)
 
 
-def _bytes_of(asked: Asked) -> torch.Tensor:
-    return torch.frombuffer(bytearray(asked.pack()), dtype=torch.uint8)
+def _bytes_of(header: Header) -> torch.Tensor:
+    return torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
 
 
-def _compare(ranks: Sequence[int], heads: torch.Tensor) -> None:
+def _compare(ranks: Sequence[int], headers: torch.Tensor) -> None:
     """Check that some ranks say the same."""
-    if bool((heads == heads[0]).all()):
+    if bool((headers == headers[0]).all()):
         return
-    calls = [Asked.unpack(head.numpy().tobytes()).describe() for head in heads]
+    calls = [Header.unpack(header.numpy().tobytes()).describe() for header in headers]
     by_call: dict[str, list[int]] = {}
     for rank, call in zip(ranks, calls, strict=True):
         by_call.setdefault(call, []).append(rank)

@@ -11,22 +11,22 @@ import torch
 
 from fastcoll.nodes.arrays import as_bytes, copy, partial_op, split
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.meeting import Asked, trade
+from fastcoll.nodes.meeting import Header, trade
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import TORCH_DTYPES, Verb
 
 
 def reduce(
     lanes: Lanes,
-    asked: Asked,
+    header: Header,
     how: Reduction,
     given: Sequence[torch.Tensor],
     got: Sequence[torch.Tensor],
 ) -> None:
     """Reduce within the island, then over the nodes on each leader, who tells the island."""
-    numel = len(given) * asked.numel
+    numel = len(given) * header.numel
     partials = torch.empty(numel, dtype=TORCH_DTYPES[how.partial])
-    for place, part in zip(split(partials, max(asked.numel, 1)), given, strict=False):
+    for place, part in zip(split(partials, max(header.numel, 1)), given, strict=False):
         how.widen(place, part)
     partials = lanes.island_reduce(partials, partial_op(how.op), how.numerics)
     # A byte more: nobody goes on before the leader has seen that all nodes make this call.
@@ -34,20 +34,20 @@ def reduce(
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
     if lanes.is_leader:
         mine = as_bytes(partials)
-        packets = trade(lanes, asked, mine)
+        packets = trade(lanes, header, mine)
         how.reduce(result, [packet[: mine.numel()] for packet in packets])
     lanes.island_broadcast(told, 0)
     if got:
-        first = lanes.rank * asked.numel if asked.verb is Verb.reduce_scatter else 0
-        copy(got[0], result[first:][: asked.numel])
+        first = lanes.rank * header.numel if header.verb is Verb.reduce_scatter else 0
+        copy(got[0], result[first:][: header.numel])
 
 
 def move(
-    lanes: Lanes, asked: Asked, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
+    lanes: Lanes, header: Header, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
 ) -> None:
     """Bring what every rank gives to every rank, which takes what is for it."""
     world_size = len(lanes.islands.places)
-    size = asked.given_bytes(world_size)
+    size = header.given_bytes(world_size)
     mine = torch.zeros(size, dtype=torch.uint8)
     if given:
         torch.cat([as_bytes(part) for part in given], out=mine)
@@ -55,7 +55,7 @@ def move(
     everything = torch.zeros(lanes.num_nodes, lanes.num_lanes * size + 1, dtype=torch.uint8)
     if lanes.is_leader:
         nodes = lanes.islands.nodes
-        packets = trade(lanes, asked, rows[: len(nodes[lanes.node]) * size])
+        packets = trade(lanes, header, rows[: len(nodes[lanes.node]) * size])
         for row, packet, ranks in zip(everything, packets, nodes, strict=True):
             row[: len(ranks) * size] = packet[: len(ranks) * size]
     lanes.island_broadcast(everything.view(-1), 0)
@@ -63,16 +63,16 @@ def move(
     by_rank = [
         everything[node][local * size :][:size] for _, (node, local) in sorted(places.items())
     ]
-    for output, result in zip(got, _results(lanes.rank, asked, by_rank), strict=bool(got)):
+    for output, result in zip(got, _results(lanes.rank, header, by_rank), strict=bool(got)):
         as_bytes(output).copy_(result)
 
 
-def _results(rank: int, asked: Asked, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _results(rank: int, header: Header, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return what a rank gets, given every rank's bytes."""
-    if asked.verb is Verb.broadcast:
-        return [given[asked.root]]
-    if asked.verb is Verb.scatter:
-        return [given[asked.root].view(len(given), -1)[rank]]
-    if asked.verb is Verb.all_to_all:
+    if header.verb is Verb.broadcast:
+        return [given[header.root]]
+    if header.verb is Verb.scatter:
+        return [given[header.root].view(len(given), -1)[rank]]
+    if header.verb is Verb.all_to_all:
         return [one.view(len(given), -1)[rank] for one in given]
     return given

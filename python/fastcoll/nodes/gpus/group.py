@@ -46,7 +46,7 @@ from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
 from fastcoll.nodes.gpus.hops import HopCall, Hops
 from fastcoll.nodes.lanes import Buffers, Lanes
-from fastcoll.nodes.meeting import Asked, hand_over
+from fastcoll.nodes.meeting import Header, hand_over
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op
@@ -267,29 +267,29 @@ class NodeGpus:
             began.record(stream)
         hop = HopCall(call.verb.name, limit_s, began)
         what = operands.numel, operands.root, operands.splits
-        asked = Asked(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
+        header = Header(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
         numerics = numerics_of(call, settings)
         how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
         self._hops.begin(hop)
-        self._host.in_turn(lambda sequence: self._tell(hop, asked, sequence))
+        self._host.in_turn(lambda sequence: self._tell(hop, header, sequence))
         try:
             if operands.numel > 0 or operands.splits > 0:
                 self._lanes.begin(limit_s)
                 arguments = Arguments(operands, call.verb, world_size)
                 gather = partial(self._host.gather_words, limit_s=limit_s)
-                run_phases(self._lanes, asked, arguments, how, gather)
+                run_phases(self._lanes, header, arguments, how, gather)
                 arguments.bring_back()
         except FastcollError as error:
             raise self._hops.fail(error) from error
         finally:
             hop.is_issued = True
 
-    def _tell(self, hop: HopCall, asked: Asked, sequence: int) -> None:
+    def _tell(self, hop: HopCall, header: Header, sequence: int) -> None:
         """Start to tell the other nodes what is called; nobody waits for the answer."""
-        asked = asked.numbered(sequence)
+        header = header.numbered(sequence)
         hop.sequence = sequence
         lanes = self._cpu_lanes
-        hop.packets = [hand_over(lanes, slot, asked, _NOTHING) for slot, _ in lanes.lanes()]
+        hop.packets = [hand_over(lanes, slot, header, _NOTHING) for slot, _ in lanes.lanes()]
 
     def check(self) -> None:
         """Raise what broke the group, if anything has."""

@@ -5,10 +5,10 @@ Decides when such a call is over, late or another one than on other nodes, and w
 The host of a call never waits. Must not know what is transferred.
 
 NCCL compares nothing and waits for ever. So with each call the ranks of a lane send each other its
-head, on the CPUs' carrier and beside the data, and a thread compares them. Another call ends in a
+header, on the CPUs' carrier and beside the data, and a thread compares them. Another call ends in a
 `DesyncError`. A late transfer ends in a `CollectiveTimeout` that names the nodes which do not wait
 in it. Both end NCCL and this node's kernels; the board tells the other nodes. In a graph this
-covers the capture only: replays send no heads, and their transfers have no limit.
+covers the capture only: replays send no headers, and their transfers have no limit.
 """
 
 import copy

@@ -2,12 +2,12 @@
 """Sends and receives between two ranks of different nodes.
 
 Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it,
-on which messages follow each other. A message is a head that says what comes, then its bytes.
+on which messages follow each other. A message is a header that says what comes, then its bytes.
 Decides which receive gets a message and what ends a wait. Must not know how bytes travel.
 
 Why a carrier for each pair and tag: torch's waits for a Gloo receive can neither be asked about nor
 ended without closing connections, and Gloo ends a process that gets more bytes than it expects. So
-a message is a broadcast between two ranks, behind a head that gives its size. No other ranks are
+a message is a broadcast between two ranks, behind a header that gives its size. No other ranks are
 connected: a sender says in the store that it begins, and a receive from any rank connects to those
 senders (any_source.py).
 """
@@ -144,7 +144,7 @@ class Channel(Uncounted):
         self._sends, self._tag = transfer.sends, transfer.tag
         self._turns = turns
         self._carrier: Carrier | None = None
-        self._head: tuple[torch.Tensor, Started] | None = None  # asked for, of the next message
+        self._header: tuple[torch.Tensor, Started] | None = None  # asked for, of the next message
         self._is_lost = False
         self._queue = CallQueue(self)
 
@@ -171,10 +171,10 @@ class Channel(Uncounted):
         self._queue.join()
         if self._carrier is None or self._ends.watch.error is not None:
             return
-        if self._head is None:
+        if self._header is None:
             self._carrier.close()
         else:
-            self._abandon(*self._head)
+            self._abandon(*self._header)
 
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.
@@ -203,32 +203,32 @@ class Channel(Uncounted):
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
         payload = payload or HostPayload(transfer)
-        head = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
+        header = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
         try:
             self._check()
             if transfer.sends:
                 deadline = deadline or self._ends.deadline(transfer)
-                self._send(head, payload, deadline)
+                self._send(header, payload, deadline)
             else:
                 self._await_turn(transfer)
                 deadline = deadline or self._ends.deadline(transfer)
                 told, started = self._listen(deadline)
                 self._wait([started], deadline)
-                self._head = None
-                expected, found = head.tolist(), told.tolist()
+                self._header = None
+                expected, found = header.tolist(), told.tolist()
                 self._compare(expected[:2], found[:2])
                 payload = payload.cut_as(found[2])
                 self._receive(payload, deadline)
         except FastcollError as error:
-            self._abandon(payload, head, self._head)
+            self._abandon(payload, header, self._header)
             if self.is_closed:
                 raise
             raise self._ends.watch.fail(error) from error
 
-    def _send(self, head: torch.Tensor, payload: Payload, deadline: Deadline) -> None:
+    def _send(self, header: torch.Tensor, payload: Payload, deadline: Deadline) -> None:
         carrier = self._made(deadline)
         for_gpu = self._ends.for_gpu(self._name(), self._check, deadline)
-        under_way = deque([carrier.broadcast(head, 0)])
+        under_way = deque([carrier.broadcast(header, 0)])
         with payload.here():
             for index in range(payload.num_pieces):
                 while len(under_way) >= payload.num_slots:
@@ -252,12 +252,12 @@ class Channel(Uncounted):
             payload.finish(for_gpu)
 
     def _listen(self, deadline: Deadline) -> tuple[torch.Tensor, Started]:
-        """Return the head of the next message, which may still be coming."""
+        """Return the header of the next message, which may still be coming."""
         carrier = self._made(deadline)
-        if self._head is None:
-            head = torch.zeros(3, dtype=torch.int64)
-            self._head = head, carrier.broadcast(head, 0)
-        return self._head
+        if self._header is None:
+            header = torch.zeros(3, dtype=torch.int64)
+            self._header = header, carrier.broadcast(header, 0)
+        return self._header
 
     def _await_turn(self, transfer: Transfer) -> None:
         """Wait for receives from any rank that were started before; their limits end that."""
