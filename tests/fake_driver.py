@@ -305,13 +305,13 @@ def fake_driver() -> Iterator[Driver]:
 def come(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
     """What map_regions gives every rank, or raises there."""
     from fastcoll.gpu.regions import map_regions
-    from fastcoll.gpu.terms import DeviceHello, settle
+    from fastcoll.gpu.terms import DeviceHello, agree_terms
 
     hellos = [
         DeviceHello("", index, str(index), process, "1", True, 1, 100, 0, 0)
         for index, process in zip(devices, processes, strict=True)
     ]
-    terms = settle(hellos, 4096)
+    terms = agree_terms(hellos, 4096)
     results: list[Any] = [None] * len(devices)
 
     def run(rank: int) -> None:

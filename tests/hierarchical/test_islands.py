@@ -13,13 +13,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fastcoll.bootstrap.identity import Hello, Terms, introduce, map_islands, why_apart
+from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_islands, why_apart
 from fastcoll.errors import UnsupportedError, UsageError
 from harness import Attempt, Rank, Setup, attempt
 
 
 def hellos(nodes: str, **changes: Any) -> list[Hello]:
-    one = introduce("address", "token", Terms("same_bits", "gloo"))
+    one = describe_rank("address", "token", Terms("same_bits", "gloo"))
     return [
         dataclasses.replace(one, node=node, machine=f"machine of {node}", host=node, **changes)
         for node in nodes
@@ -163,7 +163,7 @@ def test_ranks_of_one_machine_hear_what_parts_them(fresh_pool: Any) -> None:
 
 
 def test_an_id_that_the_user_gave_parts_ranks_without_a_word() -> None:
-    here = introduce("", "", Terms("", ""))
+    here = describe_rank("", "", Terms("", ""))
     there = dataclasses.replace(here, machine="boot 1, net:[1]", node="boot 1, net:[1]")
     elsewhere = dataclasses.replace(here, machine="boot 1, net:[2]", node="boot 1, net:[2]")
     assert why_apart([here, there]) == why_apart([here, here]) == ""  # two machines, or one

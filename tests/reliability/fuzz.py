@@ -27,7 +27,7 @@ from typing import Any
 from fastcoll import _C, DesyncError, DriverError, FastcollError, PeerLostError
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
-from fastcoll.bootstrap.identity import Terms, introduce, meet
+from fastcoll.bootstrap.identity import Terms, describe_rank, meet
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.bootstrap.shrink import shrink
@@ -70,7 +70,7 @@ def fuzz_greeting(chance: random.Random) -> None:
     ours, theirs = pair()
     try:
         hellos = [
-            introduce(listener.address, listener.token, Terms("same_bits", "gloo"))
+            describe_rank(listener.address, listener.token, Terms("same_bits", "gloo"))
             for _ in range(3)
         ]
         greeting = struct.pack("=I16s", chance.randrange(5), bytes.fromhex(listener.token))
@@ -176,7 +176,7 @@ def fuzz_shrink(chance: random.Random) -> None:
 def fuzz_introduction(chance: random.Random) -> None:
     """What ranks say of themselves, damaged: another type, something missing, something more."""
     rows: list[Any] = [
-        introduce("a", secrets.token_hex(16), Terms("fast", "gloo")).to_dict() for _ in range(3)
+        describe_rank("a", secrets.token_hex(16), Terms("fast", "gloo")).to_dict() for _ in range(3)
     ]
     row = rows[chance.randrange(3)]
     for _ in range(chance.randrange(3)):

@@ -259,7 +259,7 @@ def test_death_before_init_ends_at_the_limit(fresh_pool: Callable[..., Pool]) ->
 
 # What a rank does in init, in this order.
 STEPS_OF_INIT = {
-    "introduction": "fastcoll.bootstrap.join.introduce",
+    "introduction": "fastcoll.bootstrap.join.describe_rank",
     "exchange": "fastcoll.bootstrap.exchange.StoreExchange.gather",
     "call": "fastcoll.bootstrap.rendezvous._call",
     "greeting": "fastcoll.bootstrap.rendezvous._greet",

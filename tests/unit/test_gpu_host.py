@@ -90,10 +90,10 @@ def test_all_tests_are_found_without_the_gpu_part() -> None:
 # ---- terms ---------------------------------------------------------------------------------------
 
 
-def settle(hellos):
-    from fastcoll.gpu.terms import settle
+def agree_terms(hellos):
+    from fastcoll.gpu.terms import agree_terms
 
-    return settle(hellos, OFFSET)
+    return agree_terms(hellos, OFFSET)
 
 
 def hello(uuid: str = "a", **fields):
@@ -116,32 +116,32 @@ def hello(uuid: str = "a", **fields):
 
 @needs_extension
 def test_terms_follow_from_everybodys_introduction() -> None:
-    alone = settle([hello("a"), hello("b")])
+    alone = agree_terms([hello("a"), hello("b")])
     assert (alone.num_channels, alone.ranks_per_gpu) == (32, 1)
     assert alone.num_bytes % (2 << 20) == 0
     assert alone.data_bytes == alone.num_bytes - OFFSET >= 256 << 20
-    shared_gpu = settle([hello()] * 8)
+    shared_gpu = agree_terms([hello()] * 8)
     assert (shared_gpu.num_channels, shared_gpu.ranks_per_gpu) == (16, 8)
     # The fullest device decides for all, as channels must be equal on all ranks.
-    assert settle([hello("a"), hello("b", free_blocks=10)]).num_channels == 5
-    assert settle([hello("a"), hello("b", free_blocks=1)]).num_channels == 1
+    assert agree_terms([hello("a"), hello("b", free_blocks=10)]).num_channels == 5
+    assert agree_terms([hello("a"), hello("b", free_blocks=1)]).num_channels == 1
     # A wish holds for all, and is not halved; what is not free can't be had.
-    assert settle([hello("a"), hello("b", most_channels=48)]).num_channels == 48
-    assert settle([hello(most_channels=999)]).num_channels == 64
-    assert settle([hello(most_channels=64)] * 8).num_channels == 33
-    assert settle([hello(), hello(heap_bytes=0)]).data_bytes < 2 << 20
-    assert settle([hello(), hello()]).routes == ("vmm", "ipc")
-    assert settle([hello(), hello(has_vmm=False)]).routes == ("ipc",)
+    assert agree_terms([hello("a"), hello("b", most_channels=48)]).num_channels == 48
+    assert agree_terms([hello(most_channels=999)]).num_channels == 64
+    assert agree_terms([hello(most_channels=64)] * 8).num_channels == 33
+    assert agree_terms([hello(), hello(heap_bytes=0)]).data_bytes < 2 << 20
+    assert agree_terms([hello(), hello()]).routes == ("vmm", "ipc")
+    assert agree_terms([hello(), hello(has_vmm=False)]).routes == ("ipc",)
 
 
 @needs_extension
 def test_terms_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match=r"rank 1: no CUDA device"):
-        settle([hello(), hello(problem="no CUDA device")])
+        agree_terms([hello(), hello(problem="no CUDA device")])
     with pytest.raises(UnsupportedError, match=r"3 ranks on GPU a .* 2 are free: use fewer ranks"):
-        settle([hello(free_blocks=2)] * 3)
+        agree_terms([hello(free_blocks=2)] * 3)
     with pytest.raises(UsageError, match=r"equal builds .* rank 0: 1, rank 1: 2"):
-        settle([hello(), hello(layout="2")])
+        agree_terms([hello(), hello(layout="2")])
 
 
 @needs_extension
@@ -161,7 +161,7 @@ def test_terms_never_ask_for_more_than_is_free(rows, most: int) -> None:
     ]
     per_device = {uuid: sum(row[0] == uuid for row in rows) for uuid, _, _ in rows}
     try:
-        terms = settle(hellos)
+        terms = agree_terms(hellos)
     except UnsupportedError:
         assert any(free < per_device[uuid] for uuid, free, _ in rows)
         return

@@ -128,10 +128,10 @@ def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
 
 
 def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
-    from fastcoll.gpu.terms import introduce
+    from fastcoll.gpu.terms import describe_device
 
     facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
-    return introduce(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)
+    return describe_device(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)
 
 
 def test_a_region_has_a_size_that_can_be_bound(driver: Driver) -> None:

@@ -81,13 +81,13 @@ def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: D
 
 
 def settled(*names: str, gpus: str = "ab") -> str:
-    from fastcoll.gpu.terms import DeviceHello, settle
+    from fastcoll.gpu.terms import DeviceHello, agree_terms
 
     hellos = [
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, name)
         for uuid, name in zip(gpus, names, strict=True)
     ]
-    return settle(hellos, 4096).no_nccl
+    return agree_terms(hellos, 4096).no_nccl
 
 
 def test_all_ranks_agree_whether_nccl_can_be_had() -> None:

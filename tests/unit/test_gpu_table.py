@@ -155,11 +155,11 @@ def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
 
 @needs_extension
 def test_all_ranks_use_it_or_none() -> None:
-    from fastcoll.gpu.terms import DeviceHello, settle
+    from fastcoll.gpu.terms import DeviceHello, agree_terms
 
     hellos = [
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)
         for uuid, problem in (("a", ""), ("b", "another driver"))
     ]
-    assert settle(hellos, 4096).no_table == "rank 1: another driver"
-    assert settle(hellos[:1] * 2, 4096).no_table == ""
+    assert agree_terms(hellos, 4096).no_table == "rank 1: another driver"
+    assert agree_terms(hellos[:1] * 2, 4096).no_table == ""

@@ -9,7 +9,7 @@ import pytest
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import farewell_in, say_farewell
-from fastcoll.bootstrap.identity import Terms, introduce
+from fastcoll.bootstrap.identity import Terms, describe_rank
 from fastcoll.bootstrap.rendezvous import _GREETING, Listener
 from fastcoll.errors import PeerLostError, UsageError
 
@@ -23,7 +23,7 @@ def door() -> Iterator[Listener]:
 
 def test_who_has_not_said_its_name_yet_hears_why_the_door_closes(door: Listener) -> None:
     """Rank 2 is let wait, as it says nothing; rank 1 gives up meanwhile."""
-    hello = introduce(door.address, door.token, Terms("same_bits", "gloo"))
+    hello = describe_rank(door.address, door.token, Terms("same_bits", "gloo"))
     errors: list[BaseException] = []
 
     def connect() -> None:

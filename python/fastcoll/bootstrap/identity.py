@@ -109,7 +109,7 @@ def machine() -> str:
     return f"boot {_boot_id()}, {_namespace('net')}"
 
 
-def introduce(
+def describe_rank(
     address: str, token: str, terms: Terms, ranks: Sequence[int] = (), tuning: str = ""
 ) -> Hello:
     """Return this process's introduction."""
@@ -152,7 +152,7 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
             raise DriverError(f"rank {rank} could not come: {row[_EXCUSE]}")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
-    form = introduce("", "", Terms("", "")).to_dict()
+    form = describe_rank("", "", Terms("", "")).to_dict()
     hellos = [_checked(rank, row, form) for rank, row in enumerate(rows)]
     _require_equal([hello.layout for hello in hellos], "builds of fastcoll")
     _require_equal([hello.numerics for hello in hellos], "numerics")

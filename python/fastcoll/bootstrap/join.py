@@ -14,8 +14,8 @@ from fastcoll.bootstrap.exchange import Exchange
 from fastcoll.bootstrap.identity import (
     Hello,
     Terms,
+    describe_rank,
     excuse,
-    introduce,
     map_islands,
     meet,
     require_same_nodes,
@@ -97,7 +97,7 @@ def join(
     try:
         try:
             listener = Listener()
-            hello = introduce(listener.address, listener.token, terms, members, tuning)
+            hello = describe_rank(listener.address, listener.token, terms, members, tuning)
         except OSError as error:
             exchange.gather(excuse(error), deadline)  # the others wait for an introduction
             raise

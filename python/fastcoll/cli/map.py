@@ -6,7 +6,7 @@ import time
 from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
-from fastcoll.bootstrap.identity import Terms, introduce, map_islands, meet, why_apart
+from fastcoll.bootstrap.identity import Terms, describe_rank, map_islands, meet, why_apart
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.bootstrap.launcher import connect_store
 
@@ -16,7 +16,7 @@ def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> tuple[Islands, str]:
     deadline = Deadline(limit_s)
     store = connect_store(launch, limit_s)
     exchange = StoreExchange(store, launch.rank, launch.world_size)
-    hello = introduce(address="", token="", terms=Terms("", ""))
+    hello = describe_rank(address="", token="", terms=Terms("", ""))
     hellos = meet(exchange.gather(hello.to_dict(), deadline))
     islands = map_islands(hellos)
     num_done = store.add("fastcoll/mapped", 1)

@@ -32,7 +32,7 @@ from fastcoll.gpu.journal import Journal
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
 from fastcoll.gpu.residency import residency
-from fastcoll.gpu.terms import DeviceHello, settle
+from fastcoll.gpu.terms import DeviceHello, agree_terms
 from fastcoll.gpu.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain, nccl_is_late
 from fastcoll.gpu.work import DeviceTransferWork, DeviceWork, Started, beside
 from fastcoll.memory.heap import SymmetricHeap
@@ -78,7 +78,7 @@ class DeviceGroup:
         link = GpuLink(host)
         mine, capacity = hello_of(device, host.world_size, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
-        self.terms = settle(hellos, _cuda.data_offset_bytes())
+        self.terms = agree_terms(hellos, _cuda.data_offset_bytes())
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
         self._next_look = 0.0
         self._claim = self.terms.num_channels * share_of(hellos, host.rank)

@@ -13,7 +13,7 @@ from fastcoll import env
 from fastcoll.errors import DriverError, FastcollError
 from fastcoll.gpu.link import Facts
 from fastcoll.gpu.residency import residency
-from fastcoll.gpu.terms import DeviceHello, apologise, introduce
+from fastcoll.gpu.terms import DeviceHello, describe_device, explain_refusal
 from fastcoll.machine import gpu
 from fastcoll.native import _cuda
 
@@ -59,7 +59,7 @@ def hello_of(device: int, world_size: int, no_table: Callable[[], str]) -> tuple
         facts = gpu.gpu(device)
         capacity = _cuda.load_kernels(device)
         free = residency.free(device, capacity)
-        hello = introduce(
+        hello = describe_device(
             facts,
             world_size,
             free_blocks=free,
@@ -68,7 +68,7 @@ def hello_of(device: int, world_size: int, no_table: Callable[[], str]) -> tuple
         )
         hello["no_table"] = no_table()
     except FastcollError as error:
-        return apologise(str(error)), 0
+        return explain_refusal(str(error)), 0
     return hello, capacity
 
 

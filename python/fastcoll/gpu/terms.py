@@ -79,7 +79,7 @@ class Terms:
     no_multicast: str = ""
 
 
-def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
+def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     """Derive the terms of a group on GPUs. Pure: every rank comes to the same ones.
 
     Unless it is told a number, a group takes half of what is free on its fullest device at most, so
@@ -127,7 +127,7 @@ def settle(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     )
 
 
-def introduce(
+def describe_device(
     facts: Gpu, world_size: int, *, free_blocks: int, heap_bytes: int, most_channels: int
 ) -> Facts:
     """Return this rank's introduction to a group."""
@@ -156,6 +156,6 @@ def introduce(
     return asdict(hello)
 
 
-def apologise(problem: str) -> Facts:
+def explain_refusal(problem: str) -> Facts:
     """Return the introduction of a rank that can't use its GPU."""
     return asdict(DeviceHello(problem, -1, "", PROCESS, "", False, 1, 0, 0, 0))
