@@ -25,7 +25,7 @@ class Link(Protocol):
         """Give a descriptor and return everybody's, by rank. Collective."""
 
 
-def take_step(link: Link, step: Callable[[], object], problem: str = "") -> str:
+def try_together(link: Link, step: Callable[[], object], problem: str = "") -> str:
     """Take a step, unless there is a problem already, and return everybody's. Collective.
 
     Returns:

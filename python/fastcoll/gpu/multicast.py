@@ -16,7 +16,7 @@ import secrets
 from typing import Protocol
 
 from fastcoll.errors import FastcollError, UnsupportedError
-from fastcoll.gpu.link import Link, problem_of, problems, take_step
+from fastcoll.gpu.link import Link, problem_of, problems, try_together
 from fastcoll.native import _cuda
 
 _TYPES = ("float32", "float16", "bfloat16")  # whose sums are tried: csrc/cuda/launch.h, Probe
@@ -75,7 +75,7 @@ class _Joining:
         self._fds = link.exchange_fds(mine)
         # The driver would block who binds or maps before all have added their devices.
         for step in (self._add, self._bind, self._map, self._sum, self._look):
-            if problem := take_step(link, step):
+            if problem := try_together(link, step):
                 return problem
         return ""
 

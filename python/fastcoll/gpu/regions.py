@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastcoll.errors import FastcollError, UnsupportedError
-from fastcoll.gpu.link import Facts, Link, problem_of, problems, take_step
+from fastcoll.gpu.link import Facts, Link, problem_of, problems, try_together
 from fastcoll.gpu.multicast import join_multicast
 from fastcoll.gpu.terms import IPC, PROCESS, VMM, DeviceHello, Terms
 from fastcoll.native import _cuda
@@ -271,7 +271,7 @@ def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None
             os.close(fd)
     token = int(offers[0]["key"], 16)
     for step in (partial(_put, group, token), partial(_get, group, token, len(offers))):
-        if problem := take_step(link, step, problem):
+        if problem := try_together(link, step, problem):
             return None, problem
     return group, ""
 

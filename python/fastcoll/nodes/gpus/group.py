@@ -167,8 +167,8 @@ class NodeGpus:
         self._host, self._island, self._watch = parts.host, parts.island, parts.watch
         self._cpu_lanes, self._settings = parts.lanes, parts.settings
         islands, cpu = parts.lanes.islands, parts.lanes
-        _require(self._told(_facts(device)), cpu)
-        self._told({"problem": self._island_problem()})
+        _require(self._exchange(_facts(device)), cpu)
+        self._exchange({"problem": self._island_problem()})
         self._carriers = [
             nccl(PrefixStore(f"nccl{lane}", parts.store), cpu.node, islands.num_nodes)
             for _, lane in cpu.lanes()
@@ -188,7 +188,7 @@ class NodeGpus:
         self._lock = threading.RLock()
         self._connect(parts.settings.timeout_s)
 
-    def _told(self, facts: dict[str, str]) -> list[dict[str, str]]:
+    def _exchange(self, facts: dict[str, str]) -> list[dict[str, str]]:
         """Tell all ranks something; return what each told.
 
         Raises:
