@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an exchange to connected ranks: introduce, compare, connect.
+"""From an exchange to connected ranks: describe, compare, connect.
 
 Decides the order of the steps; the same for the first group and for a part of one. Must not know
 what a group does with its connections.

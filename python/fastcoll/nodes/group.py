@@ -50,7 +50,7 @@ from fastcoll.nodes.transfers.channels import Ends
 from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.waits import Waits
-from fastcoll.nodes.verdict.watch import Watch, quietly
+from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 
 # Arguments of calls that failed while a carrier still read them; gone with the process.
 _abandoned: list[object] = []
@@ -365,7 +365,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._transfers.close()
         if self._watch.error is None:
             self._lanes.close()
-        quietly(self._island.close)
+        ignore_errors(self._island.close)
 
     def _where(self) -> str:
         return f" on {self.islands.num_nodes} nodes"

@@ -191,7 +191,7 @@ class _Nvml:
             self._problems.append(f"{what}: {error}")
             return default
 
-    def quietly(self, question: Callable[[Any], T], default: T) -> T:
+    def ask_or(self, question: Callable[[Any], T], default: T) -> T:
         """The same for what many machines lack, without a note."""
         try:
             return question(self._nvml)
@@ -218,9 +218,9 @@ def _gpu(asked: _Nvml, sysfs: Path, index: int) -> LocalGpu | None:
         return None
     name = f"gpu{index}"
     pci_id = asked.ask(f"{name}: PCI", lambda n: _text(n.nvmlDeviceGetPciInfo(handle).busId), "")
-    generation = asked.quietly(lambda n: int(n.nvmlDeviceGetMaxPcieLinkGeneration(handle)), 0)
-    width = asked.quietly(lambda n: int(n.nvmlDeviceGetMaxPcieLinkWidth(handle)), 0)
-    major, minor = asked.quietly(lambda n: n.nvmlDeviceGetCudaComputeCapability(handle), (0, 0))
+    generation = asked.ask_or(lambda n: int(n.nvmlDeviceGetMaxPcieLinkGeneration(handle)), 0)
+    width = asked.ask_or(lambda n: int(n.nvmlDeviceGetMaxPcieLinkWidth(handle)), 0)
+    major, minor = asked.ask_or(lambda n: n.nvmlDeviceGetCudaComputeCapability(handle), (0, 0))
     # sysfs writes the domain with 4 digits, NVML with 8.
     folder = sysfs / "bus/pci/devices" / pci_id.lower()[-12:]
     return LocalGpu(
@@ -228,27 +228,27 @@ def _gpu(asked: _Nvml, sysfs: Path, index: int) -> LocalGpu | None:
         name=asked.ask(f"{name}: name", lambda n: _text(n.nvmlDeviceGetName(handle)), "GPU"),
         pci_id=pci_id.lower(),
         node=max(0, _number(folder / "numa_node", 0)),
-        memory_bytes=asked.quietly(lambda n: int(n.nvmlDeviceGetMemoryInfo(handle).total), 0),
+        memory_bytes=asked.ask_or(lambda n: int(n.nvmlDeviceGetMemoryInfo(handle).total), 0),
         pcie_gbps=_PCIE_LANE_GBPS.get(generation, 0.0) * width,
         capability=10 * int(major) + int(minor),
-        nvlink_version=asked.quietly(lambda n: int(n.nvmlDeviceGetNvLinkVersion(handle, 0)), 0),
+        nvlink_version=asked.ask_or(lambda n: int(n.nvmlDeviceGetNvLinkVersion(handle, 0)), 0),
     )
 
 
 def _add_nvlinks(asked: _Nvml, gpu: LocalGpu, by_pci: dict[str, str]) -> None:
-    handle = asked.quietly(lambda n: n.nvmlDeviceGetHandleByIndex(gpu.index), None)
+    handle = asked.ask_or(lambda n: n.nvmlDeviceGetHandleByIndex(gpu.index), None)
     for link in range(_NVLINKS):
-        is_active = asked.quietly(
+        is_active = asked.ask_or(
             lambda n, link=link: bool(n.nvmlDeviceGetNvLinkState(handle, link)),  # type: ignore[misc]
             False,
         )
         if not is_active:
             continue
-        kind = asked.quietly(
+        kind = asked.ask_or(
             lambda n, link=link: int(n.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)),  # type: ignore[misc]
             -1,
         )
-        remote = asked.quietly(
+        remote = asked.ask_or(
             lambda n, link=link: _text(n.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId),  # type: ignore[misc]
             "",
         )

@@ -22,7 +22,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.carriers.carrier import Carrier, Started
 from fastcoll.nodes.meeting import Packets
-from fastcoll.nodes.verdict.watch import Watch, quietly
+from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 
 # Between two looks at what runs. A call that takes longer says so on the board, and looks there.
 _LOOK_S = 0.1
@@ -160,7 +160,7 @@ class Hops:
                 self._changed.wait_for(lambda: self._is_closed, _LOOK_S)
                 if self._is_closed:
                     return
-            quietly(self.look)
+            ignore_errors(self.look)
 
     def look(self) -> None:
         """End what is late or wrong, forget what is over.

@@ -16,7 +16,7 @@ from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns, Uncounted, senders_key
 from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
-from fastcoll.nodes.verdict.watch import quietly
+from fastcoll.nodes.verdict.watch import ignore_errors
 
 _FIRST_LOOK_S = 1e-3
 
@@ -62,7 +62,7 @@ class AnySource(Uncounted):
             channel.carry_out(receive, deadline=deadline)
             return channel.peer
         except FastcollError as error:
-            quietly(local.withdraw)  # nothing is written to the user's memory from here on
+            ignore_errors(local.withdraw)  # nothing is written to the user's memory from here on
             if self.is_closed:
                 raise
             raise self._ends.watch.fail(error) from error

@@ -27,7 +27,7 @@ from fastcoll.nodes.transfers.channels import Ends, Uncounted
 from fastcoll.nodes.transfers.island import IslandTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
 from fastcoll.nodes.verdict.polling import comes_true
-from fastcoll.nodes.verdict.watch import quietly
+from fastcoll.nodes.verdict.watch import ignore_errors
 
 
 class StagedTransfers:
@@ -124,7 +124,7 @@ class Way(Uncounted):
             self._await(local)
         finally:
             if not local.is_completed():
-                quietly(local.withdraw)
+                ignore_errors(local.withdraw)
         with payload.here():
             self._copy(transfer, payload, host, self._ends.deadline(transfer))
 

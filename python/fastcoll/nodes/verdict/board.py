@@ -139,7 +139,9 @@ class Board:
 
     def arrive(self, node: int, sequence: int) -> None:
         """Say, some time, that a node waits for the others in a call."""
-        in_background(lambda: self._quietly(lambda: self._store.set(f"at/{node}", str(sequence))))
+        in_background(
+            lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence)))
+        )
 
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes that have not said that they are in a call; None without an answer."""
@@ -169,7 +171,7 @@ class Board:
             if self._store.check(["verdict"]):
                 self._verdict = told_in(self._store.get("verdict").decode())
 
-        self._quietly(get)
+        self._ignore_errors(get)
         self._asking.clear()
 
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
@@ -178,7 +180,7 @@ class Board:
         except (RuntimeError, TimeoutError):  # it is gone: so is what it could have told
             return None
 
-    def _quietly(self, task: Callable[[], object]) -> None:
+    def _ignore_errors(self, task: Callable[[], object]) -> None:
         try:
             task()
         except RuntimeError:  # the store is gone: so is what it could have told

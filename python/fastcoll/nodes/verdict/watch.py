@@ -174,7 +174,7 @@ class Watch:
         self.refuse_child()
         if self.error is None:
             self.error = found = self._board.settle(error)
-            quietly(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
+            ignore_errors(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
         return self.error
 
     def of_island(self, error: FastcollError) -> FastcollError:
@@ -189,7 +189,7 @@ class Watch:
         return type(error)(f"{self._who()}{names}: {error}", ranks)
 
 
-def quietly(task: Callable[[], object]) -> None:
+def ignore_errors(task: Callable[[], object]) -> None:
     """Do something whose failure changes nothing any more."""
     try:
         task()
