@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-import harness
-import proofs
-from durations import Durations
+from tests import proofs
+from tests.durations import Durations
+from tests.support import harness
 
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
 os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")

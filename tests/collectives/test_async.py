@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
-from perform import Result, Started, compare
 
-import oracle
-from harness import DEADLINE_S, Pool, Pools, Rank, attempt
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.harness import DEADLINE_S, Pool, Pools, Rank, attempt
+from tests.support.perform import Result, Started, compare
 
 SMALL_AND_LARGE = [3, 50_000]  # elements; the small ones travel with the flags
 

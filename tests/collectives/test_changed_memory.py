@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from perform import fallback_of
-from written import KNOWN, NOBODY, NUMEL, VERBS, make_known
 
-from harness import Pools, Rank, attempt
+from tests.support.harness import Pools, Rank, attempt
+from tests.support.perform import fallback_of
+from tests.support.written import KNOWN, NOBODY, NUMEL, VERBS, make_known
 
 TRANSFERS = ("send, recv", "isend, irecv")
 

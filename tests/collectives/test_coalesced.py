@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import NUMPY_DTYPES, Call, Place, expected
-from perform import Result, Started, compare
 
-import oracle
-from harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support import oracle
+from tests.support.calls import NUMPY_DTYPES, Call, Place, expected
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.perform import Result, Started, compare
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather")
 SIZES = (0, 1, 2, 7, 16, 100, 513, 2049)

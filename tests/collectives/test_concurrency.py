@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from calls import Call, expected, mixed
-from perform import Result, Started, check, compare
-from test_sequences import without_pause
 
-from harness import Pool, Pools, Rank
+from tests.collectives.test_sequences import without_pause
+from tests.support.calls import Call, expected, mixed
+from tests.support.harness import Pool, Pools, Rank
+from tests.support.perform import Result, Started, check, compare
 
 
 def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from perform import fallback_of
 
-from harness import Pools, Rank
+from tests.support.harness import Pools, Rank
+from tests.support.perform import fallback_of
 
 VERBS = (
     "all_reduce",

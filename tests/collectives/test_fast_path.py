@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from perform import fallback_of
 
-from harness import LATE_S, Pool, Pools, Rank, attempt
+from tests.support.harness import LATE_S, Pool, Pools, Rank, attempt
+from tests.support.perform import fallback_of
 
 VERBS = (
     "all_reduce",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from calls import Call, Place, expected
-from perform import Result, Started, compare
 
-from harness import Attempt, Pools, Rank, attempt
+from tests.support.calls import Call, Place, expected
+from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.perform import Result, Started, compare
 
 
 def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:

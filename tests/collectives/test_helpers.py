@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from calls import Call, Place, difference, expected, words_in
-from perform import Memory, Result, Started, check, compare
 
-import oracle
-from harness import Pool, Pools, Rank, RankFailure, Setup
+from tests.support import oracle
+from tests.support.calls import Call, Place, difference, expected, words_in
+from tests.support.harness import Pool, Pools, Rank, RankFailure, Setup
+from tests.support.perform import Memory, Result, Started, check, compare
 
 BARE = Setup(init=False)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 BARE = Setup(init=False)
 

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from test_init import BARE, launched, total
 
-from harness import Attempt, Rank, attempt
+from tests.collectives.test_init import BARE, launched, total
+from tests.support.harness import Attempt, Rank, attempt
 
 
 def with_a_port(rank: Rank, port: str) -> Attempt:

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from calls import MOVES, NUMPY_DTYPES, REDUCTIONS, ROOTED, Call, Place, mixed
-from perform import check, make
 
-import oracle
-from harness import Pool, Pools, Rank, Setup
-from proofs import CPP, controls
+from tests.proofs import CPP, controls
+from tests.support import oracle
+from tests.support.calls import MOVES, NUMPY_DTYPES, REDUCTIONS, ROOTED, Call, Place, mixed
+from tests.support.harness import Pool, Pools, Rank, Setup
+from tests.support.perform import check, make
 
 WORLDS = (3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 2, 4, 5, 8)))
 ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import Call, expected, words_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from perform import make
 
-import oracle
-from harness import Pools, Rank
+from tests.support import oracle
+from tests.support.calls import Call, expected, words_in
+from tests.support.harness import Pools, Rank
+from tests.support.perform import make
 
 GAP = 77
 

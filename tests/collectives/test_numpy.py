@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import NUMPY_DTYPES, Call, Place
-from perform import check
 
-import oracle
-from harness import Pools, Rank
+from tests.support import oracle
+from tests.support.calls import NUMPY_DTYPES, Call, Place
+from tests.support.harness import Pools, Rank
+from tests.support.perform import check
 
 
 def test_every_dtype_and_verb(pools: Pools) -> None:

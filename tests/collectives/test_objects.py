@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Attempt, Pool, Pools, Rank, attempt
+from tests.support.harness import Attempt, Pool, Pools, Rank, attempt
 
 
 def every_verb(rank: Rank, root: int, weights_only: bool = False) -> list[Any]:

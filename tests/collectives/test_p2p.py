@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Pools, Rank, Setup, attempt
+from tests.support.harness import Pool, Pools, Rank, Setup, attempt
 
 # float32: 216 bytes, 16 KiB, 32 KiB, 128 KiB
 SIZES = (0, 1, 50, 54, 55, 1000, 4096, 4097, 8192, 8193, 33_000, 300_001)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_p2p import ring
 
-from harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.collectives.test_p2p import ring
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 
 def sends_in_a_cycle(rank: Rank) -> list[Attempt]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 
 WORLD = 3
 LARGE = 70_001  # elements of 4 bytes: several segments, and no whole number of them
@@ -378,7 +378,7 @@ def by_torch_group(rank: Rank) -> list[Any]:
 
 
 def test_roots_of_torch_groups_are_global_ranks(fresh_pool: Any) -> None:
-    from harness import Setup
+    from tests.support.harness import Setup
 
     rows = fresh_pool(3, Setup(init=False)).run(by_torch_group)
     assert rows == [[1.0, "UsageError"], [None, True], [[1.0, 4.0], "UsageError"]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Pools, Rank, attempt
+from tests.support.harness import Pools, Rank, attempt
 
 
 def parts_apart(rank: Rank, seed: int) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import Call, Place
-from perform import Started, check, perform_all
 
-import oracle
-from harness import Pools, Rank
+from tests.support import oracle
+from tests.support.calls import Call, Place
+from tests.support.harness import Pools, Rank
+from tests.support.perform import Started, check, perform_all
 
 SENSITIVE = [name for name in oracle.DTYPES if oracle.order_matters(name, "SUM")]
 ALGORITHMS = ("auto", "one_shot", "two_shot", "chain")

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from calls import ROOTED, Call, Place
-from perform import check
 
-import harness
 from fastcoll_model.builders import algorithms_of
 from fastcoll_model.compiled import compiled
 from fastcoll_model.errors import ModelError, NotRunnableError
 from fastcoll_model.schedule import REDUCTIONS, VERBS
-from harness import Rank, attempt
+from tests.support import harness
+from tests.support.calls import ROOTED, Call, Place
+from tests.support.harness import Rank, attempt
+from tests.support.perform import check
 
 WORLDS = (2, 3, pytest.param(5, marks=pytest.mark.slow))
 # One segment; and for two verbs so many that slots are used again and again.

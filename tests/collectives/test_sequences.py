@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from perform import Result, Started, check, compare
 
-import oracle
-from harness import Pool, Pools, Rank
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
+from tests.support.harness import Pool, Pools, Rank
+from tests.support.perform import Result, Started, check, compare
 
 # Of each world, new ones in every run.
 NUM_RANDOM = int(os.environ.get("TEST_SEQUENCES", "40"))

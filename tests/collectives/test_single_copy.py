@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 ALWAYS = Setup(env={"FASTCOLL_SINGLE_COPY": "always"})
 NUMEL = 100_003  # float32: more than a segment, and not a whole number of lines

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import Call, Place
-from perform import check
 
-import oracle
-from harness import Pools, Rank, attempt
+from tests.support import oracle
+from tests.support.calls import Call, Place
+from tests.support.harness import Pools, Rank, attempt
+from tests.support.perform import check
 
 MEBIBYTE = 1 << 20
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fastcoll.cli import app
 from fastcoll.measure.results import validate
-from harness import Rank
+from tests.support.harness import Rank
 
 
 def grouped(rank: Rank, paths: list[str]) -> tuple[str, str, float]:

@@ -3,9 +3,9 @@
 
 import pytest
 import torch
-from written import KNOWN, VERBS, make_known
 
-from harness import Pools, Rank, attempt
+from tests.support.harness import Pools, Rank, attempt
+from tests.support.written import KNOWN, VERBS, make_known
 
 
 def saved(rank: Rank, name: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Pool, Pools, Rank, attempt
+from tests.support.harness import Pool, Pools, Rank, attempt
 
 
 def every_verb(rank: Rank) -> dict[str, tuple[list[str], bool, list[bool]]]:

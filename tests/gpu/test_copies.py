@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from work import Case, bits, data, perform
 
 from fastcoll.choose.algorithms.copy_engine import LEAST_BYTES
 from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
 from fastcoll.gpu.copies import WAVE_BYTES
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.types import DType
+from tests.gpu.work import Case, bits, data, perform
 
 Threads = Callable[[int], GpuRanks]
 Fresh = Callable[[int, float], GpuRanks]

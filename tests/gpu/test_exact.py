@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import work
-from work import Case, ops_of, perform
 
 from fastcoll.choose import algorithms
 from fastcoll.machine import gpu
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.types import ITEMSIZE, Algorithm, DType, Verb
+from tests.gpu import work
+from tests.gpu.work import Case, ops_of, perform
 
 Threads = Callable[[int], GpuRanks]
 

@@ -4,9 +4,9 @@
 from collections.abc import Callable
 
 import torch
-from work import bits, data
 
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
+from tests.gpu.work import bits, data
 
 Threads = Callable[[int], GpuRanks]
 NUMELS = (100, 50_000)

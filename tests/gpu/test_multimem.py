@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-import harness
 from fastcoll.errors import UnsupportedError
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.types import TORCH_DTYPES, DType, Op, ReduceOp
+from tests.support import harness
 
 DTYPES = (DType.float32, DType.float16, DType.bfloat16)
 # Elements: none, one, odd, a pack more or less, several segments.

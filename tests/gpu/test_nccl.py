@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_processes import VERBS, as_gpu_rank
-from work import Case, perform
 
-import harness
 from fastcoll.machine import gpu
 from fastcoll.types import DType
+from tests.gpu.test_processes import VERBS, as_gpu_rank
+from tests.gpu.work import Case, perform
+from tests.support import harness
 
 FreshPool = Callable[..., harness.Pool]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_processes import as_gpu_rank
 
-import harness
 from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.nodes.transfers.payloads import PIECE_BYTES
+from tests.gpu.test_processes import as_gpu_rank
+from tests.support import harness
 
 FreshPool = Callable[..., harness.Pool]
 SLEEP_CYCLES = 100_000_000  # some 50 ms

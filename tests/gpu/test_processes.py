@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from work import Case, perform
 
-import harness
 from fastcoll.errors import FastcollError
 from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.types import DType
+from tests.gpu.work import Case, perform
+from tests.support import harness
 
 FreshPool = Callable[..., harness.Pool]
 LIMIT_S = 30.0

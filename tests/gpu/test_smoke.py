@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import work
-from test_failures import miss
 
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.types import DType
+from tests.gpu import work
+from tests.gpu.test_failures import miss
 
 Threads = Callable[[int], GpuRanks]
 Fresh = Callable[[int, float], GpuRanks]

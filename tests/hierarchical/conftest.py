@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on several nodes, which FASTCOLL_NODE_ID makes of one machine."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from harness import Pool, Setup
-
-ROOT = Path(__file__).parents[2]
-# The calls and their oracle, and torch's programs, are those of one node.
-sys.path += [str(ROOT / folder) for folder in ("tests/collectives", "tests/integrations", "bench")]
+from tests.support.harness import Pool, Setup
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,23 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-from calls import MOVES, REDUCTIONS, ROOTED, Call
-from test_any_source import from_anybody
-from test_bounds import WIDE, check_bounds
-from test_node_transfers import everybody_to_everybody
-from test_verbs import LARGE_SIZE, SIZES, check, moves, others, place, reductions, uneven
 
-import oracle
-from harness import Pool
+from tests.hierarchical.test_any_source import from_anybody
+from tests.hierarchical.test_bounds import WIDE, check_bounds
+from tests.hierarchical.test_node_transfers import everybody_to_everybody
+from tests.hierarchical.test_verbs import (
+    LARGE_SIZE,
+    SIZES,
+    check,
+    moves,
+    others,
+    place,
+    reductions,
+    uneven,
+)
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call
+from tests.support.harness import Pool
 
 ODD_SIZES = (1, 17, 1001, 4099, 70_001)
 

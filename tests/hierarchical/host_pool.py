@@ -12,10 +12,10 @@ from typing import Any
 import hosts
 import pytest
 from hosts import ADDRESSES, LINK, Hosts
-from mpi_pool import MpiPool
 
 from fastcoll.measure.mpi import MpiInstall
-from harness import Pool, Rank, Setup, be_patient
+from tests.hierarchical.mpi_pool import MpiPool
+from tests.support.harness import Pool, Rank, Setup, be_patient
 
 NUM_BYTES = 16 << 20
 _BECOME = (sys.executable, str(Path(hosts.__file__).resolve()))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fastcoll.measure.mpi import MpiInstall, default_mpi_dir, find_mpi, has_mpi4py
-from harness import Pool, Setup, rank_main
+from tests.support.harness import Pool, Setup, rank_main
 
 _START_S = 60.0
 
@@ -74,7 +74,11 @@ class MpiPool(Pool):
             raise
 
     def start_ranks(self, arguments: Sequence[tuple[Any, ...]]) -> None:
-        program = [sys.executable, "-c", "import mpi_pool; mpi_pool.be_rank()"]
+        program = [
+            sys.executable,
+            "-c",
+            "from tests.hierarchical import mpi_pool; mpi_pool.be_rank()",
+        ]
         found: dict[int, tuple[Connection, _Rank]] = {}
         with (
             tempfile.TemporaryDirectory(prefix="fastcoll-mpi-") as folder,

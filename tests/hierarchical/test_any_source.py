@@ -5,12 +5,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from test_node_transfers import SLOW, Clusters, FreshPool, cluster
 
 from fastcoll.calls.arrays import view
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.nodes.transfers.channels import Turns
-from harness import Attempt, Rank, attempt
+from tests.hierarchical.test_node_transfers import SLOW, Clusters, FreshPool, cluster
+from tests.support.harness import Attempt, Rank, attempt
 
 TAG, GO = 5, 6
 EACH = 8

@@ -16,11 +16,11 @@ are rounded in each of n - 1 steps, whatever their order. One u more is for prod
 import numpy as np
 import pytest
 import torch
-from calls import REDUCTIONS, Call
-from test_verbs import Clusters, check
 
-import oracle
-from harness import Pool, Rank
+from tests.hierarchical.test_verbs import Clusters, check
+from tests.support import oracle
+from tests.support.calls import REDUCTIONS, Call
+from tests.support.harness import Pool, Rank
 
 SLOW = pytest.mark.slow
 MAPS = ("aabb", "aaab", pytest.param("abc", marks=SLOW), pytest.param("aabbcc", marks=SLOW))

@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 
 from fastcoll.errors import UsageError
 from fastcoll.nodes.carriers import mpi as mpi_carrier
-from harness import LATE_S, Attempt, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Rank, Setup, attempt
 
 
 def stand_in(**changes: Any) -> SimpleNamespace:

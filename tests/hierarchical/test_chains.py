@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
 NODES = "aabb"

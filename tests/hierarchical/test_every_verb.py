@@ -9,10 +9,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from calls import MOVES, REDUCTIONS, ROOTED, Call
-from test_verbs import Clusters, check, place
 
-import oracle
+from tests.hierarchical.test_verbs import Clusters, check, place
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call
 
 MAPS = ("aabb", "aaab", "abab")
 # A float, a half type, an integer, pairs of floats, 8 bits of a float, and what has no sum.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fake_streams import slow_node_gpus
 from fastcoll.machine import gpu
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.fake_streams import slow_node_gpus
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"

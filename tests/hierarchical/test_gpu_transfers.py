@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-import oracle
-from fake_streams import PIECE_BYTES, POISON, slow_node_gpus
 from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.machine import gpu
 from fastcoll.types import TORCH_DTYPES, DType
-from harness import Pool, Rank, Setup, attempt
+from tests.support import oracle
+from tests.support.fake_streams import PIECE_BYTES, POISON, slow_node_gpus
+from tests.support.harness import Pool, Rank, Setup, attempt
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -290,7 +290,7 @@ def test_a_send_that_overtakes_is_seen(fresh_pool: FreshPool) -> None:
 
 def others(rank: Rank) -> None:
     """Blocking calls, a batch, where NCCL can't be had; what is refused."""
-    from fake_nodes import facts
+    from tests.support.fake_nodes import facts
 
     me, comm = rank.rank, rank.comm.new_group()
     peer = (me + 2) % 4

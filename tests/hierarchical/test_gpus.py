@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors over several nodes, with the CPU in the GPUs' place (tests/fake_nodes.py).
+"""CUDA tensors over several nodes, with the CPU in the GPUs' place (tests/support/fake_nodes.py).
 
 What NCCL and streams themselves do is for tests/gpu/test_nodes.py.
 """
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
-from perform import Result, compare, perform_all
-from test_verbs import check_uneven, ranks_by_node
 
-import oracle
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
-from harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
+from tests.hierarchical.test_verbs import check_uneven, ranks_by_node
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Result, compare, perform_all
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -38,7 +38,7 @@ def on_gpus(
     rank: Rank, calls: list[Call], plant: Callable[[], Any] = lambda: None
 ) -> tuple[list[Result], list[list[str]], list[Any]]:
     """Make calls on made-up GPUs; what lanes and kernels were asked for, too."""
-    from fake_nodes import fake_node_gpus
+    from tests.support.fake_nodes import fake_node_gpus
 
     comm = rank.comm.new_group()
     with fake_node_gpus(comm) as fake:
@@ -108,7 +108,7 @@ def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
 
 def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
     """Several hops are under way before a stream waits for the first one."""
-    from fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part can't
+    from tests.support.fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part can't
 
     numel = 5 * SEGMENT_BYTES // 4  # five segments, of which four go on at once
     pool = clusters("aabb")
@@ -202,7 +202,7 @@ def test_a_planted_mistake_is_seen(fresh_pool: FreshPool, plant: Callable[[], No
 def others(rank: Rank) -> None:
     """Split sizes, lists, asynchronous calls, rounding carriers, calls in a capture."""
     import fastcoll
-    from fake_nodes import fake_node_gpus
+    from tests.support.fake_nodes import fake_node_gpus
 
     me, world, comm = rank.rank, rank.world_size, rank.comm.new_group()
     with fake_node_gpus(comm) as fake:
@@ -242,7 +242,7 @@ def too_many(*size: int, **options: Any) -> Any:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    from fake_nodes import facts, fake_node_gpus
+    from tests.support.fake_nodes import facts, fake_node_gpus
 
     def without(**facts_of_rank_2: str) -> Any:
         return lambda device: facts(device) | (facts_of_rank_2 if rank.rank == 2 else {})
@@ -294,7 +294,7 @@ def checked_until_broken(comm: Any) -> Attempt:
 def differ(rank: Rank, on_node_1: str) -> tuple[Attempt, Attempt]:
     """The nodes call something that is the same to NCCL, or one of them calls on CPUs."""
     import fastcoll
-    from fake_nodes import fake_node_gpus
+    from tests.support.fake_nodes import fake_node_gpus
 
     comm = rank.comm.new_group()
     tensor = torch.ones(70_000)
@@ -331,7 +331,7 @@ LIMIT_S = 2.0
 
 def late(rank: Rank) -> tuple[Attempt, list[str], int]:
     """Node 1 does not come: the streams of node 0 would wait for ever."""
-    from fake_nodes import fake_node_gpus
+    from tests.support.fake_nodes import fake_node_gpus
 
     comm = rank.hasty_group(LIMIT_S)
     with fake_node_gpus(comm, is_stuck=True) as fake:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_training as training
 import torch
-from host_pool import require_hosts
 from hosts import ADDRESSES, Hosts
+
+from tests.hierarchical.host_pool import require_hosts
+from tests.integrations import test_training as training
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("on_host.py")

@@ -15,7 +15,7 @@ import torch
 
 from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_islands, why_apart
 from fastcoll.errors import UnsupportedError, UsageError
-from harness import Attempt, Rank, Setup, attempt
+from tests.support.harness import Attempt, Rank, Setup, attempt
 
 
 def hellos(nodes: str, **changes: Any) -> list[Hello]:

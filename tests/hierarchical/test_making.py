@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 30.0
 FreshPool = Callable[[int, Setup], Pool]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 GOAL_S = 2.0  # on a machine that is not loaded; LATE_S is what is asserted
 LARGE = 30_000  # elements: beyond a packet

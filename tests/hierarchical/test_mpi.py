@@ -11,15 +11,15 @@ from unittest import mock
 
 import pytest
 import torch
-from calls import Call, expected
-from everything import check_everything
-from mpi_pool import MpiPool, require_open_mpi
-from perform import Result, compare, perform_all
-from test_node_failures import assert_one_verdict, call
-from test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
 
 from fastcoll.nodes.carriers.mpi import MpiCarrier
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.hierarchical.everything import check_everything
+from tests.hierarchical.mpi_pool import MpiPool, require_open_mpi
+from tests.hierarchical.test_node_failures import assert_one_verdict, call
+from tests.hierarchical.test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
+from tests.support.calls import Call, expected
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Result, compare, perform_all
 
 pytestmark = pytest.mark.slow
 CARRIER = {"FASTCOLL_CARRIER": "mpi"}

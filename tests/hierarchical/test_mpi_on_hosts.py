@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from everything import check_everything
-from host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
 from hosts import Hosts
-from mpi_pool import require_open_mpi
-from test_mismatches import CALLS, LARGE, assert_one_desync, differ
-from test_mpi import LIMIT_S, carriers, until_broken
-from test_verbs import ranks_by_node
-from test_verbs_on_hosts import islands
 
-from harness import LATE_S, Attempt, Rank
+from tests.hierarchical.everything import check_everything
+from tests.hierarchical.host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
+from tests.hierarchical.mpi_pool import require_open_mpi
+from tests.hierarchical.test_mismatches import CALLS, LARGE, assert_one_desync, differ
+from tests.hierarchical.test_mpi import LIMIT_S, carriers, until_broken
+from tests.hierarchical.test_verbs import ranks_by_node
+from tests.hierarchical.test_verbs_on_hosts import islands
+from tests.support.harness import LATE_S, Attempt, Rank
 
 pytestmark = pytest.mark.slow
 OnHosts = Callable[[str], MpiHostPool]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 4.0  # where it is waited for
 

@@ -4,11 +4,11 @@
 from collections.abc import Callable
 
 import pytest
-from test_changed_memory import negate, swapped, with_other_data
-from test_versions import saved
-from written import VERBS
 
-from harness import Pool
+from tests.collectives.test_changed_memory import negate, swapped, with_other_data
+from tests.collectives.test_versions import saved
+from tests.support.harness import Pool
+from tests.support.written import VERBS
 
 Clusters = Callable[[str], Pool]
 

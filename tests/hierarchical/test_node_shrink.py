@@ -15,7 +15,7 @@ from torch.distributed import HashStore, Store
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.nodes.survivors import Survivors, _Nodes
 from fastcoll.nodes.verdict.board import Board
-from harness import DEADLINE_S, Pool, Rank, Setup, attempt
+from tests.support.harness import DEADLINE_S, Pool, Rank, Setup, attempt
 
 LIMIT_S = 4.0
 FreshPool = Callable[[int, Setup], Pool]

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastcoll.calls.methods_of_pairs import P2POp
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
 Clusters = Callable[[str], Pool]

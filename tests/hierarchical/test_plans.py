@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_phases
 import torch
-from test_phases import LARGE, SMALL, TWO, VERBS, Entry, problems, run
 
 from fastcoll.bootstrap.islands import Islands
 from fastcoll.calls.tensors import Call
 from fastcoll.types import Verb
+from tests.hierarchical import test_phases
+from tests.hierarchical.test_phases import LARGE, SMALL, TWO, VERBS, Entry, problems, run
 
 ALONE = Islands(((0,), (1,), (2,)), ("a", "b", "c"))
 THREE_PAIRS = Islands(((0, 1), (2, 3), (4, 5)), ("a", "b", "c"))

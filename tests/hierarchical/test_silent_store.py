@@ -19,7 +19,7 @@ from fastcoll.errors import CollectiveTimeout
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PatientStore
-from harness import LATE_S
+from tests.support.harness import LATE_S
 
 LIMIT_S = 0.5
 

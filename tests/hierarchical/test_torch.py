@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_limits as limits
-import test_torch_backend as programs
-import test_training as training
 import torch
 import torch.distributed as dist
-from backends import Program, on_backend, same
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.integrations import test_limits as limits
+from tests.integrations import test_torch_backend as programs
+from tests.integrations import test_training as training
+from tests.support.backends import Program, on_backend, same
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4

@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
-from perform import compare, perform_all
 
-import oracle
-from harness import TIMEOUT_S, Pool, Rank, Setup
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.harness import TIMEOUT_S, Pool, Rank, Setup
+from tests.support.perform import compare, perform_all
 
 Clusters = Callable[[str], Pool]
 SLOW = pytest.mark.slow

@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from everything import check_everything
-from host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
 from hosts import Hosts
-from test_mismatches import CALLS, LARGE, assert_one_desync, differ
-from test_verbs import ranks_by_node
 
-from harness import Rank
+from tests.hierarchical.everything import check_everything
+from tests.hierarchical.host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
+from tests.hierarchical.test_mismatches import CALLS, LARGE, assert_one_desync, differ
+from tests.hierarchical.test_verbs import ranks_by_node
+from tests.support.harness import Rank
 
 pytestmark = pytest.mark.slow
 OnHosts = Callable[[str], HostPool]

@@ -4,9 +4,9 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from backends import BACKENDS, COMPILE_S, in_cpp, on_backend
 
-from harness import Pool, Setup
+from tests.support.backends import BACKENDS, COMPILE_S, in_cpp, on_backend
+from tests.support.harness import Pool, Setup
 
 
 @pytest.fixture(scope="package")

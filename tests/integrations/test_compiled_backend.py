@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_torch_backend as programs
-import test_training as training
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import COMPILE_S, in_cpp, on_backend, same
 
-from harness import Pool, Rank, Setup, attempt
+from tests.integrations import test_torch_backend as programs
+from tests.integrations import test_training as training
+from tests.support.backends import COMPILE_S, in_cpp, on_backend, same
+from tests.support.harness import Pool, Rank, Setup, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]

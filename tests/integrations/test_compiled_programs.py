@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_training as training
 import torch
 import torch.distributed as dist
-from backends import no_caches, on_backend, same
 from torch import Tensor
 
-from harness import Pool, Rank
+from tests.integrations import test_training as training
+from tests.support.backends import no_caches, on_backend, same
+from tests.support.harness import Pool, Rank
 
 Pools = Callable[[int], Pool]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import COMPILE_S
 
-from harness import LATE_S, TIMEOUT_S, Pool, Rank, Setup
+from tests.support.backends import COMPILE_S
+from tests.support.harness import LATE_S, TIMEOUT_S, Pool, Rank, Setup
 
 FreshPool = Callable[[int, Setup], Pool]
 # How long a thread has to come to its wait for the peer before the other thread starts.

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import BACKENDS, on_backend, same
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
-from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.backends import BACKENDS, on_backend, same
+from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 Pools = Callable[[int], Pool]
 ODD = 1

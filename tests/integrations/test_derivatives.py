@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_ops as operators
 import torch
-from backends import on_backend
-from test_ops import MAX, ROWS, VERBS, WIDTH
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from harness import Attempt, Rank, attempt
+from tests.integrations import test_ops as operators
+from tests.integrations.test_ops import MAX, ROWS, VERBS, WIDTH
+from tests.support.backends import on_backend
+from tests.support.harness import Attempt, Rank, attempt
 
 BATCH = 4
 

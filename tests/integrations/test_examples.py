@@ -22,7 +22,7 @@ from unittest import mock
 import pytest
 import torch
 
-from harness import Attempt, Rank, Setup, attempt
+from tests.support.harness import Attempt, Rank, Setup, attempt
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from backends import BACKENDS, COMPILE_S
+
+from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
 # What it holds can't be let go of then. Undrained it does not end before the interpreter is gone.

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
 LIMIT_S = 1.0

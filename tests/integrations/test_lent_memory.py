@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import COMPILE_S, on_backend, same
 
-from harness import Pool, Rank, attempt
+from tests.support.backends import COMPILE_S, on_backend, same
+from tests.support.harness import Pool, Rank, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import on_backend
 
 import fastcoll
-from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.backends import on_backend
+from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
 LIMIT = timedelta(seconds=1)

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from backends import on_backend
 
-from harness import Pool, Rank, Setup
+from tests.support.backends import on_backend
+from tests.support.harness import Pool, Rank, Setup
 
 
 def add(rank: Rank) -> float:

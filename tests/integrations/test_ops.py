@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backends import no_caches, on_backend, same
 
-from harness import Attempt, Rank, attempt
+from tests.support.backends import no_caches, on_backend, same
+from tests.support.harness import Attempt, Rank, attempt
 
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 ROWS, WIDTH, ROOT = 6, 3, 1

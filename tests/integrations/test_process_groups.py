@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import on_backend, same
 
 import fastcoll
 from fastcoll import _C
 from fastcoll.api import groups
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.backends import on_backend, same
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 VERBS = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "gather", "scatter")
 

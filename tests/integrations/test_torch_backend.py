@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import Program, on_backend, same
 
-from harness import LATE_S, Attempt, Rank, attempt
+from tests.support.backends import Program, on_backend, same
+from tests.support.harness import LATE_S, Attempt, Rank, attempt
 
 
 def test_a_single_wrong_element_is_seen() -> None:

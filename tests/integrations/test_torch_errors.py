@@ -3,13 +3,13 @@
 
 from collections.abc import Callable
 
-import mistakes
 import pytest
 import torch
 import torch.distributed as dist
-from backends import BACKENDS, COMPILE_S, on_backend
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support import mistakes
+from tests.support.backends import BACKENDS, COMPILE_S, on_backend
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 Pools = Callable[[int], Pool]
 

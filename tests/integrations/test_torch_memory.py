@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import on_backend
 
-from harness import Pool, Rank, attempt
+from tests.support.backends import on_backend
+from tests.support.harness import Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
 KNOWN = 3  # calls of a kind after which C++ makes the next one

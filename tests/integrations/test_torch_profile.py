@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backends import COMPILE_S, on_backend
 
-from harness import Pool, Rank
+from tests.support.backends import COMPILE_S, on_backend
+from tests.support.harness import Pool, Rank
 
 Pools = Callable[[int], Pool]
 _PAUSE_S = 0.3

@@ -2,9 +2,9 @@
 """Some of PyTorch's own cases, on both kinds of group; `torch_suite.py` runs all of them."""
 
 import pytest
-import torch_suite
 
-from proofs import CPP
+from tests.integrations import torch_suite
+from tests.proofs import CPP
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(900)]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transfers
-from backends import COMPILE_S, Program, on_backend, same
 
-from harness import LATE_S, Pool, Rank, attempt
+from tests.support import transfers
+from tests.support.backends import COMPILE_S, Program, on_backend, same
+from tests.support.harness import LATE_S, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
 

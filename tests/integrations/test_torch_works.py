@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backends import COMPILE_S, on_backend
 
 import fastcoll
-from harness import DEADLINE_S, Attempt, Pool, Rank, attempt
+from tests.support.backends import COMPILE_S, on_backend
+from tests.support.harness import DEADLINE_S, Attempt, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
 # Of a call whose plan is known.

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backends import Program, no_caches, on_backend, same
 from torch import nn
 
-from harness import Attempt, Rank, attempt
+from tests.support.backends import Program, no_caches, on_backend, same
+from tests.support.harness import Attempt, Rank, attempt
 
 WIDTH, BATCH, STEPS = 16, 24, 4
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given as given_drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from mutations import Interleavings, mutants
 
 from fastcoll_model.builders import algorithms_of, build
 from fastcoll_model.checker import ScheduleError, check
 from fastcoll_model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, Span, Step, Wait
+from tests.model.mutations import Interleavings, mutants
 
 # What a mistake changes nothing about: it copies the same value from elsewhere, or swaps two steps
 # that have nothing to do with each other.

@@ -23,7 +23,7 @@ from fastcoll_model.fabric import OneSwitch
 from fastcoll_model.formulas import FORMULAS
 from fastcoll_model.schedule import REDUCTIONS
 from fastcoll_model.simulator import simulate
-from programs import load_script, run_as_told
+from tests.support.programs import load_script, run_as_told
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

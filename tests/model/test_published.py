@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from damage import damaged
 from fastcoll_model.errors import ModelError
 from fastcoll_model.published import (
     _DATA,
@@ -19,7 +18,8 @@ from fastcoll_model.published import (
     median_error,
     read_series,
 )
-from programs import load_script
+from tests.support.damage import damaged
+from tests.support.programs import load_script
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rich.table import Table
 from typer.testing import CliRunner
 
-from damage import damaged
 from fastcoll.cli import app
 from fastcoll.cli.findings import plan_or_reason, read_measured
 from fastcoll.cli.html import Section, page
@@ -29,6 +28,7 @@ from fastcoll.measure.variants import request_of
 from fastcoll_model.machines.cluster import Cluster
 from fastcoll_model.machines.machine import load_machine
 from fastcoll_model.strategies import Workload
+from tests.support.damage import damaged
 
 pytest.importorskip("matplotlib")
 LLAMA = Workload(num_params=7e9, num_layers=32, hidden=4096, tokens=4096)

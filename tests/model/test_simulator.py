@@ -4,7 +4,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import programs, with_programs
 
 from fastcoll_model.builders import algorithms_of, build
 from fastcoll_model.errors import ModelError
@@ -13,6 +12,7 @@ from fastcoll_model.regular import shifts_of, simulate_regular
 from fastcoll_model.schedule import VERBS, Signal
 from fastcoll_model.sharing import fair_rates
 from fastcoll_model.simulator import simulate
+from tests.model.mutations import programs, with_programs
 
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
 

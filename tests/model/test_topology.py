@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from damage import damaged
 from fastcoll_model.builders import algorithms_of, build
 from fastcoll_model.errors import ModelError
 from fastcoll_model.fabric import on_one_switch
@@ -23,6 +22,7 @@ from fastcoll_model.machines.machine import MACHINES, NETWORKS, load_machine, lo
 from fastcoll_model.regular import Shifts, shifts_of, simulate_on_switch, simulate_regular
 from fastcoll_model.schedule import VERBS
 from fastcoll_model.simulator import simulate
+from tests.support.damage import damaged
 
 
 def h100s(num_nodes: int, network: str = "ndr-rail") -> Cluster:

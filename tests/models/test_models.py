@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from programs import mutations, need, run
-from proofs import controls
+from tests.proofs import controls
+from tests.support.programs import mutations, need, run
 
 HERE = Path(__file__).parent
 LIMIT_S = 120

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutates the C++ protocol, one change at a time, and shows which change no native check sees.
 
-    python tests/native/mutate.py                          # every mutation of csrc/cpu: hours
-    python tests/native/mutate.py --only p2p.h --seconds 600
+    python -m tests.native.mutate                          # every mutation of csrc/cpu: hours
+    python -m tests.native.mutate --only p2p.h --seconds 600
 
 All mutations are compiled into a copy of the sources at once, each with a switch (mutant.h): each
 then costs a run and no compilation. A check runs for those mutations only that it comes past. The
@@ -30,17 +30,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+from tests.native.mutation_points import Mutation, mutate
+from tests.native.test_native import BUILDS, CASES, LONG_IDLE, ROOT, Case, Compiler
+from tests.support.programs import run
 
-from mutation_points import Mutation, mutate  # noqa: E402
-from test_native import BUILDS, CASES, LONG_IDLE, ROOT, Case, Compiler  # noqa: E402
-
-from programs import run  # noqa: E402
-
-SURVIVORS = HERE / "mutation_survivors.toml"
+SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
 # Arithmetic on elements: no protocol, and test_reduce holds it against an oracle.
 LEFT_OUT = ("reduce", "convert")
 BASELINE_LIMIT_S = 600

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import load_script, need
+from tests.support.programs import load_script, need
 
 BENCH = Path(__file__).parents[2] / "bench"
 SCRIPT = BENCH / "checks_cost.py"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from programs import build, need, run
-from proofs import controls
+from tests.proofs import controls
+from tests.support.programs import build, need, run
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120

@@ -4,11 +4,11 @@
 import re
 from pathlib import Path
 
-import fuzz_bytes
 import pytest
 
-from programs import need, run
-from proofs import controls
+from tests.native import fuzz_bytes
+from tests.proofs import controls
+from tests.support.programs import need, run
 
 # The command of fuzz_bytes.py takes as long as it is told.
 SECONDS = 5

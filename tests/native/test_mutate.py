@@ -7,12 +7,12 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-import mutate
 import pytest
-from mutation_points import Mutation
-from mutation_points import mutate as mutate_source
 
-from programs import need, run
+from tests.native import mutate
+from tests.native.mutation_points import Mutation
+from tests.native.mutation_points import mutate as mutate_source
+from tests.support.programs import need, run
 
 HERE = Path(__file__).parent
 

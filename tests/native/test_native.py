@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from programs import mutations, need, run
-from proofs import controls
+from tests.proofs import controls
+from tests.support.programs import mutations, need, run
 
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
 
 from fastcoll_model.builders import build
 from fastcoll_model.schedule import Copy, Reduce, Schedule, Wait, moved
-from programs import run
+from tests.native.test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
+from tests.support.programs import run
 
 NUMEL = 5040  # of int32, a multiple of everybody's blocks: for up to 7 ranks and two directions
 WORLDS = (2, 3, 5)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pybind11
 
-from harness import ranks_with
+from tests.support.harness import ranks_with
 
 ROOT = Path(__file__).parents[2]
 COMPILER = "g++"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random calls against the oracle while ranks are killed, stopped, late or abort; the rest go on.
 
-    python tests/reliability/soak.py --seconds 600        # everything at random
-    python tests/reliability/soak.py --kills 200          # only SIGKILL, at that many random points
+    python -m tests.reliability.soak --seconds 600        # everything at random
+    python -m tests.reliability.soak --kills 200          # only SIGKILL, at that many random points
 
 Every episode has a seed, which is printed: `--seed N --episodes 1` plays it again, the same calls
 and faults; how the ranks interleave is the machine's choice. Decides what is called, what goes
@@ -23,18 +23,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE.parent, HERE.parent / "collectives"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+import torch
 
-import torch  # noqa: E402
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, difference, expected  # noqa: E402
-from perform import Started, _arenas  # noqa: E402
-
-import oracle  # noqa: E402
-from fastcoll.measure.results import provenance, write  # noqa: E402
-from harness import LATE_S, Outcome, Pool, Rank, Setup  # noqa: E402
+from fastcoll.measure.results import provenance, write
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, difference, expected
+from tests.support.harness import LATE_S, Outcome, Pool, Rank, Setup
+from tests.support.perform import Started, _arenas
 
 LIMIT_S = 5.0  # of a wait for a rank that lives
 WORLD_SIZES = (2, 3, 3, 4)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks live on while a third is killed or stopped, round after round: they may not grow.
 
-    python tests/reliability/soak_flat.py --seconds 600
+    python -m tests.reliability.soak_flat --seconds 600
 
 A round is an episode of soak.py: random calls, an error, shrink, more calls. Then the two meet in a
 group of torch.distributed. Decides what is measured after each round, and how far it may rise from
@@ -20,16 +20,11 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE.parent, HERE):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+import torch
+import torch.distributed as dist
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from soak import LIMIT_S, Fault, live  # noqa: E402
-
-from harness import Pool, Rank, Setup  # noqa: E402
+from tests.reliability.soak import LIMIT_S, Fault, live
+from tests.support.harness import Pool, Rank, Setup
 
 VICTIM = 2
 NUM_CALLS = 15

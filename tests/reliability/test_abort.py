@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness import LATE_S, Attempt, Pool, Pools, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, attempt
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),

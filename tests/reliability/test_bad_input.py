@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from harness import Attempt, Pools, Rank, attempt
+from tests.support.harness import Attempt, Pools, Rank, attempt
 
 POISON = -7.0
 Mistake = tuple[Callable[[Any], Any], str, tuple[str, ...]]  # the call, the error, words of it

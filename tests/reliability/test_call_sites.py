@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 TRACE = Setup(env={"FASTCOLL_DEBUG": "trace"})
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, Setup, attempt
+from tests.support.harness import Pool, Rank, Setup, attempt
 
 BARE = Setup(init=False)
 

@@ -16,10 +16,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_timeout import LIMIT_S, assert_in_time, rank_1_stays_away
 
-from harness import DEADLINE_S, LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, ranks_with
-from programs import need, run
+from tests.reliability.test_timeout import LIMIT_S, assert_in_time, rank_1_stays_away
+from tests.support.harness import (
+    DEADLINE_S,
+    LATE_S,
+    TIMEOUT_S,
+    Attempt,
+    Pool,
+    Rank,
+    Setup,
+    ranks_with,
+)
+from tests.support.programs import need, run
 
 SOURCE = Path(__file__).with_name("jumping_clock.c")
 DAYS_S = (-20_000 * 86_400, -86_400, 86_400, 4_000 * 86_400)

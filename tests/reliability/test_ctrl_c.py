@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.calls import recorder
-from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),

@@ -12,9 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from test_fork import in_child
 
-from harness import LATE_S, Attempt, Outcome, Pool, Pools, Rank, Setup, attempt, come_up
+from tests.reliability.test_fork import in_child
+from tests.support.harness import (
+    LATE_S,
+    Attempt,
+    Outcome,
+    Pool,
+    Pools,
+    Rank,
+    Setup,
+    attempt,
+    come_up,
+)
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import Attempt, Pool, Rank, attempt
+from tests.support.harness import Attempt, Pool, Rank, attempt
 
 ATTACH, DETACH, SEIZE, INTERRUPT = 16, 17, 0x4206, 0x4207  # of <linux/ptrace.h>
 WALL = 0x40000000  # waitpid: also for a process that is no child

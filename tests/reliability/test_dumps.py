@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 STEM = f"fastcoll-{platform.node()}"
 

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "collectives"))
-
-from calls import Call, Place, difference, expected  # noqa: E402
-from fault_points import COMPILER, Points, build, ranks_from  # noqa: E402
-from perform import Started, _arenas  # noqa: E402
-from soak import belongings  # noqa: E402
-
-from harness import LATE_S, Attempt, Pool, Rank, Setup, attempt  # noqa: E402
-from programs import need  # noqa: E402
+from tests.reliability.fault_points import COMPILER, Points, build, ranks_from
+from tests.reliability.soak import belongings
+from tests.support.calls import Call, Place, difference, expected
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Started, _arenas
+from tests.support.programs import need
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 

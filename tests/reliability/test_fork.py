@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import LATE_S, TIMEOUT_S, Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:

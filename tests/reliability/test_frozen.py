@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Pool, Rank, Setup, attempt
+from tests.support.harness import Pool, Rank, Setup, attempt
 
 LIMIT_S = 2.0
 FROZEN_S = 2 * LIMIT_S

@@ -4,10 +4,10 @@
 import random
 from collections.abc import Callable
 
-import fuzz
 import pytest
 
 from fastcoll.bootstrap import farewell, identity
+from tests.reliability import fuzz
 
 ROUNDS = 60
 

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from fastcoll.cli import app
-from harness import Attempt, Pool, Rank, attempt
+from tests.support.harness import Attempt, Pool, Rank, attempt
 
 runner = CliRunner()
 

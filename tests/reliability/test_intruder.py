@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import DEADLINE_S, TIMEOUT_S, Pool, Rank, Setup
+from tests.support.harness import DEADLINE_S, TIMEOUT_S, Pool, Rank, Setup
 
 
 def addresses(pid: int) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_cleanup import BARE, come_up
 
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.refusals import explain
-from harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.reliability.test_cleanup import BARE, come_up
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 
 
 def make_and_add(rank: Rank) -> None:

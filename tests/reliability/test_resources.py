@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from test_cleanup import BARE, belongings, come_up, machine, use
 
 from fastcoll.bootstrap import identity
-from harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.reliability.test_cleanup import BARE, belongings, come_up, machine, use
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 
 SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
 LIMIT_S = 20.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
 
 
 def use(group: Any) -> list[float]:

@@ -2,10 +2,9 @@
 """Episodes of random calls and faults (soak.py): a few here, as many as you like by its command."""
 
 import pytest
-import soak
-import soak_flat
 
-from proofs import CPP
+from tests.proofs import CPP
+from tests.reliability import soak, soak_flat
 
 
 @pytest.mark.slow

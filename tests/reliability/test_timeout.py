@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 LIMIT_S = 1.0
 WAYS = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from proofs import CPP
+from tests.proofs import CPP
 
 ROOT = Path(__file__).parents[2]
 ARCHS = (80, 90, 100)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from proofs import controls
+from tests.proofs import controls
 
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import World
 
-import harness
+from tests.support import harness
+from tests.triton_kernels.ranks import World
 
 # Interpreted kernels on a loaded machine take ten times as long as on an idle one.
 DEADLINE_S = 240.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mutants
 import numpy as np
 import torch
 
-import oracle
-from harness import Rank
+from tests.support import oracle
+from tests.support.harness import Rank
+from tests.triton_kernels import mutants
 
 SCRATCH_BYTES = 64 << 10
 _SHARE_BYTES = SCRATCH_BYTES + (16 << 10)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ranks
-from ranks import Case, World
 
-import oracle
-from proofs import controls
+from tests.proofs import controls
+from tests.support import oracle
+from tests.triton_kernels import ranks
+from tests.triton_kernels.ranks import Case, World
 
 WAYS = (
     ("one_shot", "all_reduce"),

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import mutants
 import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from tests.triton_kernels import mutants
 
 ARCHITECTURES = (80, 90, 100)
 WORLD = 4
@@ -137,7 +138,7 @@ def normalised(kernels: Kernels) -> None:
 
 def squared(kernels: Kernels) -> None:
     """A user's epilogue with a product and a sum, behind the copy engine's kernel."""
-    from users_epilogue import square_plus
+    from tests.triton_kernels.users_epilogue import square_plus
 
     out, rows = torch.zeros(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
     epilogue = kernels["call"].Epilogue(square_plus, (out.clone(), rows))

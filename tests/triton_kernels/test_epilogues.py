@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ranks
 import torch
-from ranks import World, bits_of, tensor_of, words_in
 
-import oracle
-from harness import Rank
+from tests.support import oracle
+from tests.support.harness import Rank
+from tests.triton_kernels import ranks
+from tests.triton_kernels.ranks import World, bits_of, tensor_of, words_in
 
 ROWS, COLUMNS = 6, 40
 NUMEL = ROWS * COLUMNS
@@ -32,9 +32,8 @@ def fuse(me: Rank, world: World, kernel: str) -> dict[str, Any]:
     """Every epilogue behind one kernel; what it stored, by name, as bits."""
     import importlib
 
-    from users_epilogue import square_plus
-
     from fastcoll_kernels import call, epilogues
+    from tests.triton_kernels.users_epilogue import square_plus
 
     space = ranks.workspace(me, world)
     module = importlib.import_module(f"fastcoll_kernels.{kernel}")

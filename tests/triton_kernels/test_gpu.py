@@ -5,22 +5,18 @@ Decides what a device adds to the interpreter: compiled code, threads, captured 
 compared with the oracle's, bit for bit.
 """
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from ranks import Case, bits_of, tensor_of, words_in
-from test_collectives import DTYPES, SIZES, WAYS, expected
+from streams import Group
 
-import oracle
 from fastcoll_kernels import epilogues, one_shot, ring, two_shot
 from fastcoll_kernels.call import Launch
 from fastcoll_kernels.workspace import Workspace
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench/gpu"))
-from streams import Group
+from tests.support import oracle
+from tests.triton_kernels.ranks import Case, bits_of, tensor_of, words_in
+from tests.triton_kernels.test_collectives import DTYPES, SIZES, WAYS, expected
 
 pytestmark = pytest.mark.gpu
 MODULES = {"one_shot": one_shot, "two_shot": two_shot, "ring": ring}

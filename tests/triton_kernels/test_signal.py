@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import mutants
 import pytest
-import ranks
-from ranks import Case, World
-from test_collectives import WAYS, problems
 
-import oracle
+from tests.support import oracle
+from tests.triton_kernels import mutants, ranks
+from tests.triton_kernels.ranks import Case, World
+from tests.triton_kernels.test_collectives import WAYS, problems
 
 # Delays that make a rare order of events the usual one: rank 0 dawdles until a peer is ahead of it,
 # or, where the peer may not run ahead, for a while.

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpu_measured import GPU
 
-from fake_driver import Driver, fake_driver
 from fastcoll.machine import gpu
+from tests.support.fake_driver import Driver, fake_driver
 
 
 @pytest.fixture
@@ -24,7 +23,6 @@ def report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Path], str]:
     """`report(folder)` is what the report on a folder prints; its files go to folder/out."""
-    monkeypatch.syspath_prepend(str(GPU))
     module = importlib.import_module("report")
     one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
     monkeypatch.setattr(gpu, "gpus", lambda: [one])

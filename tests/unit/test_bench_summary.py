@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from programs import load_script
+from tests.support.programs import load_script
 
 ROOT = Path(__file__).parents[2]
 FIRST = "xeon-amx-2core"  # the machine of the README's table

@@ -8,8 +8,8 @@ import torch
 from torch.distributed import ReduceOp
 
 import fastcoll
-import oracle
 from fastcoll import _C, errors, types
+from tests.support import oracle
 
 
 @pytest.mark.parametrize(

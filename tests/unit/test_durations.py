@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from durations import Durations
+from tests.durations import Durations
 
 
 class Cache(dict[str, Any]):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of CuPy's kind in every verb: which memory is taken, and in which stream a call runs.
 
-With the CPU in the kernels' place (tests/fake_gpu.py); CuPy's own: tests/gpu/test_arrays.py.
+With the CPU in the kernels' place (support/fake_gpu.py); CuPy's own: tests/gpu/test_arrays.py.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from fastcoll.calls import foreign
 from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine import gpu
-from harness import Pools, Rank
+from tests.support.harness import Pools, Rank
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -99,7 +99,7 @@ def collectives(comm: Any) -> list[bool]:
 
 def verbs(rank: Rank) -> tuple[list[bool], list[int], list[list[int]]]:
     """Every verb; in which streams it ran, and what torch's and the library's waited for."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm
     me, world = comm.rank, comm.world_size
@@ -124,7 +124,7 @@ def test_every_verb_runs_in_the_stream_of_the_arrays_library(own_pools: Pools) -
 
 def mixed(rank: Rank) -> tuple[list[bool], list[int], list[list[int]]]:
     """A tensor of torch's and an array of theirs in one call; then torch's stream as theirs."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm
     with fake_gpu(comm) as core:
@@ -145,7 +145,7 @@ def test_a_call_with_tensors_too_is_ordered_among_both_streams(own_pools: Pools)
 
 
 def refused(rank: Rank) -> list[str]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm, texts = rank.comm, []
     frozen = CuPy(torch.ones(5), read_only=True)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every verb's way to a GPU kernel, with the CPU in the kernels' place (tests/fake_gpu.py)."""
+"""Every verb's way to a GPU kernel, with the CPU in the kernels' place (support/fake_gpu.py)."""
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +12,9 @@ from hypothesis import strategies as st
 from fastcoll.errors import UnsupportedError
 from fastcoll.gpu import batches as device_batches
 from fastcoll.machine import gpu
-from harness import LATE_S, Attempt, Pools, Rank, attempt
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "collectives"))
-from calls import Call, Place, expected, mixed
-from perform import Result, compare, perform_all
+from tests.support.calls import Call, Place, expected, mixed
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.perform import Result, compare, perform_all
 
 needs_extension = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -35,7 +31,7 @@ MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "reduce",
 
 
 def on_gpu(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any]]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     with fake_gpu(rank.comm) as core:
         return perform_all(rank, calls), core.log
@@ -65,7 +61,7 @@ def test_what_a_kernel_gets_is_what_the_user_meant(own_pools: Pools) -> None:
 
 def uneven(rank: Rank) -> tuple[list[bool], list[Any]]:
     """Split sizes, lists of unequal parts, adjacent lists, asynchronous calls."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     me, world, comm = rank.rank, rank.world_size, rank.comm
     rows = [[(3 * i + 5 * j) % 7 for j in range(world)] for i in range(world)]
@@ -113,8 +109,8 @@ def test_uneven_parts(own_pools: Pools) -> None:
 
 def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
     """Everybody sends two messages to everybody, one of them strided, in an order of its own."""
-    from fake_gpu import fake_gpu
     from fastcoll.calls.methods_of_pairs import P2POp
+    from tests.support.fake_gpu import fake_gpu
 
     me, world, comm = rank.rank, rank.world_size, rank.comm
     with fake_gpu(comm, num_channels) as core:
@@ -140,7 +136,7 @@ def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
 
 
 def one_way(rank: Rank, num_channels: int) -> list[bool]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     tensor = torch.full((5,), float(rank.rank))
     with fake_gpu(rank.comm, num_channels):
@@ -224,7 +220,7 @@ def _has_come(
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     some = torch.ones(4)
     with fake_gpu(rank.comm, 1):
@@ -259,8 +255,8 @@ def test_mistakes_are_refused(own_pools: Pools) -> None:
 
 def desync(rank: Rank) -> tuple[Attempt, Attempt]:
     """Rank 0's kernel says that rank 1 called something else."""
-    from fake_gpu import fake_gpu
     from fastcoll.gpu.verdicts import DESYNC
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm) as core:
@@ -286,8 +282,8 @@ def test_a_desync_shows_both_calls(own_pools: Pools) -> None:
 
 def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
     """Rank 1's kernel says that rank 0 sends something else than it takes."""
-    from fake_gpu import fake_gpu
     from fastcoll.gpu.verdicts import DESYNC
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm) as core:
@@ -319,7 +315,7 @@ def test_a_desync_shows_both_sides_of_a_message(own_pools: Pools) -> None:
 
 def go_on(rank: Rank, how: str) -> tuple[list[float], list[int], bool]:
     """Rank 2 leaves while the others' kernels wait for it; they go on without it."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     results: list[float] = []
@@ -355,7 +351,7 @@ def test_kernels_are_told_before_they_are_waited_for(own_pools: Pools, how: str)
 
 def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
     """Rank 2 leaves, when the others run a call that it has not made; or one that it has."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     found: list[Attempt] = []

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_measured import GPU, MEASURED
+
+from tests.unit.gpu_measured import GPU, MEASURED
 
 
 @pytest.mark.slow
@@ -145,10 +146,9 @@ def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
         "import sys\n"
         "for name in ('jsonschema', 'matplotlib', 'hypothesis', 'triton'):\n"
         "    sys.modules[name] = None\n"
-        f"sys.path.insert(0, {str(GPU)!r})\n"
         "import measure, kernels, small, report, run_tests, fastcoll.cli\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=GPU, check=True)
 
 
 @pytest.mark.parametrize("argument", ["bulid", "--msp", "-o"])

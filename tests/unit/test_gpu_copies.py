@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-import oracle
 from fastcoll import _C
 from fastcoll.calls.tensors import Flat
 from fastcoll.choose import algorithms, select
@@ -30,6 +29,7 @@ from fastcoll.gpu.copies import CopyEngine
 from fastcoll.machine import gpu
 from fastcoll.memory.heap import Block
 from fastcoll.types import TORCH_DTYPES, Algorithm, DType, Op, Request, Verb
+from tests.support import oracle
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -109,7 +109,7 @@ class Core:
             )
 
     def launch(self, plan: Any, source: int, target: int, stream: int, limit_s: float) -> None:
-        from fake_gpu import _add
+        from tests.support.fake_gpu import _add
 
         driver, ops = self.driver, self.driver.streams[stream].ops
         assert limit_s == LIMIT_S

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_event import Event, Graph, capture
+
+from tests.unit.fake_event import Event, Graph, capture
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from fake_event import Event
-from gpu_measured import GPU, MEASURED
+
+from tests.unit.fake_event import Event
+from tests.unit.gpu_measured import GPU, MEASURED
 
 
 @pytest.fixture
@@ -23,7 +24,6 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """`on_cpu(name)` is a script of bench/gpu whose ranks have their tensors on the CPU."""
     from fastcoll.measure import gpu_ranks
 
-    monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
@@ -209,9 +209,8 @@ def test_bytes_that_were_not_copied_are_not_timed(
         list(kernels.segments(2))
 
 
-REHEARSAL = f"""
+REHEARSAL = """
 import contextlib, sys, torch
-sys.path.insert(0, {str(GPU)!r})
 import fused, streams
 from types import SimpleNamespace
 from fastcoll.measure import gpu_ranks
@@ -251,7 +250,12 @@ def test_the_triton_kernels_are_compared_and_timed(
     program = f"{REHEARSAL}{wrong}\nfused.main(fused.Path({str(path)!r}))"
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=GPU,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = json.loads(path.read_text())
     names = [row["what"] for row in found["rows"]]

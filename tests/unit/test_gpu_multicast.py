@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks' regions come behind the one address of the switch's, and who then has it add.
 
-Over a driver made of dictionaries, and with the CPU in the kernels' place (tests/fake_gpu.py).
+Over a driver made of dictionaries, and with the CPU in the kernels' place (support/fake_gpu.py).
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fake_driver import THREE, Driver, Links, come, leave_all
 from fastcoll.choose import algorithms, select
 from fastcoll.choose.plan import Plan
 from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError, UsageError
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, ReduceOp, Request, Verb, supported_ops
-from harness import Pools, Rank
+from tests.support.fake_driver import THREE, Driver, Links, come, leave_all
+from tests.support.harness import Pools, Rank
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -259,7 +259,7 @@ def pools() -> Iterator[Pools]:
 
 def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str], str]:
     """Calls by name and by choice; what ran, what was refused, and the report."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm, world = rank.comm, rank.world_size
     right, refused = [], []

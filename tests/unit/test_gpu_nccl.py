@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that NCCL carries, with Gloo in its place and the CPU in the kernels' (tests/fake_gpu.py).
+"""Calls that NCCL carries, with Gloo for NCCL and the CPU for the kernels (support/fake_gpu.py).
 
 What NCCL itself does, and that its streams are waited for, is for tests/gpu/test_nccl.py.
 """
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-import oracle
 from fastcoll.choose import algorithms, select
 from fastcoll.cli import app
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, Request, Verb, nccl_adds
-from harness import Attempt, Pools, Rank, attempt
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "collectives"))
-from calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
-from perform import Result, compare, perform_all
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.perform import Result, compare, perform_all
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -121,7 +117,7 @@ def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) 
 
 
 def carried(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any], list[str]]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm, reaches_peers=False, no_nccl="") as core:
@@ -171,7 +167,7 @@ def test_a_wrong_order_would_be_seen(own_pools: Pools, monkeypatch: pytest.Monke
 
 
 def in_wrong_order(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any], list[str]]:
-    import fake_gpu
+    from tests.support import fake_gpu
 
     right = fake_gpu.reduce_into
     fake_gpu.reduce_into = lambda target, rows, *kinds: right(target, rows[::-1], *kinds)
@@ -182,7 +178,7 @@ def in_wrong_order(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[An
 
 
 def uneven(rank: Rank) -> list[bool]:
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     me, world = rank.rank, rank.world_size
@@ -212,8 +208,8 @@ def test_uneven_parts_and_lists(own_pools: Pools) -> None:
 
 def messages(rank: Rank) -> list[bool]:
     """Everybody sends to everybody, itself too, in an order of its own."""
-    from fake_gpu import fake_gpu
     from fastcoll.calls.methods_of_pairs import P2POp
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     me, world = rank.rank, rank.world_size
@@ -236,8 +232,8 @@ def test_sends_and_receives(own_pools: Pools) -> None:
 
 
 def nothing_to_send(rank: Rank) -> float:
-    from fake_gpu import fake_gpu
     from fastcoll.calls.methods_of_pairs import P2POp
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     other = 1 - rank.rank
@@ -260,7 +256,7 @@ def test_messages_of_no_elements_need_no_nccl(own_pools: Pools) -> None:
 
 def differ(rank: Rank, how: str) -> tuple[Attempt, Attempt]:
     """Rank 1 makes another call than the others, all of them through NCCL."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     odd = rank.rank == 1
@@ -297,7 +293,7 @@ class Stuck:
 
 def late(rank: Rank) -> tuple[Attempt, Attempt, list[str]]:
     """NCCL does not come to the end of a call."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm, no_nccl="") as core:
@@ -330,8 +326,8 @@ def captured(rank: Rank) -> tuple[bool, bool, Attempt]:
 
     The last value: what a look finds after the capture.
     """
-    from fake_gpu import fake_gpu
     from fastcoll.gpu import nccl as device_nccl
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm, no_nccl=""):
@@ -365,7 +361,7 @@ def test_a_capture_asks_for_nothing_that_runs_outside_of_it(own_pools: Pools) ->
 
 def beside(rank: Rank) -> tuple[list[bool], list[Any]]:
     """Calls by kernels and through NCCL take turns on one group."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     with fake_gpu(comm, no_nccl="") as core:

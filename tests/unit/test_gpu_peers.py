@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fake_event import Event, Graph, capture
 
 from fastcoll.cli.bench import Device, _peers
 from fastcoll.measure import gpu_libraries, gpu_peers, session
@@ -26,6 +25,7 @@ from fastcoll.measure.library import IN_GRAPH, Library, WorkerConfig
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import NotMeasured, Pool, own_commands
 from fastcoll.measure.session import GPU_FAMILIES, GPU_PEERS, BenchSettings, worker_config
+from tests.unit.fake_event import Event, Graph, capture
 
 ROOT = Path(__file__).parents[2]
 CELL = make_cell("all_reduce", "float32", "sum", 64, 1)

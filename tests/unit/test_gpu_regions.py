@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fake_driver import THREE, Driver, Links, come, leave_all
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
+from tests.support.fake_driver import THREE, Driver, Links, come, leave_all
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"

@@ -8,7 +8,6 @@ import inspect
 import itertools
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,14 +22,8 @@ from fastcoll.machine import gpu
 from fastcoll.measure import gpu_ranks
 from fastcoll.measure.gpu_ranks import GpuRanks
 from fastcoll.types import DType, Op, Request, Verb
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-import test_exact
-import test_multimem
-import test_shapes
-import test_smoke
-import work
-from work import Case
+from tests.gpu import test_exact, test_multimem, test_shapes, test_smoke, work
+from tests.gpu.work import Case
 
 VERBS = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "gather", "scatter")
 VERBS += ("all_to_all", *work.UNEVEN)
@@ -158,7 +151,7 @@ def test_what_the_smoke_tests_call_runs_where_there_is_no_gpu(
 def test_what_is_called_with_cupys_arrays_runs_with_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setitem(sys.modules, "cupy", np)
-    module = importlib.import_module("test_arrays")
+    module = importlib.import_module("tests.gpu.test_arrays")
     monkeypatch.setattr(module, "cupy", np)
     monkeypatch.setattr(module, "own_stream", lambda me: contextlib.nullcontext(stream))
     monkeypatch.setattr(module, "NUMEL", 50)

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from gpu_rows import needs_extension
 
 from fastcoll import native
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.measure.gpu_variants import ThreadVariants
-from harness import Pools, Rank
+from tests.support.harness import Pools, Rank
+from tests.unit.gpu_rows import needs_extension
 
 # ---- in which shape ------------------------------------------------------------------------------
 
@@ -26,8 +26,8 @@ def launches(rank: Rank) -> tuple[Any, ...]:
     """What a floor and an all_reduce in a shape of its own come to; of two ranks."""
     from unittest import mock
 
-    from fake_gpu import fake_gpu
     from fastcoll.measure import gpu_shapes
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     me: Any = SimpleNamespace(rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu")

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_rows import MACHINE, ROWS, TIMES, Json, document, needs_extension, part, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from damage import damaged
 from fastcoll import _C
 from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
 from fastcoll.choose.algorithms.shared import CPU
@@ -20,6 +18,8 @@ from fastcoll.errors import UsageError
 from fastcoll.machine import gpu
 from fastcoll.measure.tune import make_document
 from fastcoll.types import Algorithm, DType, Verb
+from tests.support.damage import damaged
+from tests.unit.gpu_rows import MACHINE, ROWS, TIMES, Json, document, needs_extension, part, request
 
 # ---- the table -----------------------------------------------------------------------------------
 

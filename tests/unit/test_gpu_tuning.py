@@ -2,7 +2,7 @@
 """`fastcoll tune --device cuda` and the rows it writes, as far as no GPU is needed.
 
 Ranks are measured by a fake function, on CPU threads, or on the GPU made of the CPU
-(tests/fake_gpu.py). What a GPU takes is for the machine that has one.
+(tests/support/fake_gpu.py). What a GPU takes is for the machine that has one.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_rows import MACHINE, ROWS, TIMES, Json, document, needs_extension, part, request, row
 from typer.testing import CliRunner
 
 from fastcoll import env
@@ -37,7 +36,18 @@ from fastcoll.measure.rounds import Contender, Outcome
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune, write_table
 from fastcoll.measure.worker import Worker
 from fastcoll.types import Algorithm
-from harness import Pools, Rank
+from tests.support.harness import Pools, Rank
+from tests.unit.gpu_rows import (
+    MACHINE,
+    ROWS,
+    TIMES,
+    Json,
+    document,
+    needs_extension,
+    part,
+    request,
+    row,
+)
 
 # ---- the tuner -----------------------------------------------------------------------------------
 
@@ -315,7 +325,7 @@ def pools() -> Iterator[Pools]:
 
 def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
     """Carry out what the tuner commands, on every verb by every algorithm."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     replies, called = [], []
@@ -357,7 +367,7 @@ def test_what_the_tuner_commands_is_what_runs(pools: Pools) -> None:
 
 def chosen_by_table(rank: Rank) -> list[str]:
     """Return by what a call on the group's GPUs is carried out: by the table, then by the model."""
-    from fake_gpu import fake_gpu
+    from tests.support.fake_gpu import fake_gpu
 
     found = []
     for no_table in ("", "rank 0: another driver"):

@@ -9,7 +9,7 @@ import pytest
 
 from fastcoll.bootstrap.makers import Makers
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError, UsageError
-from harness import DEADLINE_S
+from tests.support.harness import DEADLINE_S
 
 LIMIT_S = 20.0
 

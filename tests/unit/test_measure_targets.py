@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from programs import load_script
+from tests.support.programs import load_script
 
 
 @pytest.fixture(scope="module")

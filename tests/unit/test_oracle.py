@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
+from tests.support import oracle
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 

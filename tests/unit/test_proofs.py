@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import proofs
+from tests import proofs
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """

@@ -12,7 +12,7 @@ import pytest
 from fastcoll.calls import pool
 from fastcoll.calls.work import CallQueue, QueuedWork
 from fastcoll.errors import FastcollError
-from harness import DEADLINE_S
+from tests.support.harness import DEADLINE_S
 
 
 class Owner:

@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from programs import run_as_told
+from tests.support.programs import run_as_told
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

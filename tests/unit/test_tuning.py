@@ -14,9 +14,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_select import requests
 
-from damage import damaged
 from fastcoll import _C
 from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
 from fastcoll.choose.costs import Costs
@@ -33,6 +31,8 @@ from fastcoll.measure.timer import median_interval, rounds_interval
 from fastcoll.measure.tune import make_document, write_table
 from fastcoll.measure.variants import VERBS, Variant, request_of, variants_of
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from tests.support.damage import damaged
+from tests.unit.test_select import requests
 
 COSTS = Costs(0.5, 1 / 40e3, 1 / 10e3, 1 / 30e3, 5.0)
 

@@ -86,7 +86,7 @@ def load_script(path: Path) -> ModuleType:
 
 def mutations() -> set[tuple[str, str]]:
     """The rows of kernels/README.md's table of mutations: what is planted, and what catches it."""
-    text = Path(__file__).parents[1].joinpath("kernels/README.md").read_text()
+    text = Path(__file__).parents[2].joinpath("kernels/README.md").read_text()
     section = text.split("## Mutations\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (.*?) \|$", section, re.MULTILINE)
     return {(name, checker) for name, checkers in rows for checker in checkers.split(", ")}

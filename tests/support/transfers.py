@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness import LATE_S, Attempt, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Rank, attempt
 
 LARGE = 1 << 20  # more than a sender can put down without its receiver
 

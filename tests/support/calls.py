@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-import oracle
+from tests.support import oracle
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")

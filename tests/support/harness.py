@@ -38,7 +38,7 @@ TIMEOUT_S = 20.0
 LATE_S = 10.0
 # Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
 # 2 s of a fresh interpreter.
-PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "harness", "fastcoll"]
+PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "tests.support.harness", "fastcoll"]
 
 _context = multiprocessing.get_context("forkserver")
 _pool_numbers = itertools.count()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness import LATE_S, Attempt, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Rank, attempt
 
 WORLD, ODD = 3, 1
 LIMIT = timedelta(seconds=1)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from calls import MOVES, Call, Place, difference, expected, words_in
 
-import oracle
-from harness import Pool, Rank
+from tests.support import oracle
+from tests.support.calls import MOVES, Call, Place, difference, expected, words_in
+from tests.support.harness import Pool, Rank
 
 _GUARD_BYTES = 64
 _POISON = 0xA5

@@ -132,7 +132,7 @@ def slow_node_gpus(comm: Any, *about: Any) -> Iterator[SimpleNamespace]:
 
     Yields what `slow_gpu` does, with what `fake_node_gpus` yields as `fake`.
     """
-    from fake_nodes import fake_node_gpus  # only now: builds without a GPU part can't
+    from tests.support.fake_nodes import fake_node_gpus  # only now: builds without a GPU part can't
 
     with fake_node_gpus(comm, *about) as fake, slow_gpu() as slow:
         slow.fake = fake

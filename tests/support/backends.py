@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank
+from tests.support.harness import Rank
 
 Program = Callable[..., Any]
 COMPILE_S = 400.0  # alone it takes 15 s; ranks that come second wait for the first

@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 
-import fake_gpu
 from fastcoll.gpu import nccl as device_nccl
 from fastcoll.machine import gpu
 from fastcoll.nodes import arrays
@@ -24,6 +23,7 @@ from fastcoll.nodes.arrays import finish, reduce_into, tensor_at
 from fastcoll.nodes.gpus import captures
 from fastcoll.nodes.gpus import group as node_gpus
 from fastcoll.types import TORCH_DTYPES, DType, Op
+from tests.support import fake_gpu
 
 _POISON = 0xA5
 SEGMENT_BYTES = 1 << 20
