@@ -20,10 +20,10 @@ part() { # name command...
 install_checkout test
 part "all tests" scripts/test.sh --all --installed
 part "mutations" python -m tests.native.mutate "$@"
-part "soak" python -m tests.reliability.soak --seconds 600
-part "growth" python -m tests.reliability.soak_flat --seconds 600
-part "kills" python -m tests.reliability.soak --kills 200
-part "fuzz what peers send" python tests/reliability/fuzz.py --seconds 300
+part "soak" python -m tests.faults.soak --seconds 600
+part "growth" python -m tests.faults.soak_flat --seconds 600
+part "kills" python -m tests.faults.soak --kills 200
+part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/native/fuzz_bytes.py --seconds 300
 part "the oldest torch" env FASTCOLL_TORCH=2.11.0 \
   FASTCOLL_VENV="${FASTCOLL_VENV:-$PWD/.venv}-torch-2.11" scripts/test.sh

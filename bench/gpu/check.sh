@@ -169,7 +169,7 @@ tests() {
 }
 extras() {
   # What is not on the machine is listed as "skipped: not there" by report.py, never as passed.
-  if has_module triton; then gpu_tests triton 150 60 -- tests/triton_kernels; else note triton skip 0; fi
+  if has_module triton; then gpu_tests triton 150 60 -- tests/triton; else note triton skip 0; fi
   gpu_tests copies 60 30 -- tests/gpu/test_copies.py
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do

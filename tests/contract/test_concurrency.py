@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several things at once: groups in turns, threads, ranks that the kernel stops and lets go on."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.test_sequences import without_pause
+from tests.support.calls import Call, expected, mixed
+from tests.support.harness import Pool, Pools, Rank
+from tests.support.perform import Result, Started, check, compare
+
+
+def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
+    """The calls of one list, on two groups in a random but common order."""
+    groups = [rank.comm, rank.comm.new_group()]
+    order = random.Random(seed)
+    results = [Started(groups[order.randrange(2)], call).result() for call in calls]
+    groups[1].close()
+    return results
+
+
+def test_two_groups_in_turns(pools: Pools) -> None:
+    calls = mixed(3, 800, 2)
+    wants = [expected(call, 3) for call in calls]
+    assert not compare(calls, wants, pools(3).run(two_groups, calls, 7))
+
+
+def two_threads(rank: Rank, calls: list[Call]) -> list[Result]:
+    """Two groups, each used by a thread of its own at the same time."""
+    other = rank.comm.new_group()
+    half = len(calls) // 2
+    results: dict[int, list[Result]] = {}
+
+    def work(key: int, comm: Any, mine: list[Call]) -> None:
+        results[key] = [Started(comm, call).result() for call in mine]
+
+    thread = threading.Thread(target=work, args=(1, other, calls[half:]))
+    thread.start()
+    work(0, rank.comm, calls[:half])
+    thread.join()
+    other.close()
+    return results[0] + results[1]
+
+
+def test_two_groups_at_the_same_time(pools: Pools) -> None:
+    calls = mixed(2, 1000, 3)
+    wants = [expected(call, 2) for call in calls]
+    assert not compare(calls, wants, pools(2).run(two_threads, calls))
+
+
+def shared_group(rank: Rank, rounds: int) -> list[float]:
+    """Threads that share one group: their calls pair up as they come, none is torn."""
+    totals: list[float] = []
+
+    def work() -> None:
+        for _ in range(rounds):
+            tensor = torch.ones(700)
+            rank.comm.all_reduce(tensor)
+            totals.append(tensor.sum().item())
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return totals
+
+
+def test_threads_that_share_a_group(pools: Pools) -> None:
+    assert pools(2).run(shared_group, 300) == [[1400.0] * 900] * 2
+
+
+def let_others_run(rank: Rank) -> int:
+    """How far another thread of rank 0 comes while rank 0 waits half a second."""
+    stop, steps = threading.Event(), 0
+
+    def count() -> None:
+        nonlocal steps
+        while not stop.wait(0.001):
+            steps += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    if rank.rank == 1:
+        time.sleep(0.5)
+    rank.comm.all_reduce(torch.ones(2))
+    stop.set()
+    thread.join()
+    return steps
+
+
+def test_a_wait_holds_no_lock_of_python(pools: Pools) -> None:
+    assert pools(2).run(let_others_run)[0] > 50
+
+
+def disturb(pool: Pool, stop: threading.Event, longest_s: float) -> Callable[[], int]:
+    """Stop and continue ranks at random from a thread; a function that ends it and counts."""
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        rng = random.Random(5)
+        while not stop.is_set():
+            pid = rng.choice(pool.pids)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(rng.random() * longest_s)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(rng.random() * 0.01)
+            count += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    def end() -> int:
+        stop.set()
+        thread.join()
+        return count
+
+    return end
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_that_are_stopped_and_continued(pools: Pools, world: int) -> None:
+    pool = pools(world)
+    end = disturb(pool, threading.Event(), 0.03)
+    try:
+        check(pool, mixed(world, 1500, 4))
+        assert pool.run(without_pause, 4000, 4) == [""] * world
+    finally:
+        stops = end()
+    assert stops > 3

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes about the default group: each is named, and says what to call instead."""
+
+import io
+import os
+import sys
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.contract.test_init import BARE, launched, total
+from tests.support.harness import Attempt, Rank, attempt
+
+
+def with_a_port(rank: Rank, port: str) -> Attempt:
+    import fastcoll
+
+    launched(rank, 1)
+    os.environ["MASTER_PORT"] = port
+    return attempt(fastcoll.init, timeout_s=2)
+
+
+@pytest.mark.parametrize("port", ["99999", "65536", "-1"])
+def test_a_port_that_is_none_is_named(fresh_pool: Any, port: str) -> None:
+    [found] = fresh_pool(1, BARE).run(with_a_port, port)
+    assert found.kind == "UsageError", found
+    assert f"MASTER_PORT={port} is outside 0 to 65535" in found.text
+
+
+def not_initialised(rank: Rank) -> list[str]:
+    import fastcoll
+
+    tensor = torch.ones(4)
+    calls: dict[str, Any] = {
+        "init": lambda: fastcoll.init(),
+        "all_reduce": lambda: fastcoll.all_reduce(tensor),
+        "reduce_scatter": lambda: fastcoll.reduce_scatter_tensor(tensor[:1], tensor),
+        "all_gather": lambda: fastcoll.all_gather_into_tensor(tensor, tensor[:1]),
+        "broadcast": lambda: fastcoll.broadcast(tensor, 0),
+        "barrier": lambda: fastcoll.barrier(),
+        "empty": lambda: fastcoll.empty(3),
+        "new_group": lambda: fastcoll.new_group([0]),
+        "asynchronous": lambda: fastcoll.all_reduce(tensor, async_op=True),
+    }
+    wrong = []
+    for name, call in calls.items():
+        try:
+            call()
+            wrong.append(f"{name} was accepted")
+        except fastcoll.UsageError as error:
+            if "fastcoll.init" not in str(error) or "torchrun" not in str(error):
+                wrong.append(f"{name}: {error}")
+    fastcoll.destroy()  # of nothing does nothing
+    assert tensor.tolist() == [1.0] * 4
+    return wrong
+
+
+def bad_arguments(rank: Rank) -> list[str]:
+    import fastcoll
+
+    store = rank.store
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"store": store}, "world_size"),
+        ({"store": store, "rank": 0}, "world_size"),
+        ({"rank": 0, "world_size": 1}, "store"),
+        ({"store": store, "rank": 1, "world_size": 1}, "rank"),
+        ({"store": store, "rank": -1, "world_size": 1}, "rank"),
+        ({"store": store, "rank": 0, "world_size": 0}, "world"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": 0}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": -3.0}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": "3"}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "timeout_s": True}, "timeout_s"),
+        ({"store": store, "rank": 0, "world_size": 1, "numerics": "exact"}, "numerics"),
+        ({"store": store, "rank": "0", "world_size": 1}, "integers"),
+        ({"store": store, "rank": 0, "world_size": 1.0}, "integers"),
+        ({"group": "gloo"}, "group"),
+    ]
+    wrong = []
+    for options, word in cases:
+        try:
+            fastcoll.init(**options)
+            wrong.append(f"{options} was accepted")
+            fastcoll.destroy()
+        except fastcoll.UsageError as error:
+            if word not in str(error):
+                wrong.append(f"{options}: {error}")
+    return wrong
+
+
+def twice(rank: Rank) -> list[Any]:
+    import fastcoll
+
+    facts: list[Any] = []
+    options = {"rank": 0, "world_size": 1}
+    comm = fastcoll.init(store=dist.PrefixStore("a", rank.store), **options)
+    try:
+        fastcoll.init(store=dist.PrefixStore("b", rank.store), **options)
+    except fastcoll.UsageError as error:
+        facts.append("destroy" in str(error))
+    facts.append(total(rank))
+    fastcoll.destroy()
+    fastcoll.destroy()
+    facts.append(comm.closed)
+    with fastcoll.init(store=dist.PrefixStore("c", rank.store), **options):
+        facts.append(total(rank))
+        fastcoll.destroy()
+    return facts
+
+
+def test_mistakes_on_one_rank(fresh_pool: Any) -> None:
+    pool = fresh_pool(1, BARE)
+    assert pool.run(not_initialised) == [[]]
+    assert pool.run(bad_arguments) == [[]]
+    assert pool.run(twice) == [[True, 1.0, True, 1.0]]
+    assert pool.run(twice_differs) == [[True, True]]
+
+
+def twice_differs(rank: Rank) -> list[bool]:
+    """A broken environment is reported as such, not guessed around."""
+    import fastcoll
+
+    facts = []
+    for changes, word in (({"RANK": "x"}, "environment"), ({"RANK": "5"}, "RANK=5")):
+        launched(rank, 1)
+        os.environ.update(changes)
+        try:
+            fastcoll.all_reduce(torch.ones(1))
+        except fastcoll.UsageError as error:
+            facts.append(word in str(error))
+    return facts
+
+
+def bad_setting(rank: Rank, name: str, value: str) -> Attempt:
+    import fastcoll
+
+    os.environ[name] = value
+    return attempt(fastcoll.init, store=rank.store, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("name", ["FASTCOLL_SIMD", "FASTCOLL_NUMERICS", "FASTCOLL_LOG"])
+def test_a_senseless_variable_is_named(fresh_pool: Any, name: str) -> None:
+    [one] = fresh_pool(1, BARE).run(bad_setting, name, "nonsense")
+    assert one.kind == "UsageError", one
+    assert name in one.text
+    assert "nonsense" in one.text
+
+
+def disagreeing(rank: Rank) -> str:
+    import fastcoll
+
+    numerics = "fast" if rank.rank == 1 else "same_bits"
+    options = {"rank": rank.rank, "world_size": rank.world_size, "numerics": numerics}
+    try:
+        fastcoll.init(store=rank.store, **options)
+    except fastcoll.UsageError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_numerics_must_agree(fresh_pool: Any) -> None:
+    for text in fresh_pool(3, BARE).run(disagreeing):
+        assert "fast" in text
+        assert "same_bits" in text
+
+
+# In two parts: a name that is written out has to be one that exists.
+WRONG = {"FASTCOLL_" + end: "3" for end in ("TIMEOUTS", "TORCHBACKEND", "ZZZ")}
+RIGHT = {"FASTCOLL_TIMEOUT_S": "20", "FASTCOLL_VENV": "a", "FASTCOLL_TORCH": "2.13.0"}
+
+
+def said_at_init(rank: Rank, local_rank: str) -> list[str]:
+    import fastcoll
+
+    os.environ.update(WRONG | RIGHT)
+    if rank.rank == 1:
+        os.environ["LOCAL_RANK"] = local_rank
+    said = io.StringIO()
+    with patch.object(sys, "stderr", said):
+        fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
+        fastcoll.new_group().close()
+        fastcoll.destroy()
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_a_misspelt_variable_is_named_once_on_each_node(fresh_pool: Any, local_rank: str) -> None:
+    first, second = fresh_pool(2, BARE).run(said_at_init, local_rank)
+    assert len(first) == len(WRONG), first
+    timeouts, backend, unknown = first
+    assert f"{next(iter(WRONG))} is set" in timeouts
+    assert "did you mean FASTCOLL_TIMEOUT_S?" in timeouts
+    assert "did you mean FASTCOLL_TORCH_BACKEND?" in backend
+    assert "`fastcoll doctor` lists them all" in unknown
+    assert second == (first if local_rank == "0" else [])

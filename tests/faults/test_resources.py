@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are refused descriptors, memory or files as large as those of a group or its memory.
+
+One is given one more each time until it has enough, so that it fails at every point on the way.
+Room in /dev/shm nobody needs.
+"""
+
+import ctypes
+import errno
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fastcoll.bootstrap import identity
+from tests.faults.test_cleanup import BARE, belongings, come_up, machine, use
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+
+SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
+LIMIT_S = 20.0
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """All numbers below the limit are taken, but for some."""
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    while held[-1] < max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) - 1:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in held:
+            os.close(fd)
+
+
+@contextmanager
+def little_memory(left: int) -> Iterator[None]:
+    """Some regions' worth of address space more than what is in use."""
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    most_bytes = used_bytes + (1 << 20) + left * (6 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@contextmanager
+def small_files(left: int) -> Iterator[None]:
+    """No file may be larger than some regions, nor than an arena at first."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left * (40 << 20), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def make(what: str, rank: Rank, parent: Any, number: int) -> None:
+    """Make something and use it; it is gone afterwards."""
+    if what == "symmetric":
+        try:
+            parent.empty(3 << 20)
+        finally:
+            parent.barrier()  # the group can be used, whatever came of it
+        return
+    if what == "new_group":
+        group = parent.new_group(timeout_s=LIMIT_S)
+    else:
+        store = dist.PrefixStore(f"{what} {number}", rank.store)
+        group = type(parent).from_store(store, rank.rank, rank.world_size, timeout_s=LIMIT_S)
+    try:
+        group.barrier()
+    finally:
+        group.close()
+
+
+def be_refused(
+    rank: Rank, what: str, scarce: Callable[[int], Any], most: int
+) -> tuple[list[Attempt], dict[str, Any]]:
+    """Attempts with 0, 1, ... left on rank 1; what is held before and after, where that differs."""
+    use(rank.comm)
+    before = belongings()
+    attempts = []
+    for left in range(most):
+        parent = rank.comm.new_group(timeout_s=LIMIT_S)
+        if rank.rank == 1:
+            with scarce(left):
+                attempts.append(attempt(make, what, rank, parent, left))
+        else:
+            attempts.append(attempt(make, what, rank, parent, left))
+        rank.comm.barrier()
+        parent.close()
+        del parent  # its own arena is there as long as it is
+    use(rank.comm)  # nothing of it is in the way of what comes next
+    after = belongings()
+    # Worker threads stay while there are groups; how many there are is the pool's choice.
+    held = ("descriptors", "mappings of memfd", "children")
+    return attempts, {
+        what: (before[what], after[what]) for what in held if before[what] != after[what]
+    }
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["init", *(pytest.param(what, marks=pytest.mark.slow) for what in ("new_group", "symmetric"))],
+)
+@pytest.mark.parametrize(
+    ("scarce", "most", "hint"),
+    [
+        (few_descriptors, 11, "RLIMIT_NOFILE is"),
+        (little_memory, 5, "RLIMIT_AS is"),
+        (small_files, 3, "RLIMIT_FSIZE is"),
+    ],
+    ids=["descriptors", "memory", "files"],
+)
+def test_who_is_refused_says_so_to_all(
+    fresh_pool: Callable[..., Pool], what: str, scarce: Any, most: int, hint: str
+) -> None:
+    before = machine()
+    rows = fresh_pool(3).run(be_refused, what, scarce, most)
+    refused = [row[1] for row in zip(*(attempts for attempts, _ in rows), strict=True)]
+    assert refused[0].kind == "DriverError", refused
+    if (what, scarce) != ("symmetric", little_memory):  # an arena takes more than is ever left
+        assert refused[-1].kind == "", refused[-1]
+    for here, there in ((0, 1), (2, 1)):
+        for mine, theirs in zip(rows[here][0], rows[there][0], strict=True):
+            assert bool(mine.kind) == bool(theirs.kind), (mine, theirs)
+            assert mine.kind in ("", "DriverError"), mine
+            assert theirs.kind in ("", "DriverError"), theirs
+            assert not mine.kind or "rank 1" in mine.text, mine
+            assert max(mine.seconds, theirs.seconds) < SOON_S, (mine, theirs)
+    assert any(hint in one.text for one in refused), refused
+    assert any(hint in one.text for one in rows[0][0]), "the others are told why"
+    assert [held for _, held in rows] == [{}] * 3
+    assert machine() <= before
+
+
+def shrink(group: Any) -> None:
+    group.shrink().close()
+
+
+def shrink_with_few(rank: Rank, most: int) -> tuple[list[Attempt], list[Any]]:
+    """As be_refused."""
+    use(rank.comm)
+    before = belongings()["descriptors"]
+    attempts = []
+    for left in range(most):
+        group = rank.comm.new_group(timeout_s=LIMIT_S)
+        with few_descriptors(left) if rank.rank == 1 else nullcontext():
+            attempts.append(attempt(shrink, group))
+        rank.comm.barrier()
+    return attempts, [before, belongings()["descriptors"]]
+
+
+def test_who_is_refused_while_others_shrink_is_left_out(fresh_pool: Callable[..., Pool]) -> None:
+    rows = fresh_pool(3).run(shrink_with_few, 10)
+    first, refused, third = (attempts for attempts, _ in rows)
+    assert refused[0].kind == "DriverError", refused
+    assert all(one.kind in ("", "DriverError") for one in refused), refused
+    assert any("ulimit -n" in one.text for one in refused), refused
+    assert refused[-1].kind == "", refused
+    for one in (*first, *third):
+        assert one.kind == "", one
+        assert one.seconds < SOON_S, one
+    assert all(before == after for _, (before, after) in rows)
+
+
+NOBODY = 65534  # who may not have more descriptors in flight than files open
+
+
+@contextmanager
+def many_in_flight(for_s: float) -> Iterator[None]:
+    """This user has as many descriptors in flight as it may, for so long."""
+    ends = socket.socketpair()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(OSError, match="Too many references") as refused:
+            while True:
+                socket.send_fds(ends[0], [b"."], [ends[0].fileno()] * 50)
+        assert refused.value.errno == errno.ETOOMANYREFS
+        arrives = threading.Timer(for_s, ends[1].close)
+        arrives.start()
+        yield
+        arrives.join()
+    finally:
+        os.seteuid(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for end in ends:
+            end.close()
+
+
+def exchange_when_others_have_room(rank: Rank) -> int:
+    old = rank.comm.new_group(timeout_s=LIMIT_S)
+    with many_in_flight(0.3) if rank.rank == 1 else nullcontext():
+        old.empty(3 << 20)
+    with many_in_flight(0.3) if rank.rank == 1 else nullcontext():
+        new = old.shrink()
+    use(new)
+    new.close()
+    return int(new.world_size)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as root may")
+def test_descriptors_in_flight_are_waited_for(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(3).run(exchange_when_others_have_room) == [3, 3, 3]
+
+
+def test_a_process_without_descriptors_does_not_guess_its_machine() -> None:
+    known = identity.machine()
+    with few_descriptors(0), pytest.raises(OSError, match="Too many open files"):
+        identity.machine()
+    with few_descriptors(1):
+        assert identity.machine() == known
+
+
+CLONE_NEWNS = 0x00020000
+MS_PRIVATE_BELOW = 1 << 18 | 1 << 14
+
+
+def fill_small_shm(rank: Rank) -> str:
+    """Use a group where /dev/shm is as small as containers have it, and full; "" if not allowed."""
+    libc = ctypes.CDLL(None)
+    if (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(None, b"/", None, MS_PRIVATE_BELOW, None)
+        or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=64k")
+    ):
+        return ""
+    with pytest.raises(OSError, match="No space left"):
+        Path("/dev/shm/filler").write_bytes(bytes(128 << 10))
+    comm = come_up(rank, "small /dev/shm")
+    use(comm)
+    comm.empty((1 << 20,))
+    comm.shrink().close()
+    return type(comm).__name__
+
+
+def test_a_full_dev_shm_does_not_matter(fresh_pool: Callable[..., Pool]) -> None:
+    found = fresh_pool(2, BARE).run(fill_small_shm)
+    if found == ["", ""]:
+        pytest.skip("this process may not make namespaces")
+    assert found == ["Communicator"] * 2

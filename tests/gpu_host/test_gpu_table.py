@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of GPUs in a tuning table: what they decide, which are refused, and whose they are."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcoll import _C
+from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
+from fastcoll.choose.algorithms.shared import CPU
+from fastcoll.choose.table import validate
+from fastcoll.errors import UsageError
+from fastcoll.machine import gpu
+from fastcoll.measure.tune import make_document
+from fastcoll.types import Algorithm, DType, Verb
+from tests.gpu_host.gpu_rows import (
+    MACHINE,
+    ROWS,
+    TIMES,
+    Json,
+    document,
+    needs_extension,
+    part,
+    request,
+)
+from tests.support.damage import damaged
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@needs_extension
+def test_rows_of_gpus_decide_within_what_the_numerics_allow() -> None:
+    table = TuningTable(document())
+
+    def chosen(**fields: Any) -> Algorithm:
+        return select(request(**fields), algorithms.ALL, table).plan.algorithm
+
+    assert chosen() is Algorithm.chain
+    assert chosen(numerics="fast") is Algorithm.nccl
+    assert chosen(dtype=DType.int32) is Algorithm.nccl, "the order of integers does not matter"
+    assert chosen(numerics="fast", no_nccl="none here") is Algorithm.ring
+    plan = select(request(), algorithms.ALL, table).plan
+    assert (plan.segment_bytes, plan.channels) == (0, 32)
+    _C.Plan(*plan.args())
+    reasons = select(request(), algorithms.ALL, table).reasons
+    assert reasons["nccl"] == "25.00 us (measured)", "it moves, and a kernel of ours adds"
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_channels": 16},
+        {"ranks_per_gpu": 2},
+        {"world_size": 3},
+        {"numel": 1 << 20},
+        {"splits": 1},
+        {"verb": Verb.reduce_scatter},
+    ],
+    ids=str,
+)
+def test_rows_of_gpus_hold_for_such_groups_alone(other: Json) -> None:
+    table = TuningTable(document())
+    asked = request(**other)
+    assert select(asked, algorithms.ALL, table) == select(asked, algorithms.ALL)
+
+
+def test_rows_of_gpus_say_nothing_of_cpus() -> None:
+    table = TuningTable(document())
+    on_cpus = request(num_channels=0, ranks_per_gpu=0)
+    assert all(table.measured(on_cpus, name) is None for name in TIMES)
+    assert TuningTable(document([])).gpus is None
+    assert table.digest != TuningTable(document(ROWS[1:])).digest
+    assert TuningTable(document([])).digest == TuningTable(make_document_of_cpus()).digest
+
+
+def make_document_of_cpus() -> Json:
+    return make_document([], is_complete=True, fallback=CPU)
+
+
+def identity_of(document: Json) -> Json:
+    return {name: document[name] for name in ("build", "machine")}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("rows", 1), ROWS[0], r"\.gpu\.rows\[1\]: measured twice"),
+        (("rows", 0, "algorithm"), "single_copy", r"\.gpu\.rows\[0\]\.algorithm"),
+        (("rows", 0, "num_channels"), 65, r"\.gpu\.rows\[0\]\.num_channels"),
+        (("rows", 0, "ranks_are"), "fibers", r"\.gpu\.rows\[0\]\.ranks_are"),
+        (("machine", "names"), [], r"\.gpu\.machine\.names"),
+        (("is_complete",), "yes", r"\.gpu\.is_complete"),
+    ],
+)
+def test_bad_rows_of_gpus_are_refused_with_the_reason(
+    path: tuple[Any, ...], value: Any, text: str, tmp_path: Path
+) -> None:
+    changed = copy.deepcopy(document())
+    place = changed["gpu"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=text):
+        read_table(file, identity_of(changed))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_damaged_table_is_read_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "damaged-gpu.json"
+    file.write_text(json.dumps(damaged(data, document())))
+    try:
+        table = read_table(file, identity_of(document()))
+    except UsageError:
+        return
+    _C.Plan(*select(request(num_channels=0), algorithms.ALL, table).plan.args())
+    table.measured(request(), "nccl")
+
+
+# ---- whose it is ---------------------------------------------------------------------------------
+
+
+def test_a_table_of_other_gpus_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = tuning.Tuning(TuningTable(document()), "mine")
+    monkeypatch.setattr(gpu, "fingerprint", lambda: MACHINE)
+    assert tuned.problem_on_gpus() == ""
+    for name, value in {"driver": "590.2", "num_gpus": 8, "names": ["Other"], "nccl": "9"}.items():
+        monkeypatch.setattr(gpu, "fingerprint", lambda odd={name: value}: MACHINE | odd)
+        assert f"{name} is {MACHINE[name]!r} there, {value!r} here" in tuned.problem_on_gpus()
+    monkeypatch.setattr(gpu, "fingerprint", lambda: pytest.fail("not asked where it is no use"))
+    cpus = tuning.Tuning(TuningTable(make_document_of_cpus()), "mine")
+    assert "no rows of GPUs" in cpus.problem_on_gpus()
+    assert tuning.Tuning(None, "no table").problem_on_gpus() == "no table"
+
+
+def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
+    monkeypatch.setattr(gpu, "gpus", lambda: [one])
+    assert gpu.fingerprint(tmp_path)["num_gpus"] == 1
+    assert gpu.fingerprint(tmp_path)["driver"] == f"CUDA {gpu.driver_version()}"
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (x)\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    for pci in ("0000:19:00.0", "0000:3b:00.0"):
+        (tmp_path / "gpus" / pci).mkdir(parents=True)
+    found = gpu.fingerprint(tmp_path)
+    assert (found["driver"], found["num_gpus"], found["names"]) == ("570.86.15", 2, ["Some GPU"])
+    validate(document() | {"gpu": part(ROWS, machine=found)})
+
+
+@needs_extension
+def test_all_ranks_use_it_or_none() -> None:
+    from fastcoll.gpu.terms import DeviceHello, agree_terms
+
+    hellos = [
+        DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)
+        for uuid, problem in (("a", ""), ("b", "another driver"))
+    ]
+    assert agree_terms(hellos, 4096).no_table == "rank 1: another driver"
+    assert agree_terms(hellos[:1] * 2, 4096).no_table == ""

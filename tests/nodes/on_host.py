@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank on a host of bench/hosts.py: does what its first argument says, tells in lines of JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fastcoll
+
+
+def tell(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def until_broken(limit_s: float) -> None:
+    """Small and large calls until an error comes."""
+    fastcoll.init(timeout_s=limit_s)
+    tensor = torch.zeros(500_000)
+    fastcoll.all_reduce(tensor)
+    tell("ready")
+    last = time.monotonic()
+    try:
+        while True:
+            fastcoll.all_reduce(tensor)
+            fastcoll.barrier()
+            last = time.monotonic()
+    except fastcoll.FastcollError as error:
+        seconds = time.monotonic() - last
+        tell([type(error).__name__, str(error), list(getattr(error, "ranks", ())), seconds])
+
+
+def go_on(limit_s: float) -> None:
+    """The same; then with those that are left."""
+    until_broken(limit_s)
+    group: Any = fastcoll.shrink()
+    tensor = torch.full((500_000,), 1.0 + group.rank)
+    fastcoll.all_reduce(tensor)
+    tell([group.islands.nodes, tensor.unique().tolist()])
+
+
+def train(limit_s: float) -> None:
+    """Train with DDP and with FSDP2, as a program that torchrun starts; results go to a folder."""
+    from tests.torch import test_training as training
+
+    dist.init_process_group("fastcoll", timeout=timedelta(seconds=limit_s))
+    me: Any = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())
+    found = [program(me) for program in (training.data_parallel, training.fully_sharded)]
+    group: Any = dist.group.WORLD
+    nodes = group._get_backend(torch.device("cpu")).communicator.islands.nodes
+    torch.save([nodes, found], Path(sys.argv[3], f"{me.rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+PROGRAMS: dict[str, Callable[[float], None]] = {
+    program.__name__: program for program in (until_broken, go_on, train)
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    PROGRAMS[sys.argv[1]](float(sys.argv[2]))

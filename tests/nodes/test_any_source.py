@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receives from any rank in a group over several nodes."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fastcoll.calls.arrays import view
+from fastcoll.calls.transfers import ANY, Transfer
+from fastcoll.nodes.transfers.channels import Turns
+from tests.nodes.test_node_transfers import SLOW, Clusters, FreshPool, cluster
+from tests.support.harness import Attempt, Rank, attempt
+
+TAG, GO = 5, 6
+EACH = 8
+
+
+def letter(source: int, number: int) -> torch.Tensor:
+    """A message that tells who sent it and when; some travel in pieces."""
+    numel = 1 if number % 2 else 70_001
+    return torch.full((numel,), float(100 * source + number))
+
+
+def from_anybody(rank: Rank) -> None:
+    """Everybody sends to rank 0, itself too; each rank's messages come in their order."""
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    sends = [comm.isend(letter(me, number), 0, TAG + number % 2) for number in range(EACH)]
+    if me == 0:
+        for parity in (0, 1):
+            found: list[list[float]] = [[] for _ in range(world)]
+            tensor = torch.zeros(len(letter(0, parity)))
+            for _ in range(world * EACH // 2):
+                source = comm.recv(tensor, None, TAG + parity)
+                assert (tensor == tensor[0]).all()
+                found[source].append(float(tensor[0]))
+            expected = [
+                [float(letter(source, number)[0]) for number in range(parity, EACH, 2)]
+                for source in range(world)
+            ]
+            assert found == expected
+    for work in sends:
+        work.wait()
+
+
+@pytest.mark.parametrize("nodes", ["aabb", pytest.param("abbb", marks=SLOW)])
+def test_from_anybody(clusters: Clusters, nodes: str) -> None:
+    pool = clusters(nodes)
+    pool.run(from_anybody)
+    pool.run(from_anybody)
+
+
+def whose_turn(rank: Rank) -> None:
+    """Two messages from rank 2, which both of two receives fit: the first is the first one's.
+
+    Then one of this node, and what several receives leave over, strided and empty.
+    """
+    me, comm = rank.rank, rank.comm
+    if me == 2:
+        for number in range(4):
+            comm.send(torch.tensor([float(number)]), 0, tag=TAG)
+        comm.recv(torch.ones(1), 0, tag=GO)
+        comm.send(torch.zeros(0), 0, tag=TAG)
+        comm.send(torch.arange(3.0), 0, tag=TAG)
+    if me == 1:
+        comm.recv(torch.ones(1), 0, tag=GO)
+        comm.send(torch.tensor([7.0]), 0, tag=TAG)
+    if me != 0:
+        return
+    got = [torch.zeros(1) for _ in range(5)]
+    sources = (2, None, None, 2)
+    works = [comm.irecv(got[i], sources[i], TAG) for i in range(4)]
+    works.append(comm.irecv(got[4], None, TAG))  # listens to rank 2 until rank 1 sends
+    for work in works[:4]:
+        work.wait()
+    assert [float(one) for one in got[:4]] == [0.0, 1.0, 2.0, 3.0]
+    comm.send(torch.ones(1), 1, tag=GO)
+    works[4].wait()
+    assert float(got[4]) == 7.0
+    assert [work.source_rank() for work in works] == [2, 2, 2, 2, 1]
+    comm.send(torch.ones(1), 2, tag=GO)
+    assert comm.recv(torch.ones(0), 2, tag=TAG) == 2  # the channel was listened to
+    strided = torch.zeros(6)
+    assert comm.irecv(strided[::2], None, TAG).result()[0].tolist() == [0.0, 1.0, 2.0]
+    assert not strided[1::2].any()
+
+
+def test_a_message_is_for_the_first_receive_that_it_fits(clusters: Clusters) -> None:
+    clusters("aabb").run(whose_turn)
+
+
+def test_turns() -> None:
+    array = view(torch.ones(1), "tensor")
+    receives = [Transfer(False, array, peer, TAG, 1.0) for peer in (3, ANY, 3, 4, ANY)]
+    turns = Turns()
+    for receive in receives:
+        turns.enter(receive)
+
+    def whose(peer: int) -> list[int]:
+        return [i for i, one in enumerate(receives) if i not in left and turns.is_next(one, peer)]
+
+    left: set[int] = set()
+    for over, expected in ((None, (0, 1)), (0, (1, 1)), (1, (2, 3)), (3, (2, 4)), (2, (4, 4))):
+        if over is not None:
+            turns.leave(receives[over])
+            left.add(over)
+        assert (whose(3), whose(4)) == ([expected[0]], [expected[1]])
+
+
+def a_sender_leaves(rank: Rank) -> None:
+    """Rank 2 leaves the group after its message: rank 0, which listened to it, hears rank 1."""
+    group = rank.comm.new_group()
+    tensor = torch.zeros(1)
+    if rank.rank == 2:
+        group.send(torch.tensor([2.0]), 0)
+        group.close()
+    if rank.rank == 0:
+        assert group.recv(tensor) == 2
+    if rank.rank != 2:
+        # Rank 2 has been received from, so it is gone when it says so.
+        if rank.rank == 0:
+            later = group.irecv(tensor)
+            rank.comm.recv(torch.ones(1), 2, tag=GO)
+            group.send(torch.ones(1), 1, tag=GO)
+            later.wait()
+            assert later.source_rank() == 1
+        else:
+            group.recv(torch.ones(1), 0, tag=GO)
+            group.send(torch.tensor([1.0]), 0)
+        group.close()
+    else:
+        rank.comm.send(torch.ones(1), 0, tag=GO)
+
+
+def test_a_sender_that_left_is_no_loss(clusters: Clusters) -> None:
+    clusters("aab").run(a_sender_leaves)
+
+
+def nobody_sends(rank: Rank) -> Attempt:
+    tensor = torch.ones(1)
+    if rank.rank == 0:
+        rank.comm.recv(tensor)  # connects to rank 1, which sends no more
+        return attempt(rank.comm.recv, tensor, timeout_s=0.5)
+    if rank.rank == 1:
+        rank.comm.send(tensor, 0)
+    return attempt(rank.comm.barrier)
+
+
+def test_a_receive_without_a_sender_ends_at_the_limit(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool).run(nobody_sends)
+    assert {one.kind for one in found} == {"CollectiveTimeout"}, found
+    assert {one.ranks for one in found} == {(1, 2)}
+    assert all("recv from any rank with tag 0 (rank 0)" in one.text for one in found)
+
+
+def other_size(rank: Rank) -> Attempt:
+    if rank.rank == 0:
+        return attempt(rank.comm.send, torch.ones(4), 1)
+    if rank.rank == 1:
+        return attempt(rank.comm.recv, torch.ones(5))
+    return attempt(rank.comm.recv, torch.ones(1), tag=TAG)
+
+
+def test_a_message_that_does_not_fit_is_seen(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool).run(other_size)
+    assert {one.kind for one in found} == {"DesyncError"}, found
+    assert len({one.text for one in found}) == 1
+    assert "rank 0 sent 4 elements of float32, rank 1 expected 5" in found[0].text
+
+
+def closed(rank: Rank) -> list[Any]:
+    """A group that is closed with a receive open, which listens; then all goes on in the other."""
+    group = rank.comm.new_group()
+    if rank.rank == 0:
+        group.recv(torch.ones(1))
+    if rank.rank == 1:
+        group.send(torch.ones(1), 0)
+    late = group.irecv(torch.ones(1))
+    group.close()
+    kind = attempt(late.wait).kind
+    rank.comm.barrier()
+    return [kind, cast(Any, late).is_success()]
+
+
+def test_closing_ends_it(clusters: Clusters) -> None:
+    assert clusters("aab").run(closed) == [["UsageError", False]] * 3

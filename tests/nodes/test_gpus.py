@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA tensors over several nodes, with the CPU in the GPUs' place (tests/support/fake_nodes.py).
+
+What NCCL and streams themselves do is for tests/gpu/test_nodes.py.
+"""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastcoll.errors import UnsupportedError
+from fastcoll.machine import gpu
+from tests.nodes.test_verbs import check_uneven, ranks_by_node
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Result, compare, perform_all
+
+pytestmark = pytest.mark.skipif(
+    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
+)
+Clusters = Callable[[str], Pool]
+FreshPool = Callable[..., Pool]
+MAPS = ("aabb", "aaab", pytest.param("abc", marks=pytest.mark.slow))
+PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
+SIZES = (0, 1, 3, 17, 1001, 4099, 70_001)
+LARGE = 700_001  # several segments, and no lane's chunk is whole
+
+
+def on_gpus(
+    rank: Rank, calls: list[Call], plant: Callable[[], Any] = lambda: None
+) -> tuple[list[Result], list[list[str]], list[Any]]:
+    """Make calls on made-up GPUs; what lanes and kernels were asked for, too."""
+    from tests.support.fake_nodes import fake_node_gpus
+
+    comm = rank.comm.new_group()
+    with fake_node_gpus(comm) as fake:
+        plant()
+        results = perform_all(dataclasses.replace(rank, comm=comm), calls)
+    comm.close()
+    return results, [lane.hops for lane in fake.lanes], fake.core.log
+
+
+def wrong(pool: Pool, nodes: str, calls: list[Call], *plant: Any) -> list[str]:
+    pool.start(on_gpus, calls, *plant)
+    wants = [expected(call, len(nodes), ranks_by_node(nodes)) for call in calls]
+    return compare(calls, wants, [results for results, _, _ in pool.finish()])
+
+
+def reductions(world: int) -> list[Call]:
+    rng = np.random.default_rng(7 * world)
+    places = (Place(), Place(in_place=True), Place("strided"))
+    return [
+        Call(
+            verb := REDUCTIONS[(turn + world) % len(REDUCTIONS)],
+            dtype,
+            SIZES[int(rng.integers(len(SIZES)))],
+            op,
+            numerics="same_bits",
+            root=int(rng.integers(world)) if verb == "reduce" else 0,
+            places=(places[turn % 3],),
+            seed=turn,
+        )
+        for turn, (dtype, op) in enumerate(PAIRS)
+    ]
+
+
+@pytest.mark.parametrize("nodes", MAPS)
+def test_reductions_have_the_bits_of_the_one_order(clusters: Clusters, nodes: str) -> None:
+    assert not wrong(clusters(nodes), nodes, reductions(len(nodes)))
+
+
+@pytest.mark.parametrize("nodes", MAPS)
+def test_moves(clusters: Clusters, nodes: str) -> None:
+    rng, world = np.random.default_rng(len(nodes)), len(nodes)
+    calls = [
+        Call(
+            verb,
+            oracle.DTYPES[int(rng.integers(len(oracle.DTYPES)))],
+            numel,
+            root=int(rng.integers(world)) if verb in ROOTED else 0,
+            places=((Place(), Place("strided"))[turn % 2],),
+            seed=numel,
+        )
+        for verb in MOVES
+        for turn, numel in enumerate(SIZES)
+    ]
+    assert not wrong(clusters(nodes), nodes, calls)
+
+
+@pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaab", marks=pytest.mark.slow)])
+def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
+    calls = [
+        Call(verb, dtype, LARGE, "SUM", numerics="same_bits")
+        for verb in ("all_reduce", "reduce_scatter")
+        for dtype in ("float32", "bfloat16")
+    ]
+    calls += [Call(verb, "float32", LARGE, root=1 if verb in ROOTED else 0) for verb in MOVES]
+    assert not wrong(clusters(nodes), nodes, calls)
+
+
+def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
+    """Several hops are under way before a stream waits for the first one."""
+    from tests.support.fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part can't
+
+    numel = 5 * SEGMENT_BYTES // 4  # five segments, of which four go on at once
+    pool = clusters("aabb")
+    rows = pool.run(on_gpus, [Call("all_reduce", "int32", numel, places=(Place(in_place=True),))])
+    for _, [hops], kernels in rows:
+        assert hops == ["start all_to_all"] * 4 + [
+            "wait all_to_all", "start all_to_all", *["wait all_to_all"] * 4, "abort"
+        ]  # fmt: skip
+        verbs = [verb for verb, *_ in kernels if verb in ("reduce_scatter", "all_gather")]
+        assert verbs[-10:] == ["reduce_scatter"] * 4 + [
+            "all_gather", "reduce_scatter", *["all_gather"] * 4
+        ]  # fmt: skip
+
+
+# ---- what the made-up GPUs must notice -----------------------------------------------------------
+
+
+def nobody_waits() -> None:
+    """Streams do not wait for hops."""
+    from fastcoll.nodes.gpus.hops import Hops
+
+    Hops.wait = lambda self, *_: None  # type: ignore[method-assign]
+
+
+def nobody_waits_once() -> None:
+    """Streams do not wait for one of the hops."""
+    from fastcoll.nodes.gpus.hops import Hops
+
+    right, count = Hops.wait, itertools.count()
+
+    def wait(self: Any, *args: Any) -> None:
+        if next(count) != 1:
+            right(self, *args)
+
+    Hops.wait = wait  # type: ignore[method-assign]
+
+
+def wrong_order() -> None:
+    """Nodes are added last to first."""
+    from fastcoll.nodes.gpus import group as node_gpus
+
+    right = node_gpus.GpuReduction.reduce
+    node_gpus.GpuReduction.reduce = lambda self, target, rows: right(self, target, rows[::-1])  # type: ignore[method-assign]
+
+
+def rounds_early() -> None:
+    """The sums of nodes are rounded before they are added."""
+    from fastcoll.nodes import reductions
+
+    reductions.partial_dtype = lambda dtype, op: dtype  # type: ignore[assignment]
+
+
+def writes_early() -> None:
+    """A hop's chunk is overwritten before it has left."""
+    from fastcoll.nodes.lanes import Lanes
+
+    right = Lanes.exchange
+
+    def exchange(self: Any, slot: int, given: Any, expected: Any) -> Any:
+        found = right(self, slot, given, expected)
+        for one in given:
+            if self._carriers[0].__class__.__name__ == "NcclCarrier" and one is not None:
+                one.zero_()
+        return found
+
+    Lanes.exchange = exchange  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "plant", [nobody_waits, nobody_waits_once, wrong_order, rounds_early, writes_early]
+)
+def test_a_planted_mistake_is_seen(fresh_pool: FreshPool, plant: Callable[[], None]) -> None:
+    """Negative controls."""
+    calls = [
+        Call("all_reduce", dtype, 4099, numerics="same_bits", seed=3)
+        for dtype in ("float32", "bfloat16")
+    ]
+    # Two nodes can be added in either order; to three a hop takes a copy.
+    nodes = "aabb" if plant is writes_early else "abca"
+    pool = fresh_pool(4, Setup(nodes=nodes))
+    if plant is writes_early:
+        outcomes = pool.outcomes(on_gpus, calls, plant)
+        assert any("was changed under way" in outcome.trace for outcome in outcomes)
+    else:
+        assert wrong(pool, nodes, calls, plant)
+
+
+# ---- other calls ---------------------------------------------------------------------------------
+
+
+def others(rank: Rank) -> None:
+    """Split sizes, lists, asynchronous calls, rounding carriers, calls in a capture."""
+    import fastcoll
+    from tests.support.fake_nodes import fake_node_gpus
+
+    me, world, comm = rank.rank, rank.world_size, rank.comm.new_group()
+    with fake_node_gpus(comm) as fake:
+        check_uneven(comm)
+        listed = [torch.full((size,), me, dtype=torch.int32) for size in (3, 4000)]
+        fastcoll.all_reduce_coalesced(listed, group=comm)
+        assert all((tensor == sum(range(world))).all() for tensor in listed)
+        tensor = torch.ones(5000, dtype=torch.bfloat16)
+        work = comm.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert (tensor == world).all()
+        assert work.is_completed()
+        assert fake.lanes[0].hops[-2:] == ["start all_reduce", "wait all_reduce"]  # it rounds
+        fake.is_capturing = True
+        tensor = torch.ones(70_000)
+        comm.all_reduce(tensor)
+        assert (tensor == world).all()
+        assert not comm._gpus._hops._current.transfers, "what a capture has never runs"
+        split = attempt(
+            comm.all_to_all_single, torch.zeros(world), torch.zeros(world), [1] * world, [1] * world
+        )
+        assert (split.kind, "can't be captured" in split.text) == ("UsageError", True)
+        comm.check()
+    comm.close()
+
+
+@pytest.mark.parametrize("nodes", ["aabb", "aaab"])
+def test_other_calls(clusters: Clusters, nodes: str) -> None:
+    clusters(nodes).run(others)
+
+
+# ---- mistakes and losses -------------------------------------------------------------------------
+
+
+def too_many(*size: int, **options: Any) -> Any:
+    raise UnsupportedError("too many ranks on this GPU")
+
+
+def mistakes(rank: Rank) -> list[Attempt]:
+    from tests.support.fake_nodes import facts, fake_node_gpus
+
+    def without(**facts_of_rank_2: str) -> Any:
+        return lambda device: facts(device) | (facts_of_rank_2 if rank.rank == 2 else {})
+
+    found = []
+    for about in (without(problem="no CUDA device"), without(nccl=""), without(nccl="2.27.5")):
+        comm = rank.comm.new_group()
+        with fake_node_gpus(comm, about):
+            found.append(attempt(comm.all_reduce, torch.ones(3)))
+        comm.close()
+    comm = rank.comm.new_group()
+    with fake_node_gpus(comm):
+        if rank.rank >= 2:
+            comm._island.empty = too_many  # type: ignore[method-assign]
+        found.append(attempt(comm.all_reduce, torch.ones(3)))
+    comm.close()
+    comm = rank.comm.new_group()
+    with fake_node_gpus(comm) as fake:
+        fake.is_capturing = True
+        found.append(attempt(comm.all_reduce, torch.ones(3)))
+        found.append(attempt(comm.send, torch.ones(3), (rank.rank + 2) % 4))
+    comm.close()
+    return found
+
+
+def test_mistakes_are_refused_on_all_ranks_alike(clusters: Clusters) -> None:
+    wanted = [
+        ("UnsupportedError", "rank 2 can't use its GPU: no CUDA device"),
+        ("UnsupportedError", "torch has no NCCL on rank 2"),
+        ("UnsupportedError", "the ranks have different versions of it"),
+        ("UnsupportedError", "rank 2 can't use its GPU: too many ranks on this GPU"),
+        ("UsageError", "make one call before the capture"),
+        ("UnsupportedError", "so they can't be captured"),
+    ]
+    for found in clusters("aabb").run(mistakes):
+        for one, (kind, text) in zip(found, wanted, strict=True):
+            assert (one.kind, text in one.text) == (kind, True), one.text
+
+
+def checked_until_broken(comm: Any) -> Attempt:
+    """What `check` finds; the host does nothing else."""
+    start = time.monotonic()
+    while not (found := attempt(comm.check)).kind:
+        assert time.monotonic() - start < TIMEOUT_S, "nothing was found"
+        time.sleep(0.005)
+    return dataclasses.replace(found, seconds=time.monotonic() - start)
+
+
+def differ(rank: Rank, on_node_1: str) -> tuple[Attempt, Attempt]:
+    """The nodes call something that is the same to NCCL, or one of them calls on CPUs."""
+    import fastcoll
+    from tests.support.fake_nodes import fake_node_gpus
+
+    comm = rank.comm.new_group()
+    tensor = torch.ones(70_000)
+    with fake_node_gpus(comm, is_stuck=on_node_1 == "CPUs"):
+        comm.all_reduce(tensor)
+        if rank.rank < 2:
+            found = attempt(comm.all_reduce, tensor)
+        elif on_node_1 == "MAX":
+            found = attempt(comm.all_reduce, tensor, fastcoll.ReduceOp.MAX)
+        else:
+            found = attempt(comm.all_reduce, tensor.numpy())
+        if not found.kind:  # the others were not known yet
+            found = checked_until_broken(comm)
+        again = attempt(comm.all_reduce, tensor)
+    comm.close()
+    return found, again
+
+
+@pytest.mark.parametrize("on_node_1", ["MAX", "CPUs"])
+def test_nodes_that_differ_are_told_so(fresh_pool: FreshPool, on_node_1: str) -> None:
+    for found, again in fresh_pool(4, Setup(nodes="aabb")).run(differ, on_node_1):
+        assert found.kind == again.kind == "DesyncError", found.text
+        assert found.seconds < LATE_S
+        assert (
+            "called all_reduce(SUM, float32, numel=70000, numerics=same_bits, on GPUs)"
+            in found.text
+        )
+        if on_node_1 == "MAX":
+            assert "called all_reduce(MAX" in found.text
+
+
+LIMIT_S = 2.0
+
+
+def late(rank: Rank) -> tuple[Attempt, list[str], int]:
+    """Node 1 does not come: the streams of node 0 would wait for ever."""
+    from tests.support.fake_nodes import fake_node_gpus
+
+    comm = rank.hasty_group(LIMIT_S)
+    with fake_node_gpus(comm, is_stuck=True) as fake:
+        if rank.rank >= 2:
+            comm.all_reduce(torch.ones(0))  # all come to their GPUs
+            rank.wait_for("broken 0")
+            rank.wait_for("broken 1")
+            comm.all_reduce(torch.ones(70_000))
+            found = checked_until_broken(comm)
+        else:
+            comm.all_reduce(torch.ones(0))
+            comm.all_reduce(torch.ones(70_000))  # the host does not wait: this hop never ends
+            found = checked_until_broken(comm)
+            rank.tell(f"broken {rank.rank}")
+        # The other rank's verdict may be here before this one's thread has looked.
+        end_s = time.monotonic() + LATE_S
+        while "abort" not in fake.lanes[0].hops and time.monotonic() < end_s:
+            time.sleep(0.01)
+        hops = list(fake.lanes[0].hops)
+    comm.close()
+    return found, hops, sum(one.name == "fastcoll-hops" for one in threading.enumerate())
+
+
+def test_a_late_node_is_named_at_the_limit(fresh_pool: FreshPool) -> None:
+    for found, hops, num_threads in fresh_pool(4, Setup(nodes="aabb")).run(late):
+        assert found.kind == "CollectiveTimeout", found.text
+        assert found.ranks == (2, 3)
+        assert f"waited {LIMIT_S:g} s for node 1" in found.text
+        assert found.seconds < LIMIT_S + LATE_S
+        assert "abort" in hops, "what ran was not ended"
+        assert num_threads == 0

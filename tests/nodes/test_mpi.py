@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI as the carrier, under Open MPI's mpiexec: every verb, what can't work, what ends a wait."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from fastcoll.nodes.carriers.mpi import MpiCarrier
+from tests.nodes.everything import check_everything
+from tests.nodes.mpi_pool import MpiPool, require_open_mpi
+from tests.nodes.test_node_failures import assert_one_verdict, call
+from tests.nodes.test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
+from tests.support.calls import Call, expected
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Result, compare, perform_all
+
+pytestmark = pytest.mark.slow
+CARRIER = {"FASTCOLL_CARRIER": "mpi"}
+LIMIT_S = 5.0
+MakePool = Callable[[str], MpiPool]
+
+
+@pytest.fixture(scope="module")
+def open_mpi() -> Iterator[MakePool]:
+    """`open_mpi("aab")` is a pool of three ranks on two nodes."""
+    install = require_open_mpi()
+    pools: dict[str, MpiPool] = {}
+
+    def get(nodes: str) -> MpiPool:
+        if nodes not in pools or not pools[nodes].is_open:
+            pools[nodes] = MpiPool(install, len(nodes), Setup(nodes=nodes, env=CARRIER))
+        return pools[nodes]
+
+    yield get
+    for pool in pools.values():
+        pool.close()
+
+
+def carriers(rank: Rank) -> str:
+    return type(rank.comm._lanes.carrier(0)).__name__
+
+
+@pytest.mark.parametrize("nodes", ["aabb", "aaab"])
+def test_every_verb_dtype_and_size(open_mpi: MakePool, nodes: str) -> None:
+    pool = open_mpi(nodes)
+    assert set(pool.run(carriers)) == {"MpiCarrier"}
+    check_everything(pool, nodes)
+
+
+def perform_counted(rank: Rank, calls: list[Call]) -> tuple[list[Result], dict[str, int]]:
+    """Make calls; the results, and how often MPI was asked for what."""
+    asked = dict.fromkeys(("all_reduce", "all_gather", "all_to_all"), 0)
+    carrier = rank.comm._lanes.carrier(0)
+
+    def counted(what: str) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            asked[what] += 1
+            return getattr(MpiCarrier, what)(carrier, *args)
+
+        return count
+
+    with contextlib.ExitStack() as stack:
+        for what in asked:
+            stack.enter_context(mock.patch.object(carrier, what, counted(what)))
+        return perform_all(rank, calls), asked
+
+
+def assert_mpi_is_asked(pool: Pool, nodes: str, calls: list[Call], wanted: str, not_: str) -> None:
+    pool.start(perform_counted, calls)
+    wants = [expected(call, len(nodes), ranks_by_node(nodes)) for call in calls]
+    results, counts = zip(*pool.finish(), strict=True)
+    assert compare(calls, wants, results) == []
+    for asked in counts:
+        assert asked[wanted] >= len(calls)
+        assert asked[not_] == 0
+
+
+def fast_calls(world: int) -> list[Call]:
+    """Those that MPI may reduce itself: none of half types, which it lacks."""
+    return [
+        Call(verb, dtype, LARGE_SIZE, op, numerics="fast", root=root)
+        for verb, root in (("all_reduce", 0), ("reduce", world - 1))
+        for dtype in ("float32", "float64")
+        for op in ("SUM", "PRODUCT")
+    ]
+
+
+def test_mpi_reduces_what_it_may(open_mpi: MakePool) -> None:
+    nodes = "aabb"
+    assert_mpi_is_asked(open_mpi(nodes), nodes, fast_calls(4), "all_reduce", "all_gather")
+
+
+def test_three_nodes(open_mpi: MakePool) -> None:
+    """Where MPI gathers shards, and reduces nothing: one of three would send twice as much."""
+    nodes = "aabbcc"
+    pool, world = open_mpi(nodes), len(nodes)
+    check(pool, nodes, [*reductions(world, SIZES), *moves(world, SIZES)])
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    usual = [Call("all_reduce", dtype, LARGE_SIZE, numerics=None) for dtype in dtypes]
+    fast = [one for one in fast_calls(world) if one.verb == "all_reduce"]
+    assert_mpi_is_asked(pool, nodes, [*usual, *fast], "all_gather", "all_reduce")
+
+
+@pytest.fixture
+def broken_pool(open_mpi: MakePool) -> Iterator[Pool]:
+    """Ranks for one test, which may break them."""
+    pool = open_mpi("aabb")
+    yield pool
+    pool.close(grace_s=0.2)
+
+
+def test_a_mismatch_between_nodes_is_seen(broken_pool: Pool) -> None:
+    found = broken_pool.run(call, ["all_reduce", "all_reduce", "another size", "another size"])
+    assert_one_verdict(found, "DesyncError", "ranks [0]", "ranks [2]")
+
+
+def until_broken(rank: Rank) -> Attempt:
+    found = Attempt("", "", 0)
+    tensor = torch.ones(100_000)
+    while not found.kind:
+        found = attempt(rank.comm.all_reduce, tensor, timeout_s=LIMIT_S)
+    return found
+
+
+def test_a_stopped_node_is_named_at_the_limit(broken_pool: Pool) -> None:
+    broken_pool.start(until_broken)
+    time.sleep(0.5)
+    for pid in broken_pool.pids[2:]:
+        os.kill(pid, signal.SIGSTOP)
+    found = [one.value for one in broken_pool.collect(ranks=[0, 1])]
+    assert_one_verdict(found, "CollectiveTimeout", "node 1", "ranks 2, 3")
+    assert max(one.seconds for one in found) < LIMIT_S + 8

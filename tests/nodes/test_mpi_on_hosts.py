@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI as the carrier between hosts that are network namespaces: Open MPI's daemons on all."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hosts import Hosts
+
+from tests.nodes.everything import check_everything
+from tests.nodes.host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
+from tests.nodes.mpi_pool import require_open_mpi
+from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
+from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
+from tests.nodes.test_verbs import ranks_by_node
+from tests.nodes.test_verbs_on_hosts import islands
+from tests.support.harness import LATE_S, Attempt, Rank
+
+pytestmark = pytest.mark.slow
+OnHosts = Callable[[str], MpiHostPool]
+
+
+@pytest.fixture(scope="module")
+def mpi_on_hosts() -> Iterator[OnHosts]:
+    """`mpi_on_hosts("aab")` are ranks 0 and 1 on a host and rank 2 on another one."""
+    install = require_open_mpi()
+    with contextlib.ExitStack() as stack:
+        pools: dict[str, MpiHostPool] = {}
+
+        def get(nodes: str) -> MpiHostPool:
+            if nodes not in pools or not pools[nodes].is_open:
+                ranks_on = [nodes.count(host) for host in sorted(set(nodes))]
+                require_hosts(len(ranks_on))
+                hosts = stack.enter_context(Hosts(num_hosts=len(ranks_on)))
+                pools[nodes] = MpiHostPool(install, hosts, ranks_on)
+                stack.callback(pools[nodes].close)
+                assert pools[nodes].run(islands) == [ranks_by_node(nodes)] * len(nodes)
+                assert set(pools[nodes].run(carriers)) == {"MpiCarrier"}
+            return pools[nodes]
+
+        yield get
+
+
+@pytest.mark.parametrize("nodes", ["aaab", "aabb", "aabc"])
+def test_every_verb_over_a_link(mpi_on_hosts: OnHosts, nodes: str) -> None:
+    pool = mpi_on_hosts(nodes)
+    check_everything(pool, nodes)
+    for numerics in ("same_bits", "fast"):
+        assert_each_byte_crosses_once(pool, numerics)
+
+
+def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
+    for call in CALLS:
+        assert_one_desync(mpi_on_hosts("aabb").run(differ, call, LARGE), call)
+
+
+def until_cut(rank: Rank) -> Attempt:
+    from fastcoll.nodes.verdict.board import Board
+
+    Board.ANSWER_S = 1.0  # as in a program
+    return until_broken(rank)
+
+
+def test_a_cut_link_is_an_error_on_both_sides(mpi_on_hosts: OnHosts) -> None:
+    pool = mpi_on_hosts("aabb")
+    pool.start(until_cut)
+    time.sleep(0.5)
+    pool.hosts.cut()
+    found = [one.value for one in pool.collect()]
+    pool.close(grace_s=0.2)  # MPI can't end in order
+    for rank, one in enumerate(found):
+        other = 1 - rank // 2
+        assert one.kind in ("CollectiveTimeout", "PeerLostError"), one
+        assert f"node {other}" in one.text
+        assert one.ranks == (2 * other, 2 * other + 1)
+        assert one.seconds < LIMIT_S + LATE_S

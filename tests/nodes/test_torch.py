@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed's programs on the backend "fastcoll", unchanged, over two nodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import Program, on_backend, same
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.torch import test_limits as limits
+from tests.torch import test_torch_backend as programs
+from tests.torch import test_training as training
+
+FreshPool = Callable[[int, Setup], Pool]
+WORLD = 4
+
+
+def two_nodes(fresh_pool: FreshPool) -> Pool:
+    return fresh_pool(WORLD, Setup(init=False, nodes="aabb"))
+
+
+def pairs(rank: Rank) -> list[Any]:
+    """A ring in one batch; then blocking messages across the nodes, with a tag."""
+    me, world = rank.rank, rank.world_size
+    got = torch.zeros(70_000)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((70_000,), float(me)), (me + 1) % world),
+        dist.P2POp(dist.irecv, got, (me - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    small, peer = torch.full((3,), float(me)), (me + world // 2) % world
+    if me < peer:
+        dist.send(small, peer, tag=2)
+        source = dist.recv(small, peer, tag=2)
+    else:
+        taken = torch.zeros(3)
+        source = dist.recv(taken, tag=2)  # from any rank
+        dist.send(taken + small, peer, tag=2)
+    return [got, small, source]
+
+
+@pytest.mark.slow
+def test_verbs_give_what_they_give_on_gloo(fresh_pool: FreshPool) -> None:
+    pool = two_nodes(fresh_pool)
+    for program in (programs.reductions, programs.moves, programs.shuffles, pairs):
+        ours, theirs = (pool.run(on_backend, name, program) for name in ("fastcoll", "gloo"))
+        assert same(ours, theirs), program.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [training.data_parallel, training.fully_sharded, training.tensor_parallel]
+)
+def test_training_is_that_of_one_process(fresh_pool: FreshPool, program: Program) -> None:
+    training.check_training(lambda world: two_nodes(fresh_pool), program, WORLD)
+
+
+def late(rank: Rank, call: str) -> Attempt | None:
+    """The ranks of the second node stay away from a group whose limit was made short."""
+    group, tensor = dist.new_group(timeout=limits.LONG), torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    if rank.rank >= 2:
+        rank.wait_for(f"{call} failed")
+        return None
+    dist.distributed_c10d._set_pg_timeout(limits.LIMIT, group)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(tensor, group=group),
+        "send": lambda: dist.send(tensor, rank.rank + 2, group),
+        "within a node": lambda: dist.recv(tensor, 1 - rank.rank, group),
+    }
+    found = attempt(calls[call])
+    rank.tell(f"{call} failed")
+    return found
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "within a node"])
+def test_a_new_limit_of_a_group(fresh_pool: FreshPool, call: str) -> None:
+    found = two_nodes(fresh_pool).run(on_backend, "fastcoll", late, call)
+    assert found[2:] == [None, None]
+    for one in found[:2]:
+        assert one.kind == "CollectiveTimeout", one
+        assert one.seconds < LATE_S, one

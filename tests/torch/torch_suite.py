@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own DistributedTest cases on the backend "fastcoll", compared with Gloo.
+
+    python tests/torch/torch_suite.py              all cases, 2 and 4 ranks, both backends
+    python tests/torch/torch_suite.py --world 2 test_all_reduce_sum test_gather
+
+fastcoll is the group of Python or the compiled one, as FASTCOLL_TORCH_BACKEND says.
+
+The cases are those of the installed torch (`torch.testing._internal.distributed`). They are gated
+by backend name, by GPUs and by the number of ranks, so the source is loaded with these gates open
+and with CUDA's devices meaning the CPU; both backends see the same source. A case that passes on
+Gloo and not here is lost: then the exit status is 1.
+
+Decides which cases run, and how. Ranks are forked from a process that has imported torch but run
+nothing: this module must not be imported by a process that has.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import functools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BACKENDS = ("gloo", "fastcoll")
+DEADLINE_S = 90.0
+# Inside the deadline, so that a rank that waits reports it itself.
+GROUP_TIMEOUT_S = 40
+# Over a minute on two cores with either backend, of which nearly all is arithmetic.
+TOO_LONG = ("test_ddp_uneven_inputs",)
+
+
+class AnyBackend(str):
+    """A backend's name that opens every gate: it is Gloo or MPI if that is asked, and NCCL too.
+
+    Upstream skips a case by `BACKEND != "nccl"`, `BACKEND == "nccl"` or `BACKEND not in {...}`.
+    """
+
+    __slots__ = ()
+    __hash__ = functools.partialmethod(lambda self: hash("gloo"))  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or other == "gloo"
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+# What is changed in upstream's source: (pattern, replacement). Each must be found.
+EDITS = (
+    (r'^BACKEND = os\.environ\["BACKEND"\]', "BACKEND = ANY_BACKEND"),
+    # Groups that are asked for as Gloo's are to be of the backend under test.
+    (r"backend=dist\.Backend\.GLOO", "backend=str.lower(BACKEND)"),
+    (r'@require_backend_is_available\(\{"nccl"\}\)', '@require_backend_is_available({"gloo"})'),
+    (r"^default_pg_timeout = 60", f"default_pg_timeout = {GROUP_TIMEOUT_S}"),
+)
+
+
+def _passed_through(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    return lambda function: function
+
+
+def _open_gates(common: types.ModuleType) -> None:
+    """Let upstream's decorators pass what needs no GPU here, and three ranks be enough."""
+    common.skip_if_no_gpu = lambda function: function
+    common.skip_if_lt_x_gpu = _passed_through
+    common.nccl_skip_if_lt_x_gpu = _passed_through
+    common.require_n_gpus_for_nccl_backend = _passed_through
+    common.init_multigpu_helper = lambda world_size, _: {r: [r] for r in range(world_size)}
+
+    def skip_if_small_worldsize(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if int(os.environ["WORLD_SIZE"]) < 3:
+                sys.exit(common.TEST_SKIPS["small_worldsize"].exit_code)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    common.skip_if_small_worldsize = skip_if_small_worldsize
+    features = common.DistTestCases.backend_feature
+    for name in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
+        features[name].add("fastcoll")
+
+
+def _cuda_means_cpu() -> None:
+    """Let the devices that tests ask for be the CPU."""
+    import torch
+    from torch import nn
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    for name in ("set_device", "synchronize", "manual_seed"):
+        setattr(torch.cuda, name, nothing)
+    torch.cuda.current_device = lambda: 0  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign]
+    nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign]
+
+    def is_device(value: object) -> bool:
+        return (isinstance(value, int) and not isinstance(value, bool)) or (
+            str(value).startswith("cuda") and isinstance(value, str | torch.device)
+        )
+
+    def on_cpu(function: Callable[..., Any], first: int) -> Callable[..., Any]:
+        """Call with device arguments (from the `first` on, and device=) on the CPU."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            head, tail = args[:first], args[first:]
+            tail = tuple("cpu" if is_device(value) else value for value in tail)
+            if is_device(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            return function(*head, *tail, **kwargs)
+
+        return wrapper
+
+    torch.Tensor.to = on_cpu(torch.Tensor.to, 1)  # type: ignore[method-assign]
+    nn.Module.to = on_cpu(nn.Module.to, 1)  # type: ignore[method-assign]
+    for maker in (torch.ones, torch.rand, torch.randn, torch.tensor, torch.zeros):
+        setattr(torch, maker.__name__, on_cpu(maker, 99))
+    ddp = nn.parallel.DistributedDataParallel
+    ddp_init = ddp.__init__
+
+    @functools.wraps(ddp_init)
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("device_ids", None)
+        kwargs.pop("output_device", None)
+        ddp_init(self, module, *args, **kwargs)
+
+    ddp.__init__ = init  # type: ignore[method-assign]
+
+
+def load(backend: str) -> type:
+    """Return upstream's cases as a class for this backend."""
+    import torch.testing._internal.common_distributed as common
+
+    _open_gates(common)
+    path = Path(common.__file__).parent / "distributed/distributed_test.py"
+    source = path.read_text()
+    for pattern, replacement in EDITS:
+        source, count = re.subn(pattern, replacement, source, flags=re.M)
+        if count == 0:
+            raise RuntimeError(f"{path} has no {pattern}: this torch's cases need another edit")
+    module = types.ModuleType("distributed_test")
+    module.__file__ = str(path)
+    module.ANY_BACKEND = AnyBackend(backend)  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module  # its classes are pickled
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    _cuda_means_cpu()  # only now: what it imports is compiled from source
+    return _with_results_compared(module)
+
+
+def _with_results_compared(module: Any) -> type:
+    """Add what upstream leaves out: its all_reduce cases know the result but do not compare it."""
+    import torch.distributed as dist
+
+    base = module.DistributedTest._DistTestBase
+
+    class Cases(module.TestDistBackend, base):  # type: ignore[misc, name-defined]
+        def _test_all_reduce_helper(
+            self,
+            group: Sequence[int],
+            group_id: Any,
+            rank: int,
+            op: Any,
+            master_value: Any,
+            worker_value: Any,
+            expected_value: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            values = (op, master_value, worker_value, expected_value)
+            super()._test_all_reduce_helper(group, group_id, rank, *values, *args, **kwargs)
+            options = {"dtype": kwargs["dtype"]} if "dtype" in kwargs else {}
+            for src in group:
+                value = master_value if rank == src else worker_value
+                tensor = module._build_tensor(src + 1, **options).fill_(value)
+                work = dist.all_reduce(tensor, op, group_id, kwargs.get("async_op", False))
+                if work is not None:
+                    work.wait()
+                wanted = module._build_tensor(src + 1, **options).fill_(expected_value)
+                self.assertEqual(tensor, wanted)
+
+    return Cases
+
+
+def names(cases: type) -> list[str]:
+    """Return the cases that can be run in reasonable time."""
+    return sorted(n for n in dir(cases) if n.startswith("test_") and n not in TOO_LONG)
+
+
+# ---- running one case ----------------------------------------------------------------------------
+
+
+def _rank_main(cases: Any, name: str, rank: int, rendezvous: str, log: str) -> None:
+    with open(log, "w") as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
+    faulthandler.dump_traceback_later(DEADLINE_S - 5)  # where a rank hangs that will be killed
+    status = 1
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        ours, theirs = multiprocessing.Pipe()
+        cases._run(rank, name, rendezvous, theirs)
+        del ours
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run_case(cases: Any, name: str, world: int, skips: Sequence[int]) -> tuple[str, str]:
+    """Run a case on `world` forked ranks; return "pass", "skip" or "fail", and the end of a log."""
+    with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
+        os.environ["TEMP_DIR"] = folder
+        for part in ("barrier", "test_dir", "init_dir"):
+            Path(folder, part).mkdir()
+        os.environ["INIT_METHOD"] = f"file://{folder}/init_dir/shared_init_file"
+        logs = [os.path.join(folder, f"rank{rank}.log") for rank in range(world)]
+        pids = []
+        for rank, log in enumerate(logs):
+            pid = os.fork()
+            if pid == 0:
+                _rank_main(cases, name, rank, os.path.join(folder, "rendezvous"), log)
+            pids.append(pid)
+        codes = _reap(pids)
+        texts = [Path(log).read_text(errors="replace") for log in logs]
+    if all(code == 0 for code in codes):
+        return "pass", ""
+    bad = [rank for rank, code in enumerate(codes) if code not in skips and code != 0]
+    if not bad:
+        return "skip", ""
+    return "fail", "\n".join(f"rank {rank} ended with {codes[rank]}\n{texts[rank]}" for rank in bad)
+
+
+def _reap(pids: Sequence[int]) -> list[int]:
+    """Return the exit codes; ranks that are left over after the deadline are killed."""
+    codes: dict[int, int] = {}
+    end, failed_at = time.monotonic() + DEADLINE_S, 0.0
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    codes[pid] = os.waitstatus_to_exitcode(status)
+        if any(code not in (0, *_skip_codes()) for code in codes.values()):
+            failed_at = failed_at or time.monotonic()
+            end = min(end, failed_at + 1)  # the others may report what they saw
+        if time.monotonic() > end:
+            for pid in pids:
+                if pid not in codes:
+                    os.kill(pid, signal.SIGKILL)
+                    codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        time.sleep(0.005)
+    return [codes[pid] for pid in pids]
+
+
+@functools.cache
+def _skip_codes() -> tuple[int, ...]:
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    return tuple(skip.exit_code for skip in TEST_SKIPS.values())
+
+
+# ---- running all of them, in a process for each backend and world ------------------------------
+
+
+@contextlib.contextmanager
+def _corrupting(method: str) -> Iterator[None]:
+    """Let a method of the Python group bring rank 1 a wrong element."""
+    from fastcoll.integrations.torch_group import FastcollProcessGroup as Group
+
+    right = getattr(Group, method)
+
+    def wrong(self: Any, outputs: Any, *args: Any) -> Any:
+        work = right(self, outputs, *args)
+        if self.rank() == 1:
+            if work is not None:
+                work.wait()
+            while isinstance(outputs, list) and outputs:
+                outputs = outputs[0]
+            if not isinstance(outputs, list) and outputs.numel():
+                outputs.view(-1)[0] += 1
+        return work
+
+    setattr(Group, method, wrong)
+    yield
+    setattr(Group, method, right)
+
+
+def _run_here(backend: str, world: int, wanted: Iterable[str]) -> None:
+    """Run cases in this process's children; a line of JSON for each to stdout.
+
+    "method:case" runs a case on the Python group with a method that is wrong.
+    """
+    os.environ.update(BACKEND=backend, WORLD_SIZE=str(world), CUDA_VISIBLE_DEVICES="")
+    os.environ.update(MASTER_ADDR="127.0.0.1")
+    with contextlib.redirect_stdout(sys.stderr):
+        if backend == "fastcoll":
+            from fastcoll import env  # registers the backend
+            from fastcoll.integrations import c10d_build
+
+            # Not by the ranks of a case: they are killed at its deadline, each leaves a compiler.
+            if env.TORCH_BACKEND.get() == "compiled":
+                c10d_build.build()
+        cases = load(backend)
+        chosen = list(wanted) or names(cases)
+    for name in chosen:
+        start = time.monotonic()
+        method, _, case = name.rpartition(":")
+        with _corrupting(method) if method else contextlib.nullcontext():
+            outcome, log = run_case(cases, case, world, _skip_codes())
+        row = {"case": name, "outcome": outcome, "log": log[-6000:]}
+        print(json.dumps(row | {"seconds": round(time.monotonic() - start, 2)}), flush=True)
+
+
+Outcomes = dict[str, dict[str, Any]]
+
+
+def run(
+    backend: str, world: int, wanted: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Outcomes:
+    """Run cases on a backend in a fresh process; return what came of each."""
+    command = [sys.executable, __file__, "--here", backend, "--world", str(world), *wanted]
+    outcomes: Outcomes = {}
+    variables = os.environ | dict(env or {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            row = json.loads(line)
+            outcomes[row["case"]] = row
+    if process.returncode != 0:
+        raise RuntimeError(f"{command} ended with {process.returncode}")
+    return outcomes
+
+
+def lost(gloo: Outcomes, ours: Outcomes) -> list[str]:
+    """Return the cases that pass on Gloo and not here."""
+    return [
+        name
+        for name, row in gloo.items()
+        if row["outcome"] == "pass" and ours.get(name, {}).get("outcome") != "pass"
+    ]
+
+
+def _summary(outcomes: Outcomes) -> dict[str, Any]:
+    """Return how many cases passed, and which did not."""
+    by_kind: dict[str, list[str]] = {"pass": [], "fail": [], "skip": []}
+    for name, row in outcomes.items():
+        by_kind[row["outcome"]].append(name)
+    return {"passed": len(by_kind["pass"]), "failed": by_kind["fail"], "skipped": by_kind["skip"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world", type=int, action="append", help="ranks; default 2 and 4")
+    parser.add_argument("--here", choices=BACKENDS, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="where to record the outcomes")
+    parser.add_argument("cases", nargs="*", help="default: all")
+    args = parser.parse_args()
+    if args.here:
+        _run_here(args.here, args.world[0], args.cases)
+        return 0
+    from fastcoll import env
+    from fastcoll.measure.results import provenance, write
+
+    origin, worlds, num_lost = provenance(), args.world or [2, 4], 0
+    recorded = {}
+    for world in worlds:
+        results = {backend: run(backend, world, args.cases) for backend in BACKENDS}
+        for backend, outcomes in results.items():
+            kinds = [row["outcome"] for row in outcomes.values()]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("pass", "fail", "skip"))
+            seconds = sum(row["seconds"] for row in outcomes.values())
+            print(f"{world} ranks, {backend}: {counts} ({seconds:.0f} s)")
+        missing = lost(results["gloo"], results["fastcoll"])
+        won = lost(results["fastcoll"], results["gloo"])
+        num_lost += len(missing)
+        both = [name for name in results["gloo"] if name not in (*won, *missing)]
+        both = [name for name in both if results["gloo"][name]["outcome"] == "fail"]
+        print(f"  fail on both: {' '.join(both) or 'none'}")
+        print(f"  pass here only: {' '.join(won) or 'none'}")
+        print(f"  LOST: {' '.join(missing) or 'none'}")
+        for name in missing:
+            print(f"---- {name}\n{results['fastcoll'][name]['log']}")
+        summaries = {backend: _summary(outcomes) for backend, outcomes in results.items()}
+        recorded[str(world)] = summaries | {"lost": missing, "passed_here_only": won}
+    if args.json:
+        settings = {"world_size": max(worlds), "torch_backend": env.TORCH_BACKEND.get()}
+        write(
+            {"kind": "torch_suite", **origin, "settings": settings, "worlds": recorded}, args.json
+        )
+    return 1 if num_lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton algorithms give the oracle's bits, over many calls on one workspace.
+
+Decides what is called in which sequence. Runs by the interpreter, which executes the same source
+one program after the other: it sees wrong values, lost signals and hangs, but no error of memory
+order and no race between the threads of a block.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.proofs import controls
+from tests.support import oracle
+from tests.triton import ranks
+from tests.triton.ranks import Case, World
+
+WAYS = (
+    ("one_shot", "all_reduce"),
+    ("two_shot", "all_reduce"),
+    ("ring", "all_reduce"),
+    ("two_shot", "reduce_scatter"),
+    ("ring", "reduce_scatter"),
+)
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32")
+# A tile has 64 elements: none, one, odd, a pack and a tile and one more or less, several segments.
+SIZES = (0, 1, 7, 15, 16, 17, 63, 64, 65, 333, 1001)
+
+
+def ring_order(words: Sequence[np.ndarray], case: Case) -> np.ndarray:
+    """Chunk c summed in the order c + 1, ..., c."""
+    world, lanes = len(words), oracle.lanes(case.dtype)
+    numel = len(words[0])
+    if case.verb == "all_reduce":
+        chunk = -(-numel // (world * 16)) * 16
+    else:
+        chunk = case.numel // world * lanes
+    parts = []
+    for number in range(world):
+        piece = [array[number * chunk : (number + 1) * chunk] for array in words]
+        turned = [piece[(number + 1 + step) % world] for step in range(world)]
+        parts.append(oracle.reduce(turned, case.dtype, case.op, world))
+    return np.concatenate(parts)
+
+
+def expected(case: Case, world: int, rank: int) -> np.ndarray:
+    words = [ranks.words_in(case.dtype, case.numel, peer, case.seed) for peer in range(world)]
+    if case.algorithm == "ring":
+        result = ring_order(words, case)
+    else:
+        result = oracle.reduce(words, case.dtype, case.op, world)
+    return result if case.verb == "all_reduce" else np.split(result, world)[rank]
+
+
+def problems(cases: Sequence[Case], reports: Sequence[ranks.Report]) -> list[str]:
+    found = []
+    for rank, report in enumerate(reports):
+        if report.verdict:
+            found.append(f"rank {rank}: {report.verdict}")
+        for case, got in zip(cases, report.outputs, strict=True):
+            want = expected(case, len(reports), rank)
+            wrong = np.flatnonzero(got != want)
+            if wrong.size:
+                at = wrong[0]
+                found.append(
+                    f"rank {rank}: {wrong.size} of {want.size} wrong, [{at}] is {got[at]:#x}, not "
+                    f"{want[at]:#x}; {case}"
+                )
+    return found
+
+
+def variety(world: int, dtypes: Sequence[str], repeats: int) -> Iterator[Case]:
+    """Every way x dtype; operations, sizes and launches take turns."""
+    turns = itertools.count()
+    for _, dtype, (algorithm, verb) in itertools.product(range(repeats), dtypes, WAYS):
+        turn = next(turns)
+        ops = oracle.ops_of(dtype)
+        numel = SIZES[turn * 3 % len(SIZES)]
+        if verb == "reduce_scatter":
+            numel *= world
+        yield Case(algorithm, verb, dtype, numel, ops[turn % len(ops)], 64, 1 + turn % 2, turn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_results_are_the_oracles(
+    interpreters: Callable[..., Any], new_world: Callable[..., World], world: int
+) -> None:
+    cases = list(variety(world, DTYPES, 1))
+    reports = interpreters(world)(ranks.perform, new_world(world), cases)
+    assert problems(cases, reports) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, *controls((3, 4), inputs=("kernels",))])
+def test_every_dtype_and_operation(
+    interpreters: Callable[..., Any], new_world: Callable[..., World], world: int
+) -> None:
+    cases = list(variety(world, oracle.DTYPES, 2))
+    reports = interpreters(world)(ranks.perform, new_world(world), cases)
+    assert problems(cases, reports) == []
+
+
+@pytest.mark.slow
+def test_messages_longer_than_scratch(
+    interpreters: Callable[..., Any], new_world: Callable[..., World]
+) -> None:
+    """Several segments, and the buffers alternate over calls of different algorithms."""
+    numel = 15_011
+    whole = [Case(*WAYS[way], "float32", numel, "SUM", 1024, 2, way) for way in (0, 1, 2, 1, 0)]
+    parts = [Case(*WAYS[way], "float32", 2 * numel, "SUM", 1024, 2, way) for way in (3, 4)]
+    cases = whole + parts
+    reports = interpreters(2)(ranks.perform, new_world(2), cases)
+    assert problems(cases, reports) == []
+
+
+def test_reduce_has_every_dtype_and_operation(interpreters: Callable[..., Any]) -> None:
+    cases = [
+        Case("reduce", "all_reduce", dtype, 333, op, 256, 2, number)
+        for number, dtype in enumerate(oracle.DTYPES)
+        for op in oracle.ops_of(dtype)
+    ]
+    outputs = interpreters(2)(ranks.reduce_here, cases, 3)
+    for rank, mine in enumerate(outputs):
+        for case, got in zip(cases[rank::2], mine, strict=True):
+            assert np.array_equal(got, expected(case, 3, 0)), case
