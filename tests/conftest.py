@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from fastcoll.machine import gpu
 from tests import proofs
 from tests.durations import Durations
 from tests.support import harness
+from tests.support.backends import COMPILE_S, in_cpp, on_backend
+from tests.support.sites import SITES, Site, on_fake_gpu
 
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
 os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
@@ -35,8 +38,6 @@ def why_no_gpu() -> str:
     """Return why the tests marked `gpu` can't run here, "" if they can."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    from fastcoll.machine import gpu
-
     return gpu.problem()
 
 
@@ -63,9 +64,8 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session")
 def pools() -> Iterator[harness.Pools]:
     """`pools(n)` is the session's pool of n ranks; tests must leave its group in order."""
-    result = harness.Pools()
-    yield result
-    result.close()
+    with harness.Pools() as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,48 @@ def own_pools() -> Iterator[harness.Pools]:
     """`own_pools(n)` are ranks of this file alone: for GPU calls on the CPU (fake_gpu), since what
     others called would run on the fast path.
     """
-    result = harness.Pools()
-    yield result
-    result.close()
+    with harness.Pools() as result:
+        yield result
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[harness.Pools]:
+    """`clusters("aab")` is the session's pool of ranks 0 and 1 on node a and rank 2 on node b."""
+    with harness.Pools(
+        lambda nodes: harness.Pool(len(nodes), harness.Setup(nodes=nodes))
+    ) as result:
+        yield result
+
+
+@pytest.fixture(scope="session")
+def bare_pools() -> Iterator[harness.Pools]:
+    """`bare_pools(n)` is the session's pool of n ranks that have made no group."""
+    with harness.Pools(lambda n: harness.Pool(n, harness.Setup(init=False))) as result:
+        yield result
+
+
+@pytest.fixture(scope="session")
+def compiled_pools() -> Iterator[harness.Pools]:
+    """As `bare_pools`, of ranks whose groups of torch use the compiled backend."""
+    setup = harness.Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"})
+
+    def start(world_size: int) -> harness.Pool:
+        pool = harness.Pool(world_size, setup)
+        rows = pool.run(on_backend, "fastcoll", in_cpp, deadline_s=COMPILE_S)
+        assert rows == [("FastcollBackend", "")] * world_size
+        return pool
+
+    with harness.Pools(start) as result:
+        yield result
+
+
+@pytest.fixture(params=SITES)
+def site(request: pytest.FixtureRequest) -> Site:
+    """Each kind of group in turn, with its ranks."""
+    kind: Site = request.param
+    if kind.perform is on_fake_gpu and "built without" in gpu.problem():
+        pytest.skip("not run: this build has no GPU part (no nvcc)")
+    return kind.on(request.getfixturevalue(kind.pools)(kind.nodes or kind.world))
 
 
 @pytest.fixture

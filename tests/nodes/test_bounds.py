@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.nodes.test_verbs import Clusters, check
+from tests.nodes.test_verbs import Clusters
 from tests.support import oracle
 from tests.support.calls import REDUCTIONS, Call
 from tests.support.harness import Pool, Rank
+from tests.support.sites import across
 
 SLOW = pytest.mark.slow
 MAPS = ("aabb", "aaab", pytest.param("abc", marks=SLOW), pytest.param("aabbcc", marks=SLOW))
@@ -96,4 +97,4 @@ def test_results_are_within_the_stated_bound(clusters: Clusters, nodes: str, dty
 def test_an_average_of_half_types_has_the_same_bits(clusters: Clusters, dtype: str) -> None:
     """No carrier divides: what crosses are the nodes' sums with all their bits."""
     calls = [Call(verb, dtype, NUMEL, "AVG", numerics=None, seed=5) for verb in REDUCTIONS]
-    check(clusters("aaab"), "aaab", calls)
+    across("aaab").on(clusters("aaab")).check(calls)

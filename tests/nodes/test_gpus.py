@@ -17,11 +17,12 @@ import torch
 
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
-from tests.nodes.test_verbs import check_uneven, ranks_by_node
+from tests.nodes.test_verbs import check_uneven
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.perform import Result, compare, perform_all
+from tests.support.sites import ranks_by_node
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"

@@ -16,10 +16,12 @@ from fastcoll.nodes.carriers.mpi import MpiCarrier
 from tests.nodes.everything import check_everything
 from tests.nodes.mpi_pool import MpiPool, require_open_mpi
 from tests.nodes.test_node_failures import assert_one_verdict, call
-from tests.nodes.test_verbs import LARGE_SIZE, SIZES, check, moves, ranks_by_node, reductions
+from tests.nodes.test_verbs import LARGE_SIZE
 from tests.support.calls import Call, expected
+from tests.support.draw import VERBS
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 from tests.support.perform import Result, compare, perform_all
+from tests.support.sites import across, ranks_by_node
 
 pytestmark = pytest.mark.slow
 CARRIER = {"FASTCOLL_CARRIER": "mpi"}
@@ -101,7 +103,9 @@ def test_three_nodes(open_mpi: MakePool) -> None:
     """Where MPI gathers shards, and reduces nothing: one of three would send twice as much."""
     nodes = "aabbcc"
     pool, world = open_mpi(nodes), len(nodes)
-    check(pool, nodes, [*reductions(world, SIZES), *moves(world, SIZES)])
+    site = across(nodes).on(pool)
+    for verb in VERBS:
+        site.check(site.small_calls(verb))
     dtypes = ("float32", "float64", "float16", "bfloat16")
     usual = [Call("all_reduce", dtype, LARGE_SIZE, numerics=None) for dtype in dtypes]
     fast = [one for one in fast_calls(world) if one.verb == "all_reduce"]

@@ -13,9 +13,9 @@ from tests.nodes.host_pool import MpiHostPool, assert_each_byte_crosses_once, re
 from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
-from tests.nodes.test_verbs import ranks_by_node
 from tests.nodes.test_verbs_on_hosts import islands
 from tests.support.harness import LATE_S, Attempt, Rank
+from tests.support.sites import ranks_by_node
 
 pytestmark = pytest.mark.slow
 OnHosts = Callable[[str], MpiHostPool]

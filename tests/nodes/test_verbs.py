@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every verb over several nodes, against the oracle of the one order: ranks in a node, then nodes.
+"""Calls that only several nodes have: segments, carriers' sums, subgroups, counted parts.
 
-Maps: two equal nodes, 3 + 1, interleaved numbers, one rank a node, and three nodes of two sizes
-that divide neither.
+The verbs themselves stand in contract/test_values.py. Maps: two equal nodes, 3 + 1, interleaved
+numbers, one rank a node, and three nodes of two sizes that divide neither.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from tests.support import oracle
-from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.calls import MOVES, ROOTED, Call, expected
 from tests.support.harness import TIMEOUT_S, Pool, Rank, Setup
 from tests.support.perform import compare, perform_all
+from tests.support.sites import across, ranks_by_node
 
 Clusters = Callable[[str], Pool]
 SLOW = pytest.mark.slow
@@ -26,73 +27,25 @@ MAPS = (
     "aaab",
     *(pytest.param(nodes, marks=SLOW) for nodes in ("abab", "abc", "aaabbc")),
 )
-SIZES = (0, 1, 3, 17, 1001, 4099, 70_001)
 LARGE_SIZE = 700_001  # several segments, and no lane's chunk is whole
-PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
 
 
-def ranks_by_node(nodes: str) -> list[list[int]]:
-    names = dict.fromkeys(nodes)
-    return [[rank for rank, name in enumerate(nodes) if name == node] for node in names]
-
-
-def check(pool: Pool, nodes: str, calls: list[Call]) -> None:
-    pool.start(perform_all, calls)
-    wants = [expected(call, len(nodes), ranks_by_node(nodes)) for call in calls]
-    assert compare(calls, wants, pool.finish()) == []
-
-
-def place(rng: np.random.Generator) -> Place:
-    kind = ["private", "symmetric", "strided"][rng.integers(3)]
-    return Place(kind, int(rng.integers(5)), kind != "strided" and bool(rng.integers(2)))
-
-
-def reductions(world: int, sizes: tuple[int, ...]) -> Iterator[Call]:
-    rng = np.random.default_rng(world)
-    for turn, (dtype, op) in enumerate(PAIRS):
-        verb = REDUCTIONS[(turn + world) % len(REDUCTIONS)]
-        numel = sizes[int(rng.integers(len(sizes)))]
-        root = int(rng.integers(world)) if verb == "reduce" else 0
-        spots = (place(rng), place(rng))
-        yield Call(verb, dtype, numel, op, "auto", "same_bits", root, spots, turn)
-
-
-def moves(world: int, sizes: tuple[int, ...]) -> Iterator[Call]:
-    rng = np.random.default_rng(100 + world)
-    for verb in MOVES:
-        for numel in sizes:
-            dtype = oracle.DTYPES[int(rng.integers(len(oracle.DTYPES)))]
-            root = int(rng.integers(world)) if verb in ROOTED else 0
-            yield Call(verb, dtype, numel, root=root, places=(place(rng),), seed=numel)
-
-
-@pytest.mark.parametrize("nodes", MAPS)
-def test_reductions_have_the_bits_of_the_one_order(clusters: Clusters, nodes: str) -> None:
-    check(clusters(nodes), nodes, list(reductions(len(nodes), SIZES)))
-
-
-@pytest.mark.parametrize("nodes", MAPS)
-def test_moves(clusters: Clusters, nodes: str) -> None:
-    check(clusters(nodes), nodes, list(moves(len(nodes), SIZES)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes", ["aabb", "aaabbc"])
-def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
+def in_segments() -> list[Call]:
+    """Calls of several segments."""
     calls = [
         Call(verb, dtype, LARGE_SIZE, "SUM", numerics="same_bits")
         for verb in ("all_reduce", "reduce_scatter")
         for dtype in ("float32", "bfloat16")
     ]
-    calls += [Call(verb, "float32", LARGE_SIZE, root=1 if verb in ROOTED else 0) for verb in MOVES]
-    check(clusters(nodes), nodes, calls)
+    return calls + [
+        Call(verb, "float32", LARGE_SIZE, root=1 if verb in ROOTED else 0) for verb in MOVES
+    ]
 
 
-def test_another_order_of_the_nodes_is_seen() -> None:
-    """Negative control: the oracle tells rank order from node order."""
-    call = Call("all_reduce", "float32", 4099)
-    flat, by_node = (expected(call, 4, nodes)[0] for nodes in (None, ranks_by_node("abab")))
-    assert (flat != by_node).any()
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["aabb", "aaabbc"])
+def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
+    across(nodes).on(clusters(nodes)).check(in_segments())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

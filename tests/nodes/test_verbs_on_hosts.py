@@ -14,8 +14,8 @@ from hosts import Hosts
 from tests.nodes.everything import check_everything
 from tests.nodes.host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
 from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
-from tests.nodes.test_verbs import ranks_by_node
 from tests.support.harness import Rank
+from tests.support.sites import ranks_by_node
 
 pytestmark = pytest.mark.slow
 OnHosts = Callable[[str], HostPool]

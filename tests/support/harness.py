@@ -381,16 +381,22 @@ class Pool:
 
 
 class Pools:
-    """The session's pools, one for each world size, started on demand and rebuilt when broken."""
+    """Pools by what they are started with, on demand and again when broken; ended by `with`."""
 
-    def __init__(self) -> None:
-        self._pools: dict[int, Pool] = {}
+    def __init__(self, start: Callable[[Any], Pool] = Pool) -> None:
+        self._start = start
+        self._pools: dict[Any, Pool] = {}
 
-    def __call__(self, world_size: int) -> Pool:
-        pool = self._pools.get(world_size)
-        if pool is None or not pool.is_open:
-            pool = self._pools[world_size] = Pool(world_size)
-        return pool
+    def __call__(self, kind: Any) -> Pool:
+        if kind not in self._pools or not self._pools[kind].is_open:
+            self._pools[kind] = self._start(kind)
+        return self._pools[kind]
+
+    def __enter__(self) -> "Pools":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         for pool in self._pools.values():

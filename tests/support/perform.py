@@ -24,7 +24,16 @@ _ARENA_BYTES = 320 << 20  # address space; pages come when they are touched
 _arenas: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
 
 
-def check(pool: Pool, calls: Iterable[Call], batch: int = 200) -> int:
+Result = tuple[np.ndarray, str]  # the bits of the output; what else is wrong, or nothing
+
+
+def check(
+    pool: Pool,
+    calls: Iterable[Call],
+    batch: int = 200,
+    nodes: Sequence[Sequence[int]] | None = None,
+    perform: Callable[[Rank, Sequence[Call]], list[Result]] | None = None,
+) -> int:
     """Run calls on every rank of a pool, compare all outputs; the number of calls.
 
     The oracle works while the ranks do.
@@ -32,14 +41,11 @@ def check(pool: Pool, calls: Iterable[Call], batch: int = 200) -> int:
     todo = list(calls)
     for first in range(0, len(todo), batch):
         part = todo[first : first + batch]
-        pool.start(perform_all, part)
-        wants = [expected(call, pool.world_size) for call in part]
+        pool.start(perform or perform_all, part)
+        wants = [expected(call, pool.world_size, nodes) for call in part]
         problems = compare(part, wants, pool.finish())
         assert not problems, f"{len(problems)} wrong results:\n" + "\n".join(problems[:12])
     return len(todo)
-
-
-Result = tuple[np.ndarray, str]  # the bits of the output; what else is wrong, or nothing
 
 
 def compare(

@@ -20,32 +20,6 @@ from tests.torch import test_training as training
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize(
-    "program",
-    [
-        programs.reductions,
-        programs.moves,
-        programs.short_forms,
-        programs.shuffles,
-        programs.objects,
-        programs.groups,
-        programs.asynchronous,
-        programs.functional,
-    ],
-)
-def test_the_same_as_on_gloo(
-    compiled_pools: Callable[[int], Pool], program: Callable[[Rank], Any], world: int
-) -> None:
-    ours = compiled_pools(world).run(on_backend, "fastcoll", program)
-    assert same(ours, compiled_pools(world).run(on_backend, "gloo", program))
-
-
-def test_what_gloo_has_not(compiled_pools: Callable[[int], Pool]) -> None:
-    rows = compiled_pools(3).run(on_backend, "fastcoll", programs.beyond_gloo)
-    assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
-
-
 def twice(rank: Rank) -> list[Any]:
     """Every verb that runs in C++ once its plan is known, so often that it is."""
     me, world, results = rank.rank, rank.world_size, []
@@ -263,7 +237,7 @@ def without(rank: Rank, cache: str, broken: str) -> tuple[list[Any], str]:
         elif broken == "no cache":
             os.environ["FASTCOLL_CACHE_DIR"] = os.path.join(cache, "file", "folder")
             Path(cache, "file").write_text("")
-    return on_backend(rank, "fastcoll", programs.reductions), c10d_build.reason()
+    return on_backend(rank, "fastcoll", programs.asynchronous), c10d_build.reason()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +253,7 @@ def test_ranks_do_without_together(
 ) -> None:
     pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": "compiled"}))
     rows = pool.run(without, str(tmp_path), broken, deadline_s=COMPILE_S)
-    gloos = pool.run(on_backend, "gloo", programs.reductions)
+    gloos = pool.run(on_backend, "gloo", programs.asynchronous)
     assert same([row for row, _ in rows], gloos)
     assert rows[0][1] == ""  # it had a compiler, and did without all the same
     assert why in rows[1][1]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed's own functions on the backend "fastcoll", against the same on Gloo.
+"""torch.distributed's own functions on both backends of fastcoll, against the same on Gloo.
 
+The values of each verb stand in contract/test_values.py.
 Every program here is a function of a rank that knows nothing of its backend; what it returns must
 be what it returns on Gloo, or on one process alone.
 """
@@ -14,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from tests.support.backends import Program, on_backend, same
-from tests.support.harness import LATE_S, Attempt, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 
 
 def test_a_single_wrong_element_is_seen() -> None:
@@ -26,46 +27,6 @@ def test_a_single_wrong_element_is_seen() -> None:
 
 
 # ---- the verbs -----------------------------------------------------------------------------------
-
-
-def reductions(rank: Rank) -> list[Any]:
-    me, world, results = rank.rank, rank.world_size, []
-    ops = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
-    for numel in (1, 700, 40_000):
-        for op in ops:
-            tensor = torch.arange(numel) % 5 + me + 1
-            dist.all_reduce(tensor, op)
-            root = torch.arange(numel) % 5 + me + 1
-            dist.reduce(root, world - 1, op)
-            results += [tensor, root if me == world - 1 else None]
-        part = torch.empty(numel, dtype=torch.int64)
-        whole = torch.arange(numel * world) * (me + 1)
-        dist.reduce_scatter_tensor(part, whole)
-        parts = torch.empty(numel, dtype=torch.int64)
-        dist.reduce_scatter(parts, list(whole.clone().chunk(world)))
-        results += [part, parts]
-    return results
-
-
-def moves(rank: Rank) -> list[Any]:
-    me, world, results = rank.rank, rank.world_size, []
-    for numel in (1, 700, 40_000):
-        mine = torch.arange(numel) + 1000 * me
-        for root in range(world):
-            tensor = mine.clone()
-            dist.broadcast(tensor, root)
-            outs = [torch.empty_like(mine) for _ in range(world)]
-            dist.gather(mine, outs if me == root else None, root)
-            part = torch.empty_like(mine)
-            given = [mine * 7 + to for to in range(world)]
-            dist.scatter(part, given if me == root else None, root)
-            results += [tensor, outs if me == root else None, part]
-        whole = torch.empty(numel * world, dtype=torch.int64)
-        dist.all_gather_into_tensor(whole, mine)
-        outs = [torch.empty_like(mine) for _ in range(world)]
-        dist.all_gather(outs, mine)
-        results += [whole, outs]
-    return results
 
 
 def gather_single(mine: torch.Tensor, whole: torch.Tensor, root: int, async_op: bool) -> Any:
@@ -241,8 +202,6 @@ def short_forms(rank: Rank) -> list[Any]:
 @pytest.mark.parametrize(
     "program",
     [
-        reductions,
-        moves,
         short_forms,
         shuffles,
         objects,
@@ -251,10 +210,9 @@ def short_forms(rank: Rank) -> list[Any]:
         pytest.param(functional, marks=pytest.mark.slow),
     ],
 )
-def test_the_same_as_on_gloo(bare_pools: Any, program: Program, world: int) -> None:
-    ours = bare_pools(world).run(on_backend, "fastcoll", program)
-    gloos = bare_pools(world).run(on_backend, "gloo", program)
-    assert same(ours, gloos)
+def test_the_same_as_on_gloo(backend_pools: Pools, program: Program, world: int) -> None:
+    ours = backend_pools(world).run(on_backend, "fastcoll", program)
+    assert same(ours, backend_pools(world).run(on_backend, "gloo", program))
 
 
 def beyond_gloo(rank: Rank) -> list[Any]:
@@ -290,8 +248,8 @@ def beyond_gloo(rank: Rank) -> list[Any]:
     return [*sizes, mean.item(), narrow.float().sum().item(), *(x.sum().item() for x in pair)]
 
 
-def test_what_gloo_has_not(bare_pools: Any) -> None:
-    rows = bare_pools(3).run(on_backend, "fastcoll", beyond_gloo)
+def test_what_gloo_has_not(backend_pools: Pools) -> None:
+    rows = backend_pools(3).run(on_backend, "fastcoll", beyond_gloo)
     assert rows == [[True, True, True, 2.0, 27.0, 9.0, 6.0]] * 3
 
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every verb gives the oracle's bits, at every site: dtypes, operations, sizes and placements.
+
+The calls are drawn (support/draw.py): at each site, each verb meets every dtype, operation and
+algorithm at small sizes, and some at large ones. Below: the sizes at which one node changes its
+way, refused calls, and many ranks.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+
+from tests.proofs import CPP, controls
+from tests.support import oracle
+from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
+from tests.support.draw import PAIRS, VERBS, algorithms_of, calls_of, small_sizes, some
+from tests.support.harness import Pool, Pools, Rank, Setup
+from tests.support.perform import check, make
+from tests.support.sites import Site, ranks_by_node
+
+MEANINGLESS = [
+    (dtype, op) for dtype in oracle.DTYPES for op in oracle.OPS if op not in oracle.ops_of(dtype)
+]
+HUGE_SIZE = (1 << 20) + 3
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_dtype_and_operation(site: Site, verb: str) -> None:
+    site.check(site.small_calls(verb))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_large_calls(site: Site, verb: str) -> None:
+    site.check(site.large_calls(verb), batch=8)
+
+
+def test_the_generator_covers_every_call() -> None:
+    calls = [call for verb in VERBS for call in calls_of(verb, 4, small_sizes(4), 2)]
+    for verb in VERBS:
+        mine = [call for call in calls if call.verb == verb]
+        assert {call.dtype for call in mine} == set(oracle.DTYPES)
+        assert {call.numel for call in mine} == set(small_sizes(4))
+        assert {call.root for call in mine} == (set(range(4)) if verb in ROOTED else {0})
+        if verb in REDUCTIONS:
+            assert {(call.dtype, call.op, call.algorithm) for call in mine} == {
+                (*pair, algorithm) for pair in PAIRS for algorithm in algorithms_of(verb)
+            }
+    kinds = ("private", "symmetric", "strided", "numpy")
+    spots = [spot for call in calls for spot in call.places]
+    assert {(one.kind, one.output.kind) for one in spots} == set(itertools.product(kinds, kinds))
+
+
+def test_another_order_of_the_nodes_is_seen() -> None:
+    """Negative control: the oracle tells rank order from node order."""
+    call = Call("all_reduce", "float32", 4099)
+    flat, by_node = (expected(call, 4, nodes)[0] for nodes in (None, ranks_by_node("abab")))
+    assert (flat != by_node).any()
+
+
+def boundaries() -> list[int]:
+    """Bytes at which the library changes its way: in the flag line, segments, slots, all slots."""
+    from fastcoll import _C
+    from fastcoll.choose.algorithms.shared import INLINE_BYTES
+
+    slots = _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
+    return [INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_one_element_around_the_boundaries(pools: Pools, world: int) -> None:
+    calls = []
+    for num_bytes, verb in itertools.product(boundaries(), (*REDUCTIONS, *MOVES)):
+        algorithms = algorithms_of(verb)
+        for algorithm, dtype in zip(algorithms, itertools.cycle(("int32", "uint8")), strict=False):
+            parts = world if verb in ("reduce_scatter", "scatter", "all_to_all") else 1
+            middle = num_bytes // oracle.itemsize(dtype) // parts
+            for numel in (middle - 1, middle, middle + 1, middle + world):
+                spots = (Place("private", numel % 3), Place("symmetric", 1, output=Place()))
+                calls.append(Call(verb, dtype, numel, "SUM", algorithm, places=spots, seed=numel))
+    check(pools(world), calls, batch=20)
+
+
+def refuse(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:
+    """Ask for reductions that mean nothing; what was wrong with the answers."""
+    import fastcoll
+
+    wrong = []
+    for (dtype, op), verb in itertools.product(pairs, REDUCTIONS):
+        one = torch.zeros(rank.world_size, dtype=getattr(torch, dtype))
+        part = one[:1].clone() if verb == "reduce_scatter" else one
+        try:
+            make(rank.comm, Call(verb, dtype, one.numel(), op), one, part)
+            wrong.append(f"{verb} {op} of {dtype} was accepted")
+        except fastcoll.UnsupportedError as error:
+            if not (op in str(error) and dtype in str(error) and "SUM" in str(error)):
+                wrong.append(f"{verb} {op} of {dtype}: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_what_means_nothing_is_refused_and_does_no_harm(pools: Pools, world: int) -> None:
+    assert len(MEANINGLESS) == 39
+    assert pools(world).run(refuse, MEANINGLESS) == [[]] * world
+    check(pools(world), some(calls_of("all_reduce", world, [5]), 60, world))
+
+
+def ask_for_a_ring(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:
+    import fastcoll
+
+    wrong = []
+    for dtype, op in pairs:
+        tensor = torch.ones(8, dtype=getattr(torch, dtype))
+        try:
+            make(rank.comm, Call("all_reduce", dtype, 8, op, "ring"), tensor, tensor)
+            wrong.append(f"ring {op} of {dtype} was accepted")
+        except fastcoll.UnsupportedError as error:
+            if not ("ring" in str(error) and "chain" in str(error)):
+                wrong.append(f"ring {op} of {dtype}: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_plain_ring_is_refused_where_order_matters(pools: Pools, world: int) -> None:
+    pairs = [pair for pair in PAIRS if oracle.order_matters(*pair)]
+    assert len(pairs) == 6 * 3 + 2 * 2
+    assert pools(world).run(ask_for_a_ring, pairs) == [[]] * world
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_size(pools: Pools, world: int, verb: str) -> None:
+    """Every size meets everything; the first round is that of the test above."""
+    sizes = small_sizes(world)
+    calls = list(calls_of(verb, world, sizes, len(sizes)))
+    check(pools(world), calls[len(calls) // len(sizes) :])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [2, 3, *controls((4, 8))])
+def test_more_large_sizes(pools: Pools, world: int) -> None:
+    for verb in REDUCTIONS:
+        check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), 100, 1), batch=8)
+        check(pools(world), some(calls_of(verb, world, [131_071, HUGE_SIZE]), 33, 2), batch=2)
+    for verb in MOVES:
+        check(pools(world), calls_of(verb, world, [HUGE_SIZE // world]), batch=2)
+
+
+@pytest.mark.proof(*CPP)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("verb", VERBS)
+def test_sixteen_ranks(pools: Pools, verb: str) -> None:
+    check(pools(16), calls_of(verb, 16, small_sizes(16)))
+
+
+@pytest.mark.slow
+def test_sixty_four_ranks(fresh_pool: Callable[..., Pool]) -> None:
+    """As many as there may be: a few calls of every kind."""
+    pool = fresh_pool(64, Setup(timeout_s=50))
+    check(pool, mixed(64, 60, 1), batch=20)
+    for verb in REDUCTIONS:
+        check(pool, some(calls_of(verb, 64, [1, 64, 700]), 20, 1), batch=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_64_mebibytes(pools: Pools, world: int) -> None:
+    spots = (Place("private", 4), Place("private", 1, in_place=True))
+    for algorithm in ("auto", "chain"):
+        call = Call("all_reduce", "float32", 1 << 24, "SUM", algorithm, places=spots, seed=5)
+        check(pools(world), [call])
+
+
+def more_than_32_bits(rank: Rank, numel: int) -> list[int]:
+    """One message of more than 2^31 elements; some of them, and how many are wrong."""
+    tensor = torch.full((numel,), rank.rank + 1, dtype=torch.uint8)
+    tensor[::65_537] = 40 + rank.rank
+    rank.comm.all_reduce(tensor)
+    marks = int((tensor[::65_537] != 81).sum())
+    tensor[::65_537] = 3
+    # In parts: a comparison of all of it would need as much memory again.
+    return [marks, sum(int((part != 3).any()) for part in tensor.split(1 << 26))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_more_than_32_bits(pools: Pools) -> None:
+    if psutil.virtual_memory().available < 8 << 30:
+        pytest.skip("needs 8 GiB of memory")
+    results = pools(2).run(more_than_32_bits, (1 << 31) + 77, deadline_s=500)
+    assert results == [[0, 0]] * 2

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a verb: every dtype, operation and algorithm; sizes, roots and placements take turns.
+
+Decides what is drawn for a group of some size, within the limits of how it is called. Knows no
+group; `sites.py` does.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tests.support import oracle
+from tests.support.calls import MOVES, NUMPY_DTYPES, REDUCTIONS, ROOTED, Call, Place
+
+VERBS = (*REDUCTIONS, *MOVES)
+ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
+PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
+# A float, a half type, an integer, pairs of floats, 8 bits of a float, and what has no sum.
+KINDS_OF_DTYPE = ("float32", "bfloat16", "int64", "complex64", "float8_e4m3fn", "bool")
+OFFSETS = (0, 0, 1, 2, 3, 4, 7, 8, 13, 16, 64)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which calls a site can make.
+
+    Attributes:
+        kinds: Where arguments may lie, each as often as it stands here.
+        algorithms: Which ones may be asked for.
+        numerics: What a reduction asks for; None: "fast" of a ring, else nothing.
+        in_place_only: Verbs without an output of their own.
+        meaningless: Pairs of dtype and operation that the site refuses.
+        seed: Another one gives other sizes, roots and placements.
+    """
+
+    kinds: tuple[str, ...] = ("private", "private", "symmetric", "strided", "numpy")
+    algorithms: tuple[str, ...] = ALGORITHMS
+    numerics: str | None = None
+    in_place_only: tuple[str, ...] = ()
+    meaningless: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+
+
+EVERYTHING = Limits()
+
+
+def algorithms_of(verb: str, limits: Limits = EVERYTHING) -> tuple[str, ...]:
+    """The algorithms that a call of a verb may ask for."""
+    known = ALGORITHMS[: 3 if verb == "reduce" else 5] if verb in REDUCTIONS else ("auto",)
+    return tuple(name for name in known if name in limits.algorithms)
+
+
+def small_sizes(world: int) -> list[int]:
+    return [0, 1, 2, 3, world - 1, world, world + 1, 7, 16, 17, 63, 511, 513, 1000, 2049, 4097]
+
+
+def _place(rng: np.random.Generator, verb: str, dtype: str, limits: Limits) -> Place:
+    kinds = [kind for kind in limits.kinds if kind != "numpy" or dtype in NUMPY_DTYPES]
+    one, other = (
+        Place(kinds[rng.integers(len(kinds))], int(rng.choice(OFFSETS))) for _ in range(2)
+    )
+    in_place = verb in limits.in_place_only or (one.kind != "strided" and bool(rng.integers(2)))
+    return replace(one, in_place=in_place, output=other)
+
+
+def calls_of(
+    verb: str,
+    world: int,
+    sizes: Sequence[int],
+    rounds: int = 1,
+    limits: Limits = EVERYTHING,
+    dtypes: Sequence[str] = oracle.DTYPES,
+) -> Iterator[Call]:
+    """Each dtype, operation and algorithm `rounds` times; of a move, each dtype and root."""
+    reduces = verb in REDUCTIONS
+    rng = np.random.default_rng([world, VERBS.index(verb), limits.seed])
+    turn = itertools.count(int(rng.integers(len(sizes))))
+    pairs = [
+        (dtype, op)
+        for dtype, op in PAIRS
+        if dtype in dtypes and (reduces or op == "SUM") and (dtype, op) not in limits.meaningless
+    ]
+    for _ in range(rounds):
+        for (dtype, op), algorithm in itertools.product(pairs, algorithms_of(verb, limits)):
+            numel = sizes[next(turn) % len(sizes)]
+            roots = list(range(world)) if verb in ROOTED else [0]
+            if reduces:
+                roots = [int(rng.choice(roots))]
+            numerics = limits.numerics if reduces else None
+            if algorithm == "ring" and oracle.order_matters(dtype, op):
+                numerics = "fast"
+            # The second call of its kind takes the library's short way.
+            for root in roots * (2 if reduces and algorithm == "auto" else 1):
+                ranks = 8 if rng.integers(3) == 0 else 1  # a placement for each, or one for all
+                places = tuple(_place(rng, verb, dtype, limits) for _ in range(ranks))
+                seed = int(rng.integers(100_000))
+                yield Call(verb, dtype, numel, op, algorithm, numerics, root, places, seed)
+
+
+def some(cases: Iterator[Call], count: int, seed: int) -> list[Call]:
+    """A random choice that is the same in every run."""
+    every = list(cases)
+    rng = np.random.default_rng(seed)
+    return [every[index] for index in sorted(rng.choice(len(every), count, replace=False))]

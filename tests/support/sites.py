@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a promise is kept: every kind of group, and the functions by which a program calls it.
+
+A contract test takes the fixture `site` and runs once for each of SITES. Decides which calls a
+site is given, and how ranks make them. A new kind of group, carrier or frontend is a line of SITES.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.backends import IS_COMPILED, on_backend
+from tests.support.calls import Call
+from tests.support.draw import EVERYTHING, KINDS_OF_DTYPE, Limits, calls_of, small_sizes
+from tests.support.harness import Pool, Rank
+from tests.support.perform import Result, Started, check, perform_all, split
+
+SLOW = pytest.mark.slow
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Ranks of one kind of group, and how calls are made there.
+
+    Attributes:
+        world: The number of ranks.
+        nodes: The node of each rank, a letter each; "" if all share one.
+        pools: The fixture that has the ranks.
+        perform: What a rank runs to make calls.
+        limits: Which calls can be made.
+        small, large: Sizes in elements; small ones meet every dtype, operation and algorithm.
+        pool: The ranks; the fixture `site` fills it in.
+    """
+
+    world: int
+    nodes: str = ""
+    pools: str = "pools"
+    perform: Callable[[Rank, Sequence[Call]], list[Result]] = perform_all
+    limits: Limits = EVERYTHING
+    small: tuple[int, ...] = ()
+    large: tuple[int, ...] = (16_385, 32_771, 65_537, 131_071, 262_147)
+    pool: Pool | None = None
+
+    def on(self, pool: Pool) -> "Site":
+        """Return this site with its ranks."""
+        return dataclasses.replace(self, pool=pool)
+
+    def small_calls(self, verb: str, rounds: int = 1) -> Iterator[Call]:
+        """Every dtype, operation and algorithm at a small size, each round at another one."""
+        return calls_of(
+            verb, self.world, self.small or small_sizes(self.world), rounds, self.limits
+        )
+
+    def large_calls(self, verb: str) -> Iterator[Call]:
+        """A few dtypes at a large size."""
+        return calls_of(verb, self.world, self.large, 1, self.limits, KINDS_OF_DTYPE[:2])
+
+    def check(self, calls: Iterable[Call], batch: int = 200) -> int:
+        """Make calls on every rank and compare with the oracle; return how many."""
+        assert self.pool is not None
+        return check(self.pool, calls, batch, ranks_by_node(self.nodes), self.perform)
+
+
+def ranks_by_node(nodes: str) -> list[list[int]] | None:
+    """The ranks of each node; None if there is one node."""
+    names = dict.fromkeys(nodes)
+    return [[rank for rank, name in enumerate(nodes) if name == node] for node in names] or None
+
+
+# ---- torch.distributed ---------------------------------------------------------------------------
+
+
+def by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+    """Make calls by torch.distributed's functions, in a process group of fastcoll's."""
+    return on_backend(rank, "fastcoll", _all_by_torch, calls)
+
+
+def _all_by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+    return [Started(rank, call, start=call_torch).result() for call in calls]
+
+
+def call_torch(rank: Rank, call: Call, ins: Any, outs: Any, async_op: bool) -> Any:
+    """Make a call by torch's function; calls of an odd size take lists, where there are two."""
+    op, listed = getattr(dist.ReduceOp, call.op), call.numel % 2
+    parts_in, parts_out = split(ins, rank.world_size), split(outs, rank.world_size)
+    at_root, more = rank.rank == call.root, {"async_op": async_op}
+    if call.verb == "all_reduce":
+        return dist.all_reduce(ins, op, **more)
+    if call.verb == "reduce":
+        return dist.reduce(ins, call.root, op, **more)
+    if call.verb == "broadcast":
+        return dist.broadcast(ins, call.root, **more)
+    if call.verb == "gather":
+        return dist.gather(ins, parts_out if at_root else None, call.root, **more)
+    if call.verb == "scatter":
+        return dist.scatter(outs, parts_in if at_root else None, call.root, **more)
+    functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any, Any]] = {
+        "reduce_scatter": (dist.reduce_scatter_tensor, dist.reduce_scatter, outs, parts_in),
+        "all_gather": (dist.all_gather_into_tensor, dist.all_gather, parts_out, ins),
+        "all_to_all": (dist.all_to_all_single, dist.all_to_all, parts_out, parts_in),
+    }
+    whole, in_lists, outputs, inputs = functions[call.verb]
+    if call.verb == "reduce_scatter":
+        more["op"] = op
+    return in_lists(outputs, inputs, **more) if listed else whole(outs, ins, **more)
+
+
+# ---- a GPU made of the CPU -----------------------------------------------------------------------
+
+
+def on_fake_gpu(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+    """Make calls on a GPU whose kernels are the CPU's; each must be launched."""
+    from tests.support.fake_gpu import fake_gpu
+
+    with fake_gpu(rank.comm) as core:
+        results = perform_all(rank, calls)
+        assert len(core.log) == len(calls)
+    return results
+
+
+# ---- the sites -----------------------------------------------------------------------------------
+
+
+def across(nodes: str) -> Site:
+    """Return ranks on several nodes, the node of each given by a letter."""
+    limits = Limits(algorithms=("auto",), numerics="same_bits", seed=zlib.crc32(nodes.encode()))
+    # Beyond a header, whatever the type and verb; the largest has several segments.
+    small, large = (0, 1, 3, 17, 1001, 4099, 70_001), (65_537, 70_001, 81_919)
+    return Site(len(nodes), nodes, "clusters", limits=limits, small=small, large=large)
+
+
+TORCH_LIMITS = Limits(
+    ("private",),
+    ("auto",),
+    in_place_only=("all_reduce", "reduce"),
+    meaningless=(("complex64", "PRODUCT"), ("complex128", "PRODUCT")),
+)
+TORCH = Site(3, pools="bare_pools", perform=by_torch, limits=TORCH_LIMITS)
+FAKE_GPU = Site(
+    3, "", "own_pools", on_fake_gpu, Limits(("private", "private", "strided"), ("auto",))
+)
+SITES = [
+    *(pytest.param(Site(n), id=f"one node, {n}") for n in (2, 3)),
+    *(pytest.param(Site(n), id=f"one node, {n}", marks=SLOW) for n in (1, 4, 5, 8)),
+    *(pytest.param(across(nodes), id=f"nodes {nodes}") for nodes in ("aabb", "aaab")),
+    *(
+        pytest.param(across(x), id=f"nodes {x}", marks=SLOW)
+        for x in ("aab", "abab", "abc", "aaabbc")
+    ),
+    pytest.param(TORCH, id="torch"),
+    pytest.param(
+        dataclasses.replace(TORCH, pools="compiled_pools"), id="torch, compiled", marks=IS_COMPILED
+    ),
+    pytest.param(FAKE_GPU, id="fake GPU"),
+]
