@@ -17,9 +17,15 @@ from tests.support.backends import IS_COMPILED, on_backend
 from tests.support.calls import Call
 from tests.support.draw import EVERYTHING, KINDS_OF_DTYPE, Limits, calls_of, small_sizes
 from tests.support.harness import Pool, Rank
-from tests.support.perform import Result, Started, check, perform_all, split
+from tests.support.perform import Result, Started, check, make, perform_all, split
 
 SLOW = pytest.mark.slow
+
+
+def in_new_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program with a group of its own, the function that makes a call, and a barrier."""
+    with rank.comm.new_group(timeout_s=15) as group:
+        return program(group, make, group.barrier, *args)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Site:
         pools: The fixture that has the ranks.
         perform: What a rank runs to make calls.
         limits: Which calls can be made.
+        in_new_group: What runs a program in a group that it may break.
         small, large: Sizes in elements; small ones meet every dtype, operation and algorithm.
         pool: The ranks; the fixture `site` fills it in.
     """
@@ -41,6 +48,7 @@ class Site:
     pools: str = "pools"
     perform: Callable[[Rank, Sequence[Call]], list[Result]] = perform_all
     limits: Limits = EVERYTHING
+    in_new_group: Callable[..., Any] = in_new_group
     small: tuple[int, ...] = ()
     large: tuple[int, ...] = (16_385, 32_771, 65_537, 131_071, 262_147)
     pool: Pool | None = None
@@ -81,6 +89,15 @@ def by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
 
 def _all_by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
     return [Started(rank, call, start=call_torch).result() for call in calls]
+
+
+def in_new_group_of_torch(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """As `in_new_group`, with torch's group, calls and barrier."""
+    return on_backend(rank, "fastcoll", _in_world, program, *args)
+
+
+def _in_world(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    return program(rank, call_torch, dist.barrier, *args)
 
 
 def call_torch(rank: Rank, call: Call, ins: Any, outs: Any, async_op: bool) -> Any:
@@ -139,21 +156,27 @@ TORCH_LIMITS = Limits(
     in_place_only=("all_reduce", "reduce"),
     meaningless=(("complex64", "PRODUCT"), ("complex128", "PRODUCT")),
 )
-TORCH = Site(3, pools="bare_pools", perform=by_torch, limits=TORCH_LIMITS)
+TORCH = Site(
+    3,
+    pools="bare_pools",
+    perform=by_torch,
+    limits=TORCH_LIMITS,
+    in_new_group=in_new_group_of_torch,
+)
 FAKE_GPU = Site(
     3, "", "own_pools", on_fake_gpu, Limits(("private", "private", "strided"), ("auto",))
 )
 SITES = [
-    *(pytest.param(Site(n), id=f"one node, {n}") for n in (2, 3)),
-    *(pytest.param(Site(n), id=f"one node, {n}", marks=SLOW) for n in (1, 4, 5, 8)),
-    *(pytest.param(across(nodes), id=f"nodes {nodes}") for nodes in ("aabb", "aaab")),
+    *(pytest.param(Site(n), id=f"one-node-{n}") for n in (2, 3)),
+    *(pytest.param(Site(n), id=f"one-node-{n}", marks=SLOW) for n in (1, 4, 5, 8)),
+    *(pytest.param(across(nodes), id=f"nodes-{nodes}") for nodes in ("aabb", "aaab")),
     *(
-        pytest.param(across(x), id=f"nodes {x}", marks=SLOW)
+        pytest.param(across(x), id=f"nodes-{x}", marks=SLOW)
         for x in ("aab", "abab", "abc", "aaabbc")
     ),
-    pytest.param(TORCH, id="torch"),
+    pytest.param(TORCH, id="torch-python"),
     pytest.param(
-        dataclasses.replace(TORCH, pools="compiled_pools"), id="torch, compiled", marks=IS_COMPILED
+        dataclasses.replace(TORCH, pools="compiled_pools"), id="torch-compiled", marks=IS_COMPILED
     ),
-    pytest.param(FAKE_GPU, id="fake GPU"),
+    pytest.param(FAKE_GPU, id="fake-gpu"),
 ]
