@@ -46,6 +46,8 @@ def differences(site: Site, verb: str, numel: int) -> Iterator[Case]:
         if "two_shot" in site.limits.algorithms:
             one, two = replace(usual, algorithm="one_shot"), replace(usual, algorithm="two_shot")
             yield one, two, ("one_shot", "two_shot")
+            if verb != "reduce":
+                yield two, replace(usual, algorithm="chain"), ("two_shot", "chain")
 
 
 def make_plain(comm: Any, make: Callable[..., Any], barrier: Callable[[], Any], call: Call) -> None:
@@ -92,6 +94,15 @@ def check(case: Case, odd_ranks: list[int], rows: list[list[Attempt]]) -> None:
     assert all(word in verdict for word in words), (case, verdict)
 
 
+def check_each_field(site: Site, verb: str, numel: int) -> None:
+    """Let ranks of a site call with each other value of each field of a call."""
+    assert site.pool is not None
+    for before, case in enumerate(differences(site, verb, numel)):
+        for odd_ranks in odd_ranks_of(site):
+            rows = site.pool.run(site.in_new_group, disagree, case, odd_ranks, before % 3)
+            check(case, odd_ranks, rows)
+
+
 @pytest.fixture(scope="module")
 def own_clusters() -> Iterator[Pools]:
     """Ranks on nodes for this file alone, as groups that broke are left behind in them."""
@@ -114,10 +125,7 @@ def test_each_field(site: Site, own_clusters: Pools, verb: str, numel: int) -> N
         pytest.skip("one rank differs from nobody")
     pool = own_clusters(site.nodes) if site.nodes else site.pool
     assert pool is not None
-    for case in differences(site, verb, numel):
-        for odd_ranks in odd_ranks_of(site):
-            rows = pool.run(site.in_new_group, disagree, case, odd_ranks, 2)
-            check(case, odd_ranks, rows)
+    check_each_field(site.on(pool), verb, numel)
 
 
 def test_a_difference_without_an_error_on_all_is_seen() -> None:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that do not match: each field in turn differs on one rank.
+"""Calls that do not match, beyond their fields: parts, missed calls, calls in which nobody waits.
 
-Every rank that waits in the call must raise DesyncError soon and show both sides; a rank that did
-not wait learns of it in its next call; from then on the group has this one verdict.
+That each field is compared stands in contract/test_differences.py.
 """
 
-import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -13,201 +12,33 @@ import torch
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A call by name, with float32 tensors unless it says otherwise."""
-
-    verb: str = "all_reduce"
-    numel: int = 100
-    dtype: str = "float32"
-    op: str = "SUM"
-    algorithm: str = "auto"
-    numerics: str = "same_bits"
-    root: int = 0
+def uneven_or_not(comm: Any, who: int, numel: int, is_list: bool) -> None:
+    """Gather parts of unequal size; rank `who` has others, or equal parts of one tensor."""
+    odd = comm.rank == who
+    sizes = [(numel if odd else 100) + rank for rank in range(comm.world_size)]
+    if odd and not is_list:
+        comm.all_gather_into_tensor(torch.empty(100 * comm.world_size), torch.ones(100))
+        return
+    comm.all_gather([torch.empty(size) for size in sizes], torch.ones(sizes[comm.rank]))
 
 
-def call(comm: object, request: Request) -> None:
-    import fastcoll
-
-    kind = getattr(torch, request.dtype)
-    tensor = torch.ones(request.numel, dtype=kind)
-    many = torch.ones(request.numel * comm.world_size, dtype=kind)
-    op = getattr(fastcoll.ReduceOp, request.op)
-    how = {"algorithm": request.algorithm, "numerics": request.numerics}
-    if request.verb == "all_reduce":
-        fastcoll.all_reduce(tensor, op, comm, **how)
-    elif request.verb == "reduce_scatter":
-        fastcoll.reduce_scatter_tensor(tensor, many, op, comm, **how)
-    elif request.verb == "all_gather":
-        fastcoll.all_gather_into_tensor(many, tensor, comm)
-    elif request.verb == "broadcast":
-        fastcoll.broadcast(tensor, request.root, comm)
-    elif request.verb == "reduce":
-        fastcoll.reduce(tensor, request.root, op, comm, **how)
-    elif request.verb == "gather":
-        parts = list(many.chunk(comm.world_size)) if comm.rank == request.root else None
-        fastcoll.gather(tensor, parts, request.root, comm)
-    elif request.verb == "scatter":
-        parts = list(many.chunk(comm.world_size)) if comm.rank == request.root else None
-        fastcoll.scatter(tensor, parts, request.root, comm)
-    elif request.verb == "all_to_all":
-        fastcoll.all_to_all_single(torch.empty_like(many), many, group=comm)
-    elif request.verb == "uneven all_gather":
-        sizes = [request.numel + rank for rank in range(comm.world_size)]
-        parts = [torch.empty(size, dtype=kind) for size in sizes]
-        fastcoll.all_gather(parts, torch.ones(sizes[comm.rank], dtype=kind), comm)
-    else:
-        fastcoll.barrier(comm)
+def gather_parts(rank: Rank, who: int, numel: int, is_list: bool) -> list[Attempt]:
+    with rank.comm.new_group(timeout_s=15) as group:
+        found = [attempt(uneven_or_not, group, who, numel, is_list)]
+        return found + [attempt(group.barrier) for _ in range(2)]
 
 
-def disagree(rank: Rank, usual: Request, odd: Request, who: int, before: int) -> list[Attempt]:
-    """Some matching calls, one that differs on rank `who`, then three barriers."""
-    group = rank.comm.new_group(timeout_s=15)
-    for _ in range(before):
-        call(group, Request(numel=7))
-    attempts = [attempt(call, group, odd if rank.rank == who else usual)]
-    attempts += [attempt(group.barrier) for _ in range(3)]
-    group.close()
-    return attempts
-
-
-def check(
-    pools: Pools, world: int, usual: Request, odd: Request, who: int, before: int = 3
-) -> None:
-    rows = pools(world).run(disagree, usual, odd, who, before)
-    verdict = rows[0][-1].text
-    for row in rows:
-        first = next(one for one in row if one.kind)
-        assert row.index(first) <= 1, row  # in the call itself, or in the next one
-        for one in row[row.index(first) :]:
-            assert one.kind == "DesyncError", one
-            assert one.text == verdict
-            assert one.seconds < LATE_S
-    # Whoever waits for the odd rank hears of it in the call itself.
-    if {usual.verb, odd.verb} <= {"all_reduce", "barrier"}:
-        assert all(row[0].kind for row in rows)
-    assert 'group "world/' in verdict
-    assert f"rank {who} called" in verdict
-
-
-# What the text must show of both sides.
-DIFFERENCES = {
-    "dtype": (Request(), Request(dtype="int32"), "float32", "int32"),
-    "dtype of another size": (Request(), Request(dtype="float64"), "float32", "float64"),
-    "numel": (Request(), Request(numel=101), "numel=100", "numel=101"),
-    "numel, so another algorithm": (
-        Request(),
-        Request(numel=1_000_000),
-        "numel=100)",
-        "numel=1000000",
-    ),
-    "zero numel": (Request(), Request(numel=0), "numel=100", "numel=0"),
-    "op": (Request(), Request(op="MAX"), "SUM", "MAX"),
-    "verb, barrier": (Request(), Request("barrier"), "all_reduce", "barrier"),
-    "verb, all_gather": (Request(), Request("all_gather"), "all_reduce", "all_gather"),
-    "verb, reduce_scatter": (Request(), Request("reduce_scatter"), "all_reduce", "reduce_scatter"),
-    "verb, broadcast": (Request(), Request("broadcast"), "all_reduce", "broadcast"),
-    "algorithm": (
-        Request(algorithm="one_shot"),
-        Request(algorithm="two_shot"),
-        "one_shot",
-        "two_shot",
-    ),
-    "algorithm, large": (
-        Request(numel=300_000, algorithm="two_shot"),
-        Request(numel=300_000, algorithm="chain"),
-        "two_shot",
-        "chain",
-    ),
-    "numerics": (Request(), Request(numerics="fast"), "numerics=same_bits", "numerics=fast"),
-    "numel of a large all_gather": (
-        Request("all_gather", 60_000),
-        Request("all_gather", 60_001),
-        "numel=60000",
-        "numel=60001",
-    ),
-    "verb, all_to_all": (Request(), Request("all_to_all"), "all_reduce", "all_to_all"),
-    "verb, reduce": (Request(), Request("reduce"), "all_reduce", "reduce("),
-    "numel of an all_to_all": (
-        Request("all_to_all"),
-        Request("all_to_all", 102),
-        "numel=100",
-        "numel=102",
-    ),
-    "dtype of a large all_to_all": (
-        Request("all_to_all", 50_000),
-        Request("all_to_all", 50_000, "int32"),
-        "float32",
-        "int32",
-    ),
-    "sizes of an uneven all_gather": (
-        Request("uneven all_gather"),
-        Request("uneven all_gather", 99),
-        "uneven parts",
-        "numel=",
-    ),
-    "uneven or not": (
-        Request("uneven all_gather"),
-        Request("all_gather"),
-        "uneven parts",
-        "numel=100)",
-    ),
-    "dtype of a large reduce_scatter": (
-        Request("reduce_scatter", 50_000),
-        Request("reduce_scatter", 50_000, "int32"),
-        "float32",
-        "int32",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
+@pytest.mark.parametrize(("numel", "is_list"), [(99, True), (100, False)])
 @pytest.mark.parametrize(("world", "who"), [(2, 1), (3, 0), (4, 2)])
-def test_each_field(pools: Pools, name: str, world: int, who: int) -> None:
-    usual, odd, this, that = DIFFERENCES[name]
-    check(pools, world, usual, odd, who)
-    rows = pools(world).run(disagree, usual, odd, who, 0)
+def test_uneven_parts(pools: Pools, world: int, who: int, numel: int, is_list: bool) -> None:
+    rows = pools(world).run(gather_parts, who, numel, is_list)
     for row in rows:
-        assert this in row[-1].text
-        assert that in row[-1].text
-
-
-# Verbs in which some rank waits for nobody: it learns of it in its next call.
-ROOTED = {
-    f"{field} of {verb}": (
-        Request(verb),
-        Request(verb, **other),
-        this,
-        that,
-    )
-    for verb, root in (("reduce", "dst"), ("gather", "dst"), ("scatter", "src"))
-    for field, other, this, that in (
-        ("root", {"root": 1}, f"{root}=0", f"{root}=1"),
-        ("numel", {"numel": 99}, "numel=100", "numel=99"),
-        ("dtype", {"dtype": "int32"}, "float32", "int32"),
-        ("size", {"numel": 90_000}, "numel=100", "numel=90000"),
-    )
-}
-BROADCASTS = ROOTED | {
-    "root": (Request("broadcast", root=0), Request("broadcast", root=1), "src=0", "src=1"),
-    "numel": (Request("broadcast"), Request("broadcast", 99), "numel=100", "numel=99"),
-    "large": (Request("broadcast", 90_000), Request("broadcast", 90_001), "90000", "90001"),
-    "dtype": (Request("broadcast"), Request("broadcast", dtype="int32"), "float32", "int32"),
-}
-
-
-@pytest.mark.parametrize("name", BROADCASTS)
-@pytest.mark.parametrize(("world", "who"), [(2, 0), (2, 1), (3, 1), (3, 2)])
-def test_verbs_with_a_root(pools: Pools, name: str, world: int, who: int) -> None:
-    usual, odd, this, that = BROADCASTS[name]
-    rows = pools(world).run(disagree, usual, odd, who, 2)
-    for row in rows:
-        assert "DesyncError" in (row[0].kind, row[1].kind), row
-        assert row[2].kind == row[3].kind == "DesyncError"
-        assert this in row[3].text
-        assert that in row[3].text
+        assert {one.kind for one in row[1:]} == {"DesyncError"}
+        assert "uneven parts" in row[-1].text
+        assert ("numel=" if is_list else "numel=100)") in row[-1].text
+        assert f"rank {who} called" in row[-1].text
         assert all(one.seconds < LATE_S for one in row)
-    assert len({row[3].text for row in rows}) == 1
+    assert len({row[-1].text for row in rows}) == 1
 
 
 def missed_call(rank: Rank) -> list[Attempt]:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that call with something different end in one DesyncError on every rank, and soon.
+"""Nodes that call with other parts or split sizes end in one DesyncError on every rank, and soon.
 
-Every field of a call: what is reduced and how, parts, split sizes and the roots of each verb, in a
-packet and beyond.
+In a header and beyond. That each field is compared stands in contract/test_differences.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,75 +42,10 @@ def all_to_all_counted(comm: Any, numel: int, other: bool) -> None:
     comm.all_to_all_single(torch.empty_like(source), source, sizes, sizes)
 
 
-def reduce_to(comm: Any, numel: int, other: bool) -> None:
-    comm.reduce(torch.ones(numel), int(other))
-
-
-def gather_to(comm: Any, numel: int, other: bool) -> None:
-    outputs = [torch.empty(numel) for _ in range(comm.world_size)]
-    comm.gather(torch.ones(numel), outputs if comm.rank == int(other) else None, int(other))
-
-
-def scatter_from(comm: Any, numel: int, other: bool) -> None:
-    inputs = [torch.ones(numel) for _ in range(comm.world_size)]
-    comm.scatter(torch.empty(numel), inputs if comm.rank == int(other) else None, int(other))
-
-
-def broadcast_from(comm: Any, numel: int, other: bool) -> None:
-    comm.broadcast(torch.ones(numel), int(other))
-
-
-def another_op(comm: Any, numel: int, other: bool) -> None:
-    import fastcoll
-
-    comm.all_reduce(torch.ones(numel), fastcoll.ReduceOp.MAX if other else fastcoll.ReduceOp.SUM)
-
-
-def another_dtype(comm: Any, numel: int, other: bool) -> None:
-    comm.all_reduce(torch.ones(numel, dtype=torch.int32 if other else torch.float32))
-
-
-def another_size(comm: Any, numel: int, other: bool) -> None:
-    comm.all_reduce(torch.ones(numel + int(other)))
-
-
-def in_a_packet_or_not(comm: Any, numel: int, other: bool) -> None:
-    comm.all_reduce(torch.ones(numel if other else LARGE + 5 - numel))
-
-
-def another_numerics(comm: Any, numel: int, other: bool) -> None:
-    comm.all_reduce(torch.ones(numel), numerics="fast" if other else None)
-
-
-def another_verb(comm: Any, numel: int, other: bool) -> None:
-    if other:
-        comm.broadcast(torch.ones(numel), 0)
-    else:
-        comm.all_reduce(torch.ones(numel))
-
-
-def a_barrier(comm: Any, numel: int, other: bool) -> None:
-    if other:
-        comm.barrier()
-    else:
-        comm.all_reduce(torch.ones(numel))
-
-
 CALLS: dict[DifferingCall, tuple[str, str]] = {
     all_gather_uneven: ("uneven parts", "uneven parts"),
     reduce_scatter_uneven: ("reduce(SUM", "root=0"),  # it is one reduce for each part
     all_to_all_counted: ("numel=", "split sizes given"),
-    reduce_to: ("root=0", "root=1"),
-    gather_to: ("root=0", "root=1"),
-    scatter_from: ("root=0", "root=1"),
-    broadcast_from: ("root=0", "root=1"),
-    another_op: ("all_reduce(SUM", "all_reduce(MAX"),
-    another_dtype: ("float32", "int32"),
-    another_size: ("numel=", "numel="),
-    in_a_packet_or_not: ("numel=5,", f"numel={LARGE},"),
-    another_numerics: ("numerics=same_bits", "numerics=fast"),
-    another_verb: ("all_reduce(", "broadcast("),
-    a_barrier: ("all_reduce(", "barrier("),
 }
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from tests.support.backends import Program, on_backend, same
-from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.harness import Attempt, Pools, Rank, attempt
 
 
 def test_a_single_wrong_element_is_seen() -> None:
@@ -254,21 +254,6 @@ def test_what_gloo_has_not(backend_pools: Pools) -> None:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def mismatch(rank: Rank) -> list[Attempt]:
-    """A different dtype of the same size on rank 1, where Gloo gives garbage."""
-    tensor = torch.ones(4, dtype=torch.int32 if rank.rank else torch.float32)
-    return [attempt(dist.all_reduce, tensor), attempt(dist.barrier)]
-
-
-def test_a_mismatch_is_named(bare_pools: Any) -> None:
-    for row in bare_pools(2).run(on_backend, "fastcoll", mismatch):
-        for one in row:
-            assert one.kind == "DesyncError", one
-            assert "float32" in one.text
-            assert "int32" in one.text
-            assert one.seconds < LATE_S
 
 
 def missing(rank: Rank, comes_late: bool) -> list[Attempt]:

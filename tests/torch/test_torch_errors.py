@@ -23,7 +23,7 @@ def test_every_rank_is_told_of_a_mistake(backend_pools: Pools, name: str) -> Non
 def test_a_mistake_that_nobody_is_told_of_is_seen() -> None:
     """The check itself: silence, another text or a late error do not pass."""
     told = Attempt("DesyncError", "rank 1: numel=9, the others numel=8", 0.1)
-    name = "another shape"
+    name = "two calls in another order"
     mistakes.check(name, [[told, told]] * 3)
     for wrong in (
         Attempt("", "", 0),
