@@ -6,7 +6,7 @@
 // aborts the process if that happens in a destructor.
 //
 // So calls and callbacks run in threads that are counted (csrc/group/threads.cpp), not in torch's,
-// and an atexit handler waits for them (tests/integrations/test_exit.py).
+// and an atexit handler waits for them (tests/torch/test_exit.py).
 #pragma once
 
 #include <c10/util/Logging.h>

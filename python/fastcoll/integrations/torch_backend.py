@@ -10,7 +10,7 @@ calls whose plan is known, and sends and receives, and passes the rest on. Pytho
 of its features: several devices in one group, torch's wrapper under TORCH_DISTRIBUTED_DEBUG=DETAIL,
 a DDP bucket without the GIL. All ranks of a group use it or none, as that wrapper makes calls of
 its own. Both make the same events of torch's profiler. PyTorch's own cases that pass on Gloo pass
-on both (tests/integrations/torch_suite.py).
+on both (tests/torch/torch_suite.py).
 
 DDP's buckets are symmetric tensors. DDP asks a compiled backend for their memory if
 DDP_DISABLE_COMM_MEM is 0. torch's default is 1, so the first group sets it where it is not set and

@@ -12,9 +12,9 @@ Integers, fp32 and fp64 cross in as many bytes as in a carrier's own ring. Sums 
 in fp32, so that they are rounded once. An all_reduce over two nodes, and a reduce_scatter, then
 need twice the bytes of a carrier that reduces in the type itself. Over more nodes it is 1.5 times,
 as sums come back rounded. So "fast" is the default of half types, within a bound
-(tests/hierarchical/test_bounds.py). MPI reduces only if the number of nodes is a power of two: on
+(tests/nodes/test_bounds.py). MPI reduces only if the number of nodes is a power of two: on
 three nodes, Open MPI 5 had one node send and receive twice as much as the others
-(tests/hierarchical/test_mpi_on_hosts.py).
+(tests/nodes/test_mpi_on_hosts.py).
 """
 
 from collections.abc import Generator, Sequence
