@@ -161,6 +161,31 @@ def as_words(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(real).view(WORDS[real])
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """A tile's elements and lanes, the warps for it, and what a chunk's size is a multiple of."""
+
+    columns: int
+    block: int
+    num_warps: int
+    chunk_step: int
+
+
+def _cut_tiles(
+    dtype: torch.dtype, out: torch.Tensor, epilogue: Epilogue | None, launch: Launch
+) -> _Tile:
+    warp_numel = _THREADS_PER_WARP * PACK_BYTES // _real(dtype).itemsize
+    if epilogue is None or not epilogue.by_rows:
+        block = launch.block or launch.num_warps * warp_numel
+        return _Tile(block, block, launch.num_warps, _CHUNK_STEP)
+    if out.dim() < 1 or out.shape[-1] < 1:
+        raise ValueError(f"an epilogue by rows: need rows, got shape {tuple(out.shape)}")
+    columns = out.shape[-1]
+    block = triton.next_power_of_2(columns)
+    num_warps = min(launch.num_warps, max(1, block // warp_numel))
+    return _Tile(columns, block, num_warps, columns)
+
+
 def check(
     dtype: torch.dtype,
     out: torch.Tensor,
@@ -190,17 +215,7 @@ def check(
         raise ValueError("nothing to reduce: need one address or more")
     flat = as_words("out", out)
     numel = flat.numel()
-    warp_numel = _THREADS_PER_WARP * PACK_BYTES // _real(dtype).itemsize
-    num_warps = launch.num_warps
-    if epilogue is not None and epilogue.by_rows:
-        if out.dim() < 1 or out.shape[-1] < 1:
-            raise ValueError(f"an epilogue by rows: need rows, got shape {tuple(out.shape)}")
-        columns = chunk_step = out.shape[-1]
-        block = triton.next_power_of_2(columns)
-        num_warps = min(num_warps, max(1, block // warp_numel))
-    else:
-        columns = block = launch.block or num_warps * warp_numel
-        chunk_step = _CHUNK_STEP
+    tile = _cut_tiles(dtype, out, epilogue, launch)
     name = _name(_real(dtype))
     options = {
         "OP": _kernel_op(dtype, op),
@@ -208,9 +223,9 @@ def check(
         "OUT_FORMAT": _name(_real(out.dtype)),
         "EPILOGUE": epilogue.function if epilogue else None,
         "WORLD": world_size,
-        "COLUMNS": columns,
-        "BLOCK": block,
-        "num_warps": num_warps,
+        "COLUMNS": tile.columns,
+        "BLOCK": tile.block,
+        "num_warps": tile.num_warps,
         # The arithmetic has no fused multiply-add.
         "enable_fp_fusion": False,
     }
@@ -218,8 +233,8 @@ def check(
         result=out,
         out=flat,
         numel=numel,
-        chunk_numel=-(-numel // (world_size * chunk_step)) * chunk_step,
-        block=block,
+        chunk_numel=-(-numel // (world_size * tile.chunk_step)) * tile.chunk_step,
+        block=tile.block,
         channels=launch.channels,
         args=epilogue.args if epilogue else (),
         format=name,
@@ -260,3 +275,42 @@ def check_collective(
         )
     call = check(tensor.dtype, out, op, workspace.world_size, epilogue, launch)
     return call, as_words("input", tensor)
+
+
+def launch_collective(
+    kernel: Any,
+    call: Call,
+    source: torch.Tensor,
+    workspace: Workspace,
+    *,
+    tile: tuple[int, int],
+    scatter: bool | None = None,
+) -> torch.Tensor:
+    """Queue a kernel on the current stream, unless nothing is to be done; return the result.
+
+    Args:
+        kernel: A @triton.jit function of (group, source, out, args, numel, segment_tiles, ...), or
+            with chunk_numel behind numel.
+        call: What was checked.
+        source: The words of this rank's input.
+        workspace: The ranks' shared memory.
+        tile: Elements of a tile in scratch, and bytes of each.
+        scatter: Whether a rank keeps its chunk alone; None for a kernel that cuts no chunks.
+
+    Raises:
+        ValueError: The workspace holds no tile; nothing was launched.
+    """
+    if call.numel:
+        chunk = () if scatter is None else (call.numel if scatter else call.chunk_numel,)
+        kernel[(call.channels,)](
+            workspace.group(),
+            source,
+            call.out,
+            call.args,
+            source.numel(),
+            *chunk,
+            workspace.tiles_per_buffer(*tile),
+            **({} if scatter is None else {"SCATTER": scatter}),
+            **call.options,
+        )
+    return call.result

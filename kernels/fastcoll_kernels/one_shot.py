@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .call import Epilogue, Launch, check_collective
+from .call import Epilogue, Launch, check_collective, launch_collective
 from .reduce import count_tiles, drain, emit, reduce_tile
 from .signal import EPOCH, buffer, is_sound, meet, pointer, words
 from .workspace import Workspace
@@ -107,14 +107,5 @@ def all_reduce(
     """
     out = tensor if out is None else out
     call, source = check_collective(tensor, out, op, workspace, epilogue, launch)
-    if call.numel:
-        all_reduce_kernel[(call.channels,)](
-            workspace.group(),
-            source,
-            call.out,
-            call.args,
-            call.numel,
-            workspace.tiles_per_buffer(call.block, source.element_size()),
-            **call.options,
-        )
-    return call.result
+    tile = call.block, source.element_size()
+    return launch_collective(all_reduce_kernel, call, source, workspace, tile=tile)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import combine, finish, widen
-from .call import Call, Epilogue, Launch, check_collective
+from .call import Call, Epilogue, Launch, check_collective, launch_collective
 from .reduce import count_tiles, drain, emit
 from .signal import (
     LANDED,
@@ -171,16 +171,5 @@ def reduce_scatter(
 
 
 def _launch(call: Call, source: torch.Tensor, workspace: Workspace, scatter: bool) -> torch.Tensor:
-    if call.numel:
-        ring_kernel[(call.channels,)](
-            workspace.group(),
-            source,
-            call.out,
-            call.args,
-            source.numel(),
-            call.numel if scatter else call.chunk_numel,
-            workspace.tiles_per_buffer(call.block, call.accumulator_bytes),
-            SCATTER=scatter,
-            **call.options,
-        )
-    return call.result
+    tile = call.block, call.accumulator_bytes
+    return launch_collective(ring_kernel, call, source, workspace, tile=tile, scatter=scatter)

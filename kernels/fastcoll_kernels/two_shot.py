@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .call import Call, Epilogue, Launch, check_collective
+from .call import Call, Epilogue, Launch, check_collective, launch_collective
 from .reduce import count_tiles, drain, emit, reduce_tile
 from .signal import EPOCH, buffer, is_sound, meet, pointer, words
 from .workspace import Workspace
@@ -156,18 +156,6 @@ def reduce_scatter(
 
 
 def _launch(call: Call, source: torch.Tensor, workspace: Workspace, scatter: bool) -> torch.Tensor:
-    if call.numel:
-        # A tile of every chunk lies in one buffer.
-        block, world_size = call.block, workspace.world_size
-        two_shot_kernel[(call.channels,)](
-            workspace.group(),
-            source,
-            call.out,
-            call.args,
-            source.numel(),
-            call.numel if scatter else call.chunk_numel,
-            workspace.tiles_per_buffer(block * world_size, source.element_size()),
-            SCATTER=scatter,
-            **call.options,
-        )
-    return call.result
+    # A tile of every chunk lies in one buffer.
+    tile = call.block * workspace.world_size, source.element_size()
+    return launch_collective(two_shot_kernel, call, source, workspace, tile=tile, scatter=scatter)
