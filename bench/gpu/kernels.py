@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from measure import LARGE_BYTES, TRAFFIC, WINDOWS, copy_gbps, save, slowest, time_calls, windows_of
+from shapes import LIMIT_S, AllReduce, copying, there_and_back
 
 from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture_alone
-from fastcoll.measure.gpu_shapes import LIMIT_S, AllReduce, copying, there_and_back
 from fastcoll.types import TORCH_DTYPES, DType
 
 Row = dict[str, Any]

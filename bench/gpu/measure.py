@@ -19,11 +19,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from shapes import LIMIT_S, AllReduce
 
 from fastcoll import env
 from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
-from fastcoll.measure.gpu_shapes import LIMIT_S, AllReduce
 
 BUDGET_S = 170.0
 MOST_FAILURES = 3  # of rows with one number of ranks

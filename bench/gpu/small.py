@@ -2,11 +2,11 @@
 """A few small calls by two ranks as threads, for compute-sanitizer."""
 
 import torch
+from shapes import AllReduce, there_and_back
 
 from fastcoll import env
 from fastcoll.calls.methods_of_pairs import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
-from fastcoll.measure.gpu_shapes import AllReduce, there_and_back
 
 
 def calls(me: GpuRank) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from shapes import AllReduce, copying, there_and_back
 
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
-from fastcoll.measure.gpu_shapes import AllReduce, copying, there_and_back
 
 Threads = Callable[[int], GpuRanks]
 Fresh = Callable[[int, float], GpuRanks]

@@ -26,14 +26,15 @@ def launches(rank: Rank) -> tuple[Any, ...]:
     """What a floor and an all_reduce in a shape of its own come to; of two ranks."""
     from unittest import mock
 
-    from fastcoll.measure import gpu_shapes
+    import shapes
+
     from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
     me: Any = SimpleNamespace(rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu")
     source, out = torch.full((SMALL,), comm.rank + 1.0), torch.zeros(SMALL)
-    with fake_gpu(comm) as core, mock.patch.object(gpu_shapes, "_stream", lambda me: 0):
-        call = gpu_shapes.AllReduce(me, source, out)
+    with fake_gpu(comm) as core, mock.patch.object(shapes, "_stream", lambda me: 0):
+        call = shapes.AllReduce(me, source, out)
         call.floor()()
         asked = (3, 64, 16)
         call.launched(asked)()

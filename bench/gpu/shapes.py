@@ -2,8 +2,8 @@
 """Kernels on GPUs as no call starts them: in another shape, or of one step alone.
 
 Decides what the floor of a small call is, and how packs and signals between two ranks are started.
-Knows no clocks. Ranks are those of gpu_ranks.py; everything runs in their current streams, and what
-two ranks ask for must be equal. Only `there_and_back` waits.
+Knows no clocks. Ranks are those of fastcoll.measure.gpu_ranks; everything runs in their current
+streams, and what two ranks ask for must be equal. Only `there_and_back` waits.
 """
 
 from collections.abc import Callable
