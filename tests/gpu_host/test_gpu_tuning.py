@@ -22,7 +22,7 @@ from fastcoll import env
 from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
 from fastcoll.choose.algorithms.shared import CPU
 from fastcoll.cli import app
-from fastcoll.cli.tune import gpu_worlds_option
+from fastcoll.cli.points import parse_gpu_worlds
 from fastcoll.errors import UsageError
 from fastcoll.machine import gpu
 from fastcoll.measure import tune
@@ -209,11 +209,11 @@ def test_nccl_that_fails_is_left_out_and_said(
 
 
 def test_which_worlds_are_measured() -> None:
-    assert gpu_worlds_option("", 1) == (2, 4)
-    assert gpu_worlds_option("", 2) == (2,)
-    assert gpu_worlds_option("", 6) == (2, 4, 6)
-    assert gpu_worlds_option("", 8) == (2, 4, 8)
-    assert gpu_worlds_option("2,3", 8) == (2, 3)
+    assert parse_gpu_worlds("", 1) == (2, 4)
+    assert parse_gpu_worlds("", 2) == (2,)
+    assert parse_gpu_worlds("", 6) == (2, 4, 6)
+    assert parse_gpu_worlds("", 8) == (2, 4, 8)
+    assert parse_gpu_worlds("2,3", 8) == (2, 3)
     alone, torchrun = OnGpus(2, Path(), None), OnGpus(2, Path(), 0)
     assert [alone.are_threads(world) for world in (2, 3)] == [False, True]
     assert not torchrun.are_threads(3), "its processes are the ranks; the worker says why not"

@@ -20,6 +20,7 @@ from fastcoll import env
 from fastcoll.choose import algorithms
 from fastcoll.choose import schedules as scheduled
 from fastcoll.cli.console import complain, make_console, picture, quiet_progress, writable
+from fastcoll.cli.points import Sizes, parse_sizes_option
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.library import IN_GRAPH
@@ -34,7 +35,7 @@ from fastcoll.measure.session import (
     make_pool,
     run_bench,
 )
-from fastcoll.measure.sizes import format_number, format_size, parse_sizes
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
 
@@ -96,7 +97,7 @@ def _algorithm(name: str) -> str:
 def bench(
     verb: Annotated[Verb, typer.Argument(help="What to measure.")],
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
-    sizes: Annotated[str, typer.Option(help="FIRST:LAST:FACTOR or A,B,C.")] = "8:256M:4",
+    sizes: Sizes = "8:256M:4",
     dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
     op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
     vs: Annotated[
@@ -153,17 +154,13 @@ def bench(
         text = "asynchronous calls are measured on CPUs, from Python"
         raise typer.BadParameter(text, param_hint="--async-op")
     peers = _peers(vs, device, graph)
-    try:
-        sizes_bytes = tuple(parse_sizes(sizes))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from None
     launch = env.launch()
     settings = BenchSettings(
         verb=verb.value,
         dtype=_choice(dtype, tuple(DType.__members__), "dtype"),
         op=_choice(op, tuple(name.lower() for name in Op.__members__), "op"),
         world_size=launch.world_size if launch else ranks,
-        sizes_bytes=sizes_bytes,
+        sizes_bytes=parse_sizes_option(sizes),
         peers=peers,
         device=device.value,
         level=level.value,

@@ -11,26 +11,28 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console, quiet_progress, writable
-from fastcoll.cli.tune import sizes_option, verbs_option, worlds_option
-from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import NotMeasured
+from fastcoll.cli.console import make_console, writable
+from fastcoll.cli.points import (
+    ALL_VERBS,
+    Ranks,
+    Sizes,
+    Verbs,
+    parse_sizes_option,
+    parse_verbs,
+    parse_worlds,
+    point_progress,
+)
 from fastcoll.measure.regret import LIMIT, RegretSettings, is_good, run_regret
 from fastcoll.measure.results import write
 from fastcoll.measure.sizes import format_size
-from fastcoll.measure.variants import VERBS
 
 Json = dict[str, Any]
 
 
 def regret(
-    ranks: Annotated[
-        str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
-    ] = "",
-    sizes: Annotated[str, typer.Option(help="FIRST:LAST:FACTOR or A,B,C.")] = "8:16M:4",
-    verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
-        VERBS
-    ),
+    ranks: Ranks = "",
+    sizes: Sizes = "8:16M:4",
+    verbs: Verbs = ALL_VERBS,
     json_path: Annotated[
         Path | None, typer.Option("--json", callback=writable, help="Write the result.")
     ] = None,
@@ -40,25 +42,12 @@ def regret(
     Every result is checked before it is timed. Where one algorithm alone can do a call, it is said.
     With FASTCOLL_TUNING set, the choice is the table's. Nothing else should run then.
     """
-    settings = RegretSettings(worlds_option(ranks), sizes_option(sizes), verbs_option(verbs))
+    settings = RegretSettings(parse_worlds(ranks), parse_sizes_option(sizes), parse_verbs(verbs))
     with (
         tempfile.TemporaryDirectory(prefix="fc") as folder,
-        quiet_progress("starting", len(settings.cells())) as progress,
+        point_progress(settings.cells(), "not measured") as show,
     ):
-        points: set[Cell] = set()
-
-        def on_turn(cell: Cell, variant: str) -> None:
-            points.add(cell)
-            text = f"{cell.verb}, {cell.world_size} ranks, {format_size(cell.size_bytes)}"
-            task = progress.task_ids[0]
-            progress.update(task, description=f"{text}, {variant}", completed=len(points))
-            progress.refresh()
-
-        try:
-            document = run_regret(settings, Path(folder), on_turn)
-        except NotMeasured as error:
-            complain(f"not measured: {error}")
-            raise typer.Exit(1) from None
+        document = run_regret(settings, Path(folder), show)
     table = regret_table(document)
     console = make_console()
     if table.row_count:

@@ -19,14 +19,22 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.choose.algorithms import shared
 from fastcoll.cli.bench import Device, agree_on_folder
-from fastcoll.cli.console import complain, make_console, quiet_progress, writable
+from fastcoll.cli.console import complain, make_console, writable
+from fastcoll.cli.points import (
+    ALL_VERBS,
+    SIZES_HELP,
+    Ranks,
+    Verbs,
+    parse_gpu_worlds,
+    parse_sizes_option,
+    parse_verbs,
+    parse_worlds,
+    point_progress,
+)
 from fastcoll.machine import gpu
 from fastcoll.measure.on_gpus import OnGpus
-from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import NotMeasured, available_cpus
-from fastcoll.measure.sizes import format_number, format_size, parse_sizes
+from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune
-from fastcoll.measure.variants import VERBS
 
 # Where algorithms take turns in being the best, by powers of 2.
 _SIZES = "64,512,1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,4M,16M"
@@ -34,27 +42,15 @@ _GPU_SIZES = "256,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 Json = dict[str, Any]
 
 
-def default_worlds() -> list[int]:
-    """Return 2, 4, 8... up to a rank on every CPU; and on small machines twice that many."""
-    num_cpus = len(available_cpus())
-    most = num_cpus if num_cpus >= 4 else 2 * num_cpus
-    return [world for world in (2, 4, 8, 16, 32, 64) if world <= max(2, most)]
-
-
 def tune(
     out: Annotated[
         Path, typer.Option(callback=writable, help="The table to write, or to go on with.")
     ] = Path("fastcoll-tuning.json"),
-    ranks: Annotated[
-        str, typer.Option(help="Group sizes, such as 2,4,8; default: powers of 2 that fit.")
-    ] = "",
+    ranks: Ranks = "",
     sizes: Annotated[
-        str,
-        typer.Option(help=f"FIRST:LAST:FACTOR or A,B,C; default: {_SIZES}; GPUs: {_GPU_SIZES}."),
+        str, typer.Option(help=f"{SIZES_HELP}; default: {_SIZES}; GPUs: {_GPU_SIZES}.")
     ] = "",
-    verbs: Annotated[str, typer.Option(help="Some of the verbs, separated by commas.")] = ",".join(
-        VERBS
-    ),
+    verbs: Verbs = ALL_VERBS,
     minutes: Annotated[
         float,
         typer.Option(min=0.05, help="Stop after this long; run again to go on."),
@@ -73,10 +69,10 @@ def tune(
     groups alone. Under torchrun its processes are the ranks.
     """
     if device is Device.cuda:
-        _tune_gpus(out, ranks, sizes or _GPU_SIZES, verbs_option(verbs), 60 * minutes)
+        _tune_gpus(out, ranks, sizes or _GPU_SIZES, parse_verbs(verbs), 60 * minutes)
         return
     settings = TuneSettings(
-        worlds_option(ranks), sizes_option(sizes or _SIZES), verbs_option(verbs), 60 * minutes
+        parse_worlds(ranks), parse_sizes_option(sizes or _SIZES), parse_verbs(verbs), 60 * minutes
     )
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         _print(_measure(settings, out, partial(run_tune, folder=Path(folder))), out)
@@ -84,8 +80,8 @@ def tune(
 
 def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_s: float) -> None:
     launch, num_gpus = env.launch(), torch.cuda.device_count()
-    worlds = (launch.world_size,) if launch else gpu_worlds_option(ranks, num_gpus)
-    settings = TuneSettings(worlds, sizes_option(sizes), verbs, limit_s)
+    worlds = (launch.world_size,) if launch else parse_gpu_worlds(ranks, num_gpus)
+    settings = TuneSettings(worlds, parse_sizes_option(sizes), verbs, limit_s)
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         place = OnGpus(num_gpus, Path(folder), launch.rank if launch else None)
         if any(place.are_threads(world) for world in worlds):
@@ -104,64 +100,8 @@ def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_
 
 
 def _measure(settings: TuneSettings, out: Path, run: Callable[..., Json]) -> Json:
-    with quiet_progress("starting", len(settings.cells())) as progress:
-        points: set[Cell] = set()
-
-        def on_point(cell: Cell, variant: str) -> None:
-            points.add(cell)
-            text = f"{cell.verb}, {cell.world_size} ranks, {format_size(cell.size_bytes)}"
-            task = progress.task_ids[0]
-            progress.update(task, description=f"{text}, {variant}", completed=len(points))
-            progress.refresh()
-
-        try:
-            return run(settings, out, on_point=on_point, fallback=shared.CPU)
-        except NotMeasured as error:
-            complain(f"nothing more is measured: {error}")
-            raise typer.Exit(1) from None
-
-
-def worlds_option(text: str) -> tuple[int, ...]:
-    """Return the group sizes of an option; what fits this machine if it is empty."""
-    return _worlds(text, default_worlds(), 64)
-
-
-def gpu_worlds_option(text: str, num_gpus: int) -> tuple[int, ...]:
-    """Return the group sizes of an option; by default those with a GPU for each rank.
-
-    Where there is one GPU, a few that share it.
-    """
-    most = min(16, num_gpus)
-    usual = [world for world in (2, 4, 8, most) if world <= max(2, most)] if most > 1 else [2, 4]
-    return _worlds(text, usual, 16)
-
-
-def _worlds(text: str, usual: list[int], most: int) -> tuple[int, ...]:
-    try:
-        worlds = [int(word) for word in text.split(",")] if text else usual
-    except ValueError:
-        worlds = []
-    if not worlds or not all(2 <= world <= most for world in worlds):
-        raise typer.BadParameter(f"write numbers from 2 to {most}", param_hint="--ranks")
-    return tuple(dict.fromkeys(worlds))
-
-
-def sizes_option(text: str) -> tuple[int, ...]:
-    """Return the sizes of an option, ascending."""
-    try:
-        return tuple(parse_sizes(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from None
-
-
-def verbs_option(text: str) -> tuple[str, ...]:
-    """Return the verbs of an option."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in VERBS]:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is not one of {', '.join(VERBS)}", param_hint="--verbs"
-        )
-    return names
+    with point_progress(settings.cells(), "nothing more is measured") as show:
+        return run(settings, out, on_point=show, fallback=shared.CPU)
 
 
 def _print(document: Json, path: Path) -> None:
