@@ -27,7 +27,7 @@ from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.limits import group_limit_s
 from fastcoll.calls.pool import close_pool
-from fastcoll.calls.settings import resolve
+from fastcoll.calls.settings import Settings, resolve
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import close_all
 
@@ -77,24 +77,29 @@ def init(
     with makers.hold(DEFAULT, DEFAULT, settings.timeout_s):
         if state.default is not None:
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
-        comm: BaseGroup
-        if isinstance(group, BaseGroup):
-            _refuse_for(group, given)
-            comm = group
-        elif store is not None or rank is not None or world_size is not None:
+        is_by_store = store is not None or rank is not None or world_size is not None
+        if is_by_store and not isinstance(group, BaseGroup):
             if group is not None or store is None or rank is None or world_size is None:
                 raise UsageError("init() takes a group, or store, rank and world_size together")
             comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
-        elif group is not None and not isinstance(group, ProcessGroup):
-            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
-        elif (group := group or default_of_torch()) is not None:
-            if (existing := standing_for(group)) is not None:
-                _refuse_for(existing, given)
-            comm = stand_in_for(group, settings)
+        elif (asked := default_of_torch() if group is None else group) is not None:
+            comm = _of_group(asked, settings, given)
         else:
             comm = group_of_launcher(settings)
         set_default(comm)
         return comm
+
+
+def _of_group(group: object, settings: Settings, given: Mapping[str, object]) -> BaseGroup:
+    """Return a communicator that exists, or the one that stands for a torch process group."""
+    if isinstance(group, BaseGroup):
+        _refuse_for(group, given)
+        return group
+    if not isinstance(group, ProcessGroup):
+        raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+    if (existing := standing_for(group)) is not None:
+        _refuse_for(existing, given)
+    return stand_in_for(group, settings)
 
 
 def _refuse_for(group: BaseGroup, given: Mapping[str, object]) -> None:
