@@ -198,6 +198,17 @@ def test_barriers_objects_lists_and_asynchronous_calls(clusters: Clusters) -> No
     clusters("aabb").run(others)
 
 
+def list_of_two_dtypes(rank: Rank) -> list[bool]:
+    """Whether each result of a call on a list is the tensor that stands there in the list."""
+    tensors = [torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(3)]
+    work = rank.comm.all_reduce_coalesced(tensors, async_op=True)
+    return [one is tensor for one, tensor in zip(work.result(), tensors, strict=True)]
+
+
+def test_results_have_the_order_of_their_list(clusters: Clusters) -> None:
+    assert clusters("ab").run(list_of_two_dtypes) == [[True] * 3] * 2
+
+
 def subgroups(rank: Rank) -> list[str]:
     """Groups inside a node, across and mixed, and a group of a group."""
     kinds = []

@@ -73,12 +73,7 @@ class BaseGroup(ObjectMethods):
 
     def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
         """Check several calls, then start them as one: all of them, or none at all."""
-        checked: list[CheckedCall] = []
-        outputs: list[Array] = []
-        for call in calls:
-            parts = self._checked(call)
-            checked += [(call, operands) for operands in parts]
-            outputs += _outputs_of(call, parts)
+        checked = [(call, operands) for call in calls for operands in self._checked(call)]
         on_gpus = [
             (call, operands)
             for call, operands in checked
@@ -96,7 +91,7 @@ class BaseGroup(ObjectMethods):
             start()
             return None
         self.refuse_handler()  # its wait would be for itself
-        work = self._queue.submit(start, outputs)
+        work = self._queue.submit(start, _outputs_of(checked))
         if async_op:
             return work
         work.wait()
@@ -258,8 +253,14 @@ class BaseGroup(ObjectMethods):
         return ""
 
 
-def _outputs_of(call: AnyCall, checked: Sequence[AnyOperands]) -> list[Array]:
-    """Return the arrays that hold a call's result, in the order of the user's list."""
-    if isinstance(call, ListCall):
-        return list(call.outputs)
-    return [array for operands in checked for array in operands.outputs()]
+def _outputs_of(calls: Sequence[CheckedCall]) -> list[Array]:
+    """Return the arrays that hold the results, in the order of the user's lists."""
+    outputs: list[Array] = []
+    before: AnyCall | None = None
+    for call, operands in calls:
+        if not isinstance(call, ListCall):
+            outputs += operands.outputs()
+        elif call is not before:  # the first part of a list
+            outputs += call.outputs
+        before = call
+    return outputs
