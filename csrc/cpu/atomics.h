@@ -41,7 +41,7 @@ struct StdAtomics {
   }
 
   // 0 -> value once and for all; returns the value that holds.
-  static uint64_t settle(uint64_t& word, uint64_t value) {
+  static uint64_t set_once(uint64_t& word, uint64_t value) {
     uint64_t seen = 0;
     return ref(word).compare_exchange_strong(seen, value, std::memory_order_acq_rel) ? value : seen;
   }

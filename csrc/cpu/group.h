@@ -185,10 +185,10 @@ class Group {
   bool is_broken() const { return P::load_relaxed(me_->poison.value) != 0; }
   // Make this the group's verdict, unless it has one; returns 1 + the rank whose verdict holds.
   // In any thread, also beside a call that runs in another one.
-  uint64_t settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);
+  uint64_t decide_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);
   // The same, and throw the one that holds.
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0) {
-    throw_verdict(settle_verdict(kind, text, ranks));
+    throw_verdict(decide_verdict(kind, text, ranks));
   }
   // A peer wrote something into its memory that no rank of this program does.
   [[noreturn]] void fail_damaged(const std::string& name, int peer, const std::string& what) {

@@ -93,7 +93,7 @@ void Group<P>::throw_verdict(uint64_t poison) const {
 }
 
 template <class P>
-uint64_t Group<P>::settle_verdict(ErrorKind kind, const std::string& text, uint64_t ranks) {
+uint64_t Group<P>::decide_verdict(ErrorKind kind, const std::string& text, uint64_t ranks) {
   // The page is written once, so never torn, even if two threads of this rank find an error.
   Page page = Page::blank;
   if (page_.compare_exchange_strong(page, Page::being_written)) {
@@ -106,8 +106,9 @@ uint64_t Group<P>::settle_verdict(ErrorKind kind, const std::string& text, uint6
   }
   while (page_ != Page::written) sched_yield();
   // Rank 0's word decides between ranks that fail at once; then everybody is told the winner.
-  const uint64_t winner = P::settle(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
-  for (int peer = 0; peer < world_size(); ++peer) P::settle(peers_[peer].pad->poison.value, winner);
+  const uint64_t winner = P::set_once(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
+  for (int peer = 0; peer < world_size(); ++peer)
+    P::set_once(peers_[peer].pad->poison.value, winner);
   wake();
   return winner;
 }

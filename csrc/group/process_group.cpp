@@ -297,17 +297,17 @@ std::vector<uint64_t> ProcessGroup::parts_held() {
   return held;
 }
 
-uint64_t ProcessGroup::settle_survivors(uint64_t ranks) {
+uint64_t ProcessGroup::decide_survivors(uint64_t ranks) {
   const std::lock_guard pads(pads_mutex_);
   require_usable();
-  return StdAtomics::settle(group_->pad(0).survivors.value, ranks);
+  return StdAtomics::set_once(group_->pad(0).survivors.value, ranks);
 }
 
 void ProcessGroup::abort(const std::string& reason) {
   refuse_child();
   const std::lock_guard pads(pads_mutex_);
   require_usable();
-  group_->settle_verdict(ErrorKind::aborted,
+  group_->decide_verdict(ErrorKind::aborted,
                          "group \"" + name_ + "\" was aborted by rank " + std::to_string(rank_) +
                              " of " + std::to_string(world_size_) + ": " + reason +
                              ". Use of this group is over: call fastcoll.shrink() or "

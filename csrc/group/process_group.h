@@ -120,7 +120,7 @@ class ProcessGroup {
   // Who goes on after the group has broken; ranks as bits (bootstrap/agreement.py).
   void hold_parts(uint64_t ranks);  // says whose parts of the next group this rank has
   std::vector<uint64_t> parts_held();
-  uint64_t settle_survivors(uint64_t ranks);  // unless it is settled; returns what holds
+  uint64_t decide_survivors(uint64_t ranks);  // unless that is decided; returns what holds
 
   // Throws UsageError in a handler of a signal that interrupted a call of this group.
   void refuse_handler() const;

@@ -231,7 +231,7 @@ void bind_group(py::module_& module) {
       .def("peer_is_gone", &ProcessGroup::peer_is_gone, py::arg("peer"))
       .def("hold_parts", &ProcessGroup::hold_parts, py::arg("ranks"), without_gil)
       .def("parts_held", &ProcessGroup::parts_held, without_gil)
-      .def("settle_survivors", &ProcessGroup::settle_survivors, py::arg("ranks"), without_gil)
+      .def("decide_survivors", &ProcessGroup::decide_survivors, py::arg("ranks"), without_gil)
       .def("close", &ProcessGroup::close, without_gil);
 
   module.def(

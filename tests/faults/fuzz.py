@@ -135,7 +135,7 @@ def fuzz_exchange(chance: random.Random) -> None:
 
 
 class Words:
-    """The memory of a broken group; a peer has put something there, and may have settled it."""
+    """The memory of a broken group; a peer has put something there, and may have set it."""
 
     def __init__(self, chance: random.Random) -> None:
         self.held = [0, chance.choice([0, 1, 2, 3, chance.getrandbits(64)])]
@@ -147,7 +147,7 @@ class Words:
     def parts_held(self) -> list[int]:
         return list(self.held)
 
-    def settle_survivors(self, ranks: int) -> int:
+    def decide_survivors(self, ranks: int) -> int:
         self.survivors = self.survivors or ranks
         return self.survivors
 

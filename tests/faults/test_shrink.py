@@ -225,8 +225,8 @@ def die_on_the_way(rank: Rank, victim: int, point: str) -> Any:
     ("victim", "point"),
     [
         (0, "send 1"),
-        (0, "settle_survivors heard"),
-        (1, "settle_survivors 0"),
+        (0, "decide_survivors heard"),
+        (1, "decide_survivors 0"),
         *(
             pytest.param(victim, point, marks=pytest.mark.slow)
             for victim, point in (
@@ -234,7 +234,7 @@ def die_on_the_way(rank: Rank, victim: int, point: str) -> Any:
                 (0, "send 2"),
                 (0, "hold_parts 0"),
                 (1, "send 1"),
-                (1, "settle_survivors heard"),
+                (1, "decide_survivors heard"),
             )
         ),
     ],
@@ -258,7 +258,7 @@ def test_a_second_death_in_the_middle_of_the_agreement(
 def stop_on_the_way(rank: Rank) -> Any:
     """Each takes the other for late: rank 0 has not joined yet, rank 1 is about to go on alone."""
     around(
-        ("send", "settle_survivors")[rank.rank],
+        ("send", "decide_survivors")[rank.rank],
         lambda: os.kill(os.getpid(), signal.SIGSTOP),
         before=bool,
     )

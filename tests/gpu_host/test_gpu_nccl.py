@@ -76,7 +76,7 @@ def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: D
     assert nccl_adds(DType.bfloat16, Op.SUM, any_order=True)
 
 
-def settled(*names: str, gpus: str = "ab") -> str:
+def missing_nccl(*names: str, gpus: str = "ab") -> str:
     from fastcoll.gpu.terms import DeviceHello, agree_terms
 
     hellos = [
@@ -87,12 +87,12 @@ def settled(*names: str, gpus: str = "ab") -> str:
 
 
 def test_all_ranks_agree_whether_nccl_can_be_had() -> None:
-    assert settled("2.27.5", "2.27.5") == ""
-    assert settled("2.27.5", "") == "torch has no NCCL on rank 1"
-    assert settled("2.27.5", "2.28.3").endswith("rank 0: 2.27.5, rank 1: 2.28.3")
-    assert "2 ranks share a GPU" in settled("2.27.5", "2.27.5", gpus="aa")
+    assert missing_nccl("2.27.5", "2.27.5") == ""
+    assert missing_nccl("2.27.5", "") == "torch has no NCCL on rank 1"
+    assert missing_nccl("2.27.5", "2.28.3").endswith("rank 0: 2.27.5, rank 1: 2.28.3")
+    assert "2 ranks share a GPU" in missing_nccl("2.27.5", "2.27.5", gpus="aa")
     sharing = "2.30.1" + gpu.NCCL_SHARES
-    assert settled(sharing, sharing, gpus="aa") == ""
+    assert missing_nccl(sharing, sharing, gpus="aa") == ""
 
 
 def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ namespace planted {
 
 // The word of which an order is relaxed.
 inline Which released = Which::none, acquired = Which::none;
-inline bool relaxed_settle = false, overwriting_settle = false;
+inline bool relaxed_set_once = false, overwriting_set_once = false;
 inline bool equality_wait = false, narrow_wait = false;
 
 struct Atomics : fastcoll::StdAtomics {
@@ -33,12 +33,12 @@ struct Atomics : fastcoll::StdAtomics {
     if (narrow_wait) return int32_t(uint32_t(seen - target)) >= 0;
     return StdAtomics::reached(seen, target);
   }
-  static uint64_t settle(uint64_t& word, uint64_t value) {
-    if (overwriting_settle) {
+  static uint64_t set_once(uint64_t& word, uint64_t value) {
+    if (overwriting_set_once) {
       store_release(word, value);
       return value;
     }
-    if (!relaxed_settle) return StdAtomics::settle(word, value);
+    if (!relaxed_set_once) return StdAtomics::set_once(word, value);
     uint64_t seen = 0;
     return std::atomic_ref(word).compare_exchange_strong(seen, value, std::memory_order_relaxed)
                ? value
@@ -58,8 +58,8 @@ inline bool plant(const std::string& name) {
   if (name == "single_line") Atomics::kLines = 1;
   if (name == "single_slot") Atomics::kSlots = 1;
   const std::map<std::string, std::pair<bool*, bool>> switches = {
-      {"relaxed_settle", {&relaxed_settle, true}},
-      {"overwriting_settle", {&overwriting_settle, true}},
+      {"relaxed_set_once", {&relaxed_set_once, true}},
+      {"overwriting_set_once", {&overwriting_set_once, true}},
       {"equality_wait", {&equality_wait, true}},
       {"narrow_wait", {&narrow_wait, true}},
       {"unchecked_done", {&Atomics::kChecksDone, false}},

@@ -176,7 +176,7 @@ void store(uint32_t* word, uint32_t value, Order order) {
   atomic_of(word).store(value, order_of(order), RL_INFO);
   *word = value;
 }
-uint64_t settle(uint64_t* word, uint64_t value, Order order) {
+uint64_t set_once(uint64_t* word, uint64_t value, Order order) {
   uint64_t seen = 0;
   if (!atomic_of(word).compare_exchange_strong(seen, value, order_of(order), RL_INFO)) return seen;
   return *word = value;

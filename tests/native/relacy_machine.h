@@ -21,7 +21,7 @@ uint64_t load(const void* word, Order order);
 void store(uint64_t* word, uint64_t value, Order order);
 void store(uint32_t* word, uint32_t value, Order order);
 // 0 -> value; returns what the word holds then.
-uint64_t settle(uint64_t* word, uint64_t value, Order order);
+uint64_t set_once(uint64_t* word, uint64_t value, Order order);
 void increment(uint32_t* word, Order order);
 
 void watch(const void* begin, size_t num_bytes);  // before simulate()

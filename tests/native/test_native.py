@@ -170,7 +170,7 @@ CASES = [
         for variant in (
             *(f"relaxed_release_of_{word}" for word in PUBLISHED),
             *(f"relaxed_acquire_of_{word}" for word in (*PUBLISHED, "poison")),
-            "relaxed_settle",
+            "relaxed_set_once",
         )
     ),
     *(
@@ -185,7 +185,7 @@ CASES = [
     *(
         Case("test_protocol", "plain", (variant, "200", "2"), "FAILED|WRONG")
         for variant in (
-            "overwriting_settle",
+            "overwriting_set_once",
             "equality_wait",
             "single_line",
             "single_slot",

@@ -320,8 +320,8 @@ void check_filling() {
 
 void check_words() {
   uint64_t word = 0;
-  require(StdAtomics::settle(word, 5) == 5 && StdAtomics::settle(word, 6) == 5 && word == 5,
-          "a word that is settled once");
+  require(StdAtomics::set_once(word, 5) == 5 && StdAtomics::set_once(word, 6) == 5 && word == 5,
+          "a word that is set once");
   for (const uint64_t target : {uint64_t{0}, uint64_t{7}, ~uint64_t{0}, uint64_t{1} << 63})
     require(StdAtomics::reached(target, target) && StdAtomics::reached(target + 1, target) &&
                 !StdAtomics::reached(target - 1, target),

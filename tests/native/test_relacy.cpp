@@ -69,13 +69,13 @@ struct RelacyAtomics : StdAtomics {
   }
   static void arrive(uint64_t& word, uint64_t value) { store_release(word, value); }
   static constexpr bool is_slow(uint64_t, uint64_t) { return false; }  // time is no order of events
-  static uint64_t settle(uint64_t& word, uint64_t value) {
+  static uint64_t set_once(uint64_t& word, uint64_t value) {
     const bool acquires = acquire_of(word) == Order::acquire;
     const bool releases = release_of(word) == Order::release;
-    return machine::settle(&word, value,
-                           acquires   ? (releases ? Order::acq_rel : Order::acquire)
-                           : releases ? Order::release
-                                      : Order::relaxed);
+    return machine::set_once(&word, value,
+                             acquires   ? (releases ? Order::acq_rel : Order::acquire)
+                             : releases ? Order::release
+                                        : Order::relaxed);
   }
   static uint32_t load_sleepers(const SleepLine& line) {
     return uint32_t(machine::load(&line.sleepers, Order::relaxed));

@@ -103,7 +103,7 @@ void name_lost_ranks() {
     require_equal(wait_in_vain(after).text, "no error", "a rank that left behind its part");
     // It had told why.
     World broken(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
-    broken.host(0).hook = [&] { broken.group(1).settle_verdict(ErrorKind::driver, "why", 2); };
+    broken.host(0).hook = [&] { broken.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
     require_error(wait_in_vain(broken), "why", ErrorKind::driver, 2);
   }
   close(ends[0]);
@@ -158,11 +158,11 @@ void keep_verdicts() {
   const auto verdict = [&](int rank) { return error_of([&] { world.group(rank).check(); }); };
   require_equal(verdict(0).text, "no error", "a group that is whole");
   P::set_sleepers(world.pad(1).sleep);
-  require_equal(int64_t(world.group(1).settle_verdict(ErrorKind::timeout, "first", 4)), 2, "whose");
+  require_equal(int64_t(world.group(1).decide_verdict(ErrorKind::timeout, "first", 4)), 2, "whose");
   require_equal(P::load_sleepers(world.pad(1).sleep), 0, "who sleeps is told");
   require_equal(P::load_wake(world.pad(1).sleep), 1, "who sleeps is woken");
-  require_equal(int64_t(world.group(2).settle_verdict(ErrorKind::driver, "second", 1)), 2, "whose");
-  require_equal(int64_t(world.group(1).settle_verdict(ErrorKind::driver, "third", 1)), 2, "whose");
+  require_equal(int64_t(world.group(2).decide_verdict(ErrorKind::driver, "second", 1)), 2, "whose");
+  require_equal(int64_t(world.group(1).decide_verdict(ErrorKind::driver, "third", 1)), 2, "whose");
   for (const int rank : {0, 1, 2}) {
     require(world.group(rank).is_broken(), "every rank of a broken group");
     require_error(verdict(rank), "first", ErrorKind::timeout, 4);
@@ -185,7 +185,7 @@ void keep_verdicts() {
 
   World full(1);
   const std::string tale(3000, 't');
-  full.group(0).settle_verdict(ErrorKind::driver, tale, 1);
+  full.group(0).decide_verdict(ErrorKind::driver, tale, 1);
   require_error(error_of([&] { full.group(0).check(); }), tale.substr(0, sizeof page.text),
                 ErrorKind::driver, 1);
   World odd(2);

@@ -60,7 +60,7 @@ class World:
                 yield
             proposal = agreement.proposal(held, gone, now_s)
             yield
-            if answer := self.settle(me, proposal):
+            if answer := self.decide(me, proposal):
                 self.answers[me] = answer
                 yield
                 return
@@ -78,7 +78,7 @@ class World:
         self.taken[me] |= {peer for peer in self.sent[me] if (peer, me) not in self.lost}
         self.words[me] = bits(self.taken[me])
 
-    def settle(self, me: int, proposal: int) -> int:
+    def decide(self, me: int, proposal: int) -> int:
         self.survivors = self.survivors or proposal
         return self.survivors
 
@@ -172,14 +172,14 @@ def test_nobody_pays_when_all_are_stopped_at_once() -> None:
 class GoesOnAlone(World):
     """Who finds by the clock that the others are late goes on with that."""
 
-    def settle(self, me: int, proposal: int) -> int:
-        return super().settle(me, proposal) and (proposal or self.survivors)
+    def decide(self, me: int, proposal: int) -> int:
+        return super().decide(me, proposal) and (proposal or self.survivors)
 
 
 class Overwriting(World):
     """The word is set without a compare."""
 
-    def settle(self, me: int, proposal: int) -> int:
+    def decide(self, me: int, proposal: int) -> int:
         self.survivors = proposal or self.survivors
         return self.survivors
 

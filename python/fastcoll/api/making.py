@@ -22,7 +22,7 @@ from fastcoll.memory.region import create_region
 from fastcoll.native import _C
 from fastcoll.nodes.carriers import identity, maker_of
 from fastcoll.nodes.group import HierarchicalCommunicator
-from fastcoll.nodes.making import settled_on_node
+from fastcoll.nodes.making import decide_node_verdict
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.text import say, say_once
 
@@ -62,7 +62,7 @@ def connect(
             board = Board(exchange.store, seat.nonce)
         except CollectiveTimeout:  # the store is silent: nobody hears more of this
             return error
-        return settled_on_node(board, seat, error)
+        return decide_node_verdict(board, seat, error)
 
     peers = join(exchange, terms, deadline, members, found.digest, on_failure=on_failure)
     if peers is None:

@@ -36,8 +36,8 @@ class Ballot(Protocol):
     def parts_held(self) -> list[int]:
         """Return what every rank has said, by rank."""
 
-    def settle_survivors(self, ranks: int) -> int:
-        """Make these the ranks that go on, unless that is settled; return what holds, 0 if nothing.
+    def decide_survivors(self, ranks: int) -> int:
+        """Make these the ranks that go on, unless that is decided; return what holds, 0 if nothing.
 
         0 changes nothing.
         """

@@ -111,7 +111,7 @@ class _Room:
                 self._read_all(peer)
             ballot.hold_parts(bits([rank for rank, fd in enumerate(self._regions) if fd >= 0]))
             proposal = agreement.proposal(ballot.parts_held(), self._gone, now_s)
-            if survivors := ballot.settle_survivors(proposal):
+            if survivors := ballot.decide_survivors(proposal):
                 return survivors
             self._wait()
 

@@ -30,7 +30,7 @@ class WaitedWork : public c10d::Work {
     if (!future_) {
       auto future = future_of_tensors();
       run_in_thread([self = c10::intrusive_ptr<WaitedWork>::reclaim_copy(this), future] {
-        settle(*future, [&] { return self->result(); });
+        complete(*future, [&] { return self->result(); });
       });
       future_ = std::move(future);
     }

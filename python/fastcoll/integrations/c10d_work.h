@@ -113,7 +113,7 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of_tensors() {
 
 // Complete a future with the tensors that a call returns, or the error that it raises.
 template <class Result>
-void settle(c10::ivalue::Future& future, const Result& result) {
+void complete(c10::ivalue::Future& future, const Result& result) {
   Tensors outputs;
   std::exception_ptr error;
   try {
@@ -200,7 +200,7 @@ class NativeWork final : public c10d::Work {
       call_->future = future_of_tensors();
       is_over = call_->is_over;
     }
-    if (is_over) call_->settle(*call_->future);
+    if (is_over) call_->complete(*call_->future);
     else core->go_on(call_->group);  // who waits for a future does not
     return call_->future;
   }
@@ -237,7 +237,7 @@ class NativeWork final : public c10d::Work {
       return {weak.lock(), future, std::exchange(at_end, nullptr)};
     }
 
-    void settle(c10::ivalue::Future& its_future) const {
+    void complete(c10::ivalue::Future& its_future) const {
       if (error) its_future.setError(error);
       else its_future.markCompleted(c10::IValue(outputs));
     }
@@ -263,9 +263,9 @@ class NativeWork final : public c10d::Work {
     if (!future) return;
     try {
       // Not in this thread: a callback may start further calls of the group and wait for them.
-      run_in_thread([call, future = future] { call->settle(*future); });
+      run_in_thread([call, future = future] { call->complete(*future); });
     } catch (const std::system_error&) {  // there is no other one
-      call->settle(*future);
+      call->complete(*future);
     }
   }
   static void drop(void* its_call) { delete static_cast<std::shared_ptr<Call>*>(its_call); }
@@ -320,7 +320,7 @@ class PythonWork final : public c10d::Work {
     }
     inner->addCallback([self = c10::intrusive_ptr<PythonWork>::reclaim_copy(this),
                         future = future_](c10::ivalue::Future&) {
-      settle(*future, [&] { return self->result(); });
+      complete(*future, [&] { return self->result(); });
     });
     return future_;
   }

@@ -22,19 +22,19 @@ from fastcoll.nodes.verdict.store import PatientStore
 from fastcoll.types import Verb
 
 
-def settled(board: Board, seat: Seat, error: BaseException) -> BaseException:
+def decide_verdict(board: Board, seat: Seat, error: BaseException) -> BaseException:
     """Tell all nodes why a group can't be made; return what this rank is to raise.
 
     An error that is one rank's own is to the others the loss of that rank.
     """
     if isinstance(error, CollectiveTimeout | PeerLostError | DriverError):
-        return board.settle(error)
+        return board.decide_verdict(error)
     reason = f"rank {seat.rank} gave up: {type(error).__name__}: {error}"
-    board.settle(PeerLostError(reason, [seat.rank]))
+    board.decide_verdict(PeerLostError(reason, [seat.rank]))
     return error
 
 
-def settled_on_node(board: Board, seat: Seat, error: BaseException) -> BaseException:
+def decide_node_verdict(board: Board, seat: Seat, error: BaseException) -> BaseException:
     """Do the same with an error that counts the ranks as this node does."""
     node, _ = seat.islands.places[seat.rank]
     if isinstance(error, CollectiveTimeout | PeerLostError):
@@ -43,7 +43,7 @@ def settled_on_node(board: Board, seat: Seat, error: BaseException) -> BaseExcep
         error = type(error)(f"rank {seat.rank} on node {node}{names}: {error}", ranks)
     elif isinstance(error, DriverError):
         error = DriverError(f"rank {seat.rank} on node {node}: {error}")
-    return settled(board, seat, error)
+    return decide_verdict(board, seat, error)
 
 
 class _Look:
@@ -88,12 +88,12 @@ def make_lanes(
                 look()  # torch may have wrapped what ended the wait
                 raise _late(own, seat, lane, error) from error
     except BaseException as error:
-        raise settled(board, seat, error) from error
+        raise decide_verdict(board, seat, error) from error
     try:
         # Who waits here hears of one that dies in its lanes, and tells the other nodes.
         island.issue(Call(verb=Verb.barrier))
     except BaseException as error:
-        raise settled_on_node(board, seat, error) from error
+        raise decide_node_verdict(board, seat, error) from error
     return lanes
 
 

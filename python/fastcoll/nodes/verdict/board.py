@@ -87,7 +87,7 @@ class Board:
         self._asking = threading.Event()
         self._verdict: FastcollError | None = None
 
-    def settle(self, error: FastcollError) -> FastcollError:
+    def decide_verdict(self, error: FastcollError) -> FastcollError:
         """Make `error` the group's verdict unless it has one; return the one that holds."""
         found = self.say_first("verdict", written(error))
         return told_in(found or "") or error

@@ -173,7 +173,7 @@ class Watch:
         """Break the group, everywhere and from any thread; return its verdict."""
         self.refuse_child()
         if self.error is None:
-            self.error = found = self._board.settle(error)
+            self.error = found = self._board.decide_verdict(error)
             ignore_errors(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
         return self.error
 
