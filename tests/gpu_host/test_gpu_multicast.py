@@ -16,7 +16,7 @@ from fastcoll.choose.plan import Plan
 from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError, UsageError
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, ReduceOp, Request, Verb, supported_ops
-from tests.support.fake_driver import THREE, Driver, Links, come, leave_all
+from tests.support.fake_driver import THREE, Driver, Links, leave_all, map_all
 from tests.support.harness import Pools, Rank
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_all_regions_come_behind_one_address(driver: Driver) -> None:
     links = Links(3)
-    results = come(links, [0, 1, 2], THREE)
+    results = map_all(links, [0, 1, 2], THREE)
     for regions, group, _ in results:
         assert regions.no_multicast == ""
         assert group.multicast == regions.multicast.ptr
@@ -67,7 +67,7 @@ def test_where_one_rank_cannot_nobody_has_multicast(
     for name, value in fault.items():
         setattr(driver, name, value)
     links = Links(3)
-    results = come(links, [0, 1, 2], THREE)
+    results = map_all(links, [0, 1, 2], THREE)
     for regions, group, _ in results:
         assert regions.route == "vmm", "kernels reach the peers all the same"
         assert reason in regions.no_multicast
@@ -80,7 +80,7 @@ def test_where_one_rank_cannot_nobody_has_multicast(
 def test_only_memory_of_descriptors_is_bound(driver: Driver) -> None:
     driver.refused = {("vmm_create", 0)}
     links = Links(2)
-    results = come(links, [0, 1], THREE[:2])
+    results = map_all(links, [0, 1], THREE[:2])
     for regions, _, _ in results:
         assert regions.no_multicast == "memory by the route ipc can't be bound"
     leave_all(links, results, [0, 1])
@@ -92,7 +92,7 @@ def test_a_region_stays_bound_until_the_peers_have_left(driver: Driver, same_pro
     from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 1], [PROCESS] * 2 if same_process else THREE[:2])
+    results = map_all(links, [0, 1], [PROCESS] * 2 if same_process else THREE[:2])
     bound = results[0][0].multicast.object.bound
     results[0][0].leave()
     links.leave(0)
@@ -109,7 +109,7 @@ def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost
     from fastcoll.gpu import regions as device
 
     links = Links(2, lost_at)
-    results = come(links, [0, 1], THREE[:2])
+    results = map_all(links, [0, 1], THREE[:2])
     assert all(isinstance(error, PeerLostError) for error in results)
     for rank in range(2):
         links.leave(rank)
@@ -120,7 +120,7 @@ def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
     from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 0], [PROCESS] * 2)
+    results = map_all(links, [0, 0], [PROCESS] * 2)
     for regions, _, _ in results:
         assert regions.no_multicast.startswith("2 ranks share a GPU")
         assert regions.multicast is None

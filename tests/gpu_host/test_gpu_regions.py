@@ -8,7 +8,7 @@ import pytest
 
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
-from tests.support.fake_driver import THREE, Driver, Links, come, leave_all
+from tests.support.fake_driver import THREE, Driver, Links, leave_all, map_all
 
 pytestmark = pytest.mark.skipif(
     "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_descriptors_are_the_first_choice(driver: Driver, order: list[int]) -> None:
     links = Links(3)
-    results = come(links, [0, 1, 2], THREE)
+    results = map_all(links, [0, 1, 2], THREE)
     for regions, _, reasons in results:
         assert regions.route == "vmm"
         assert reasons == {}
@@ -42,7 +42,7 @@ def test_where_one_rank_cannot_all_take_the_next_route(
     for name, value in fault.items():
         setattr(driver, name, value)
     links = Links(3)
-    results = come(links, [0, 1, 2], THREE)
+    results = map_all(links, [0, 1, 2], THREE)
     for regions, _, reasons in results:
         assert regions.route == "ipc"
         assert reason in reasons["vmm"]
@@ -53,7 +53,7 @@ def test_where_one_rank_cannot_all_take_the_next_route(
 def test_where_no_route_works_every_rank_says_why(driver: Driver) -> None:
     driver.refused = {("vmm_open", 0), ("ipc_open", 2)}
     links = Links(3)
-    results = come(links, [0, 1, 2], THREE)
+    results = map_all(links, [0, 1, 2], THREE)
     for error in results:
         assert isinstance(error, UnsupportedError)
         assert "vmm: rank 0: vmm_open refused" in str(error)
@@ -64,7 +64,7 @@ def test_where_no_route_works_every_rank_says_why(driver: Driver) -> None:
 def test_exported_memory_is_freed_only_when_the_peers_have_left(driver: Driver) -> None:
     driver.refused = {("vmm_create", 0)}
     links = Links(2)
-    results = come(links, [0, 1], THREE[:2])
+    results = map_all(links, [0, 1], THREE[:2])
     own = results[0][0].ptrs[0]
     results[0][0].leave()
     links.leave(0)
@@ -81,7 +81,7 @@ def test_ranks_of_one_process_share_pointers(driver: Driver) -> None:
     from fastcoll.gpu.terms import PROCESS
 
     links = Links(2)
-    results = come(links, [0, 0], [PROCESS] * 2)
+    results = map_all(links, [0, 0], [PROCESS] * 2)
     assert results[0][0].ptrs == results[1][0].ptrs
     results[0][0].leave()
     links.leave(0)
@@ -95,7 +95,7 @@ def test_one_process_with_two_devices_opens_access_between_them(driver: Driver) 
 
     driver.refused = {("vmm_create", 0)}
     links = Links(2)
-    results = come(links, [0, 1], [PROCESS] * 2)
+    results = map_all(links, [0, 1], [PROCESS] * 2)
     assert driver.peer_access == {(0, 1), (1, 0)}
     leave_all(links, results, [0, 1])
 
@@ -104,7 +104,7 @@ def test_a_region_lives_as_long_as_its_tensors(driver: Driver) -> None:
     from fastcoll.gpu import regions as device
 
     links = Links(2)
-    results = come(links, [0, 1], THREE[:2])
+    results = map_all(links, [0, 1], THREE[:2])
     own = results[0][0].ptrs[0]
     pin = device.Pin()
     results[0][0].leave(weakref.ref(pin))

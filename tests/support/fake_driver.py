@@ -302,7 +302,7 @@ def fake_driver() -> Iterator[Driver]:
     assert new == {}, "descriptors left behind"
 
 
-def come(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
+def map_all(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
     """What map_regions gives every rank, or raises there."""
     from fastcoll.gpu.regions import map_regions
     from fastcoll.gpu.terms import DeviceHello, agree_terms

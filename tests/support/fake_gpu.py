@@ -296,7 +296,7 @@ def fake_gpu(
         setattr(_C, name, getattr(transfers, f"_{name}"))
     try:
         if not reaches_peers:
-            side._nccl.come(LIMIT_S)
+            side._nccl.connect(LIMIT_S)
         yield core
     finally:
         patches.close()

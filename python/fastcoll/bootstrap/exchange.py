@@ -78,13 +78,13 @@ class StoreExchange:
 
         # The n-th exchange of one rank on this store meets the n-th of the others, whatever else
         # each process did before: groups can be made again and again on one store.
-        def come() -> int:
+        def publish() -> int:
             count = self._store.add(f"count/{self.rank}", 1)
             self._store.set(f"process/{count}/{self.rank}", _this_process())
             self._store.set(f"hello/{count}/{self.rank}", json.dumps(facts))
             return count
 
-        count = self._ask(come, deadline)
+        count = self._ask(publish, deadline)
         prefix = f"hello/{count}"
         keys = [f"{prefix}/{peer}" for peer in range(self.world_size)]
         try:

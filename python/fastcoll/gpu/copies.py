@@ -78,7 +78,7 @@ class CopyEngine:
         self._streams: list[Any] = []
         self._place, self._most = -1, 0
 
-    def _come(self, main: Any) -> None:
+    def _take_memory(self, main: Any) -> None:
         """Take memory for a wave. Collective.
 
         Raises:
@@ -105,7 +105,7 @@ class CopyEngine:
         """Start an all_reduce in the current stream. Collective."""
         main = torch.cuda.current_stream(self._device)
         if self._place < 0:
-            self._come(main)
+            self._take_memory(main)
         call = _Call(plan, flat, main, limit_s)
         num_bytes = plan.numel * ITEMSIZE[DType(plan.dtype)]
         self._join(main)  # behind earlier calls, whatever their streams: these end in the same

@@ -95,7 +95,7 @@ class DeviceGroup:
             self._nccl = Nccl(host, device, self._core)
             if self._regions is None:
                 self.terms = replace(self.terms, reaches_peers=False)
-                self._nccl.come(env.TIMEOUT_S.get())
+                self._nccl.connect(env.TIMEOUT_S.get())
         except BaseException:
             if claimed:
                 residency.release(device, self._claim)

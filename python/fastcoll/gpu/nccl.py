@@ -94,7 +94,7 @@ class Nccl:
         self._fd = -1
         self._running: deque[tuple[Any, float]] = deque()  # works, and when they are late
 
-    def come(self, limit_s: float) -> None:
+    def connect(self, limit_s: float) -> None:
         """Make the process group and its connections. Collective.
 
         Raises:
@@ -127,7 +127,7 @@ class Nccl:
         """
         self._meet(plan, flat.counts)
         if self._group is None:
-            self.come(limit_s)
+            self.connect(limit_s)
         if plan.verb in REDUCTIONS:
             any_order = plan.fast_numerics
             adds = nccl_adds(DType(plan.dtype), Op(plan.op), any_order=any_order)

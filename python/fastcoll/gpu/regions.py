@@ -124,7 +124,7 @@ class Regions:
         for memory in mapped:
             memory.release()
 
-    def come_to_multicast(self, group: _cuda.Group) -> None:
+    def set_up_multicast(self, group: _cuda.Group) -> None:
         """Let `group` have the switch add, if it can. Collective."""
         if self.no_multicast:
             return
@@ -236,7 +236,7 @@ def map_regions(
         try:
             group, reasons[route] = _try(regions, terms, link)
             if group is not None:
-                regions.come_to_multicast(group)
+                regions.set_up_multicast(group)
         except BaseException:  # a peer was lost on the way: this group is over
             regions.leave()
             raise

@@ -44,7 +44,7 @@ from fastcoll.nodes.gpus.group import NodeGpus, Parts
 from fastcoll.nodes.lanes import Lanes
 from fastcoll.nodes.making import make_lanes
 from fastcoll.nodes.meeting import Header
-from fastcoll.nodes.survivors import agree, come
+from fastcoll.nodes.survivors import agree, report_node
 from fastcoll.nodes.symmetric import agreed
 from fastcoll.nodes.transfers.channels import Ends
 from fastcoll.nodes.transfers.transfers import NodeTransfers
@@ -316,7 +316,7 @@ class HierarchicalCommunicator(BaseGroup):
 
     def _of_survivors(self, limit_s: float) -> BaseGroup:
         node, _ = self.islands.places[self.rank]
-        come(self._board, node)
+        report_node(self._board, node)
         island = self._island.shrink(timeout_s=limit_s)
         try:
             return self._joined(island, limit_s)

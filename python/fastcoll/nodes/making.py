@@ -78,7 +78,7 @@ def make_lanes(
     look = _Look(board, seat, island)
     deadline = Deadline(limit_s)
     try:
-        _say_come(own, seat, deadline)
+        _report_arrival(own, seat, deadline)
         lanes = []
         for lane in islands.lanes_of(node, local_rank):
             store = PatientStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
@@ -97,7 +97,7 @@ def make_lanes(
     return lanes
 
 
-def _say_come(own: Store, seat: Seat, deadline: Deadline) -> None:
+def _report_arrival(own: Store, seat: Seat, deadline: Deadline) -> None:
     try:
         ask(lambda: own.set(f"come/{seat.rank}", ""), deadline.left_s())
     except (RuntimeError, TimeoutError) as error:

@@ -58,7 +58,7 @@ class Survivors:
         return Islands(nodes, hosts)
 
 
-def come(board: Board, node: int) -> None:
+def report_node(board: Board, node: int) -> None:
     """Say that a node has ranks that want to go on, before these agree among themselves."""
     board.say(f"here/{node}", "yes", _GRACE_S)
 

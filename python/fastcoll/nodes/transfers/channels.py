@@ -32,7 +32,7 @@ from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerL
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
 from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.polling import wait_until
 from fastcoll.nodes.verdict.store import PatientStore
 from fastcoll.nodes.verdict.waits import Waits
 from fastcoll.nodes.verdict.watch import Watch
@@ -83,7 +83,7 @@ class Ends:
         """Return how a transfer waits for this rank's GPU."""
 
         def wait(is_over: Callable[[], bool]) -> None:
-            if not comes_true(is_over, check, deadline):
+            if not wait_until(is_over, check, deadline):
                 raise CollectiveTimeout(
                     f"{name} waited {deadline.limit_s:g} s for its own GPU, whose stream has still "
                     "to do what it was given before. Use of this group is over: call "
@@ -261,7 +261,7 @@ class Channel(Uncounted):
 
     def _await_turn(self, transfer: Transfer) -> None:
         """Wait for receives from any rank that were started before; their limits end that."""
-        comes_true(lambda: self._turns.is_next(transfer, self.peer), self._check)
+        wait_until(lambda: self._turns.is_next(transfer, self.peer), self._check)
 
     def _made(self, deadline: Deadline) -> Carrier:
         if self._carrier is None:
@@ -284,7 +284,7 @@ class Channel(Uncounted):
 
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
         for transfer in transfers:
-            if not comes_true(transfer.is_completed, self._check, deadline):
+            if not wait_until(transfer.is_completed, self._check, deadline):
                 raise self._late(deadline)
             try:
                 transfer.wait()

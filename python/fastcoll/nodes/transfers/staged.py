@@ -26,7 +26,7 @@ from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.channels import Ends, Uncounted
 from fastcoll.nodes.transfers.island import IslandTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
-from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.polling import wait_until
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 
@@ -143,7 +143,7 @@ class Way(Uncounted):
 
     def _await(self, local: TransferWork) -> None:
         """Wait for the island, whose limit ends it."""
-        comes_true(local.is_completed, self._check)
+        wait_until(local.is_completed, self._check)
         local.wait()
 
     def _check(self) -> None:

@@ -14,7 +14,7 @@ FIRST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 1e-3
 
 
-def comes_true(
+def wait_until(
     condition: Callable[[], bool],
     check: Callable[[], None],
     deadline: Deadline | None = None,

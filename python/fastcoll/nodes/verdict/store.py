@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
-from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.polling import wait_until
 
 _PAUSES_S = 1e-3, 0.05  # each question is one to the store
 _LAST_S = 0.5  # for the store to answer who asks at the end of his limit
@@ -108,7 +108,7 @@ class PatientStore(Store):
                 if not self._all_go or self._loses_a_rank(error):
                     raise
 
-        if not comes_true(lambda: self.check(keys), look, self.deadline, pauses_s=_PAUSES_S):
+        if not wait_until(lambda: self.check(keys), look, self.deadline, pauses_s=_PAUSES_S):
             raise RuntimeError(f"nobody wrote {keys} within {self.deadline.limit_s:g} s")
 
     def _loses_a_rank(self, error: FastcollError) -> bool:

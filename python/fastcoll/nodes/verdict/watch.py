@@ -25,7 +25,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.board import Board, told_in, written
-from fastcoll.nodes.verdict.polling import comes_true
+from fastcoll.nodes.verdict.polling import wait_until
 
 # A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
 # that serves a thousand nodes, often enough to hear of an error well within a second.
@@ -102,7 +102,7 @@ class Watch:
                 if other.is_completed():
                     self._end(other)
 
-        if not comes_true(transfer.is_completed, check, deadline, first_check_s=_LONG_S):
+        if not wait_until(transfer.is_completed, check, deadline, first_check_s=_LONG_S):
             raise self.late(deadline)
 
     def arrive(self) -> None:
