@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
-from fastcoll.bootstrap.refusals import explain
+from fastcoll.bootstrap.os_errors import explain
 from tests.faults.test_cleanup import BARE, come_up
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 

@@ -30,7 +30,7 @@ TASKS = {
     "the docstring of all_reduce": "python/fastcoll/api/reductions.py",
     "which calls run without Python": "csrc/python/fast_calls.cpp",
     "in which thread an asynchronous call runs": "csrc/group/call_queue.h",
-    "the header that starts a call between nodes": "python/fastcoll/nodes/meeting.py",
+    "the header that starts a call between nodes": "python/fastcoll/nodes/packets.py",
     "how MPI carries bytes between nodes": "python/fastcoll/nodes/carriers/mpi.py",
     "who goes on after a loss": "python/fastcoll/bootstrap/agreement.py",
     "where a symmetric tensor lies": "python/fastcoll/memory/heap.py",

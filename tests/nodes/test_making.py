@@ -120,12 +120,12 @@ def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     """Gloo waits five times its limit for a rank that said where it is, and never came."""
     from fastcoll.bootstrap.deadline import Deadline
     from fastcoll.nodes.carriers.torch import gloo
-    from fastcoll.nodes.verdict.store import PatientStore
+    from fastcoll.nodes.verdict.store import PollingStore
 
     limit_s = 0.5
     shared = HashStore()
 
-    class Leaves(PatientStore):
+    class Leaves(PollingStore):
         def wait(self, *_: Any) -> None:
             raise RuntimeError("the test says so")
 
@@ -136,7 +136,7 @@ def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     def wait() -> None:
         start = time.monotonic()
         with pytest.raises(RuntimeError, match="onnect"):
-            gloo(PatientStore(*here), 0, 2, limit_s)
+            gloo(PollingStore(*here), 0, 2, limit_s)
         seconds.append(time.monotonic() - start)
 
     waiting = threading.Thread(target=wait)

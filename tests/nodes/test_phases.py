@@ -18,7 +18,7 @@ from fastcoll.calls.parts import PartsCall, check_parts
 from fastcoll.calls.tensors import Call, check
 from fastcoll.nodes.arguments import Arguments, carry_out
 from fastcoll.nodes.lanes import Lanes, Segment
-from fastcoll.nodes.meeting import Header
+from fastcoll.nodes.packets import Header
 from fastcoll.types import DType, Op, Verb
 
 TWO = Islands(((0, 1), (2, 3)), ("a", "b"))
@@ -286,7 +286,7 @@ def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> Non
     numel = (short_bytes + excess) // 4
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:  # else it would be over with its packets
-        patched.setattr("fastcoll.nodes.meeting._MOST_BYTES", 0)
+        patched.setattr("fastcoll.nodes.packets._MOST_BYTES", 0)
         records = run(islands, Verb.all_reduce, numel)
     for node, entries in enumerate(records):
         assert entries[1].whom == "wait"  # for the heads

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, Store
 
-from fastcoll.bootstrap import questions
+from fastcoll.bootstrap import blocking_calls
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.errors import CollectiveTimeout
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.store import PatientStore
+from fastcoll.nodes.verdict.store import PollingStore
 from tests.support.harness import LATE_S
 
 LIMIT_S = 0.5
@@ -74,7 +74,7 @@ def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -
     def never_asked(*_: Any) -> Any:
         raise AssertionError("a carrier was made without the others")
 
-    store = PatientStore(Silent(after), "lane", Deadline(LIMIT_S), lambda: None, (0, 1))
+    store = PollingStore(Silent(after), "lane", Deadline(LIMIT_S), lambda: None, (0, 1))
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="did not answer"):
         make_lane(never_asked, store, 0, 2)
@@ -142,12 +142,12 @@ def test_the_board_asks_for_all_nodes_together(
 
 def test_a_forked_child_may_ask() -> None:
     """Another thread holds the lock of the questions when the process forks."""
-    with questions._lock:
+    with blocking_calls._lock:
         child = os.fork()
         if child == 0:
             signal.alarm(int(LATE_S))  # ends it, if it waits for a thread that it has not got
             try:
-                os._exit(0 if questions.ask(lambda: 1, LATE_S) == 1 else 1)
+                os._exit(0 if blocking_calls.ask(lambda: 1, LATE_S) == 1 else 1)
             finally:
                 os._exit(2)
     assert os.waitpid(child, 0)[1] == 0

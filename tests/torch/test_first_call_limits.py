@@ -237,12 +237,12 @@ def interrupt_a_connecting_carrier(rank: Rank) -> Attempt:
     """A carrier that connects in C++ asks nobody for signals."""
     from fastcoll.bootstrap.deadline import Deadline
     from fastcoll.nodes.carriers import make_lane
-    from fastcoll.nodes.verdict.store import PatientStore
+    from fastcoll.nodes.verdict.store import PollingStore
 
     def make(*_: Any) -> Any:
         return dist.HashStore().get("what nobody sets")
 
-    store = PatientStore(dist.HashStore(), "lane", Deadline(20.0), lambda: None, (0,))
+    store = PollingStore(dist.HashStore(), "lane", Deadline(20.0), lambda: None, (0,))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return attempt(make_lane, make, store, 0, 1)
 

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, UsageError
 
 Facts = dict[str, Any]

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from fastcoll.bootstrap.refusals import explain
+from fastcoll.bootstrap.os_errors import explain
 from fastcoll.errors import (
     CollectiveTimeout,
     DesyncError,

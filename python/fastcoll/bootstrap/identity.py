@@ -14,7 +14,7 @@ from typing import Any
 
 from fastcoll import env
 from fastcoll.bootstrap.islands import Islands
-from fastcoll.bootstrap.refusals import explain
+from fastcoll.bootstrap.os_errors import explain
 from fastcoll.errors import DriverError, UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity, cpu_quota
 from fastcoll.native import _C

@@ -23,7 +23,7 @@ from fastcoll.bootstrap.identity import (
 )
 from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
-from fastcoll.bootstrap.refusals import as_driver_error
+from fastcoll.bootstrap.os_errors import as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.text import say_once

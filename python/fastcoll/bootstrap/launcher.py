@@ -11,7 +11,7 @@ from torch.distributed import Store
 from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import env
-from fastcoll.bootstrap.questions import ask
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.errors import CollectiveTimeout
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
-from fastcoll.bootstrap.refusals import as_driver_error, no_place
+from fastcoll.bootstrap.os_errors import as_driver_error, no_place
 from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
 
 _TAG = struct.Struct("=Q")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.agreement import Agreement, Ballot, bits, ranks_in
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh, Packet
-from fastcoll.bootstrap.refusals import as_driver_error, no_place
+from fastcoll.bootstrap.os_errors import as_driver_error, no_place
 from fastcoll.errors import DesyncError, PeerLostError
 
 _LOOK_S = 0.02  # the others' words, and who is gone while a forked child keeps its socket open

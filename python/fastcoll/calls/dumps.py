@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
-from fastcoll.bootstrap import questions
+from fastcoll.bootstrap import blocking_calls
 from fastcoll.calls.recorder import RankStatus, read_process
 from fastcoll.text import say
 
@@ -76,7 +76,7 @@ def _stem(status: RankStatus) -> str:
 def _write_in_time(folder: Path, stem: str, report: dict[str, Any]) -> None:
     text = json.dumps(report, indent=1).encode()
     try:
-        questions.ask(lambda: _write(folder, stem, text), _LIMIT_S)
+        blocking_calls.ask(lambda: _write(folder, stem, text), _LIMIT_S)
     except TimeoutError:
         raise TimeoutError(f"{folder} does not answer: its file may come later") from None
 

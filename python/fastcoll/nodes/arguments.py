@@ -19,7 +19,7 @@ from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.meeting import Header, meet, trade
+from fastcoll.nodes.packets import Header, meet, trade
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import (
     COUNTED,

@@ -43,13 +43,13 @@ from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
 from fastcoll.nodes.lanes import Lanes
 from fastcoll.nodes.making import make_lanes
-from fastcoll.nodes.meeting import Header
+from fastcoll.nodes.packets import Header
 from fastcoll.nodes.survivors import agree, report_node
 from fastcoll.nodes.symmetric import agreed
 from fastcoll.nodes.transfers.channels import Ends
 from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 
 # Arguments of calls that failed while a carrier still read them; gone with the process.

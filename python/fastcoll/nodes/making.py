@@ -9,16 +9,16 @@ import contextlib
 
 from torch.distributed import Store
 
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.islands import Seat
-from fastcoll.bootstrap.questions import ask
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.store import PatientStore
+from fastcoll.nodes.verdict.store import PollingStore
 from fastcoll.types import Verb
 
 
@@ -81,7 +81,7 @@ def make_lanes(
         _report_arrival(own, seat, deadline)
         lanes = []
         for lane in islands.lanes_of(node, local_rank):
-            store = PatientStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
+            store = PollingStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
             try:
                 lanes.append(make_lane(make, store, node, islands.num_nodes))
             except CollectiveTimeout as error:

@@ -11,7 +11,7 @@ import torch
 
 from fastcoll.nodes.arrays import as_bytes, copy, partial_op, split
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.meeting import Header, trade
+from fastcoll.nodes.packets import Header, trade
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import TORCH_DTYPES, Verb
 

@@ -4,12 +4,12 @@
 Decides which carrier a name means. Must not know what one is asked to do.
 """
 
-from fastcoll.bootstrap.questions import ask
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.nodes.carriers import mpi as mpi_carrier
 from fastcoll.nodes.carriers import torch as torch_carrier
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
-from fastcoll.nodes.verdict.store import PatientStore
+from fastcoll.nodes.verdict.store import PollingStore
 
 _GRACE_S = 1.0  # for a carrier to say itself what it waited for
 CARRIERS: dict[str, MakeCarrier] = {
@@ -39,7 +39,7 @@ def maker_of(name: str) -> MakeCarrier:
     return make
 
 
-def make_lane(make: MakeCarrier, store: PatientStore, node: int, num_nodes: int) -> Carrier:
+def make_lane(make: MakeCarrier, store: PollingStore, node: int, num_nodes: int) -> Carrier:
     """Make one lane. Collective over it, the ranks of `store`.
 
     Raises:

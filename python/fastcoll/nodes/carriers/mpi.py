@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from fastcoll.bootstrap.questions import ask
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.errors import UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, Started
 from fastcoll.types import FROM_TORCH, DType, Op

@@ -46,7 +46,7 @@ from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
 from fastcoll.nodes.gpus.hops import HopCall, Hops
 from fastcoll.nodes.lanes import Buffers, Lanes
-from fastcoll.nodes.meeting import Header, hand_over
+from fastcoll.nodes.packets import Header, hand_over
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op

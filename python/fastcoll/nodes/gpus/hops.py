@@ -21,7 +21,7 @@ from typing import Any
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.carriers.carrier import Carrier, Started
-from fastcoll.nodes.meeting import Packets
+from fastcoll.nodes.packets import Packets
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 
 # Between two looks at what runs. A call that takes longer says so on the board, and looks there.

@@ -15,7 +15,7 @@ from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns, Uncounted, senders_key
-from fastcoll.nodes.verdict.polling import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
+from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 _FIRST_LOOK_S = 1e-3

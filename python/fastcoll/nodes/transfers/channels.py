@@ -31,10 +31,10 @@ from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
 from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
+from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.polling import wait_until
-from fastcoll.nodes.verdict.store import PatientStore
-from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.store import PollingStore
+from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import DType
 
@@ -271,7 +271,7 @@ class Channel(Uncounted):
             if self._sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}"
-            store = PatientStore(ends.store, name, deadline, self._check, (source, target))
+            store = PollingStore(ends.store, name, deadline, self._check, (source, target))
             try:
                 store.meet()
                 self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())

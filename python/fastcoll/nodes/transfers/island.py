@@ -20,7 +20,7 @@ from fastcoll.calls.transfer_work import (
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.nodes.verdict.waits import Waits
+from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
 
 _Timeout = float | timedelta | None

@@ -26,7 +26,7 @@ from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.channels import Ends, Uncounted
 from fastcoll.nodes.transfers.island import IslandTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
-from fastcoll.nodes.verdict.polling import wait_until
+from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from torch.distributed import PrefixStore, Store
 
-from fastcoll.bootstrap.questions import ask, in_background
+from fastcoll.bootstrap.blocking_calls import ask, in_background
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store
 
+from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.questions import ask
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
-from fastcoll.nodes.verdict.polling import wait_until
+from fastcoll.nodes.verdict.backoff import wait_until
 
 _PAUSES_S = 1e-3, 0.05  # each question is one to the store
 _LAST_S = 0.5  # for the store to answer who asks at the end of his limit
@@ -28,7 +28,7 @@ _GO, _STOP = b"go", b"stop"
 T = TypeVar("T")
 
 
-class PatientStore(Store):
+class PollingStore(Store):
     """What Gloo and MPI's lanes ask of a store, on another one.
 
     A carrier's connecting can't be ended, so ranks do it together or not at all: see `meet`.

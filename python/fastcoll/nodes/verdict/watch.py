@@ -24,8 +24,8 @@ from fastcoll.bootstrap.islands import Islands
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board, told_in, written
-from fastcoll.nodes.verdict.polling import wait_until
 
 # A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
 # that serves a thousand nodes, often enough to hear of an error well within a second.

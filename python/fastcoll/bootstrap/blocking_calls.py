@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to what may never answer: a store behind a cut link, an MPI whose ranks do not come.
+"""Calls that may never return: a store behind a cut link, an MPI whose ranks are missing.
 
-Decides in which threads they are asked: daemons, which no process waits for when it ends. Must not
-know what is asked.
+Decides in which threads they run: daemons, which no process waits for when it ends. Must not know
+what is called.
 """
 
 import atexit
