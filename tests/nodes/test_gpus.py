@@ -46,7 +46,7 @@ def on_gpus(
         plant()
         results = perform_all(dataclasses.replace(rank, comm=comm), calls)
     comm.close()
-    return results, [lane.hops for lane in fake.lanes], fake.core.log
+    return results, [lane.transfers for lane in fake.lanes], fake.core.log
 
 
 def wrong(pool: Pool, nodes: str, calls: list[Call], *plant: Any) -> list[str]:
@@ -108,14 +108,14 @@ def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
 
 
 def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
-    """Several hops are under way before a stream waits for the first one."""
-    from tests.support.fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part can't
+    """Several transfers are under way before a stream waits for the first one."""
+    from tests.support.fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part cannot
 
     numel = 5 * SEGMENT_BYTES // 4  # five segments, of which four go on at once
     pool = clusters("aabb")
     rows = pool.run(on_gpus, [Call("all_reduce", "int32", numel, places=(Place(in_place=True),))])
-    for _, [hops], kernels in rows:
-        assert hops == ["start all_to_all"] * 4 + [
+    for _, [transfers], kernels in rows:
+        assert transfers == ["start all_to_all"] * 4 + [
             "wait all_to_all", "start all_to_all", *["wait all_to_all"] * 4, "abort"
         ]  # fmt: skip
         verbs = [verb for verb, *_ in kernels if verb in ("reduce_scatter", "all_gather")]
@@ -128,23 +128,23 @@ def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
 
 
 def nobody_waits() -> None:
-    """Streams do not wait for hops."""
-    from fastcoll.nodes.gpus.hops import Hops
+    """Streams do not wait for transfers."""
+    from fastcoll.nodes.gpus.in_flight import CallsInFlight
 
-    Hops.wait = lambda self, *_: None  # type: ignore[method-assign]
+    CallsInFlight.wait = lambda self, *_: None  # type: ignore[method-assign]
 
 
 def nobody_waits_once() -> None:
-    """Streams do not wait for one of the hops."""
-    from fastcoll.nodes.gpus.hops import Hops
+    """Streams do not wait for one of the transfers."""
+    from fastcoll.nodes.gpus.in_flight import CallsInFlight
 
-    right, count = Hops.wait, itertools.count()
+    right, count = CallsInFlight.wait, itertools.count()
 
     def wait(self: Any, *args: Any) -> None:
         if next(count) != 1:
             right(self, *args)
 
-    Hops.wait = wait  # type: ignore[method-assign]
+    CallsInFlight.wait = wait  # type: ignore[method-assign]
 
 
 def wrong_order() -> None:
@@ -163,7 +163,7 @@ def rounds_early() -> None:
 
 
 def writes_early() -> None:
-    """A hop's chunk is overwritten before it has left."""
+    """A transfer's chunk is overwritten before it has left."""
     from fastcoll.nodes.lanes import Lanes
 
     right = Lanes.exchange
@@ -187,7 +187,7 @@ def test_a_planted_mistake_is_seen(fresh_pool: FreshPool, plant: Callable[[], No
         Call("all_reduce", dtype, 4099, numerics="same_bits", seed=3)
         for dtype in ("float32", "bfloat16")
     ]
-    # Two nodes can be added in either order; to three a hop takes a copy.
+    # Two nodes can be added in either order; to three a transfer takes a copy.
     nodes = "aabb" if plant is writes_early else "abca"
     pool = fresh_pool(4, Setup(nodes=nodes))
     if plant is writes_early:
@@ -216,12 +216,12 @@ def others(rank: Rank) -> None:
         work.wait()
         assert (tensor == world).all()
         assert work.is_completed()
-        assert fake.lanes[0].hops[-2:] == ["start all_reduce", "wait all_reduce"]  # it rounds
+        assert fake.lanes[0].transfers[-2:] == ["start all_reduce", "wait all_reduce"]  # it rounds
         fake.is_capturing = True
         tensor = torch.ones(70_000)
         comm.all_reduce(tensor)
         assert (tensor == world).all()
-        assert not comm._gpus._hops._current.transfers, "what a capture has never runs"
+        assert not comm._gpus._in_flight._current.transfers, "what a capture has never runs"
         split = attempt(
             comm.all_to_all_single, torch.zeros(world), torch.zeros(world), [1] * world, [1] * world
         )
@@ -344,23 +344,23 @@ def late(rank: Rank) -> tuple[Attempt, list[str], int]:
             found = checked_until_broken(comm)
         else:
             comm.all_reduce(torch.ones(0))
-            comm.all_reduce(torch.ones(70_000))  # the host does not wait: this hop never ends
+            comm.all_reduce(torch.ones(70_000))  # the host does not wait: this transfer never ends
             found = checked_until_broken(comm)
             rank.tell(f"broken {rank.rank}")
         # The other rank's verdict may be here before this one's thread has looked.
         end_s = time.monotonic() + LATE_S
-        while "abort" not in fake.lanes[0].hops and time.monotonic() < end_s:
+        while "abort" not in fake.lanes[0].transfers and time.monotonic() < end_s:
             time.sleep(0.01)
-        hops = list(fake.lanes[0].hops)
+        transfers = list(fake.lanes[0].transfers)
     comm.close()
-    return found, hops, sum(one.name == "fastcoll-hops" for one in threading.enumerate())
+    return found, transfers, sum(one.name == "fastcoll-in-flight" for one in threading.enumerate())
 
 
 def test_a_late_node_is_named_at_the_limit(fresh_pool: FreshPool) -> None:
-    for found, hops, num_threads in fresh_pool(4, Setup(nodes="aabb")).run(late):
+    for found, transfers, num_threads in fresh_pool(4, Setup(nodes="aabb")).run(late):
         assert found.kind == "CollectiveTimeout", found.text
         assert found.ranks == (2, 3)
         assert f"waited {LIMIT_S:g} s for node 1" in found.text
         assert found.seconds < LIMIT_S + LATE_S
-        assert "abort" in hops, "what ran was not ended"
+        assert "abort" in transfers, "what ran was not ended"
         assert num_threads == 0

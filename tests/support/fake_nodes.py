@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs made of the CPU in a group over several nodes: an island's as in fake_gpu.py, Gloo for NCCL.
 
-A stream does not run by itself here: what a hop brings is there when a stream waits for it, not
-before, and what it takes must not change until then. So whoever reads without waiting, or writes
-too early, has wrong bits.
+A stream does not run by itself here: what a transfer brings is there when a stream waits for it,
+not before, and what it takes must not change until then. So whoever reads without waiting, or
+writes too early, has wrong bits.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ SEGMENT_BYTES = 1 << 20
 _MOST_PARTIALS = 2  # so that three nodes take more than one kernel
 
 
-class Hop:
+class LaneTransfer:
     """A collective of a lane: it starts when it is waited for; one of a stuck lane never ends."""
 
     def __init__(self, lane: "Lane", name: str, start: Callable[[], Any], given: Any) -> None:
-        self._lane, self._log, self._name, self._start = lane, lane.hops, name, start
+        self._lane, self._log, self._name, self._start = lane, lane.transfers, name, start
         self._given, self._before = given, given.clone()
         self._is_over = False
         self._log.append(f"start {name}")
@@ -45,7 +45,7 @@ class Hop:
     def wait(self) -> bool:
         if self._lane.is_stuck:
             return True  # as on a GPU: it is the stream that waits
-        assert torch.equal(self._given, self._before), "a hop's input was changed under way"
+        assert torch.equal(self._given, self._before), "a transfer's input was changed under way"
         work = self._start()
         while not work.is_completed():
             if self._lane.is_aborted:
@@ -61,18 +61,18 @@ class Lane(fake_gpu.Gloo):
     """What stands for NCCL's process group of a lane.
 
     Attributes:
-        hops: What was started and waited for, in order.
+        transfers: What was started and waited for, in order.
     """
 
     def __init__(self, store: Any, node: int, num_nodes: int, is_stuck: bool) -> None:
         super().__init__(store, node, num_nodes)
-        self.hops: list[str] = []
+        self.transfers: list[str] = []
         self.is_stuck = is_stuck
         self.is_aborted = False
         self._is_connected = False
 
     def abort(self) -> None:
-        self.hops.append("abort")
+        self.transfers.append("abort")
         self.is_aborted = True
         # Gloo's own would wait for what never ends: the group stays until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
@@ -84,26 +84,28 @@ class Lane(fake_gpu.Gloo):
         if not self._is_connected:  # the host waits for this one
             self._is_connected = True
             return start()
-        return Hop(self, "all_reduce", start, tensors[0])
+        return LaneTransfer(self, "all_reduce", start, tensors[0])
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Hop:
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> LaneTransfer:
         def start() -> Any:
             return self._group.broadcast(tensors, options)
 
-        return Hop(self, "broadcast", start, tensors[0])
+        return LaneTransfer(self, "broadcast", start, tensors[0])
 
-    def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any) -> Hop:
+    def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any) -> LaneTransfer:
         output.fill_(_POISON)
-        return Hop(
+        return LaneTransfer(
             self,
             "all_to_all",
             lambda: self._group.alltoall_base(output, input, *rest),
             input,
         )
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> Hop:
+    def _allgather_base(
+        self, output: torch.Tensor, input: torch.Tensor, options: Any
+    ) -> LaneTransfer:
         output.fill_(_POISON)
-        return Hop(
+        return LaneTransfer(
             self,
             "all_gather",
             lambda: self._group._allgather_base(output, input, options),

@@ -50,7 +50,7 @@ class Buffers:
 
 
 class Waits(Protocol):
-    """What ends waits for other nodes: `Watch` on CPUs, `Hops` in the stream of a GPU."""
+    """What ends waits for other nodes: `Watch` on CPUs, `CallsInFlight` in the stream of a GPU."""
 
     def wait(
         self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()

@@ -24,7 +24,7 @@ def agreed(
     gather_words: Callable[[list[int]], list[list[int]]],
     gather_bytes: Callable[[bytes], list[bytes]],
 ) -> torch.Tensor:
-    """Return what this node's ranks made, once all other nodes' have theirs. Collective: one hop.
+    """Return what this node's ranks made, once all nodes' have theirs. Collective: one transfer.
 
     Args:
         made: The tensor; None: there is a problem.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL as a carrier between the GPUs of a lane.
 
-Decides nothing but how it is ended. A hop runs in NCCL's own stream, behind what the current stream
-has when it starts; `wait` of what it returns lets the then current stream wait for its end. Must
-not know what the bytes are.
+Decides nothing but how it is ended. A transfer runs in NCCL's own stream, behind the work that the
+current stream has when it starts. `wait` of its handle makes the then current stream wait for its
+end. Must not know what the bytes are.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 """A rank's GPU in a group over several nodes: kernels within the island, NCCL between nodes.
 
 Decides when a group comes to its GPUs, in which stream a call runs, and how partial results are
-added there. The phases are those of the CPUs, started in stream order: hop k runs in NCCL's stream
-while the island works on k + 1. Must not know how phases lay out data.
+added there. The phases are those of the CPUs, started in stream order: transfer k runs in NCCL's
+stream while the island works on k + 1. Must not know how phases lay out data.
 
 The group comes to its GPUs at its first call with one: all ranks say what they have, and a lack on
 any rank is an error on all. Each lane has a process group of NCCL. Its stream waits for the current
@@ -44,7 +44,7 @@ from fastcoll.nodes.arguments import (
 from fastcoll.nodes.arrays import copy
 from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
-from fastcoll.nodes.gpus.hops import HopCall, Hops
+from fastcoll.nodes.gpus.in_flight import CallInFlight, CallsInFlight
 from fastcoll.nodes.lanes import Buffers, Lanes
 from fastcoll.nodes.packets import Header, hand_over
 from fastcoll.nodes.reductions import Reduction
@@ -174,7 +174,7 @@ class NodeGpus:
             for _, lane in cpu.lanes()
         ]
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._hops = Hops(
+        self._in_flight = CallsInFlight(
             parts.watch, self._carriers, captures.is_capturing, captures.ignore_captures
         )
         self._lanes = Lanes(
@@ -182,7 +182,7 @@ class NodeGpus:
             cpu.rank,
             parts.island,
             self._carriers,
-            self._hops,
+            self._in_flight,
             Buffers(_place(device), SEGMENT_BYTES),
         )
         self._lock = threading.RLock()
@@ -218,7 +218,7 @@ class NodeGpus:
             started = carrier.all_reduce(word, Op.SUM)
             while not started.is_completed():
                 if deadline.passed():
-                    self._hops.stop()
+                    self._in_flight.stop()
                     raise CollectiveTimeout(
                         f'group "{self._host.name}": NCCL did not connect the nodes within '
                         f"{limit_s:g} s"
@@ -265,13 +265,13 @@ class NodeGpus:
         if not captures.is_capturing():
             began = torch.cuda.Event()  # type: ignore[no-untyped-call]
             began.record(stream)
-        hop = HopCall(call.verb.name, limit_s, began)
+        in_flight = CallInFlight(call.verb.name, limit_s, began)
         what = operands.numel, operands.root, operands.splits
         header = Header(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
         numerics = numerics_of(call, settings)
         how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
-        self._hops.begin(hop)
-        self._host.in_turn(lambda sequence: self._tell(hop, header, sequence))
+        self._in_flight.begin(in_flight)
+        self._host.in_turn(lambda sequence: self._tell(in_flight, header, sequence))
         try:
             if operands.numel > 0 or operands.splits > 0:
                 self._lanes.begin(limit_s)
@@ -280,16 +280,16 @@ class NodeGpus:
                 run_phases(self._lanes, header, arguments, how, gather)
                 arguments.bring_back()
         except FastcollError as error:
-            raise self._hops.fail(error) from error
+            raise self._in_flight.fail(error) from error
         finally:
-            hop.is_issued = True
+            in_flight.is_issued = True
 
-    def _tell(self, hop: HopCall, header: Header, sequence: int) -> None:
+    def _tell(self, in_flight: CallInFlight, header: Header, sequence: int) -> None:
         """Start to tell the other nodes what is called; nobody waits for the answer."""
         header = header.numbered(sequence)
-        hop.sequence = sequence
+        in_flight.sequence = sequence
         lanes = self._cpu_lanes
-        hop.packets = [hand_over(lanes, slot, header, _NOTHING) for slot, _ in lanes.lanes()]
+        in_flight.packets = [hand_over(lanes, slot, header, _NOTHING) for slot, _ in lanes.lanes()]
 
     def check(self) -> None:
         """Raise what broke the group, if anything has."""
@@ -300,15 +300,15 @@ class NodeGpus:
         try:
             self._island.check()
         except FastcollError as error:
-            raise self._hops.fail(self._watch.of_island(error)) from error
+            raise self._in_flight.fail(self._watch.of_island(error)) from error
 
     def stop(self) -> None:
-        """End the hops that run: the group is broken."""
-        self._hops.stop()
+        """End the transfers that run: the group is broken."""
+        self._in_flight.stop()
 
     def close(self) -> None:
-        """Wait until hops are over or late, then end NCCL here."""
-        self._hops.close()
+        """Wait until transfers are over or late, then end NCCL here."""
+        self._in_flight.close()
 
 
 def _require(rows: Sequence[dict[str, str]], lanes: Lanes) -> None:

@@ -29,8 +29,8 @@ _LOOK_S = 0.1
 _POLL_S = 0.001
 
 
-class HopCall:
-    """A call on GPUs from its start until its hops are over."""
+class CallInFlight:
+    """A call on GPUs from its start until its transfers are over."""
 
     def __init__(self, verb: str, limit_s: float, began: Any) -> None:
         """Note a call; `began` is an event of its stream, None in a capture: nothing runs then."""
@@ -59,14 +59,14 @@ class HopCall:
             return self.packets == []
 
     def is_over(self) -> bool:
-        """Return whether its hops are over, too."""
+        """Return whether its transfers are over, too."""
         if self.deadline is None and (self._began is None or self._began.query()):
             self.deadline = Deadline(self._limit_s)  # its own: what was before it in the stream ran
         running = [one for one in self.transfers if not one.is_completed()]
         return self.is_agreed() and self.is_issued and not running
 
 
-class Hops:
+class CallsInFlight:
     """The calls of one rank; `Lanes` waits through it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Hops:
         is_capturing: Callable[[], bool],
         enter_thread: Callable[[], None],
     ) -> None:
-        """Watch over hops of some carriers.
+        """Watch over transfers of some carriers.
 
         Args:
             watch: What settles the group's verdict.
@@ -88,16 +88,17 @@ class Hops:
         self._carriers = carriers
         self._is_capturing = is_capturing
         self._enter_thread = enter_thread
-        self._current: HopCall | None = None
-        self._calls: list[HopCall] = []
-        self._in_doubt: deque[HopCall] = deque()  # not all nodes have answered; their packets wait
+        self._current: CallInFlight | None = None
+        self._calls: list[CallInFlight] = []
+        # Not all nodes have answered; their packets wait.
+        self._in_doubt: deque[CallInFlight] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     # ---- for the call ----------------------------------------------------------------------------
 
-    def begin(self, call: HopCall) -> None:
+    def begin(self, call: CallInFlight) -> None:
         """Start a call: what `wait` is given from here on belongs to it.
 
         Raises:
@@ -116,12 +117,12 @@ class Hops:
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(
-                    target=self._watch_over, name="fastcoll-hops", daemon=True
+                    target=self._watch_over, name="fastcoll-in-flight", daemon=True
                 )
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise FastcollError(f"no thread to watch the hops: {error}") from error
+                    raise FastcollError(f"no thread to watch the transfers: {error}") from error
                 self._thread = thread
             self._calls.append(call)
             self._changed.notify()
@@ -149,7 +150,7 @@ class Hops:
         try:
             self._watch_calls()
         except BaseException as error:
-            self.fail(FastcollError(f"the thread that watches the hops ended: {error!r}"))
+            self.fail(FastcollError(f"the thread that watches the transfers ended: {error!r}"))
             raise
 
     def _watch_calls(self) -> None:
@@ -185,19 +186,19 @@ class Hops:
             self.fail(lost)
             raise lost from error
 
-    def _forget(self, call: HopCall) -> None:
+    def _forget(self, call: CallInFlight) -> None:
         with self._changed:
             if call in self._calls:  # who stops forgets all
                 self._calls.remove(call)
 
-    def _about(self, call: HopCall | None) -> Watch:
+    def _about(self, call: CallInFlight | None) -> Watch:
         """Return a watch that speaks of a call."""
         about = copy.copy(self._watch)
         if call is not None:
             about.begin(call.sequence, call.verb)
         return about
 
-    def _examine(self, call: HopCall) -> None:
+    def _examine(self, call: CallInFlight) -> None:
         """Raise what ends a call that runs."""
         deadline = call.deadline
         if deadline is None or deadline.limit_s - deadline.left_s() < _LOOK_S:
@@ -218,7 +219,7 @@ class Hops:
         return verdict
 
     def stop(self) -> None:
-        """End the hops: the group is broken."""
+        """End the transfers: the group is broken."""
         for carrier in self._carriers:
             carrier.abandon()
         with self._changed:
