@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory a user's array occupies, and the dense copies that stand in for strided ones.
+"""The memory of a user's array, and the dense copies that replace strided ones.
 
 Decides which tensors and arrays are taken and how overlap is judged. Must not know verbs or
 ranks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank did last, as a file, when its group breaks (FASTCOLL_DUMP_DIR).
+"""A file of a rank's last calls, written when its group breaks (FASTCOLL_DUMP_DIR).
 
 Decides the files' names, and that no file, folder or reader of stderr holds up the error. Must not
 know how calls are recorded.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's futures: how one ends with an error.
 
-Decides what Python and torch's C++ read of a future whose call failed. Must not know calls.
+Decides which exception Python and torch's C++ read from a future whose call failed. Must not know
+calls.
 """
 
 from collections.abc import Callable

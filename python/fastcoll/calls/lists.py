@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on lists of tensors: what a user asks for, and its checks.
+"""Calls on lists of tensors, and their checks.
 
-Decides that the tensors of one dtype go together, as one message and under one synchronisation, in
-the order of the list; dtypes follow each other as they first appear. Must not know how a plan is
+Decides that the tensors of one dtype are one message under one synchronisation, in the order of the
+list. Dtypes follow each other as they first appear. Must not know how a plan is
 chosen, nor queues.
 """
 

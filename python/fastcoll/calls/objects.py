@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs for Python objects, and the barrier that names who is missing, as methods of a group.
 
-Objects travel as pickles, between the processes of one user, which the group's making checks; or
-as torch saves them, for who does not trust what the others load. Decides how objects become
-bytes, and that a rank has at most one copy of them: its own packed objects, and what it is to get.
-Must not know how a call is carried out.
+Objects travel as pickles between the processes of one user, which is checked when a group is made.
+A caller who does not trust pickles can have torch save the objects. Decides how they become bytes,
+and that a rank has at most one copy: of its own packed objects and of those that it receives. Must
+not know how a call is carried out.
 """
 
 import io

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls whose input or output has a part for each rank: what a user asks for, and its checks.
+"""Calls whose input or output has a part for each rank, and their checks.
 
-Decides how lists and split sizes become parts, and what of them all ranks must agree on. Must not
-know how a plan is chosen, nor queues.
+Decides how lists and split sizes become parts, and which facts of them all ranks must agree on.
+Must not know how a plan is chosen, nor queues.
 """
 
 import operator

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks for, and whether it makes sense on this rank.
+"""A call on one tensor, and its checks on this rank.
 
-Decides the checks of arguments, all of them before anything is published, so that a wrong call
-leaves the group usable; and how the arrays reach the core. Must not know how a plan is chosen, nor
+Decides the checks of arguments, all before anything is published, so that a wrong call leaves the
+group usable. Decides how arrays reach the core. Must not know how a plan is chosen, nor
 queues.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives: what a user asks for, and whether it makes sense on this rank.
+"""Sends and receives, and their checks on this rank.
 
 Decides the checks of arguments. Must not know how or where a transfer is carried out.
 """

@@ -2,7 +2,7 @@
 """all_reduce by the GPUs' copy engines: who copies what, in which stream, behind what.
 
 Decides the order of copies, of the kernel that adds, and of the meetings of all ranks. A meeting is
-the plan's own kernel: it waits for the same call's on every rank, at most to the limit. Must not
+the plan's own kernel: it waits for the same kernel on every rank, at most to the limit. Must not
 know when this algorithm is chosen.
 
 A wave of the message at a time: every rank stages its input where all can read it; meeting; the
@@ -37,7 +37,7 @@ _Copy = tuple[int, int, int]  # to, from, bytes
 
 
 class Core(Protocol):
-    """What starts kernels and copies."""
+    """The extension's functions that start kernels and copies."""
 
     def launch(
         self, plan: _C.Plan, source: int, target: int, stream: int, limit_s: float, /

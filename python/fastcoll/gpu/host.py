@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group, as what it has on GPUs sees it; and how it introduces itself there.
+"""The group as its GPU side sees it, and the description of its device.
 
-Decides what a rank says of its device, and for how many ranks it claims thread blocks. Must not
-know calls.
+Decides the facts about a device that a rank sends, and for how many ranks it claims thread blocks.
+Must not know calls.
 """
 
 import json

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank last called on its GPU, for the text of an error.
+"""The last calls of every rank on its GPU, for the text of an error.
 
-A kernel that finds another call than its own sees a stamp and no more. So the host writes each
-collective down, as text, where all ranks can read it, and each message that goes to a peer or comes
-from one. Decides the layout; must not know calls. Nothing waits for these words, and only errors
-read them.
+A kernel that finds a different call sees its stamp only. So the host writes each collective, and
+each message to or from a peer, as text where all ranks can read it. Decides the layout; must not
+know calls. Nothing waits for these words, and only errors read them.
 """
 
 import mmap

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank needs of its group to come to its GPU together with the others.
+"""The connection to the other ranks by which a group sets up its GPUs.
 
-Decides how steps that any rank may fail at become one verdict. Must not know what the steps do.
+Decides how steps that may fail on any rank become one verdict. Must not know the steps.
 """
 
 from collections.abc import Callable, Sequence

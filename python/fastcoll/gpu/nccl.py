@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL as a carrier between the GPUs of a group, through torch.distributed.
 
-Decides what NCCL is asked to do for a plan. Where it may not add, it moves the parts and a kernel
-of ours adds them in rank order. The ranks' hosts meet before every collective, as NCCL would take
-different calls for one, and wait for ever for a rank that does not come. Must not know when NCCL
+Decides the NCCL operations of a plan. Where NCCL may not add, it moves the parts and a kernel of
+fastcoll adds them in rank order. The ranks' hosts compare their calls before every collective:
+NCCL would run different calls as one, and wait for ever for a missing rank. Must not know when NCCL
 is chosen.
 
 A program waits for that meeting even with async_op=True, and a call that then runs too long is
@@ -63,7 +63,7 @@ class NcclHost(Protocol):
 
 
 class Core(Protocol):
-    """What starts the kernel that adds."""
+    """The extension's function that starts the kernel that adds."""
 
     def launch(
         self, plan: _C.Plan, source: int, target: int, stream: int, limit_s: float, /

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other when they come to their GPUs, and what all derive from that.
+"""The facts that ranks exchange when a group first uses its GPUs, and the terms derived from them.
 
 Decides the size of a region, the number of channels, and which routes to each other's memory are
 worth a try. Must not know how memory is mapped.
@@ -26,7 +26,7 @@ PROCESS = secrets.token_hex(8)  # tells processes apart, in any namespace
 
 @dataclass(frozen=True)
 class DeviceHello:
-    """What a rank tells the others when a group comes to its GPUs.
+    """A rank's facts about its GPU, for the other ranks.
 
     Attributes:
         problem: Why this rank can't use its GPU; empty if it can.
@@ -56,7 +56,7 @@ class DeviceHello:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all ranks derive alike from everybody's introduction.
+    """The terms that every rank derives alike from all ranks' facts.
 
     Attributes:
         num_channels: Thread blocks of each rank's kernels.

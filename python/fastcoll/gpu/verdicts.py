@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU kernel found wrong, as an error that a user can act on.
+"""A failure that a GPU kernel found, as an error that a user can act on.
 
 Decides the texts. Pure; the numbers are those of kernels/cuda/call.h.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handles of what was started on a GPU.
+"""The handles of calls and transfers on a GPU.
 
-Decides what it means to wait there. Must not know how calls are started.
+Decides how a wait works there. Must not know how calls are started.
 """
 
 import threading

@@ -39,7 +39,7 @@ class Arguments:
     """Flat tensors on a call's arguments; in parts, one for each rank, where the verb has such.
 
     Attributes:
-        given: What this rank gives.
+        given: This rank's input.
         got: Where its result goes; a strided array's is brought to it by `bring_back`.
     """
 
@@ -137,7 +137,7 @@ def carry_out(
 
     Args:
         lanes: This rank's lanes.
-        header: What all ranks call.
+        header: The call, equal on all ranks.
         arguments: This rank's arguments.
         limit_s: Limit of the call.
         numerics: What an island's reductions promise.

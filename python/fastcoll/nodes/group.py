@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of ranks on several nodes: from a user's call to its phases.
 
-Decides what a call does: a packet, or phases of its verb. Must not know how a group comes to be
-the default one, nor how an island carries out its part.
+Decides whether a call is a packet or phases of its verb. Must not know default groups, nor how an
+island runs its part.
 """
 
 import threading

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group over several nodes while it is made: a rank that fails or dies then is lost to all nodes.
 
-Within a node the sockets tell (bootstrap/rendezvous.py); this tells the others. Decides who has to
-have come before a rank goes on, and whom an error names. Must not know what a carrier does.
+Within a node the sockets report it (bootstrap/rendezvous.py); this file reports it to other nodes.
+Decides which ranks must have arrived before a rank continues, and which ranks an error names. Must
+not know how a carrier works.
 """
 
 import contextlib

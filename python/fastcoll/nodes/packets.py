@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call begins: all ranks say what they call, and small messages travel along.
+"""The packets that begin a call: all ranks compare their calls, and small messages travel along.
 
-Decides the packet, which has room for the same number of bytes whatever the call, since carriers do
-not survive messages that are longer than expected: Gloo ends the process. So nothing else crosses
-before all nodes have agreed, and a call that fits into its packets is over after one trip.
+Decides the size of a packet, which is the same for every call: Gloo ends a process that receives
+more bytes than it expects. So nothing else crosses before all nodes have agreed. A call whose
+message fits into its packets is over after one trip.
 
 All packets of a node together have room for 64 KiB. Where a second trip takes longer than 64 KiB,
 this is the quickest way: at 1 Gbit/s with 2 ms, by arithmetic, 2.5 ms for 64 KiB instead of 4.5 ms.
@@ -24,9 +24,8 @@ from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
 
 _WORDS = struct.Struct("=QQQiBBBBB")
 _HEADER_BYTES = 64
-# What a node sends in all its packets together. To save a second trip is worth that many bytes:
-# they take as long on a link of 10 Gbit/s and 50 us or of 1 Gbit/s and 0.5 ms, and where links are
-# longer less.
+# Bytes of all packets of a node together. Saving a second trip is worth that many: they take as
+# long as a trip on a link of 10 Gbit/s and 50 us, or of 1 Gbit/s and 0.5 ms; on longer links less.
 _MOST_BYTES = 64 << 10
 # Of a packet, where it has to be sent whole.
 _FIXED_BYTES = 4096 - _HEADER_BYTES
@@ -35,7 +34,7 @@ _ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
 
 @dataclass(frozen=True)
 class Header:
-    """What must be equal on all ranks of a call; fields as in `fastcoll.types.Request`.
+    """The facts that must be equal on all ranks of a call; fields as in `fastcoll.types.Request`.
 
     Attributes:
         sequence: Number of the call in its group.
@@ -124,7 +123,7 @@ def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
 
     Args:
         lanes: This rank's lanes.
-        header: What this rank calls.
+        header: This rank's call.
         limit_s: How long they may let each other wait.
 
     Raises:
@@ -139,11 +138,11 @@ def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Ten
 
     Args:
         lanes: This rank's lanes.
-        header: What this rank calls.
+        header: This rank's call.
         content: Bytes for all other leaders.
 
     Returns:
-        What each node's packet held, and perhaps more behind it.
+        The content of each node's packet, perhaps with more bytes behind it.
 
     Raises:
         DesyncError: The nodes make different calls; all leaders raise it.
@@ -155,10 +154,10 @@ def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Ten
 
 @dataclass(frozen=True)
 class Packets:
-    """What the ranks of a lane say to each other; complete when `transfer` is over.
+    """The packets of a lane's ranks; complete when `transfer` is over.
 
     Attributes:
-        ranks: Who serves the lane on each node.
+        ranks: The rank that serves the lane on each node.
     """
 
     ranks: Sequence[int]
@@ -166,7 +165,7 @@ class Packets:
     transfer: Started
 
     def contents(self) -> list[torch.Tensor]:
-        """Return what each node's packet holds behind its header.
+        """Return the content of each node's packet.
 
         Raises:
             DesyncError: The headers differ.
@@ -176,7 +175,7 @@ class Packets:
 
 
 def hand_over(lanes: Lanes, slot: int, header: Header, content: torch.Tensor) -> Packets:
-    """Start to tell the other nodes, in one of this rank's lanes, what it calls."""
+    """Start to exchange packets of this call in one of this rank's lanes."""
     packet = torch.cat([_bytes_of(header), content])
     room = _HEADER_BYTES + packet_room(lanes)
     if not lanes.takes_less:

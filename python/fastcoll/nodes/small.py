@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls whose message fits into the packets that begin them: one trip, and nothing else crosses.
 
-Decides what a node's packet holds: of a reduction what its ranks have reduced, else what each of
-them gives, and every rank picks its result.
+Decides the content of a node's packet: the reduced values of its ranks in a reduction, else the
+input of each rank. Every rank picks its result.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carriers by their names.
 
-Decides which carrier a name means. Must not know what one is asked to do.
+Decides which carrier a name means. Must not know how a carrier is used.
 """
 
 from fastcoll.bootstrap.blocking_calls import ask

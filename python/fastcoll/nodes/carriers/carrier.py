@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves bytes between nodes, as the phases of a call see it: one carrier for each lane.
+"""The carrier of a lane, which moves bytes between nodes, as the phases of a call see it.
 
-Decides what a carrier can be asked for. Must not know what the bytes are, nor how long to wait for
-them.
+Decides the operations of a carrier. Must not know the meaning of the bytes, nor how long to wait
+for them.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of torch.distributed as carriers: a group of one for each lane.
 
-Decides how a backend is made by its name and what it is asked to do. Must not know what the bytes
-are, nor how long to wait for them.
+Decides how a backend is made by its name, and its operations. Must not know the meaning of the
+bytes, nor how long to wait for them.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls on GPUs wait for between nodes: streams wait there, and a thread watches from outside.
+"""Calls on GPUs whose transfers between nodes are in flight: a thread watches them.
 
-Decides when such a call is over, late or another one than on other nodes, and what ends it then.
-The host of a call never waits. Must not know what is transferred.
+Streams wait for the transfers; the host of a call never waits. Decides when such a call is over,
+late, or different from the call on other nodes, and how it is ended then. Must not know the data.
 
 NCCL compares nothing and waits for ever. So with each call the ranks of a lane send each other its
 header, on the CPUs' carrier and beside the data, and a thread compares them. Another call ends in a
@@ -79,7 +79,7 @@ class CallsInFlight:
         """Watch over transfers of some carriers.
 
         Args:
-            watch: What settles the group's verdict.
+            watch: Decides the group's verdict.
             carriers: Of this rank's lanes, on its GPU.
             is_capturing: Whether the current stream is.
             enter_thread: What the thread does first, so that it may ask about events.

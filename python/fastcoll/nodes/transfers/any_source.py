@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives from any rank in a group over several nodes.
 
-Such a receive is one of the island's, and listens on the channel of every rank of another node that
-has begun to send with its tag, which the senders say on the board. What comes first decides: a
-message from another node takes the receive back from the island, unless that has found one already.
+Such a receive is posted in the island. It also listens on the channel of every rank of another node
+that has begun to send with its tag; senders write that on the board. The first message decides: one
+from another node withdraws the receive from the island, unless that has found a message already.
 """
 
 import time

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives between two ranks of different nodes.
 
-Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it,
-on which messages follow each other. A message is a header that says what comes, then its bytes.
-Decides which receive gets a message and what ends a wait. Must not know how bytes travel.
+Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it.
+Messages follow each other on it. A message is a header, then its bytes. Decides which receive gets
+a message and how a wait ends. Must not know how bytes travel.
 
 Why a carrier for each pair and tag: torch's waits for a Gloo receive can neither be asked about nor
 ended without closing connections, and Gloo ends a process that gets more bytes than it expects. So

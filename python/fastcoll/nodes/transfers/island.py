@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives within a node, of a group over several nodes.
 
-Decides what the whole group hears of them: whom they wait for, and what broke them, with the
-group's numbers of the ranks. Must not know of other nodes' transfers.
+Decides what the whole group is told: the ranks they wait for, and the error that broke them, with
+the group's numbers of the ranks. Must not know of other nodes' transfers.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a wait between nodes, and which rank its error names."""
+"""How a wait between nodes ends, and which rank its error names."""

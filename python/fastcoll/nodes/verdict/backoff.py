@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a thread waits for what nobody can wake it up for: it asks, more and more rarely.
+"""Waiting by polling, with growing pauses, for an event that wakes no thread.
 
-Decides how often. Must not know what is waited for.
+Decides the pauses. Must not know the event.
 """
 
 import time
@@ -25,8 +25,8 @@ def wait_until(
     """Wait until a condition holds; return False if the deadline passed before.
 
     Args:
-        condition: What is asked again and again.
-        check: Raises what ends the wait from outside; asked now and then.
+        condition: Called again and again.
+        check: Called now and then; raises an error that ends the wait from outside.
         deadline: None: `check` alone ends it.
         first_check_s: When `check` is first asked.
         pauses_s: The first pause between two questions, and the longest.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the nodes of a group tell each other over the store: its verdict, and how far each one is.
+"""A group's entries in the store: its verdict, and the progress of each node.
 
-Decides where it stands and that the first verdict wins. Nobody waits for the store longer than he
-says: a store behind a cut link does not answer. All boards of a process share one connection to
+Decides the keys, and that the first verdict wins. Every wait for the store has a limit: a store
+behind a cut link does not answer. All boards of a process share one connection to
 their store: torch asks a name server whenever it connects, and waits for one that does not answer.
-Must not know what is a verdict's reason.
+Must not know a verdict's reason.
 """
 
 import json

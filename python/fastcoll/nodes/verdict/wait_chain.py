@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in sends and receives, told on the board.
+"""The chain of waits in sends and receives: each rank writes on the board which rank it waits for.
 
-So a limit names the rank that holds up a chain of them, on whatever node, and not the next one,
-which may wait itself. Must not know how messages travel.
+So a timeout names the rank at the end of a chain, on whatever node, and not the next rank, which
+may be waiting itself. Must not know how messages travel.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for other nodes: none without a limit, and one verdict for all ranks of the group.
 
-Decides what ends a wait (the transfer, the limit, a verdict from anywhere) and whom an error names.
-A rank that fails writes the verdict on the board, which ranks of other nodes read while they wait,
-and breaks its island with it, which wakes up those who wait there: they need no store to know it.
-Must not know what is transferred.
+Decides how a wait ends (the transfer, the limit, a verdict from anywhere) and which rank an error
+names. A rank that fails writes the verdict on the board, and waiting ranks of other nodes read it.
+The rank also breaks its island with it: ranks that wait there wake up without a store. Must not
+know the data.
 
 Gloo does not report everything. When a connection breaks, Gloo tells every operation that waits for
 it, except the one whose bytes were in flight (`Pair::signalException` in
@@ -30,9 +30,9 @@ from fastcoll.nodes.verdict.board import Board, told_in, written
 # A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
 # that serves a thousand nodes, often enough to hear of an error well within a second.
 _LONG_S = 0.05
-# How long a rank that lost a connection, or its patience, lets those speak who know more.
+# How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 _GRACE_S = 1.0
-# What a rank needs from the end of its patience until its island knows: it listens, asks who is
+# The time from a rank's timeout until its island knows: it listens, asks who is
 # missing and settles the verdict, if the store does not answer.
 SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
 # Characters of an error that fit into an island's verdict, whatever of them is escaped.
@@ -130,7 +130,7 @@ class Watch:
         return self.error or self._board.verdict()
 
     def heard(self) -> FastcollError | None:
-        """Wait a moment for the verdict of somebody who knows more."""
+        """Wait a moment for the verdict of a better-informed rank."""
         grace = Deadline(_GRACE_S)
         while not grace.passed():
             if verdict := self._board.verdict():
