@@ -152,10 +152,9 @@ class TwoShot {
     return slot + size_t(j) * chunks_.stride() * elem_;
   }
   // Where rank r leaves its reduced chunk for the others: over what the next rank staged for it,
-  // which nobody else reads. Those lines are in r's cache since it read them, while those of a
-  // place of its own would have to be taken back from all who read there before. r may write there,
-  // as it has claimed its own slot: so every rank, the next one too, is through with what theirs
-  // held.
+  // which no other rank reads. Those lines are in r's cache since it read them; lines of a place of
+  // its own would have to be taken back from all readers. Safe: r holds its own slot, so by the
+  // reuse rule every rank has consumed the previous contents of all slots.
   std::byte* result_place(int r, size_t k) const {
     return in_slot(group_.slot((r + 1) % world_, k), r);
   }

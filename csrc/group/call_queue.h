@@ -2,7 +2,7 @@
 // The asynchronous calls of a group. There are two queues: Python's (work.py), for calls that need
 // Python, and this one, whose calls a thread carries out without the GIL. This one takes a call
 // only while Python's is empty, and what Python queues waits for what is queued here: so a group's
-// calls stay in order whoever makes them. No Python here.
+// calls stay in order, whichever thread makes them. No Python here.
 //
 // A busy Python program does not delay such a call, and waiting for it costs two switches of
 // threads. The thread never takes the GIL: a thread that closes the group may hold the GIL and

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of a group's calls that are known here, by what a call says of itself. Guarded by the
-// GIL.
+// The known plans of a group's calls, by the facts of a call. Guarded by the GIL.
 //
 // Choosing is in Python, where it can be read and tested; it happens once per kind of call. The
 // plan then sits here, so the path that is taken a million times a second is C++ throughout.
@@ -54,7 +53,7 @@ class PlanTable {
   }
 
  private:
-  // Before the table proper: found with less work, where no two that are in use share a place.
+  // A direct-mapped cache in front of the map.
   static constexpr int kRecentBits = 8;
   struct Recent {
     Plan plan;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of this process that carry out what nobody waits for. They hold no GIL. Decides when
+// The threads of this process that run calls in the background. They hold no GIL. Decides when
 // there is one more; none exists before the first task.
 //
 // They belong to the process, not to a group. The calls of a group run in order, whichever thread

@@ -148,9 +148,8 @@ class Request:
         root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
         algorithm: "auto" or the name of an Algorithm.
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
-        splits: 0 if all parts are of one size; COUNTED if a rank knows the sizes of its own parts
-            only; else a hash of the sizes, which all ranks know, and for a list of tensors their
-            number.
+        splits: 0 for parts of one size; COUNTED where each rank knows the sizes of its own parts
+            only; else a hash of all sizes, with the number of tensors in the upper bits for a list.
         num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
             to its GPUs; 0 where the tensors are on CPUs.
         ranks_per_gpu: The most ranks that share one GPU.

@@ -233,7 +233,7 @@ def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -
 
 
 def named_rank(group: GroupLike, rank: int) -> int:
-    """Return what a rank of the group is called where the group was given so."""
+    """Convert a group rank to a global rank if `group` is a torch process group."""
     return dist.get_global_rank(group, rank) if isinstance(group, ProcessGroup) else rank
 
 

@@ -47,7 +47,7 @@ def broadcast_object_list(
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
-        device: Changes nothing: pickled objects lie on the CPU.
+        device: Ignored; objects are always on the CPU.
         group_src: In place of `src`: a rank of the group, whatever kind that is.
         weights_only: See `all_gather_object`, also for the errors.
     """
@@ -135,7 +135,7 @@ def send_object_list(
         object_list: What to send.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         group: A Communicator or a torch process group; None is the default group.
-        device: Changes nothing: pickled objects lie on the CPU.
+        device: Ignored; objects are always on the CPU.
         group_dst: In place of `dst`: a rank of the group, whatever kind that is.
         use_batch: Changes nothing: it is how NCCL connects.
         weights_only: See `all_gather_object`, also for the errors.
@@ -163,9 +163,9 @@ def recv_object_list(
     Args:
         object_list: What is replaced: of the length that is sent.
         src: Rank in the group; the global rank if `group` is a torch process group; None is
-            whoever sends first.
+            the first sender.
         group: A Communicator or a torch process group; None is the default group.
-        device: Changes nothing: pickled objects lie on the CPU.
+        device: Ignored; objects are always on the CPU.
         group_src: In place of `src`: a rank of the group, whatever kind that is.
         use_batch: Changes nothing: it is how NCCL connects.
         weights_only: See `all_gather_object`, also for the errors.

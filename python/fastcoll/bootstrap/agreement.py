@@ -2,7 +2,7 @@
 """Which ranks of a broken group go on together: one answer for all who are left.
 
 The answer is a word in memory that all ranks of the old group share. It is 0 until one of them puts
-in, by compare-exchange, the ranks that go on; whoever comes later gets what stands there. No rank
+in, by compare-exchange, the ranks that go on; later ranks read that answer. No rank
 acts before it has read the answer, so there is one, whoever dies, is stopped or comes back at
 whatever moment (with a compare-exchange any number of processes agree: Herlihy, "Wait-free
 synchronization", TOPLAS 13, 1991).

@@ -2,7 +2,7 @@
 """From a broken group's sockets to a smaller mesh: the survivors agree, and connect anew.
 
 Decides what a rank hands over when it joins: its new region, and to each higher rank one end of a
-new socket. So whoever is agreed on is connected, and nothing can go wrong afterwards. A rank that
+new socket. So the agreed ranks are connected, and nothing can fail afterwards. A rank that
 is left out may have got these descriptors; it never maps them. Must not know what a region holds.
 """
 

@@ -134,7 +134,7 @@ class BaseGroup(ObjectMethods):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        """Raise the error that broke the group, if one has; does not wait for a GPU."""
         raise NotImplementedError
 
     def peer_is_gone(self, peer: int) -> bool:
@@ -172,7 +172,7 @@ class BaseGroup(ObjectMethods):
         return type(self).make(self._exchange(), name, settings, members, self)
 
     def _exchange(self) -> BytesExchange:
-        """Return how the ranks tell each other what the making of a group takes."""
+        """Return the exchange over which the ranks make a new group."""
         raise NotImplementedError
 
     def shrink(self, *, timeout_s: float | None = None) -> "BaseGroup":

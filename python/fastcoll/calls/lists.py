@@ -46,7 +46,7 @@ class ListOperands:
     root: int = 0
 
     def written(self) -> list[ArrayView]:
-        """Return what the call writes on this rank."""
+        """Return the arrays that the call writes on this rank."""
         return [array for one in self.tensors for array in one.written()]
 
     def outputs(self) -> list[Array]:

@@ -80,7 +80,7 @@ class P2PMethods:
         return self._transfers.start(calls)
 
     def drive_transfers(self) -> None:
-        """Move on what is open, whoever waits; C++ asks for it."""
+        """Move the open transfers on, in whichever thread; called from C++."""
         self._transfers.drive()
 
     def isend(

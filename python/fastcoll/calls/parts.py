@@ -171,7 +171,7 @@ class PartsOperands:
         return [array for side in (self.input, self.output) if side for array in side.views]
 
     def written(self) -> list[ArrayView]:
-        """Return what the call writes on this rank."""
+        """Return the arrays that the call writes on this rank."""
         return list(self.output.views) if self.output else []
 
     def outputs(self) -> list[Array]:

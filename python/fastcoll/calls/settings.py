@@ -24,7 +24,7 @@ class Settings:
         timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
         making_s: Limit of the group's making, in seconds: a first call may bring its own.
         numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
-        carrier: What moves bytes between nodes.
+        carrier: The carrier between nodes.
     """
 
     timeout_s: float
@@ -34,7 +34,7 @@ class Settings:
     carrier: str = "gloo"
 
     def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
-        """Return the settings of a part of this group, with what is given in place of these."""
+        """Return the settings of a part of this group, with some of them replaced."""
         limit_s = self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
         # A part of a group is made by calls of the whole one, whose limit holds, too.
         result = replace(self, timeout_s=limit_s, making_s=min(limit_s, self.timeout_s))
@@ -48,7 +48,7 @@ class Settings:
         return self if timeout_s is None else replace(self, making_s=group_limit_s(timeout_s))
 
     def terms(self, carrier: str) -> Terms:
-        """Return what all ranks of the group must have alike; `carrier`: this rank's, in words."""
+        """Return the settings that all ranks must share; `carrier`: this rank's, in words."""
         between = self.numerics_between or "numerics by dtype"
         return Terms(self.numerics, f"{carrier} with {between}")
 

@@ -26,7 +26,7 @@ def tracing() -> bool:
 
 
 def at_call_site(run: Callable[[], None]) -> Callable[[], None]:
-    """Return what does the same in any thread, as a call of whoever calls this."""
+    """Return a function that runs in any thread as a call from the caller's site."""
     site = _C.find_call_site()
 
     def run_there() -> None:

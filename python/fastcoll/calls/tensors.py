@@ -57,7 +57,7 @@ class Call(BaseCall):
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """What the core reads and writes, each in one piece; copies stand in for what is not.
+    """The arrays that the core reads and writes, each in one piece; copies replace the others.
 
     Attributes:
         finish: Brings the result to where the user wants it.
@@ -96,7 +96,7 @@ class Operands:
         return -1 if some is None else some.device
 
     def flat(self) -> Flat:
-        """Return what the core reads and writes: the arrays, or dense copies of strided ones."""
+        """Return the input and output for the core: the arrays, or dense copies of strided ones."""
         source, target = self.input, self.output
         if source is not None and not source.dense:
             source = dense_copy(source, fill=True)
@@ -122,7 +122,7 @@ class Operands:
         return [array for array in (self.input, self.output) if array is not None]
 
     def written(self) -> list[ArrayView]:
-        """Return what the call writes on this rank."""
+        """Return the arrays that the call writes on this rank."""
         return [] if self.output is None else [self.output]
 
     def outputs(self) -> list[Array]:

@@ -103,7 +103,7 @@ class TransferBetween(QueuedWork):
     def __init__(
         self, run: Callable[[], int], transfer: Transfer, on_long_wait: OnLongWait = nullcontext
     ) -> None:
-        """Take what carries it out and returns the peer, and what a long wait for it is put in."""
+        """Take the function that runs it and returns the peer, and the context of a long wait."""
 
         def keep_peer() -> None:
             self._peer = run()
@@ -126,7 +126,7 @@ class TransferBetween(QueuedWork):
         return torch.futures.Future(devices=[torch.device("cuda", self._device)])
 
     def source_rank(self) -> int:
-        """Return the group rank that sent what was received here; for complete transfers."""
+        """Return the group rank that sent the message received here; for complete transfers."""
         return self._peer
 
 
@@ -134,7 +134,7 @@ class GpuTransferWork(Work):
     """A send or a receive on a GPU; gpu/work.py has it."""
 
     def source_rank(self) -> int:
-        """Return the group rank that sends what is received here."""
+        """Return the group rank that sends the message received here."""
         raise NotImplementedError
 
 
@@ -192,7 +192,7 @@ class Transfers:
         return post(self._group, transfer)
 
     def drive(self) -> None:
-        """See to it that a thread moves on what is open."""
+        """Make sure that a thread moves the open transfers on."""
         with self._lock:
             if not self._has_thread:
                 run_in_pool(self._drive)

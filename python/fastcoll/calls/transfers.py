@@ -40,7 +40,7 @@ class Transfer:
     limit_s: float
 
     def written(self) -> list[ArrayView]:
-        """Return what the transfer writes on this rank."""
+        """Return the arrays that the transfer writes on this rank."""
         return [] if self.sends else [self.array]
 
 

@@ -115,7 +115,7 @@ class CopyEngine:
         self._meet(call)
 
     def _wave(self, call: _Call, start: int, num_bytes: int) -> None:
-        """Start what is done for `num_bytes` of the message."""
+        """Start the copies and kernels for `num_bytes` of the message."""
         main, world, me = call.main, len(self._ptrs), self._rank
         staged = [ptr + self._place for ptr in self._ptrs]
         brought = staged[me] + world * self._most
@@ -157,12 +157,12 @@ class CopyEngine:
             self._core.copy(mine[idx :: len(self._streams)], stream.cuda_stream)
 
     def _fork(self, main: Any) -> None:
-        """Let the copy streams wait for what the main stream has now."""
+        """Let the copy streams wait for the current work of the main stream."""
         for stream in self._streams:
             stream.wait_stream(main)
 
     def _join(self, main: Any) -> None:
-        """Let the main stream wait for what the copy streams have now.
+        """Let the main stream wait for the current work of the copy streams.
 
         In a capture that means what the capture has: how a replay stands to eager calls is up to
         the streams on which the program replays it.

@@ -224,7 +224,7 @@ class DeviceGroup:
                 copy_back(one.array, array)
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has; does not wait for the device."""
+        """Raise the error that broke the group, if one has; does not wait for the device."""
         self._check(range(self._host.world_size), starting=False)
 
     def _check(self, peers: Iterable[int], *, starting: bool) -> None:

@@ -41,7 +41,7 @@ class Journal:
         self._numbers: Counter[range] = Counter()  # of what was written, by its entries
 
     def write(self, call: str, site: str = "") -> None:
-        """Write down what this rank calls next, and where the program does, if that is known."""
+        """Write this rank's next call, and its place in the program if that is known."""
         self._write(range(_CALLS), call, site)
 
     def write_message(self, sends: bool, peer: int, message: str, site: str = "") -> None:
@@ -98,7 +98,7 @@ class Journal:
         _HEAD.pack_into(page, start, number, len(raw))
 
     def _read(self, rank: int, entries: range) -> dict[int, tuple[str, str]]:
-        """Return what a rank has written into some entries, and from where, by number."""
+        """Return the texts of some entries of a rank, and their call sites, by number."""
         page, texts = self._pages[rank], {}
         for entry in entries:
             start = entry * _ENTRY_BYTES

@@ -44,5 +44,5 @@ def problem_of(step: Callable[[], object]) -> str:
 
 
 def problems(rows: Sequence[Facts]) -> str:
-    """Return who has a problem, and which; empty if nobody has."""
+    """Return the ranks with a problem, and its text; empty if nobody has."""
     return "; ".join(f"rank {rank}: {r['problem']}" for rank, r in enumerate(rows) if r["problem"])

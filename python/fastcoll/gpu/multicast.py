@@ -64,7 +64,7 @@ class _Joining:
         self._token = secrets.randbits(32)
 
     def run(self) -> str:
-        """Take all steps and return what went wrong on the way. Collective."""
+        """Take all steps; return the first failure, or an empty string. Collective."""
         link = self._link
         rows = link.gather({"problem": problem_of(self._create), "token": self._token})
         if problem := problems(rows):

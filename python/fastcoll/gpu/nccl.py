@@ -200,7 +200,7 @@ class Nccl:
     def _gather(
         self, output: torch.Tensor, given: torch.Tensor, sizes: Sequence[int], limit_s: float
     ) -> None:
-        """Let everybody have what each rank gives, of these sizes."""
+        """Give every rank's bytes, of these sizes, to all ranks."""
         if len(set(sizes)) == 1:
             return self._wait(self._group._allgather_base(output, given), limit_s)
         for rank, part in enumerate(torch.split(output, list(sizes))):
@@ -336,7 +336,7 @@ class Nccl:
                 self._group.abort()
 
     def close(self) -> None:
-        """Wait until what runs is over, at most for its limit, and end NCCL here."""
+        """Wait for running calls, at most for their limit, and end NCCL here."""
         host = self._host
         gone_since = None
         while self.busy() and not self.is_late():

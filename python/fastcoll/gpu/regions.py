@@ -170,7 +170,7 @@ class Regions:
 
 
 class Pin:
-    """What keeps a rank's own region after its group has left: its symmetric tensors hold it."""
+    """Keeps a rank's own region after its group has left: its symmetric tensors hold it."""
 
     def __init__(self) -> None:
         finalizer = weakref.finalize(self, reap)

@@ -29,7 +29,7 @@ class DeviceSide(Protocol):
     device: int
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has."""
+        """Raise the error that broke the group, if one has."""
 
 
 @dataclass(frozen=True)
@@ -146,5 +146,5 @@ class DeviceTransferWork(DeviceWork, GpuTransferWork):
         self._peer = transfer.peer
 
     def source_rank(self) -> int:
-        """Return the group rank that sends what is received here."""
+        """Return the group rank that sends the message received here."""
         return self._peer

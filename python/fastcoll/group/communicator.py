@@ -194,7 +194,7 @@ class Communicator(_C.Group, BaseGroup):
             fds = self._exchange_fds(make)
             arena_idx = self.add_arena(fds, num_bytes)
         except BaseException as error:
-            # The others may have got theirs: the heaps are not in step any more.
+            # Some ranks may have allocated: the heaps have diverged.
             text = f"the symmetric heap could not grow: {error}"
             if kind := KINDS.get(type(error)):  # one of them is to blame: the verdict names it
                 self.fail(kind, text, getattr(error, "ranks", ()))

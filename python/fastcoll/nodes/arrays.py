@@ -42,7 +42,7 @@ def partial_dtype(dtype: DType, op: Op) -> DType:
 
 
 def partial_op(op: Op) -> Op:
-    """Return what partial results are made with: an average is a sum until its end."""
+    """Return the operation that makes partial results: an average is a sum until its end."""
     return Op.SUM if op is Op.AVG else op
 
 

@@ -225,7 +225,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._lanes.abandon()
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        """Raise the error that broke the group, if one has; does not wait for a GPU."""
         self.check_host()
         if self._gpus is not None:
             self._gpus.check_island()

@@ -50,7 +50,7 @@ class Buffers:
 
 
 class Waits(Protocol):
-    """What ends waits for other nodes: `Watch` on CPUs, `CallsInFlight` in the stream of a GPU."""
+    """Waits for other nodes: `Watch` on CPUs, `CallsInFlight` in the stream of a GPU."""
 
     def wait(
         self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()

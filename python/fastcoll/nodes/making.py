@@ -24,7 +24,7 @@ from fastcoll.types import Verb
 
 
 def decide_verdict(board: Board, seat: Seat, error: BaseException) -> BaseException:
-    """Tell all nodes why a group can't be made; return what this rank is to raise.
+    """Tell all nodes why a group can't be made; return the error that this rank raises.
 
     An error that is one rank's own is to the others the loss of that rank.
     """
@@ -48,7 +48,7 @@ def decide_node_verdict(board: Board, seat: Seat, error: BaseException) -> BaseE
 
 
 class _Look:
-    """What ends a rank's wait for its lanes: a verdict, or the end of a rank of its node."""
+    """How a rank's wait for its lanes ends: a verdict, or the end of a rank of its node."""
 
     def __init__(self, board: Board, seat: Seat, island: BaseGroup) -> None:
         self._board = board
@@ -109,7 +109,7 @@ def _report_arrival(own: Store, seat: Seat, deadline: Deadline) -> None:
 
 
 def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
-    """Return an error that names who did not come; if all began to, the others of the lane."""
+    """Return an error that names the missing ranks; if all began to, the others of the lane."""
     places = seat.islands.places
     missing: list[int] = []
     with contextlib.suppress(RuntimeError, TimeoutError):  # the store may be what is late

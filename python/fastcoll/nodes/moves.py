@@ -73,7 +73,7 @@ def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor])
 
 
 def _from_owners(lanes: Lanes, lane: int, sizes: Sequence[int]) -> list[int]:
-    """Return what comes from each other node in a lane, if rank r gives `sizes[r]` bytes."""
+    """Return the bytes from each other node in a lane, if rank r gives `sizes[r]`."""
     ranks = [lanes.islands.rank_in_lane(node, lane) for node in range(lanes.num_nodes)]
     return [
         0 if rank is None or node == lanes.node else sizes[rank] for node, rank in enumerate(ranks)
@@ -87,7 +87,7 @@ def _put(target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
 
 
 def _hand_out(lanes: Lanes, everything: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Put what a lane buffer holds of each rank where it belongs."""
+    """Copy each rank's bytes from a lane buffer to their places."""
     for lane, place in enumerate(lanes.by_lane(everything)):
         for node, piece in enumerate(place.view(lanes.num_nodes, -1)):
             rank = lanes.islands.rank_in_lane(node, lane)

@@ -45,7 +45,7 @@ def reduce(
 def move(
     lanes: Lanes, header: Header, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
 ) -> None:
-    """Bring what every rank gives to every rank, which takes what is for it."""
+    """Bring every rank's input to every rank, which takes its part."""
     world_size = len(lanes.islands.places)
     size = header.given_bytes(world_size)
     mine = torch.zeros(size, dtype=torch.uint8)
@@ -68,7 +68,7 @@ def move(
 
 
 def _results(rank: int, header: Header, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return what a rank gets, given every rank's bytes."""
+    """Return a rank's results, given every rank's bytes."""
     if header.verb is Verb.broadcast:
         return [given[header.root]]
     if header.verb is Verb.scatter:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who of a broken group over several nodes goes on: one answer for all who are left.
+"""The survivors of a broken group over several nodes: one answer for all of them.
 
 Within a node the ranks agree first (bootstrap/shrink.py). Then the nodes do, over the store: each
 says which of its ranks are left, and the first list that reaches the store is the answer. So the
 answer is one as long as the store lives; without it nobody goes on. Decides which nodes are waited
-for, and how long. Must not know what is made of the survivors.
+for, and how long. Must not know how the survivors are used.
 
 Only the first of a node's survivors speaks for it, and none of the others takes its place if it
 stops there: who is left on the node is settled by then, with that rank among them, and so is the

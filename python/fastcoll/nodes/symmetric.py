@@ -29,7 +29,7 @@ def agreed(
     Args:
         made: The tensor; None: there is a problem.
         problem: What all ranks of this node raised in place of making one.
-        num_bytes: What this rank asked for.
+        num_bytes: The size on this rank.
         islands: The group's map.
         gather_words: Gathers integers from all ranks.
         gather_bytes: Gathers the reasons, if a node has no room.

@@ -20,12 +20,12 @@ CARRIERS: dict[str, MakeCarrier] = {
 
 
 def identity(name: str) -> str:
-    """Return what all ranks of a group must find alike about a carrier, in words."""
+    """Return the facts about a carrier that must be equal on all ranks, in words."""
     return mpi_carrier.describe() if name == "mpi" else name
 
 
 def maker_of(name: str) -> MakeCarrier:
-    """Return what makes a lane of the carrier with this name; that is collective over the lane.
+    """Return the function, collective over a lane, that makes a lane of this carrier.
 
     Raises:
         UsageError: There is none.

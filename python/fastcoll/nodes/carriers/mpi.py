@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI as a carrier, through mpi4py: a communicator for each lane.
 
-Decides what MPI is asked to do. Everything is non-blocking, so that waits have the limits and the
+Decides the MPI operations. Everything is non-blocking, so that waits have the limits and the
 verdicts of all others (watch.py); MPI moves bytes while it is asked whether it is through. Must not
 know what the bytes are. A process that dies is MPI's affair first: most launchers then end all
 ranks of their job.
@@ -64,7 +64,7 @@ def _mpi() -> Any:
 
 
 def describe() -> str:
-    """Return what all ranks must find alike: which MPI, and a job of how many processes."""
+    """Return the facts that must be equal on all ranks: the MPI, and the size of the job."""
     try:
         mpi = _mpi()
     except UsageError as error:

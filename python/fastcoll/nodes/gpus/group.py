@@ -73,7 +73,7 @@ class NodeHost(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What of the group's CPU side its GPU side is made of."""
+    """The parts of the group's CPU side that its GPU side uses."""
 
     host: NodeHost
     lanes: Lanes
@@ -135,7 +135,7 @@ def _place(device: int) -> torch.device:
 
 
 def _facts(device: int) -> dict[str, str]:
-    """Return what all ranks have to know of this one's GPU."""
+    """Return the facts about this rank's GPU that all ranks need."""
     try:
         gpu.require()
         return {"problem": "", "uuid": gpu.gpu(device).uuid, "nccl": gpu.nccl_name()}
@@ -285,18 +285,18 @@ class NodeGpus:
             in_flight.is_issued = True
 
     def _tell(self, in_flight: CallInFlight, header: Header, sequence: int) -> None:
-        """Start to tell the other nodes what is called; nobody waits for the answer."""
+        """Start to send this call's header to the other nodes; nobody waits for the answer."""
         header = header.numbered(sequence)
         in_flight.sequence = sequence
         lanes = self._cpu_lanes
         in_flight.packets = [hand_over(lanes, slot, header, _NOTHING) for slot, _ in lanes.lanes()]
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has."""
+        """Raise the error that broke the group, if one has."""
         self._host.check()
 
     def check_island(self) -> None:
-        """Raise what the kernels of this node found wrong; then it is the whole group's error."""
+        """Raise the error that this node's kernels found; then it is the whole group's error."""
         try:
             self._island.check()
         except FastcollError as error:

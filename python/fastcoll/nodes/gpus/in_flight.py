@@ -164,7 +164,7 @@ class CallsInFlight:
             ignore_errors(self.look)
 
     def look(self) -> None:
-        """End what is late or wrong, forget what is over.
+        """End late or wrong calls, forget finished ones.
 
         Raises:
             FastcollError: The group's verdict, if it has one now.
@@ -199,7 +199,7 @@ class CallsInFlight:
         return about
 
     def _examine(self, call: CallInFlight) -> None:
-        """Raise what ends a call that runs."""
+        """Raise the error that ends a running call."""
         deadline = call.deadline
         if deadline is None or deadline.limit_s - deadline.left_s() < _LOOK_S:
             return
@@ -213,7 +213,7 @@ class CallsInFlight:
             raise about.late(deadline)
 
     def fail(self, error: FastcollError) -> FastcollError:
-        """Break the group and end what runs; return the group's verdict. See `Watch.fail`."""
+        """Break the group and end its calls; return the group's verdict. See `Watch.fail`."""
         verdict = self._watch.fail(error)
         self.stop()
         return verdict
@@ -230,7 +230,7 @@ class CallsInFlight:
         return bool(self._calls) and self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
-        """Let what runs come to its end or its limit, then leave the lanes."""
+        """Wait until running calls end or reach their limit, then leave the lanes."""
         while self._is_watched() and self._watch.error is None and not self._is_closed:
             time.sleep(_POLL_S)
         with self._changed:

@@ -49,7 +49,7 @@ def senders_key(target: int, tag: int) -> str:
 
 @dataclass(frozen=True)
 class Ends:
-    """What all channels of a group have in common.
+    """The objects that all channels of a group share.
 
     Attributes:
         store: What they are made over.

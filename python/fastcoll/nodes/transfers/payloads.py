@@ -49,7 +49,7 @@ class Payload(Protocol):
     num_slots: int
 
     def cut_as(self, piece_bytes: int) -> "Payload":
-        """Return what receives a message whose sender has cut it so."""
+        """Return the payload that receives a message with these pieces."""
 
     def here(self) -> AbstractContextManager[object]:
         """Let this thread use what follows."""
@@ -61,7 +61,7 @@ class Payload(Protocol):
         """Bring a piece from the tensor to its memory, for a receive the other way round."""
 
     def finish(self, wait: WaitFor) -> None:
-        """Put what was received where the user wants it."""
+        """Copy the received bytes to the user's tensor."""
 
 
 def _num_pieces(num_bytes: int, piece_bytes: int) -> int:
@@ -214,7 +214,7 @@ def copy_on_host(transfer: Transfer) -> Transfer:
 
 
 class _Whole(HostPayload):
-    """What receives a message for a GPU that comes in one piece."""
+    """Receives a message for a GPU that comes in one piece."""
 
     def __init__(self, target: GpuPayload) -> None:
         super().__init__(copy_on_host(target.transfer))

@@ -97,11 +97,11 @@ class Board:
         self._ask(lambda: self._store.set(key, text), limit_s)
 
     def say_first(self, key: str, text: str, limit_s: float | None = None) -> str | None:
-        """Write something unless somebody has; return what stands there, None without an answer."""
+        """Write a text unless there is one; return the text that holds, None without an answer."""
         return self._ask(lambda: self._store.compare_set(key, "", text).decode(), limit_s)
 
     def read(self, key: str, limit_s: float | None = None) -> str | None:
-        """Return what was written, "" if nothing was; None without an answer."""
+        """Return the text under a key, "" if there is none; None without an answer."""
 
         def look() -> str:
             return self._store.get(key).decode() if self._store.check([key]) else ""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class PollingStore(Store):
-    """What Gloo and MPI's lanes ask of a store, on another one.
+    """The methods of a store that Gloo and MPI's lanes need, over another store.
 
     A carrier's connecting can't be ended, so ranks do it together or not at all: see `meet`.
     """
@@ -85,7 +85,7 @@ class PollingStore(Store):
         self._ask(lambda: self._under.set(key, value))
 
     def get(self, key: str) -> bytes:
-        """Return what was written, once it is there."""
+        """Return the value of a key, once it is there."""
         self.wait([key])
         return self._ask(lambda: self._under.get(key))
 
