@@ -22,7 +22,7 @@ import torch
 from shapes import LIMIT_S, AllReduce
 
 from fastcoll import env
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 
 BUDGET_S = 170.0

@@ -5,7 +5,7 @@ import torch
 from shapes import AllReduce, there_and_back
 
 from fastcoll import env
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "group/process_group.h"
 #include "python/arguments.h"
@@ -16,12 +17,11 @@
 #include "python/errors.h"
 #include "python/host.h"
 #include "python/numpy_view.h"
-#include "python/outputs.h"
 #include "python/prepare.h"
+#include "python/run_call.h"
 #include "python/tensor_layout.h"
 #include "python/tensor_view.h"
 #include "python/torch_groups.h"
-#include "python/transfers.h"
 
 namespace fastcoll {
 
@@ -33,7 +33,7 @@ PyObject* default_group_object = nullptr;
 ProcessGroup* default_group = nullptr;
 std::array<PyObject*, kNumOps> reduce_ops{};
 std::array<PyObject*, kNumFastVerbs> fallbacks{};
-std::array<PyMethodDef, kNumFastVerbs> definitions{};
+std::array<PyMethodDef, kNumFastVerbs> definitions{}, methods{};
 std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
 std::array<std::array<PyObject*, Signature::kMostParams>, kNumFastVerbs> param_names{};
 PyObject* auto_string = nullptr;
@@ -57,7 +57,9 @@ bool read_limit(PyObject* value, double& timeout_s) {
   return timeout_s > 0 && std::isfinite(timeout_s);
 }
 
-// Sort the arguments by meaning. False if the call is not one for the fast path.
+// Sort the arguments by meaning; a method has no group among them, which is sorted already. False
+// if the call is not one for the fast path.
+template <bool kIsMethod>
 bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames,
                Args& sorted) {
   const Signature& signature = kSignatures[verb];
@@ -65,7 +67,7 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
     sorted[kTensor] = args[0];  // most calls: one tensor
     return true;
   }
-  if (num_args > signature.num_positional) return false;
+  if (num_args + kIsMethod > signature.num_positional) return false;
   const auto put = [&](int i, PyObject* value) {
     const Param meaning = signature.params[i].meaning;
     if (meaning == kTimeout) return read_limit(value, sorted.timeout_s);
@@ -77,8 +79,10 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
     sorted[meaning] = value;
     return true;
   };
-  for (Py_ssize_t i = 0; i < num_args; ++i)
-    if (!put(int(i), args[i])) return false;
+  for (int i = 0; i < num_args; ++i) {
+    const bool is_behind_group = kIsMethod && i >= signature.group_place;
+    if (!put(i + is_behind_group, args[i])) return false;
+  }
   const Py_ssize_t num_keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t k = 0; k < num_keywords; ++k) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, k);
@@ -87,132 +91,6 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
     if (i == signature.num_params || !put(i, args[num_args + k])) return false;
   }
   return !sorted[kAsyncOp] || PyBool_Check(sorted[kAsyncOp]);
-}
-
-// Keeps the tensors of a list alive while the GIL is away.
-class ListSnapshot {
- public:
-  explicit ListSnapshot(PyObject* object)
-      : object_(object && (PyList_CheckExact(object) || PyTuple_CheckExact(object))
-                    ? PySequence_Tuple(object)
-                    : nullptr) {
-    PyErr_Clear();
-  }
-  ListSnapshot(const ListSnapshot&) = delete;
-  ListSnapshot& operator=(const ListSnapshot&) = delete;
-  ~ListSnapshot() { Py_XDECREF(object_); }
-  // The list's copy; what was given, if that is none.
-  PyObject* or_given(PyObject* object) const { return object_ ? object_ : object; }
-
- private:
-  PyObject* object_;
-};
-
-// Whether it was a fast call, which then has run.
-template <FastVerb kVerb>
-bool run_one(ProcessGroup& group, const Args& args, Op op) {
-  Places places;
-  Prepared call = prepare(kVerb, group, args, op, places.parts);
-  if (!call.is_fast()) [[unlikely]]
-    call = prepare_strided(kVerb, group, args, op, places.strided);
-  if (!call.is_fast()) [[unlikely]]
-    return false;
-  count_writes(written_by<kVerb>(group, args));
-  PythonHost host;
-  if (call.num_bytes >= kGilFreeBytes) host.blocking();
-  group.run(call.plan, call.operands(places), host, args.timeout_s);
-  return true;
-}
-
-constexpr Verb verb_of_lists(FastVerb verb) {
-  if (verb == FastVerb::all_reduce_coalesced) return Verb::all_reduce;
-  return verb == FastVerb::reduce_scatter_tensor_coalesced ? Verb::reduce_scatter
-                                                           : Verb::all_gather;
-}
-
-// Null if it is no fast call; then nothing has happened.
-template <FastVerb kVerb>
-PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
-  ProcessGroup& group = caller.group;
-  group.refuse_handler();  // whose wait would be one for itself
-  group.refuse_child();
-  if (group.traces()) return nullptr;  // where it was made is known in this thread only
-  const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
-  if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-    Prepared one = prepare(kVerb, group, args, op, call->places.parts);
-    if (!one.is_fast()) one = prepare_strided(kVerb, group, args, op, call->places.strided);
-    if (!one.is_fast()) return nullptr;
-    call->is_to_run(one);
-  } else {
-    auto lists =
-        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.options);
-    if (lists.empty()) return nullptr;
-    call->is_to_run(std::move(lists));
-  }
-  const Owned outputs(outputs_of<kVerb>(group, args));
-  const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
-                                args[kSecond] ? args[kSecond] : Py_None));
-  if (!outputs.get() || !kept.get()) throw Interrupted{};
-  count_writes(written_by<kVerb>(group, args));
-  return queue_call(caller, call, kept.get(), outputs.get());
-}
-
-// Whether a call may run now. Gets done what C++ has queued before it; behind what Python has
-// queued it goes there.
-bool may_run_now(ProcessGroup& group) {
-  if (group.idle()) [[likely]]
-    return true;
-  group.refuse_handler();  // it would wait for the call that it interrupted
-  group.refuse_child();
-  WaitedTime waited(0);
-  if (go_on_here(group.queue(), nullptr, waited) && group.idle()) return true;
-  PythonHost host;
-  host.blocking();
-  group.await_queued(host);
-  return group.idle();
-}
-
-// As start_collective.
-template <FastVerb kVerb>
-PyObject* run_collective(const Caller& caller, Args& args) {
-  ProcessGroup& group = caller.group;
-  const bool is_async = args[kAsyncOp] == Py_True;
-  const std::optional<Op> op = op_of(args[kOp]);
-  if (!op) return nullptr;
-  if (!is_async && !may_run_now(group)) return nullptr;
-  if constexpr (!takes_sequences(kVerb)) {
-    if (is_async) return start_collective<kVerb>(caller, args, *op);
-    return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
-  } else {
-    const ListSnapshot first(args[kTensor]), second(args[kSecond]);
-    args[kTensor] = first.or_given(args[kTensor]);
-    args[kSecond] = second.or_given(args[kSecond]);
-    if (is_async) return start_collective<kVerb>(caller, args, *op);
-    if constexpr (kVerb < FastVerb::all_reduce_coalesced) {
-      return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
-    } else {
-      const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond],
-                                       *op, args.options);
-      if (lists.empty()) return nullptr;
-      count_writes(written_by<kVerb>(group, args));
-      PythonHost host;
-      run_lists(group, lists, host, args.timeout_s);
-      return Py_NewRef(Py_None);
-    }
-  }
-}
-
-// A new reference to the result; null if it is no fast call. Transfers go beside the group's calls,
-// queued ones too.
-template <FastVerb kVerb>
-PyObject* run_fast(const Caller& caller, Args& args) {
-  constexpr bool kSends = kVerb == FastVerb::send || kVerb == FastVerb::isend;
-  if constexpr (kVerb == FastVerb::send || kVerb == FastVerb::recv)
-    return run_transfer(kSends, caller.group, args);
-  else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv)
-    return start_transfer(kSends, caller, args);
-  else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
-  else return run_collective<kVerb>(caller, args);
 }
 
 // The group that a call means; null if that is not known here.
@@ -225,13 +103,13 @@ class GroupArgument {
   [[gnu::always_inline]] GroupArgument(FastVerb verb, Args& args)
       : object(given(args[kGroup]) ? args[kGroup] : default_group_object) {
     group = object == default_group_object ? default_group : group_in_object(object);
-    if (group || !object || is_transfer(verb)) return;
+    if (group || !object || signature_of(verb).kind == VerbKind::transfer) return;
     stand_in_ = stand_in_of(object);
     group = stand_in_ ? group_in_object(stand_in_) : nullptr;
     if (!group) return;
-    if (takes_root(verb)) args[kRoot] = root_ = group_rank_of(object, args[kRoot]);
+    if (signature_of(verb).takes_root) args[kRoot] = root_ = group_rank_of(object, args[kRoot]);
     object = stand_in_;
-    if (group->closed() || (takes_root(verb) && !root_)) group = nullptr;
+    if (group->closed() || (signature_of(verb).takes_root && !root_)) group = nullptr;
   }
   GroupArgument(const GroupArgument&) = delete;
   GroupArgument& operator=(const GroupArgument&) = delete;
@@ -244,10 +122,35 @@ class GroupArgument {
   PyObject *stand_in_ = nullptr, *root_ = nullptr;
 };
 
-template <FastVerb kVerb>
-PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
+// Pass a call on to Python. A method's group becomes an argument: by place if others follow it.
+PyObject* call_fallback(FastVerb verb, PyObject* self, PyObject* const* args, size_t num_args,
+                        PyObject* kwnames) {
+  PyObject* fallback = fallbacks[size_t(verb)];
+  if (!fallback) {
+    PyErr_SetString(PyExc_RuntimeError, "import fastcoll, not fastcoll._C");
+    return nullptr;
+  }
+  if (!self) return PyObject_Vectorcall(fallback, args, num_args, kwnames);
+  const size_t place = std::min(num_args, size_t(signature_of(verb).group_place));
+  const size_t num_keywords = kwnames ? size_t(PyTuple_GET_SIZE(kwnames)) : 0;
+  std::vector<PyObject*> all(args, args + num_args + num_keywords);
+  all.insert(all.begin() + Py_ssize_t(place), self);
+  if (place < num_args) return PyObject_Vectorcall(fallback, all.data(), num_args + 1, kwnames);
+  const Owned names(PyTuple_New(Py_ssize_t(num_keywords + 1)));
+  if (!names.get()) return nullptr;
+  PyTuple_SET_ITEM(names.get(), 0, PyUnicode_InternFromString("group"));
+  for (size_t i = 0; i < num_keywords; ++i)
+    PyTuple_SET_ITEM(names.get(), Py_ssize_t(i + 1),
+                     Py_NewRef(PyTuple_GET_ITEM(kwnames, Py_ssize_t(i))));
+  return PyObject_Vectorcall(fallback, all.data(), num_args, names.get());
+}
+
+// A verb: a function of the module, or a method of a group.
+template <FastVerb kVerb, bool kIsMethod>
+PyObject* fast_call(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
-  if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
+  if constexpr (kIsMethod) sorted[kGroup] = self;
+  if (sort_args<kIsMethod>(int(kVerb), args, num_args, kwnames, sorted)) {
     const GroupArgument target(kVerb, sorted);
     try {
       const CallSiteScope site(target.group && target.group->traces());
@@ -261,12 +164,15 @@ PyObject* fast_call(PyObject*, PyObject* const* args, Py_ssize_t num_args, PyObj
       return nullptr;
     }
   }
-  PyObject* fallback = fallbacks[size_t(kVerb)];
-  if (!fallback) {
-    PyErr_SetString(PyExc_RuntimeError, "import fastcoll, not fastcoll._C");
-    return nullptr;
-  }
-  return PyObject_Vectorcall(fallback, args, size_t(num_args), kwnames);
+  return call_fallback(kVerb, kIsMethod ? self : nullptr, args, size_t(num_args), kwnames);
+}
+
+// As Python's definition of a C function.
+template <FastVerb kVerb, bool kIsMethod>
+PyMethodDef define(const char* doc) {
+  return {signature_of(kVerb).name,
+          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&fast_call<kVerb, kIsMethod>)),
+          METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
 template <FastVerb kVerb>
@@ -276,9 +182,8 @@ bool bind(PyObject* module) {
     param_names[size_t(kVerb)][size_t(i)] = PyUnicode_InternFromString(signature.params[i].name);
   docs[size_t(kVerb)] = signature.doc;
   PyMethodDef& definition = definitions[size_t(kVerb)];
-  definition = {signature.name,
-                reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&fast_call<kVerb>)),
-                METH_FASTCALL | METH_KEYWORDS, docs[size_t(kVerb)].c_str()};
+  definition = define<kVerb, false>(docs[size_t(kVerb)].c_str());
+  methods[size_t(kVerb)] = define<kVerb, true>(signature.method_doc);
   PyObject* package = PyUnicode_InternFromString("fastcoll");
   PyObject* function = PyCFunction_NewEx(&definition, nullptr, package);
   Py_XDECREF(package);
@@ -353,13 +258,6 @@ PyObject* set_fallback(PyObject*, PyObject* args) {
     const char* text = doc && PyUnicode_Check(doc) ? PyUnicode_AsUTF8(doc) : "";
     if (text) {
       docs[verb] = std::string(kSignatures[verb].doc) + text;
-      // What Python says of wrong arguments is to name what the program called.
-      if (PyObject* given_name = PyUnicode_FromString(name)) {
-        PyObject_SetAttrString(function, "__name__", given_name);
-        PyObject_SetAttrString(function, "__qualname__", given_name);
-        Py_DECREF(given_name);
-        PyErr_Clear();
-      }
       definitions[verb].ml_doc = docs[verb].c_str();
       keep(fallbacks[verb], function);
     }
@@ -370,7 +268,24 @@ PyObject* set_fallback(PyObject*, PyObject* args) {
   return PyErr_Format(PyExc_ValueError, "no fast call named %s", name);
 }
 
+// Give a class the verbs as methods; return the class.
+PyObject* add_verbs(PyObject*, PyObject* type) {
+  if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "%R is not a type", type);
+  for (PyMethodDef& method : methods) {
+    const Owned added(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type), &method));
+    if (!added.get() || PyObject_SetAttrString(type, method.ml_name, added.get()) != 0)
+      return nullptr;
+  }
+  for (const Alias& alias : kAliases) {
+    const Owned method(PyObject_GetAttrString(type, signature_of(alias.verb).name));
+    if (!method.get() || PyObject_SetAttrString(type, alias.name, method.get()) != 0)
+      return nullptr;
+  }
+  return Py_NewRef(type);
+}
+
 PyMethodDef setters[] = {
+    {"add_verbs", add_verbs, METH_O, nullptr},
     {"set_default_group", set_default_group, METH_O, nullptr},
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
     {"learn_tensor_layout", learn_tensor_layout, METH_O, nullptr},

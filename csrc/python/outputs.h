@@ -26,8 +26,7 @@ std::span<PyObject* const> written_by(const ProcessGroup& group, const Args& arg
   }
   if constexpr (kVerb == FastVerb::all_gather || kVerb == FastVerb::gather)
     return items_of(args[kSecond]);
-  if constexpr (kVerb == FastVerb::all_to_all || kVerb >= FastVerb::all_reduce_coalesced)
-    return items_of(args[kTensor]);
+  if constexpr (kVerb == FastVerb::all_to_all || takes_lists(kVerb)) return items_of(args[kTensor]);
   if constexpr (kVerb == FastVerb::gather_single) return one(kSecond);
   if constexpr (kVerb == FastVerb::all_reduce || kVerb == FastVerb::reduce)
     return one(given(args[kSecond]) ? kSecond : kTensor);

@@ -79,16 +79,24 @@ struct Roles {
 };
 
 std::optional<Roles> roles_of(FastVerb verb, const ProcessGroup& group, const Args& args) {
-  if (verb > FastVerb::broadcast && verb != FastVerb::reduce) return std::nullopt;
   PyObject *first = args[kTensor], *second = args[kSecond];
   PyObject* result = given(second) ? second : first;
-  if (verb == FastVerb::all_reduce) return Roles{Verb::all_reduce, first, result};
-  if (verb == FastVerb::reduce_scatter_tensor) return Roles{Verb::reduce_scatter, second, first};
-  if (verb == FastVerb::all_gather_into_tensor) return Roles{Verb::all_gather, second, first};
-  const std::optional<int> root = root_of(group, args[kRoot]);
+  const std::optional<int> root = signature_of(verb).takes_root ? root_of(group, args[kRoot]) : 0;
   if (!root) return std::nullopt;
-  if (verb == FastVerb::broadcast) return Roles{Verb::broadcast, first, first, *root};
-  return Roles{Verb::reduce, first, group.rank() == *root ? result : first, *root};
+  switch (verb) {
+    case FastVerb::all_reduce:
+      return Roles{Verb::all_reduce, first, result};
+    case FastVerb::reduce_scatter_tensor:
+      return Roles{Verb::reduce_scatter, second, first};
+    case FastVerb::all_gather_into_tensor:
+      return Roles{Verb::all_gather, second, first};
+    case FastVerb::broadcast:
+      return Roles{Verb::broadcast, first, first, *root};
+    case FastVerb::reduce:
+      return Roles{Verb::reduce, first, group.rank() == *root ? result : first, *root};
+    default:
+      return std::nullopt;
+  }
 }
 
 }  // namespace

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, Self, overload
+from typing import Any, NoReturn, Self, TypeVar
 
-import numpy as np
-import torch
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from fastcoll.calls.methods import VerbMethods
-from fastcoll.calls.methods_of_pairs import P2PMethods, P2POp
-from fastcoll.calls.transfer_work import AnyTransferWork
-from fastcoll.calls.work import Work
+from fastcoll.calls.batches import P2POp
+
+_Class = TypeVar("_Class")
 
 K_INLINE_MAX_BYTES: int
 K_SLOT_BYTES: int
@@ -173,6 +169,7 @@ def time_loop(
     group: Group, plan: Plan, input_ptr: int, output_ptr: int, iterations: int
 ) -> float: ...
 def time_one_way_flag(group: Group, iterations: int) -> float: ...
+def add_verbs(cls: type[_Class]) -> type[_Class]: ...
 def set_default_group(group: Group | None) -> None: ...
 def set_reduce_ops(ops: Sequence[object]) -> None: ...
 def set_tensor_types(types: Sequence[type]) -> None: ...
@@ -188,217 +185,3 @@ def dtype_names() -> list[str]: ...
 def op_names() -> list[str]: ...
 def verb_names() -> list[str]: ...
 def algorithm_names() -> list[str]: ...
-
-_Array = torch.Tensor | np.ndarray[Any, Any]
-_GroupLike = Group | VerbMethods | P2PMethods | ProcessGroup | int | None
-
-def all_reduce(
-    tensor: _Array,
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    out: _Array | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def reduce_scatter_tensor(
-    output: _Array,
-    input: _Array,
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def all_gather_into_tensor(
-    output_tensor: _Array,
-    input_tensor: _Array,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def broadcast(
-    tensor: _Array,
-    src: int | None = None,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
-) -> Work | None: ...
-def barrier(
-    group: _GroupLike = None,
-    async_op: bool = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: timedelta | None = None,
-    *,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def reduce(
-    tensor: _Array,
-    dst: int | None = None,
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    out: _Array | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
-) -> Work | None: ...
-def all_gather(
-    tensor_list: Sequence[_Array],
-    tensor: _Array,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def reduce_scatter(
-    output: _Array,
-    input_list: Sequence[_Array],
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def gather(
-    tensor: _Array,
-    gather_list: Sequence[_Array] | None = None,
-    dst: int | None = None,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
-) -> Work | None: ...
-def gather_single(
-    tensor: _Array,
-    gather_tensor: _Array | None = None,
-    dst: int | None = None,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
-) -> Work | None: ...
-def scatter(
-    tensor: _Array,
-    scatter_list: Sequence[_Array] | None = None,
-    src: int | None = None,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
-) -> Work | None: ...
-def all_to_all_single(
-    output: _Array | None,
-    input: _Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-) -> Work | tuple[torch.Tensor, list[int]] | None: ...
-def all_to_all(
-    output_tensor_list: Sequence[_Array],
-    input_tensor_list: Sequence[_Array],
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def send(
-    tensor: _Array,
-    dst: int | None = None,
-    group: _GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
-) -> None: ...
-def recv(
-    tensor: _Array,
-    src: int | None = None,
-    group: _GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
-) -> int: ...
-@overload
-def isend(
-    tensor: _Array, dst: int, group: P2PMethods, tag: int = 0, *, timeout_s: float | None = None
-) -> AnyTransferWork: ...
-@overload
-def isend(
-    tensor: _Array,
-    dst: int | None = None,
-    group: _GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
-) -> AnyTransferWork | None: ...
-@overload
-def irecv(
-    tensor: _Array,
-    src: int | None,
-    group: P2PMethods,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-) -> AnyTransferWork: ...
-@overload
-def irecv(
-    tensor: _Array,
-    src: int | None = None,
-    group: _GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
-) -> AnyTransferWork | None: ...
-def batch_isend_irecv(
-    p2p_op_list: list[P2POp] | list[dist.P2POp], group: _GroupLike = None
-) -> list[AnyTransferWork]: ...
-def all_reduce_coalesced(
-    tensors: Sequence[_Array],
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[_Array],
-    inputs: Sequence[_Array],
-    op: Any = ...,
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-) -> Work | None: ...
-def all_gather_into_tensor_coalesced(
-    outputs: Sequence[_Array],
-    inputs: Sequence[_Array],
-    group: _GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-) -> Work | None: ...

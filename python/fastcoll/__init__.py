@@ -49,7 +49,7 @@ from fastcoll.api.reductions import (
 from fastcoll.api.tensors import empty, from_tensor, zeros
 from fastcoll.api.transfers import batch_isend_irecv, irecv, isend, recv, send
 from fastcoll.bootstrap.identity import library_version
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.calls.work import Work
 from fastcoll.errors import (
     AbortedError,

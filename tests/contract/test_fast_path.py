@@ -15,32 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from fastcoll.api import VERBS
 from tests.support.harness import LATE_S, Pool, Pools, Rank, attempt
-from tests.support.perform import fallback_of
 
-VERBS = (
-    "all_reduce",
-    "reduce_scatter_tensor",
-    "all_gather_into_tensor",
-    "broadcast",
-    "barrier",
-    "reduce",
-    "all_gather",
-    "gather",
-    "gather_single",
-    "scatter",
-    "all_to_all_single",
-    "all_to_all",
-    "reduce_scatter",
-    "all_reduce_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "all_gather_into_tensor_coalesced",
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-)
 TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 WITHOUT_A_PLAN = ("barrier", "all_to_all", *TRANSFERS)  # or with one that knows no size
 
@@ -175,7 +152,7 @@ def without_python(rank: Rank, verb: str, numel: int, seal: bool) -> list[str]:
     """
     from fastcoll import _C
 
-    usual = fallback_of(verb)
+    usual = VERBS[verb]
 
     def refuse(*_args: Any, **_options: Any) -> None:
         raise Passed(verb)
@@ -220,7 +197,7 @@ def many_sizes(rank: Rank) -> list[int]:
     import fastcoll
     from fastcoll import _C
 
-    usual = fallback_of("all_reduce")
+    usual = VERBS["all_reduce"]
     values = torch.ones(800)
     passed: list[int] = []
 
@@ -250,7 +227,7 @@ def new_sizes(rank: Rank, verb: str) -> list[Any]:
     import fastcoll
     from fastcoll import _C
 
-    usual, comm = fallback_of(verb), rank.comm.new_group()
+    usual, comm = VERBS[verb], rank.comm.new_group()
     function = getattr(fastcoll, verb)
     passed: list[int] = []
 
@@ -290,7 +267,7 @@ def new_cuts(rank: Rank) -> list[Any]:
 
     comm, me = rank.comm.new_group(), rank.rank
     verbs = ("all_gather", "all_reduce_coalesced", "all_gather_into_tensor_coalesced")
-    usual = {verb: fallback_of(verb) for verb in verbs}
+    usual = {verb: VERBS[verb] for verb in verbs}
     passed: list[str] = []
 
     def count(verb: str) -> Callable[..., Any]:
@@ -345,7 +322,7 @@ def by_two_ways(rank: Rank) -> list[bool]:
     for numel in [*numels[::3], *numels]:
         by_python = me == 0 or numel in numels[::3]
         reduce, gather, gather_parts, reduce_list = (
-            fallback_of(verb) if by_python else getattr(fastcoll, verb) for verb in verbs
+            VERBS[verb] if by_python else getattr(fastcoll, verb) for verb in verbs
         )
         values, whole = torch.full((numel,), me + 1.0), torch.zeros(world, numel)
         gather(whole, values, group=comm)
@@ -390,7 +367,6 @@ def last_plan() -> str:
 
 def with_options(rank: Rank) -> list[list[str]]:
     """The plans of calls with each of OPTIONS, twice; those of the second turn need no Python."""
-    import fastcoll.api
     from fastcoll import _C
 
     def refuse(*_args: Any, **_options: Any) -> None:
@@ -399,7 +375,7 @@ def with_options(rank: Rank) -> list[list[str]]:
     comm = rank.comm.new_group()
     plans: list[list[str]] = []
     for turn in range(2):
-        _C.set_fallback("all_reduce", refuse if turn else fastcoll.api.reductions._all_reduce)
+        _C.set_fallback("all_reduce", refuse if turn else VERBS["all_reduce"])
         try:
             plans.append([])
             for options in OPTIONS:
@@ -408,7 +384,7 @@ def with_options(rank: Rank) -> list[list[str]]:
                 assert bool((values == 2 * rank.world_size).all())
                 plans[-1].append(last_plan())
         finally:
-            _C.set_fallback("all_reduce", fastcoll.api.reductions._all_reduce)
+            _C.set_fallback("all_reduce", VERBS["all_reduce"])
     comm.close()
     return plans
 
@@ -434,8 +410,6 @@ class Index:
 
 def with_odd_numbers(rank: Rank) -> list[Any]:
     """Roots, ranks and tags that are not quite integers; the second turn needs no Python."""
-    import fastcoll.api
-    import fastcoll.api.transfers
     from fastcoll import _C
 
     def refuse(*_args: Any, **_options: Any) -> None:
@@ -443,10 +417,7 @@ def with_odd_numbers(rank: Rank) -> list[Any]:
 
     comm, peer, values = rank.comm.new_group(), np.int64(rank.rank ^ 1), torch.ones(4)
     group = comm.new_group()
-    python = {
-        "broadcast": fastcoll.api.moves._broadcast,
-        "isend": fastcoll.api.transfers._isend,
-    }
+    python = {verb: VERBS[verb] for verb in ("broadcast", "isend")}
     for turn in range(2):
         for verb, fallback in python.items():
             _C.set_fallback(verb, refuse if turn else fallback)
@@ -506,7 +477,6 @@ def test_a_limit_that_needs_no_python(fresh_pool: Callable[..., Pool]) -> None:
 
 def of_arrays(rank: Rank) -> dict[str, bool]:
     """Which arrays need no Python, the plan of their call being known."""
-    import fastcoll.api
     from fastcoll import _C
 
     class Derived(np.ndarray):
@@ -539,7 +509,7 @@ def of_arrays(rank: Rank) -> dict[str, bool]:
             except Passed:
                 needs_none[name] = False
     finally:
-        _C.set_fallback("all_reduce", fastcoll.api.reductions._all_reduce)
+        _C.set_fallback("all_reduce", VERBS["all_reduce"])
     return needs_none
 
 
@@ -553,7 +523,6 @@ def passed_on(rank: Rank) -> list[str]:
     """Transfers that C++ must leave to Python, all of them to the rank itself."""
     import fastcoll
     from fastcoll import _C
-    from fastcoll.api import transfers
 
     def refuse(*_args: Any, **_options: Any) -> None:
         raise Passed("isend")
@@ -583,7 +552,7 @@ def passed_on(rank: Rank) -> list[str]:
         except Passed:
             pass
         finally:
-            _C.set_fallback(verb, getattr(transfers, f"_{verb}"))
+            _C.set_fallback(verb, VERBS[verb])
     if comm.irecv(torch.zeros(8), None).is_completed():
         taken.append("something was sent")
     comm.close()

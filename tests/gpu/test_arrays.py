@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 
 cupy = pytest.importorskip("cupy", reason="not run: CuPy is not installed")

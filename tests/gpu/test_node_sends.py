@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.nodes.transfers.payloads import PIECE_BYTES
 from tests.gpu.test_processes import as_gpu_rank
 from tests.support import harness

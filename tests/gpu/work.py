@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.measure.gpu_ranks import GpuRank
 from fastcoll.types import TORCH_DTYPES, DType, ReduceOp, supported_ops
 

@@ -11,7 +11,7 @@ import torch
 
 import fastcoll
 from fastcoll.calls import foreign
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine import gpu
 from tests.support.harness import Pools, Rank

@@ -93,7 +93,7 @@ def test_uneven_parts(own_pools: Pools) -> None:
 
 def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
     """Everybody sends two messages to everybody, one of them strided, in an order of its own."""
-    from fastcoll.calls.methods_of_pairs import P2POp
+    from fastcoll.calls.batches import P2POp
     from tests.support.fake_gpu import fake_gpu
 
     me, world, comm = rank.rank, rank.world_size, rank.comm

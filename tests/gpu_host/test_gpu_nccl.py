@@ -208,7 +208,7 @@ def test_uneven_parts_and_lists(own_pools: Pools) -> None:
 
 def messages(rank: Rank) -> list[bool]:
     """Everybody sends to everybody, itself too, in an order of its own."""
-    from fastcoll.calls.methods_of_pairs import P2POp
+    from fastcoll.calls.batches import P2POp
     from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()
@@ -232,7 +232,7 @@ def test_sends_and_receives(own_pools: Pools) -> None:
 
 
 def nothing_to_send(rank: Rank) -> float:
-    from fastcoll.calls.methods_of_pairs import P2POp
+    from fastcoll.calls.batches import P2POp
     from tests.support.fake_gpu import fake_gpu
 
     comm = rank.comm.new_group()

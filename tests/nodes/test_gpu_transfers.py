@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from fastcoll.machine import gpu
 from fastcoll.types import TORCH_DTYPES, DType
 from tests.support import oracle

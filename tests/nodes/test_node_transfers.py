@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2POp
+from fastcoll.calls.batches import P2POp
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0

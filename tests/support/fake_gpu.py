@@ -9,8 +9,9 @@ rank that waits in vain. Gloo stands for NCCL.
 import contextlib
 import ctypes
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from types import SimpleNamespace
@@ -21,9 +22,10 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import _C
-from fastcoll.api import transfers
+from fastcoll.api import VERBS
 from fastcoll.calls import arrays as array
 from fastcoll.calls import foreign
+from fastcoll.calls.methods import VerbMethods
 from fastcoll.choose.algorithms.shared import SEGMENT_BYTES
 from fastcoll.gpu import group as device_group
 from fastcoll.gpu import nccl as device_nccl
@@ -248,6 +250,18 @@ def _view_on_gpu(tensor: torch.Tensor, name: str, gpu: bool) -> array.ArrayView:
     return dataclasses.replace(found, device=0) if gpu else found
 
 
+def _by_python(verb: str) -> Callable[..., Any]:
+    """The method of a verb without C++."""
+    parameters = inspect.signature(VERBS[verb]).parameters
+    place = list(parameters).index("group")
+
+    def call(comm: Any, *args: Any, **options: Any) -> Any:
+        names = dict(zip([*parameters][:place] + [*parameters][place + 1 :], args, strict=False))
+        return VERBS[verb](**names, **options, group=comm)
+
+    return call
+
+
 @contextlib.contextmanager
 def fake_gpu(
     comm: Communicator,
@@ -291,17 +305,14 @@ def fake_gpu(
         patches.enter_context(mock.patch.object(device_nccl, place, value))
     empty = mock.patch.object(Nccl, "_empty", lambda _, size: torch.empty(size, dtype=torch.uint8))
     patches.enter_context(empty)
-    fast = {name: getattr(_C, name) for name in P2P}
     for name in P2P:  # C++ sees where the tensors really are
-        setattr(_C, name, getattr(transfers, f"_{name}"))
+        patches.enter_context(mock.patch.object(VerbMethods, name, _by_python(name)))
     try:
         if not reaches_peers:
             side._nccl.connect(LIMIT_S)
         yield core
     finally:
         patches.close()
-        for name, function in fast.items():
-            setattr(_C, name, function)
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
         comm._gpus.group = kept[1]

@@ -222,17 +222,6 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
     return comm.issue(PartsCall(verb=verb, input=ins, output=outs, **how))
 
 
-def fallback_of(verb: str) -> Callable[..., Any]:
-    """The Python function that the C function of a verb passes calls on to."""
-    from fastcoll.api import lists, moves, reductions, transfers
-
-    homes = (reductions, moves, lists, transfers)
-    function: Callable[..., Any] = next(
-        getattr(home, f"_{verb}") for home in homes if hasattr(home, f"_{verb}")
-    )
-    return function
-
-
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
     """Hand a call with these arguments to the library."""
     import fastcoll

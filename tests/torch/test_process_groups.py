@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll import _C
+from fastcoll import _C, api
 from fastcoll.api import groups
 from tests.support.backends import on_backend, same
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
@@ -57,11 +57,7 @@ def with_roots(rank: Rank) -> list[Any]:
     def refuse(*_args: Any, **_options: Any) -> None:
         raise Passed
 
-    from fastcoll.api import moves, reductions
-
-    usual = {
-        verb: getattr(reductions, f"_{verb}", getattr(moves, f"_{verb}", None)) for verb in VERBS
-    }
+    usual = {verb: api.VERBS[verb] for verb in VERBS}
     found: list[Any] = [make_calls(group, me)]
     try:
         for verb in VERBS:

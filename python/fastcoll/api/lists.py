@@ -6,11 +6,11 @@ C functions as in api.py; what these can't do themselves they pass on to the fun
 
 from collections.abc import Sequence
 
+from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, member_of
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.lists import ListCall
 from fastcoll.calls.work import Work
-from fastcoll.native import _C
 from fastcoll.types import ReduceOp, Verb
 
 
@@ -19,7 +19,8 @@ def _issue(group: GroupLike, name: str, call: ListCall) -> Work | None:
     return None if comm is None else comm.issue(call)
 
 
-def _all_reduce_coalesced(
+@verb
+def all_reduce_coalesced(
     tensors: Sequence[Array],
     op: object = ReduceOp.SUM,
     group: GroupLike = None,
@@ -71,7 +72,8 @@ def _all_reduce_coalesced(
     return _issue(group, "all_reduce_coalesced", call)
 
 
-def _reduce_scatter_tensor_coalesced(
+@verb
+def reduce_scatter_tensor_coalesced(
     outputs: Sequence[Array],
     inputs: Sequence[Array],
     op: object = ReduceOp.SUM,
@@ -107,7 +109,8 @@ def _reduce_scatter_tensor_coalesced(
     return _issue(group, "reduce_scatter_tensor_coalesced", call)
 
 
-def _all_gather_into_tensor_coalesced(
+@verb
+def all_gather_into_tensor_coalesced(
     outputs: Sequence[Array],
     inputs: Sequence[Array],
     group: GroupLike = None,
@@ -134,12 +137,3 @@ def _all_gather_into_tensor_coalesced(
         timeout_s=timeout_s,
     )
     return _issue(group, "all_gather_into_tensor_coalesced", call)
-
-
-_C.set_fallback("all_reduce_coalesced", _all_reduce_coalesced)
-_C.set_fallback("reduce_scatter_tensor_coalesced", _reduce_scatter_tensor_coalesced)
-_C.set_fallback("all_gather_into_tensor_coalesced", _all_gather_into_tensor_coalesced)
-
-all_reduce_coalesced = _C.all_reduce_coalesced
-reduce_scatter_tensor_coalesced = _C.reduce_scatter_tensor_coalesced
-all_gather_into_tensor_coalesced = _C.all_gather_into_tensor_coalesced

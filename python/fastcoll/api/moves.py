@@ -9,17 +9,18 @@ from datetime import timedelta
 
 import torch
 
+from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, issue, member_of, rank_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
-from fastcoll.native import _C
 from fastcoll.types import Verb
 
 
-def _broadcast(
+@verb
+def broadcast(
     tensor: Array,
     src: int | None = None,
     group: GroupLike = None,
@@ -51,7 +52,8 @@ def _broadcast(
     )
 
 
-def _all_gather(
+@verb
+def all_gather(
     tensor_list: Sequence[Array],
     tensor: Array,
     group: GroupLike = None,
@@ -81,7 +83,8 @@ def _all_gather(
     )
 
 
-def _all_gather_into_tensor(
+@verb
+def all_gather_into_tensor(
     output_tensor: Array,
     input_tensor: Array,
     group: GroupLike = None,
@@ -110,7 +113,8 @@ def _all_gather_into_tensor(
     )
 
 
-def _gather(
+@verb
+def gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
     dst: int | None = None,
@@ -145,7 +149,8 @@ def _gather(
     )
 
 
-def _gather_single(
+@verb
+def gather_single(
     tensor: Array,
     gather_tensor: Array | None = None,
     dst: int | None = None,
@@ -182,7 +187,8 @@ def _gather_single(
     )
 
 
-def _scatter(
+@verb
+def scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
     src: int | None = None,
@@ -217,7 +223,8 @@ def _scatter(
     )
 
 
-def _all_to_all_single(
+@verb
+def all_to_all_single(
     output: Array | None,
     input: Array,
     output_split_sizes: Sequence[int] | None = None,
@@ -268,7 +275,8 @@ def _all_to_all_single(
     return result or work
 
 
-def _all_to_all(
+@verb
+def all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[Array],
     group: GroupLike = None,
@@ -300,7 +308,8 @@ def _all_to_all(
     )
 
 
-def _barrier(
+@verb
+def barrier(
     group: GroupLike = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
@@ -324,25 +333,6 @@ def _barrier(
     return issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=limit))
 
 
-_C.set_fallback("broadcast", _broadcast)
-_C.set_fallback("all_gather", _all_gather)
-_C.set_fallback("all_gather_into_tensor", _all_gather_into_tensor)
-_C.set_fallback("gather", _gather)
-_C.set_fallback("gather_single", _gather_single)
-_C.set_fallback("scatter", _scatter)
-_C.set_fallback("all_to_all_single", _all_to_all_single)
-_C.set_fallback("all_to_all", _all_to_all)
-_C.set_fallback("barrier", _barrier)
-
-broadcast = _C.broadcast
-all_gather = _C.all_gather
-all_gather_into_tensor = _C.all_gather_into_tensor
-gather = _C.gather
-gather_single = _C.gather_single
-scatter = _C.scatter
-all_to_all_single = _C.all_to_all_single
-all_to_all = _C.all_to_all
-barrier = _C.barrier
 # As torch.distributed calls them from 2.13 on.
 all_gather_single = all_gather_into_tensor
 gather_into_tensor = gather_single

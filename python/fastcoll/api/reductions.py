@@ -7,16 +7,17 @@ out alone goes to the function here with an underscore before its name.
 
 from collections.abc import Sequence
 
+from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, issue, member_of, rank_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
-from fastcoll.native import _C
 from fastcoll.types import ReduceOp, Verb
 
 
-def _all_reduce(
+@verb
+def all_reduce(
     tensor: Array,
     op: object = ReduceOp.SUM,
     group: GroupLike = None,
@@ -69,7 +70,8 @@ def _all_reduce(
     )
 
 
-def _reduce(
+@verb
+def reduce(
     tensor: Array,
     dst: int | None = None,
     op: object = ReduceOp.SUM,
@@ -114,7 +116,8 @@ def _reduce(
     )
 
 
-def _reduce_scatter_tensor(
+@verb
+def reduce_scatter_tensor(
     output: Array,
     input: Array,
     op: object = ReduceOp.SUM,
@@ -153,7 +156,8 @@ def _reduce_scatter_tensor(
     )
 
 
-def _reduce_scatter(
+@verb
+def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
     op: object = ReduceOp.SUM,
@@ -192,14 +196,5 @@ def _reduce_scatter(
     return None if comm is None else comm.issue_reduce_scatter(call)
 
 
-_C.set_fallback("all_reduce", _all_reduce)
-_C.set_fallback("reduce", _reduce)
-_C.set_fallback("reduce_scatter_tensor", _reduce_scatter_tensor)
-_C.set_fallback("reduce_scatter", _reduce_scatter)
-
-all_reduce = _C.all_reduce
-reduce = _C.reduce
-reduce_scatter_tensor = _C.reduce_scatter_tensor
-reduce_scatter = _C.reduce_scatter
 # As torch.distributed calls it from 2.13 on.
 reduce_scatter_single = reduce_scatter_tensor

@@ -6,16 +6,17 @@ Decides which group and which of its ranks a call means; the rest is in the grou
 
 import torch.distributed as dist
 
+from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, member_of, named_rank, rank_in, source_in
 from fastcoll.calls.arrays import Array
-from fastcoll.calls.methods_of_pairs import P2POp, kind_of
+from fastcoll.calls.batches import P2POp, kind_of
 from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.transfers import TransferCall
 from fastcoll.errors import UsageError
-from fastcoll.native import _C
 
 
-def _send(
+@verb
+def send(
     tensor: Array,
     dst: int | None = None,
     group: GroupLike = None,
@@ -59,7 +60,8 @@ def _send(
         )
 
 
-def _recv(
+@verb
+def recv(
     tensor: Array,
     src: int | None = None,
     group: GroupLike = None,
@@ -92,7 +94,8 @@ def _recv(
     return named_rank(group, source)
 
 
-def _isend(
+@verb
+def isend(
     tensor: Array,
     dst: int | None = None,
     group: GroupLike = None,
@@ -110,7 +113,8 @@ def _isend(
     return comm.start_transfers([call])[0]
 
 
-def _irecv(
+@verb
+def irecv(
     tensor: Array,
     src: int | None = None,
     group: GroupLike = None,
@@ -128,7 +132,8 @@ def _irecv(
     return comm.start_transfers([call])[0]
 
 
-def _batch_isend_irecv(
+@verb
+def batch_isend_irecv(
     p2p_op_list: list[P2POp] | list[dist.P2POp], group: GroupLike = None
 ) -> list[AnyTransferWork]:
     """Start several sends and receives, in any order; return a Work for each.
@@ -157,16 +162,3 @@ def _transfer_of(op: P2POp | dist.P2POp, group: GroupLike) -> TransferCall:
     in_group = op.group_peer if isinstance(op, P2POp) else None
     peer = source_in(group, op.peer, in_group)
     return TransferCall(sends=kind_of(op.op) == "isend", tensor=op.tensor, peer=peer, tag=op.tag)
-
-
-_C.set_fallback("send", _send)
-_C.set_fallback("recv", _recv)
-_C.set_fallback("isend", _isend)
-_C.set_fallback("irecv", _irecv)
-_C.set_fallback("batch_isend_irecv", _batch_isend_irecv)
-
-send = _C.send
-recv = _C.recv
-isend = _C.isend
-irecv = _C.irecv
-batch_isend_irecv = _C.batch_isend_irecv

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcoll.calls.methods_of_pairs import P2PMethods
-from fastcoll.calls.methods_of_parts import PartsMethods
+from fastcoll.calls.group_calls import GroupCalls
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call, checked_rank
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.types import Verb
 
 
-class ObjectMethods(PartsMethods, P2PMethods):
+class ObjectMethods(GroupCalls):
     """Collectives, sends and receives of anything that can be pickled."""
 
     def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:

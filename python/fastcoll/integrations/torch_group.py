@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from fastcoll.api.reductions import reduce_scatter
+from fastcoll.api import lists, moves, reductions
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.work import completed
 from fastcoll.errors import CollectiveTimeout, UsageError
@@ -45,7 +45,6 @@ from fastcoll.integrations.torch_arguments import (
 from fastcoll.integrations.torch_base import BaseProcessGroup
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
-from fastcoll.native import _C
 from fastcoll.types import Verb
 
 
@@ -68,13 +67,15 @@ class FastcollProcessGroup(BaseProcessGroup):
         if tensor.is_sparse:
             sum_sparse(comm, tensor, op)
             return self._handle(completed([tensor])) if asynchronous else None
-        return self._handle(_C.all_reduce(tensor, op, comm, asynchronous, timeout_s=limit_s))
+        return self._handle(
+            reductions.all_reduce(tensor, op, comm, asynchronous, timeout_s=limit_s)
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce_coalesced`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_reduce_coalesced(tensors, op_of(opts), comm, asynchronous, timeout_s=limit_s)
+            lists.all_reduce_coalesced(tensors, op_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def broadcast(
@@ -91,7 +92,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         tensor = one_of(tensors)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.broadcast(tensor, root_of(opts), comm, asynchronous, timeout_s=limit_s)
+            moves.broadcast(tensor, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def reduce(
@@ -110,7 +111,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         tensor, root = one_of(tensors), root_of(opts)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.reduce(tensor, root, op_of(opts), comm, asynchronous, timeout_s=limit_s)
+            reductions.reduce(tensor, root, op_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def allgather(
@@ -127,7 +128,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         parts = parts_of(outputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_gather(parts, one_of(inputs), comm, asynchronous, timeout_s=limit_s)
+            moves.all_gather(parts, one_of(inputs), comm, asynchronous, timeout_s=limit_s)
         )
 
     def allgather_coalesced(
@@ -150,7 +151,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.all_gather_into_tensor`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_gather_into_tensor(output, input, comm, asynchronous, timeout_s=limit_s)
+            moves.all_gather_into_tensor(output, input, comm, asynchronous, timeout_s=limit_s)
         )
 
     def all_gather_single_coalesced(
@@ -159,7 +160,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.all_gather_into_tensor_coalesced`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.all_gather_into_tensor_coalesced(
+            lists.all_gather_into_tensor_coalesced(
                 outputs, inputs, comm, asynchronous, timeout_s=limit_s
             )
         )
@@ -179,7 +180,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         parts = parts_of(inputs) or ()
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            reduce_scatter(
+            reductions.reduce_scatter(
                 one_of(outputs), parts, op_of(opts), comm, asynchronous, timeout_s=limit_s
             )
         )
@@ -190,7 +191,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.reduce_scatter_tensor`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.reduce_scatter_tensor(
+            reductions.reduce_scatter_tensor(
                 output, input, op_of(opts), comm, asynchronous, timeout_s=limit_s
             )
         )
@@ -201,7 +202,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.reduce_scatter_tensor_coalesced`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.reduce_scatter_tensor_coalesced(
+            lists.reduce_scatter_tensor_coalesced(
                 outputs, inputs, op_of(opts), comm, asynchronous, timeout_s=limit_s
             )
         )
@@ -221,7 +222,9 @@ class FastcollProcessGroup(BaseProcessGroup):
         parts = parts_of(outputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.gather(one_of(inputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s)
+            moves.gather(
+                one_of(inputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s
+            )
         )
 
     def gather_single(
@@ -230,7 +233,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.gather_single`."""
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.gather_single(input, output, root_of(opts), comm, asynchronous, timeout_s=limit_s)
+            moves.gather_single(input, output, root_of(opts), comm, asynchronous, timeout_s=limit_s)
         )
 
     def scatter(
@@ -248,7 +251,9 @@ class FastcollProcessGroup(BaseProcessGroup):
         parts = parts_of(inputs)
         comm, asynchronous, limit_s = self._begin(opts)
         return self._handle(
-            _C.scatter(one_of(outputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s)
+            moves.scatter(
+                one_of(outputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s
+            )
         )
 
     def all_to_all_single(
@@ -269,7 +274,7 @@ class FastcollProcessGroup(BaseProcessGroup):
             opts = options_of(AllToAllOptions, timeout if opts is None else opts)
         splits = output_split_sizes or None, input_split_sizes or None
         comm, asynchronous, limit_s = self._begin(opts)
-        work: Any = _C.all_to_all_single(  # the output is given, so it is not returned
+        work: Any = moves.all_to_all_single(  # the output is given, so it is not returned
             output, input, *splits, comm, asynchronous, timeout_s=limit_s
         )
         return self._handle(work)
@@ -277,14 +282,16 @@ class FastcollProcessGroup(BaseProcessGroup):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_to_all`."""
         comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(_C.all_to_all(outputs, inputs, comm, asynchronous, timeout_s=limit_s))
+        return self._handle(
+            moves.all_to_all(outputs, inputs, comm, asynchronous, timeout_s=limit_s)
+        )
 
     def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> TorchWork | None:
         """See `fastcoll.barrier`. In short: timeout."""
         if type(opts) is not BarrierOptions:
             opts = options_of(BarrierOptions, timeout if opts is None else opts)
         comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(_C.barrier(comm, asynchronous, timeout_s=limit_s))
+        return self._handle(moves.barrier(comm, asynchronous, timeout_s=limit_s))
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import fastcoll
-from fastcoll.api import moves, reductions
+from fastcoll.api import VERBS, moves, reductions
 from fastcoll.api.groups import GroupLike
 from fastcoll.integrations import ops
 from fastcoll.types import ReduceOp
@@ -65,6 +65,8 @@ def _skip_functions() -> None:
         if name.startswith(_PREFIX) and name not in (__name__, ops.__name__):
             for function in _functions_of(module):
                 torch._dynamo.eval_frame.set_code_exec_strategy(function.__code__, skip)
+    for verb in VERBS.values():  # the modules hold the C functions of these names
+        torch._dynamo.eval_frame.set_code_exec_strategy(verb.__code__, skip)
 
 
 def _functions_of(holder: ModuleType | type) -> Iterator[FunctionType]:

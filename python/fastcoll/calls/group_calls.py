@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs that Python has a part in, as methods of a group.
+"""The calls that both kinds of group offer below their verbs.
 
-Decides which calls such a verb consists of. Must not know how a call is carried out.
+Decides which calls a verb consists of, if it needs several. Must not know how one is carried out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +14,8 @@ from fastcoll.calls.arrays import Array
 from fastcoll.calls.methods import VerbMethods
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
+from fastcoll.calls.transfer_work import AnyTransferWork, Transfers
+from fastcoll.calls.transfers import TransferCall
 from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
 from fastcoll.memory.region import agree
@@ -24,8 +26,32 @@ T = TypeVar("T")
 _ASKED_BYTES = 1 << 20
 
 
-class PartsMethods(VerbMethods):
-    """A group with all verbs as methods."""
+class GroupCalls(VerbMethods):
+    """A group that carries out checked calls."""
+
+    _transfers: Transfers
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        raise NotImplementedError
+
+    def transfer(self, call: TransferCall) -> int:
+        """Carry out a send or receive that is not on the C++ fast path; return the peer."""
+        return self._transfers.run(call)
+
+    def start_transfers(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
+        """Start sends and receives that are not on the C++ fast path."""
+        return self._transfers.start(calls)
+
+    def drive_transfers(self) -> None:
+        """Advance the open transfers; C++ calls this while any call waits."""
+        self._transfers.drive()
 
     def issue(self, call: Call | PartsCall) -> Work | None:
         """Check, plan and start a call."""

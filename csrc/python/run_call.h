@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs or starts a call whose arguments are sorted, if its plan is known. Part of fast_calls.cpp.
+#pragma once
+
+#include <Python.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "group/process_group.h"
+#include "python/arguments.h"
+#include "python/call_work.h"
+#include "python/errors.h"
+#include "python/fast_calls.h"
+#include "python/host.h"
+#include "python/outputs.h"
+#include "python/prepare.h"
+#include "python/transfers.h"
+
+namespace fastcoll {
+
+// Keeps the tensors of a list alive while the GIL is away.
+class ListSnapshot {
+ public:
+  explicit ListSnapshot(PyObject* object)
+      : object_(object && (PyList_CheckExact(object) || PyTuple_CheckExact(object))
+                    ? PySequence_Tuple(object)
+                    : nullptr) {
+    PyErr_Clear();
+  }
+  ListSnapshot(const ListSnapshot&) = delete;
+  ListSnapshot& operator=(const ListSnapshot&) = delete;
+  ~ListSnapshot() { Py_XDECREF(object_); }
+  // The list's copy; what was given, if that is none.
+  PyObject* or_given(PyObject* object) const { return object_ ? object_ : object; }
+
+ private:
+  PyObject* object_;
+};
+
+// Whether it was a fast call, which then has run.
+template <FastVerb kVerb>
+bool run_one(ProcessGroup& group, const Args& args, Op op) {
+  Places places;
+  Prepared call = prepare(kVerb, group, args, op, places.parts);
+  if (!call.is_fast()) [[unlikely]]
+    call = prepare_strided(kVerb, group, args, op, places.strided);
+  if (!call.is_fast()) [[unlikely]]
+    return false;
+  count_writes(written_by<kVerb>(group, args));
+  PythonHost host;
+  if (call.num_bytes >= kGilFreeBytes) host.blocking();
+  group.run(call.plan, call.operands(places), host, args.timeout_s);
+  return true;
+}
+
+constexpr Verb verb_of_lists(FastVerb verb) {
+  if (verb == FastVerb::all_reduce_coalesced) return Verb::all_reduce;
+  return verb == FastVerb::reduce_scatter_tensor_coalesced ? Verb::reduce_scatter
+                                                           : Verb::all_gather;
+}
+
+// Null if it is no fast call; then nothing has happened.
+template <FastVerb kVerb>
+PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
+  ProcessGroup& group = caller.group;
+  group.refuse_handler();  // whose wait would be one for itself
+  group.refuse_child();
+  if (group.traces()) return nullptr;  // where it was made is known in this thread only
+  const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
+  if constexpr (!takes_lists(kVerb)) {
+    Prepared one = prepare(kVerb, group, args, op, call->places.parts);
+    if (!one.is_fast()) one = prepare_strided(kVerb, group, args, op, call->places.strided);
+    if (!one.is_fast()) return nullptr;
+    call->is_to_run(one);
+  } else {
+    auto lists =
+        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.options);
+    if (lists.empty()) return nullptr;
+    call->is_to_run(std::move(lists));
+  }
+  const Owned outputs(outputs_of<kVerb>(group, args));
+  const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
+                                args[kSecond] ? args[kSecond] : Py_None));
+  if (!outputs.get() || !kept.get()) throw Interrupted{};
+  count_writes(written_by<kVerb>(group, args));
+  return queue_call(caller, call, kept.get(), outputs.get());
+}
+
+// Whether a call may run now. Gets done what C++ has queued before it; behind what Python has
+// queued it goes there.
+inline bool may_run_now(ProcessGroup& group) {
+  if (group.idle()) [[likely]]
+    return true;
+  group.refuse_handler();  // it would wait for the call that it interrupted
+  group.refuse_child();
+  WaitedTime waited(0);
+  if (go_on_here(group.queue(), nullptr, waited) && group.idle()) return true;
+  PythonHost host;
+  host.blocking();
+  group.await_queued(host);
+  return group.idle();
+}
+
+// As start_collective.
+template <FastVerb kVerb>
+PyObject* run_collective(const Caller& caller, Args& args) {
+  ProcessGroup& group = caller.group;
+  const bool is_async = args[kAsyncOp] == Py_True;
+  const std::optional<Op> op = op_of(args[kOp]);
+  if (!op) return nullptr;
+  if (!is_async && !may_run_now(group)) return nullptr;
+  if constexpr (!signature_of(kVerb).takes_sequences) {
+    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+  } else {
+    const ListSnapshot first(args[kTensor]), second(args[kSecond]);
+    args[kTensor] = first.or_given(args[kTensor]);
+    args[kSecond] = second.or_given(args[kSecond]);
+    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    if constexpr (!takes_lists(kVerb)) {
+      return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
+    } else {
+      const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond],
+                                       *op, args.options);
+      if (lists.empty()) return nullptr;
+      count_writes(written_by<kVerb>(group, args));
+      PythonHost host;
+      run_lists(group, lists, host, args.timeout_s);
+      return Py_NewRef(Py_None);
+    }
+  }
+}
+
+// A new reference to the result; null if it is no fast call. Transfers go beside the group's calls,
+// queued ones too.
+template <FastVerb kVerb>
+PyObject* run_fast(const Caller& caller, Args& args) {
+  constexpr bool kSends = kVerb == FastVerb::send || kVerb == FastVerb::isend;
+  if constexpr (kVerb == FastVerb::send || kVerb == FastVerb::recv)
+    return run_transfer(kSends, caller.group, args);
+  else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv)
+    return start_transfer(kSends, caller, args);
+  else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
+  else return run_collective<kVerb>(caller, args);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Write from the declared verbs the table of C++ and the stub of a group's methods.
+
+Reads the text of the modules in python/fastcoll/api, so that it also runs where the package can't
+be imported: a new verb is not in the compiled table yet. Run it after each change of a declaration,
+and build anew. `--check` writes nothing and fails if a file is not current.
+"""
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+API = "python/fastcoll/api"
+# Module of declarations -> kind of its verbs in C++.
+KINDS = {"reductions": "tensors", "moves": "tensors", "lists": "lists", "transfers": "transfer"}
+# Argument -> its meaning in C++. Every other one is an array, but for what only Python reads.
+MEANINGS = {
+    "op": "kOp",
+    "src": "kRoot",
+    "dst": "kRoot",
+    "tag": "kTag",
+    "input_split_sizes": "kInSplits",
+    "output_split_sizes": "kOutSplits",
+    "group": "kGroup",
+    "async_op": "kAsyncOp",
+    "algorithm": "kAlgorithm",
+    "numerics": "kNumerics",
+    "timeout_s": "kTimeout",
+}
+PYTHON_ONLY = ("group_src", "group_dst", "device_ids", "timeout")
+WIDTH = 100
+WRITTEN_FILES = ("csrc/python/verbs.inc", "python/fastcoll/calls/methods.pyi")
+WRITTEN = "Written by scripts/verbs.py from the declarations in python/fastcoll/api."
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: the source text of its type and default; "" is no default."""
+
+    name: str
+    type: str
+    default: str
+    by_name_only: bool
+
+    @property
+    def text(self) -> str:
+        """The argument as a stub has it."""
+        return f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")
+
+    @property
+    def shown(self) -> str:
+        """The argument as help() shows it: `inspect` reads literals only."""
+        if not self.default:
+            return self.name
+        is_name = "." in self.default
+        return f"{self.name}={'...' if is_name else self.default.replace(chr(34), chr(39))}"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One declaration."""
+
+    name: str
+    kind: str
+    arguments: tuple[Argument, ...]
+    returns: str
+    aliases: tuple[str, ...]
+
+    @property
+    def first(self) -> str:
+        """The argument that C++ calls kTensor: `tensor`, if there is one, else the first array."""
+        arrays = [one.name for one in self.arguments if one.name not in (*MEANINGS, *PYTHON_ONLY)]
+        return "tensor" if "tensor" in arrays else arrays[0] if arrays else ""
+
+    def read(self) -> list[tuple[Argument, str]]:
+        """Return the arguments that C++ reads, each with its meaning."""
+        read = [one for one in self.arguments if one.name not in PYTHON_ONLY]
+        by_place = [one for one in self.arguments if not one.by_name_only]
+        seen = [one for one in read if not one.by_name_only]
+        if by_place[: len(seen)] != seen:
+            raise ValueError(f"{self.name}: arguments that C++ does not read must come last")
+        return [(one, MEANINGS.get(one.name) or self._array(one)) for one in read]
+
+    def _array(self, argument: Argument) -> str:
+        if not re.search(r"\bArray\b|\bP2POp\b", argument.type):
+            raise ValueError(f"{self.name}: {argument.name} is no array: add it to MEANINGS")
+        return "kTensor" if argument.name == self.first else "kSecond"
+
+    def methods_arguments(self) -> list[Argument]:
+        """Return the arguments of the method."""
+        return [one for one in self.arguments if one.name != "group"]
+
+
+def declared(root: Path = ROOT) -> list[Verb]:
+    """Read the declarations of a work tree."""
+    return [verb for module in KINDS for verb in _declared_in(root / API, module)]
+
+
+def _declared_in(folder: Path, module: str) -> Iterator[Verb]:
+    text = (folder / f"{module}.py").read_text()
+    body = ast.parse(text).body
+    others = [(node.targets[0], node.value) for node in body if isinstance(node, ast.Assign)]
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and "verb" in map(ast.unparse, node.decorator_list):
+            aliases = [ast.unparse(name) for name, of in others if ast.unparse(of) == node.name]
+            returns = ast.unparse(node.returns) if node.returns else "None"
+            yield Verb(node.name, KINDS[module], (*_arguments(node, text),), returns, (*aliases,))
+
+
+def _arguments(node: ast.FunctionDef, text: str) -> Iterator[Argument]:
+    given = node.args
+    left_out = [None] * (len(given.args) - len(given.defaults))
+    pairs = [*zip(given.args, [*left_out, *given.defaults], strict=True)]
+    for i, (one, default) in enumerate(
+        [*pairs, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    ):
+        kind = ast.get_source_segment(text, one.annotation) if one.annotation else ""
+        value = ast.get_source_segment(text, default) if default else ""
+        yield Argument(one.arg, kind or "", value or "", by_name_only=i >= len(pairs))
+
+
+# ---- C++ -----------------------------------------------------------------------------------------
+
+
+def cxx_table(verbs: list[Verb]) -> str:
+    """Return csrc/python/verbs.inc."""
+    aliases = [(alias, verb.name) for verb in verbs for alias in verb.aliases]
+    return "\n".join(
+        [
+            "// SPDX-License-Identifier: Apache-2.0",
+            f"// {WRITTEN} Part of verbs.h.",
+            "",
+            "enum class FastVerb {",
+            *(f"  {verb.name}," for verb in verbs),
+            "};",
+            f"inline constexpr int kNumFastVerbs = {len(verbs)};",
+            "",
+            "inline constexpr Signature kSignatures[kNumFastVerbs] = {",
+            *(line for verb in verbs for line in _cxx_row(verb)),
+            "};",
+            "",
+            "inline constexpr Alias kAliases[] = {",
+            *(f'    {{"{alias}", FastVerb::{name}}},' for alias, name in aliases),
+            "};",
+            "",
+        ]
+    )
+
+
+def _cxx_row(verb: Verb) -> Iterator[str]:
+    read = verb.read()
+    meanings = [meaning for _, meaning in read]
+    takes_root = verb.kind != "transfer" and "kRoot" in meanings
+    takes_sequences = any("Sequence[Array]" in one.type for one in verb.arguments)
+    yield f'    {{.name = "{verb.name}",'
+    yield (
+        f"     .kind = VerbKind::{verb.kind}, .takes_root = {_word(takes_root)}, "
+        f".takes_sequences = {_word(takes_sequences)},"
+    )
+    yield (
+        f"     .num_positional = {sum(not one.by_name_only for one, _ in read)}, "
+        f".num_params = {len(read)}, .group_place = {meanings.index('kGroup')},"
+    )
+    params = ", ".join(f'{{"{one.name}",_{meaning}}}' for one, meaning in read)
+    lines = textwrap.wrap(params, WIDTH - 18, break_long_words=False, break_on_hyphens=False)
+    yield "     .params = {" + f"\n{' ' * 16}".join(lines).replace("_k", " k") + "},"
+    yield "     .doc ="
+    yield from _cxx_string(f"{verb.name}({_shown(verb.arguments)})", "", "")
+    yield "     .method_doc ="
+    ranks = (
+        "; ranks are those of this group" if "kRoot" in meanings or verb.kind == "transfer" else ""
+    )
+    text = f"See `fastcoll.{verb.name}`{ranks}."
+    yield from _cxx_string(f"{verb.name}({_shown(verb.methods_arguments(), '$self')})", text, "}")
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _shown(arguments: tuple[Argument, ...] | list[Argument], *before: str) -> str:
+    words = list(before)
+    for i, one in enumerate(arguments):
+        if one.by_name_only and not (i and arguments[i - 1].by_name_only):
+            words.append("*")
+        words.append(one.shown)
+    return ", ".join(words)
+
+
+def _cxx_string(signature: str, text: str, end: str) -> Iterator[str]:
+    """Yield lines with a literal that `inspect` reads: a signature, a mark, and a text."""
+    for line in textwrap.wrap(signature, WIDTH - 16, drop_whitespace=False):
+        yield f'         "{line}"'
+    yield f'         "\\n--\\n\\n{text}"{end},'
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+def methods_stub(verbs: list[Verb], root: Path = ROOT) -> str:
+    """Return python/fastcoll/calls/methods.pyi."""
+    signatures = [line for verb in verbs for line in _method(verb)]
+    heads = ("# SPDX-License-Identifier: Apache-2.0", f"# {WRITTEN}")
+    imports = _imports("\n".join(signatures), root)
+    return "\n".join([*heads, *imports, "class VerbMethods:", *signatures, ""])
+
+
+def _method(verb: Verb) -> Iterator[str]:
+    words, by_name = ["self"], False
+    for one in verb.methods_arguments():
+        if one.by_name_only and not by_name:
+            words.append("*")
+            by_name = True
+        words.append(one.text)
+    # Of a transfer None says that this rank is not in the group.
+    returns = verb.returns.removesuffix(" | None") if verb.kind == "transfer" else verb.returns
+    start, end = f"    def {verb.name}(", f") -> {returns}: ..."
+    line = ", ".join(words)
+    if len(start + line + end) <= WIDTH:
+        yield start + line + end
+    elif len(line) + 8 <= WIDTH:
+        yield from (start, f"        {line}", f"    {end}")
+    else:
+        yield from (start, *(f"        {word}," for word in words), f"    {end}")
+    yield from (f"    {alias} = {verb.name}" for alias in verb.aliases)
+
+
+def _imports(text: str, root: Path) -> Iterator[str]:
+    """Yield the imports of the declarations that a text needs, sorted as ruff sorts them."""
+    used = {
+        node.id for node in ast.walk(ast.parse(f"class _:\n{text}")) if isinstance(node, ast.Name)
+    }
+    whole: dict[str, str] = {}  # module -> its line
+    parts: dict[str, set[str]] = {}  # module -> names
+    for module in KINDS:
+        for node in ast.parse((root / API / f"{module}.py").read_text()).body:
+            for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                if (name.asname or name.name) not in used:
+                    continue
+                if isinstance(node, ast.Import):
+                    whole[name.name] = "import " + ast.unparse(name)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    parts.setdefault(node.module, set()).add(ast.unparse(name))
+    for section in range(3):
+        lines = [whole[module] for module in sorted(whole) if _section(module) == section]
+        lines += [
+            f"from {module} import {', '.join(sorted(parts[module]))}"
+            for module in sorted(parts)
+            if _section(module) == section
+        ]
+        yield from [*lines, ""] if lines else ()
+
+
+def _section(module: str) -> int:
+    package = module.split(".")[0]
+    return 2 if package == "fastcoll" else int(package not in sys.stdlib_module_names)
+
+
+def written(root: Path = ROOT) -> dict[str, str]:
+    """Return the files that are made from a work tree's declarations, by path."""
+    verbs = declared(root)
+    return dict(zip(WRITTEN_FILES, (cxx_table(verbs), methods_stub(verbs, root)), strict=True))
+
+
+def outdated(root: Path = ROOT) -> list[str]:
+    """Return the written files of a work tree that are not current."""
+    return [
+        path
+        for path, text in written(root).items()
+        if not (root / path).exists() or (root / path).read_text() != text
+    ]
+
+
+def main() -> None:
+    """Write the files, or with --check say which are not current."""
+    if "--check" in sys.argv:
+        if paths := outdated():
+            sys.exit(f"not current: {', '.join(paths)}; run scripts/verbs.py")
+        return
+    for path, text in written().items():
+        (ROOT / path).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

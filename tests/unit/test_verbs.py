@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declared verbs, and the text that scripts/verbs.py writes from them."""
+
+import inspect
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastcoll
+from fastcoll import _C
+from fastcoll.api import VERBS
+from fastcoll.calls.methods import VerbMethods
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import verbs  # noqa: E402
+
+
+def test_the_written_files_are_current() -> None:
+    assert verbs.outdated() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "outdated"),
+    [
+        ("moves", "    src: int | None = None,", "    source: int | None = None,", None),
+        ("moves", "    src: int | None = None,", "    src: int | None = 0,", verbs.WRITTEN_FILES),
+        ("reductions", "@verb\ndef reduce(", "def reduce(", verbs.WRITTEN_FILES),
+        ("lists", '    algorithm: str = "auto",\n', "", verbs.WRITTEN_FILES),
+        ("transfers", "tensor: Array,", "tensor: object,", None),
+        ("transfers", ") -> int:", ") -> None:", ("python/fastcoll/calls/methods.pyi",)),
+        ("moves", "gather_into_tensor = gather_single", "", verbs.WRITTEN_FILES),
+    ],
+)
+def test_a_changed_declaration_makes_them_outdated(
+    module: str, old: str, new: str, outdated: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    for path in (*verbs.WRITTEN_FILES, *(f"{verbs.API}/{name}.py" for name in verbs.KINDS)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    changed = tmp_path / verbs.API / f"{module}.py"
+    text = changed.read_text()
+    assert old in text
+    changed.write_text(text.replace(old, new, 1))
+    if outdated is None:  # C++ would not know what the argument means
+        with pytest.raises(ValueError, match="is no array"):
+            verbs.outdated(tmp_path)
+    else:
+        assert verbs.outdated(tmp_path) == [*outdated]
+
+
+def test_the_text_has_the_verbs_that_are_declared_at_import() -> None:
+    assert {verb.name for verb in verbs.declared()} == set(VERBS)
+
+
+def names_and_kinds(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_functions_and_methods_show_the_declared_arguments(name: str) -> None:
+    arguments = names_and_kinds(VERBS[name])
+    assert getattr(fastcoll, name) is getattr(_C, name)
+    assert names_and_kinds(getattr(fastcoll, name)) == arguments
+    self, *others = names_and_kinds(getattr(VerbMethods, name))
+    assert self[0] == "self"
+    assert others == [one for one in arguments if one[0] != "group"]
+    assert (VERBS[name].__doc__ or "") in (getattr(fastcoll, name).__doc__ or "")
