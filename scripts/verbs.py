@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write from the declared verbs the table of C++ and the stub of a group's methods.
 
+Also writes the names of torch's calls for its compiled backend.
+
 Reads the text of the modules in python/fastcoll/api, so that it also runs where the package can't
 be imported: a new verb is not in the compiled table yet. Run it after each change of a declaration,
 and build anew. `--check` writes nothing and fails if a file is not current.
@@ -9,6 +11,7 @@ and build anew. `--check` writes nothing and fails if a file is not current.
 
 import ast
 import re
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -35,8 +38,14 @@ MEANINGS = {
 }
 PYTHON_ONLY = ("group_src", "group_dst", "device_ids", "timeout")
 WIDTH = 100
-WRITTEN_FILES = ("csrc/python/verbs.inc", "python/fastcoll/calls/methods.pyi")
+TORCH_NAMES = "python/fastcoll/integrations/torch_names.py"
+WRITTEN_FILES = (
+    "csrc/python/verbs.inc",
+    "python/fastcoll/calls/methods.pyi",
+    "python/fastcoll/integrations/c10d_names.h",
+)
 WRITTEN = "Written by scripts/verbs.py from the declarations in python/fastcoll/api."
+FROM_NAMES = "Written by scripts/verbs.py from torch_names.py. Part of c10d_verbs.h."
 
 
 @dataclass(frozen=True)
@@ -262,10 +271,27 @@ def _section(module: str) -> int:
     return 2 if package == "fastcoll" else int(package not in sys.stdlib_module_names)
 
 
+# ---- torch's calls -------------------------------------------------------------------------------
+
+
+def torch_names(root: Path = ROOT) -> str:
+    """Return python/fastcoll/integrations/c10d_names.h."""
+    calls = runpy.run_path(str(root / TORCH_NAMES))["TORCH_CALLS"]
+    lines = ["// SPDX-License-Identifier: Apache-2.0", f"// {FROM_NAMES}", "#pragma once", ""]
+    for call in calls:
+        name = "".join(part.capitalize() for part in call.method.split("_"))
+        start = f"constexpr Verb k{name}{{"
+        words = f'"fastcoll:{call.event}", "{call.method}", OpType::{call.op_type}}};'
+        first, *others = textwrap.wrap(words, WIDTH - len(start))
+        lines += [start + first, *(" " * len(start) + line for line in others)]
+    return "\n".join([*lines, ""])
+
+
 def written(root: Path = ROOT) -> dict[str, str]:
     """Return the files that are made from a work tree's declarations, by path."""
     verbs = declared(root)
-    return dict(zip(WRITTEN_FILES, (cxx_table(verbs), methods_stub(verbs, root)), strict=True))
+    texts = cxx_table(verbs), methods_stub(verbs, root), torch_names(root)
+    return dict(zip(WRITTEN_FILES, texts, strict=True))
 
 
 def outdated(root: Path = ROOT) -> list[str]:

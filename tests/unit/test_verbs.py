@@ -14,6 +14,9 @@ import fastcoll
 from fastcoll import _C
 from fastcoll.api import VERBS
 from fastcoll.calls.methods import VerbMethods
+from fastcoll.integrations.torch_group import FastcollProcessGroup
+from fastcoll.integrations.torch_names import TORCH_CALLS
+from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -25,25 +28,31 @@ def test_the_written_files_are_current() -> None:
     assert verbs.outdated() == []
 
 
+FROM_VERBS = ("csrc/python/verbs.inc", "python/fastcoll/calls/methods.pyi")
+FROM_NAMES = ("python/fastcoll/integrations/c10d_names.h",)
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new", "outdated"),
     [
-        ("moves", "    src: int | None = None,", "    source: int | None = None,", None),
-        ("moves", "    src: int | None = None,", "    src: int | None = 0,", verbs.WRITTEN_FILES),
-        ("reductions", "@verb\ndef reduce(", "def reduce(", verbs.WRITTEN_FILES),
-        ("lists", '    algorithm: str = "auto",\n', "", verbs.WRITTEN_FILES),
-        ("transfers", "tensor: Array,", "tensor: object,", None),
-        ("transfers", ") -> int:", ") -> None:", ("python/fastcoll/calls/methods.pyi",)),
-        ("moves", "gather_into_tensor = gather_single", "", verbs.WRITTEN_FILES),
+        ("api/moves", "    src: int | None = None,", "    source: int | None = None,", None),
+        ("api/moves", "    src: int | None = None,", "    src: int | None = 0,", FROM_VERBS),
+        ("api/reductions", "@verb\ndef reduce(", "def reduce(", FROM_VERBS),
+        ("api/lists", '    algorithm: str = "auto",\n', "", FROM_VERBS),
+        ("api/transfers", "tensor: Array,", "tensor: object,", None),
+        ("api/transfers", ") -> int:", ") -> None:", ("python/fastcoll/calls/methods.pyi",)),
+        ("api/moves", "gather_into_tensor = gather_single", "", FROM_VERBS),
+        ("integrations/torch_names", '"gather", "GATHER"', '"gather", "SCATTER"', FROM_NAMES),
     ],
 )
 def test_a_changed_declaration_makes_them_outdated(
     module: str, old: str, new: str, outdated: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    for path in (*verbs.WRITTEN_FILES, *(f"{verbs.API}/{name}.py" for name in verbs.KINDS)):
+    sources = verbs.TORCH_NAMES, *(f"{verbs.API}/{name}.py" for name in verbs.KINDS)
+    for path in (*verbs.WRITTEN_FILES, *sources):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    changed = tmp_path / verbs.API / f"{module}.py"
+    changed = tmp_path / "python/fastcoll" / f"{module}.py"
     text = changed.read_text()
     assert old in text
     changed.write_text(text.replace(old, new, 1))
@@ -56,6 +65,17 @@ def test_a_changed_declaration_makes_them_outdated(
 
 def test_the_text_has_the_verbs_that_are_declared_at_import() -> None:
     assert {verb.name for verb in verbs.declared()} == set(VERBS)
+
+
+def test_torchs_calls_are_those_of_the_process_group_and_of_the_verbs() -> None:
+    for call in TORCH_CALLS:
+        for method in (call.method, *call.older):
+            assert callable(getattr(FastcollProcessGroup, method))
+            assert getattr(ProfiledProcessGroup, method) is not getattr(
+                FastcollProcessGroup, method
+            )
+    blocking = {"send", "recv", "batch_isend_irecv"}
+    assert {call.verb for call in TORCH_CALLS} - {""} == set(VERBS) - blocking
 
 
 def names_and_kinds(function: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -72,7 +72,7 @@ class FastcollBackend final : public Runner {
     std::optional<Native> native;
     if (tensors.size() == 1)
       native = reduction(kFastcollAllReduce, opts.reduceOp, tensors[0], tensors[0]);
-    return run({kAllReduce, opts, tensors, tensors}, native, tensors, opts);
+    return run({kAllreduce, opts, tensors, tensors}, native, tensors, opts);
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
@@ -130,13 +130,13 @@ class FastcollBackend final : public Runner {
   }
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
-    return run({kAllToAll, opts, inputs, outputs},
+    return run({kAlltoall, opts, inputs, outputs},
                in_parts(kFastcollAllToAll, 0, 0, outputs, inputs), outputs, inputs, opts);
   }
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override {
-    const Terms terms{kAllGather, opts, inputs, one_list(outputs)};
+    const Terms terms{kAllgather, opts, inputs, one_list(outputs)};
     return run(terms, in_parts(kFastcollAllGather, 0, 0, terms.outputs, inputs), outputs, inputs,
                opts);
   }
@@ -188,23 +188,24 @@ class FastcollBackend final : public Runner {
     return forward({kRecv, tensors, {}}, tensors, src, tag);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    if (may_transfer(tensors, tag)) return transfer(kRecvAnySource, tensors, kFastcollAnyPeer, tag);
-    return forward({kRecvAnySource, tensors, {}}, tensors, tag);
+    if (may_transfer(tensors, tag)) return transfer(kRecvAnysource, tensors, kFastcollAnyPeer, tag);
+    return forward({kRecvAnysource, tensors, {}}, tensors, tag);
   }
   void startCoalescing() override { is_coalescing_ = true; }
   WorkPtr endCoalescing() override {
-    return c10::make_intrusive<BatchWork>(rank_, kCoalesced.type, kCoalesced.title, end_batch());
+    return c10::make_intrusive<BatchWork>(rank_, kEndCoalescing.type, kEndCoalescing.title,
+                                          end_batch());
   }
 
   // ---- verbs of Python ----
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override {
-    return in_python({kAllReduceCoalesced, opts, tensors, tensors}, tensors, opts);
+    return in_python({kAllreduceCoalesced, opts, tensors, tensors}, tensors, opts);
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts) override {
-    return in_python({kAllGatherCoalesced, opts, inputs, {}}, outputs, inputs, opts);
+    return in_python({kAllgatherCoalesced, opts, inputs, {}}, outputs, inputs, opts);
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
     const bool has_limit = opts.timeout >= kNoTimeout;

@@ -38,6 +38,7 @@ _HEADERS = tuple(
     _SOURCE.with_name(name)
     for name in (
         "c10d_calls.h",
+        "c10d_names.h",
         "c10d_runner.h",
         "c10d_threads.h",
         "c10d_transfers.h",

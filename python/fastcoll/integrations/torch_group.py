@@ -7,9 +7,9 @@ Decides how torch's process-group interface becomes calls of a communicator. It 
 itself where c10d_backend.cpp can't be compiled; where it can, it carries out what that leaves to
 Python. Must not know how a call is carried out.
 
-torch 2.13 renamed some methods; both names are here, as 2.11 knows the old ones only. Some methods
-are called from C++ (DDP, functional collectives), the others by torch.distributed's functions.
-Users call them too, in torch's short forms: see torch_arguments.py.
+torch 2.13 renamed some methods: torch_names.py has the older names too. Some methods are called
+from C++ (DDP, functional collectives), the others by torch.distributed's functions. Users call
+them too, in torch's short forms: see torch_arguments.py.
 """
 
 from collections.abc import Sequence
@@ -43,6 +43,7 @@ from fastcoll.integrations.torch_arguments import (
     root_of,
 )
 from fastcoll.integrations.torch_base import BaseProcessGroup
+from fastcoll.integrations.torch_names import TORCH_CALLS
 from fastcoll.integrations.torch_sparse import sum_sparse
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.types import Verb
@@ -329,10 +330,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         """See `fastcoll.irecv`."""
         return self._track(self.communicator.irecv(one_of(tensors), None, tag))
 
-    # Older names.
-    gather_into_tensor = gather_single
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
+
+for _call in TORCH_CALLS:
+    for _older in _call.older:
+        setattr(FastcollProcessGroup, _older, getattr(FastcollProcessGroup, _call.method))

@@ -2,7 +2,8 @@
 """The Python group with its calls as events of torch's profiler.
 
 Decides what an event is called and when it ends: with the call, of an asynchronous one when that is
-complete. c10d_backend.cpp makes its events itself, by the same names (c10d_verbs.h).
+complete. c10d_backend.cpp makes its events itself, by the same
+names (torch_names.py).
 """
 
 from collections.abc import Callable
@@ -13,36 +14,8 @@ from torch.autograd.profiler import record_function
 
 from fastcoll.integrations.torch_base import NAME
 from fastcoll.integrations.torch_group import FastcollProcessGroup
+from fastcoll.integrations.torch_names import TORCH_CALLS
 from fastcoll.integrations.torch_work import TorchWork
-
-_EVENTS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "all_gather_single": "_all_gather_base",
-    "_allgather_base": "_all_gather_base",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "_reduce_scatter_base": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "gather": "gather",
-    "gather_single": "gather",
-    "scatter": "scatter",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "alltoall": "all_to_all",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-    "_end_coalescing": "coalesced",
-}
 
 
 class ProfiledProcessGroup(FastcollProcessGroup):
@@ -66,5 +39,6 @@ def _recorded(method: str, title: str) -> Callable[..., TorchWork | None]:
     return call
 
 
-for _method, _event in _EVENTS.items():
-    setattr(ProfiledProcessGroup, _method, _recorded(_method, f"{NAME}:{_event}"))
+for _call in TORCH_CALLS:
+    for _method in (_call.method, *_call.older):
+        setattr(ProfiledProcessGroup, _method, _recorded(_method, f"{NAME}:{_call.event}"))
