@@ -42,6 +42,41 @@ def test_every_verb_and_root(pools: Pools, world: int, weights_only: bool) -> No
             assert row == [everything, [(1, 2), {root}], gathered, [f"for {rank}", "kept"]]
 
 
+def passed_on(rank: Rank) -> list[str]:
+    """The verbs that known calls with objects leave to Python."""
+    import fastcoll
+    from fastcoll import _C
+    from fastcoll.api import VERBS
+
+    passed: list[str] = []
+
+    def recorded(verb: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            passed.append(verb)
+            return VERBS[verb](*args, **options)
+
+        return call
+
+    every_verb(rank, 0)
+    fastcoll.monitored_barrier(rank.comm)
+    for verb in VERBS:
+        _C.set_fallback(verb, recorded(verb))
+    try:
+        every_verb(rank, 0)
+        fastcoll.monitored_barrier(rank.comm)
+        known = passed.copy()
+        rank.comm.all_reduce(torch.ones(2)[::2].numpy()[:0])
+    finally:
+        for verb, function in VERBS.items():
+            _C.set_fallback(verb, function)
+    assert passed[len(known) :] == ["all_reduce"]
+    return known
+
+
+def test_known_calls_with_objects_are_fast_calls(pools: Pools) -> None:
+    assert pools(2).run(passed_on) == [[], []]
+
+
 def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
     """A list to the next rank, from whom it is known, then from anyone."""
     import fastcoll

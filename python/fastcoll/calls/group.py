@@ -25,7 +25,6 @@ from fastcoll.calls.sites import at_call_site
 from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.errors import UsageError
-from fastcoll.types import Verb
 
 AnyCall: TypeAlias = Call | PartsCall | ListCall
 AnyOperands: TypeAlias = Operands | PartsOperands | ListOperands
@@ -119,8 +118,7 @@ class BaseGroup(ObjectMethods):
     def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
         """Gather integers from all ranks, within the group's limit or another one. Collective."""
         rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        mine = np.array(words, np.int64)
-        self.issue(Call(verb=Verb.all_gather, input=mine, output=rows, timeout_s=limit_s))
+        self.all_gather_into_tensor(rows, np.array(words, np.int64), timeout_s=limit_s)
         result: list[list[int]] = rows.tolist()
         return result
 

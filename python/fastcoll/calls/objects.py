@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from fastcoll.calls.group_calls import GroupCalls
-from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.tensors import Call, checked_rank
+from fastcoll.calls.tensors import checked_rank
 from fastcoll.errors import DesyncError, UsageError
-from fastcoll.types import Verb
 
 
 class ObjectMethods(GroupCalls):
@@ -42,20 +40,12 @@ class ObjectMethods(GroupCalls):
             sum(lengths),
         )
         rows = [_array_on(file) for file in files]
-        self.issue(
-            PartsCall(verb=Verb.all_gather, input=rows[self.rank], output=rows, timeout_s=limit_s)
-        )
+        self.all_gather(rows, rows[self.rank], timeout_s=limit_s)
         return files
 
     def _hand_over(self, gives: Sequence[io.BytesIO], gets: Sequence[io.BytesIO]) -> None:
         """Give each rank a file, and get one from each; they may be empty, and end up full."""
-        self.issue(
-            PartsCall(
-                verb=Verb.all_to_all,
-                input=[_array_on(file) for file in gives],
-                output=[_array_on(file) for file in gets],
-            )
-        )
+        self.all_to_all([_array_on(file) for file in gets], [_array_on(file) for file in gives])
 
     def all_gather_object(
         self, object_list: list[Any], obj: Any, *, weights_only: bool = False
@@ -73,11 +63,11 @@ class ObjectMethods(GroupCalls):
         gives = self.rank == root
         file = _packed(object_list, weights_only) if gives else io.BytesIO()
         length = np.array([file.getbuffer().nbytes], np.int64)
-        self.issue(Call(verb=Verb.broadcast, input=length, output=length, root=root))
+        self.broadcast(length, root)
         num_bytes = int(length[0])
         file = self.allocated(lambda: file if gives else _file_of(num_bytes), num_bytes)
         message = _array_on(file)
-        self.issue(Call(verb=Verb.broadcast, input=message, output=message, root=root))
+        self.broadcast(message, root)
         if not gives:
             _replace(object_list, file, root, weights_only)
         elif weights_only:  # the others refuse what is not allowed; so does this rank
@@ -132,7 +122,7 @@ class ObjectMethods(GroupCalls):
             _check_length(scatter_object_input_list, "scatter_object_input_list", self.world_size)
             gives = [_packed(obj, weights_only) for obj in scatter_object_input_list or ()]
         lengths = np.array([file.getbuffer().nbytes for file in gives], np.int64)
-        self.issue(Call(verb=Verb.broadcast, input=lengths, output=lengths, root=root))
+        self.broadcast(lengths, root)
         mine, gives[root] = gives[root], io.BytesIO()  # what the root keeps
         gets = [io.BytesIO() for _ in range(self.world_size)]
         mine = self.allocated(
@@ -172,7 +162,10 @@ class ObjectMethods(GroupCalls):
     ) -> None:
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
-        self.issue(Call(verb=Verb.barrier, timeout_s=timeout))
+        if isinstance(timeout, timedelta):
+            self.barrier(timeout=timeout)
+        else:
+            self.barrier(timeout_s=timeout)
 
 
 def _check_list(objects: object) -> None:
