@@ -94,8 +94,8 @@ def reduce(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
-        algorithm: "auto", "one_shot", "two_shot", or "schedule:NAME" with a name that `fastcoll
-            schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", on GPUs "nccl", or on CPUs "schedule:NAME" with
+            a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank of the group, whatever kind that is.
@@ -177,8 +177,8 @@ def reduce_scatter(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", or "schedule:NAME" with a name
-            that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
+            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
