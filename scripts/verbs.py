@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 API = "python/fastcoll/api"
-# Module of declarations -> kind of its verbs in C++.
+# Module of declarations -> kind of its verbs in C++, but for those that make a PartsCall.
 KINDS = {"reductions": "tensors", "moves": "tensors", "lists": "lists", "transfers": "transfer"}
 # Argument -> its meaning in C++. Every other one is an array, but for what only Python reads.
 MEANINGS = {
@@ -119,7 +119,9 @@ def _declared_in(folder: Path, module: str) -> Iterator[Verb]:
         if isinstance(node, ast.FunctionDef) and "verb" in map(ast.unparse, node.decorator_list):
             aliases = [ast.unparse(name) for name, of in others if ast.unparse(of) == node.name]
             returns = ast.unparse(node.returns) if node.returns else "None"
-            yield Verb(node.name, KINDS[module], (*_arguments(node, text),), returns, (*aliases,))
+            calls = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+            kind = "parts" if "PartsCall" in calls else KINDS[module]
+            yield Verb(node.name, kind, (*_arguments(node, text),), returns, (*aliases,))
 
 
 def _arguments(node: ast.FunctionDef, text: str) -> Iterator[Argument]:

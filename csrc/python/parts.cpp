@@ -92,7 +92,8 @@ Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& arg
       call.outputs = first.views();
       call.inputs = second.views();
       break;
-    default:
+    case FastVerb::all_to_all:
+    case FastVerb::all_to_all_single:
       call.cuts = verb == FastVerb::all_to_all_single;
       if (call.cuts ? !first.read_one(args[kTensor]) || !second.read_one(args[kSecond]) ||
                           !output_sizes.read(group, args[kOutSplits]) ||
@@ -103,6 +104,9 @@ Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& arg
       call.inputs = second.views();
       call.output_sizes = output_sizes.sizes();
       call.input_sizes = input_sizes.sizes();
+      break;
+    default:
+      return {};
   }
   const std::optional<PartsKind> kind = read_parts(call, parts);
   if (!kind) return {};

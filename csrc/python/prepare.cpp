@@ -62,10 +62,12 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
       if (!fits(*tensor, *second)) return {};
       return with_plan(group, args.options, Verb::reduce_scatter, tensor->dtype, op, tensor->numel,
                        0, second->ptr, tensor->ptr);
-    default:  // all_gather_into_tensor: input_tensor -> output_tensor
+    case FastVerb::all_gather_into_tensor:  // input_tensor -> output_tensor
       if (!fits(*second, *tensor)) return {};
       return with_plan(group, args.options, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
                        0, second->ptr, tensor->ptr);
+    default:
+      return {};
   }
 }
 
@@ -80,19 +82,13 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 }  // namespace
 
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
+  if (signature_of(verb).kind == VerbKind::parts)
+    return prepare_parts(verb, group, args, op, parts);
   switch (verb) {
     case FastVerb::barrier:
       return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
     case FastVerb::reduce:
       return prepare_reduce(group, args, op);
-    case FastVerb::all_gather:
-    case FastVerb::gather:
-    case FastVerb::gather_single:
-    case FastVerb::scatter:
-    case FastVerb::reduce_scatter:
-    case FastVerb::all_to_all:
-    case FastVerb::all_to_all_single:
-      return prepare_parts(verb, group, args, op, parts);
     default:
       return prepare_tensors(verb, group, args, op);
   }

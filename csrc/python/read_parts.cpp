@@ -97,14 +97,14 @@ std::optional<PartsKind> read_rooted(const PartsCall& call, Parts& parts) {
   if (one.size() != 1 || list.size() != list_size) return std::nullopt;
   const TensorView& mine = one[0];
   Reader reader(call, mine.dtype, parts);
+  auto& listed = gathers ? parts.outputs : parts.inputs;
   bool is_in_place = false;
-  if (call.cuts) {
-    if (is_root && !reader.cut_equally(list[0], mine.numel, parts.outputs)) return std::nullopt;
-    is_in_place = is_root && parts.outputs[size_t(call.rank)].ptr == mine.ptr;
+  if (is_root && call.cuts) {
+    if (!reader.cut_equally(list[0], mine.numel, listed)) return std::nullopt;
+    is_in_place = listed[size_t(call.rank)].ptr == mine.ptr;
   } else if (is_root) {
     is_in_place = list[size_t(call.rank)].ptr == mine.ptr;
-    if (!reader.read_list(list, mine.numel, gathers ? parts.outputs : parts.inputs,
-                          is_in_place && !gathers ? call.rank : -1))
+    if (!reader.read_list(list, mine.numel, listed, is_in_place && !gathers ? call.rank : -1))
       return std::nullopt;
   }
   reader.put(gathers ? parts.inputs : parts.outputs, gathers ? call.rank : call.root, mine,

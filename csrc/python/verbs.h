@@ -21,8 +21,9 @@ enum Param {
   kTimeout,
 };
 
-// Of a list of tensors, whatever its length, one call is made; a transfer is no collective.
-enum class VerbKind { tensors, lists, transfer };
+// How a verb takes its tensors: one, or one of each kind; in parts, one for each rank; lists of any
+// length, of which one call is made. A transfer is no collective.
+enum class VerbKind { tensors, parts, lists, transfer };
 
 struct Signature {
   static constexpr int kMostParams = 9;
