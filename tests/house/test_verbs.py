@@ -3,12 +3,12 @@
 
 import inspect
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import verbs
 
 import fastcoll
 from fastcoll import _C
@@ -19,9 +19,6 @@ from fastcoll.integrations.torch_names import TORCH_CALLS
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import verbs  # noqa: E402
 
 
 def test_the_written_files_are_current() -> None:
