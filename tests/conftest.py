@@ -4,6 +4,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session")
 def pools() -> Iterator[harness.Pools]:
     """`pools(n)` is the session's pool of n ranks; tests must leave its group in order."""
-    with harness.Pools() as result:
+    with closing(harness.Pools()) as result:
         yield result
 
 
@@ -73,15 +74,15 @@ def own_pools() -> Iterator[harness.Pools]:
     """`own_pools(n)` are ranks of this file alone: for GPU calls on the CPU (fake_gpu), since what
     others called would run on the fast path.
     """
-    with harness.Pools() as result:
+    with closing(harness.Pools()) as result:
         yield result
 
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[harness.Pools]:
     """`clusters("aab")` is the session's pool of ranks 0 and 1 on node a and rank 2 on node b."""
-    with harness.Pools(
-        lambda nodes: harness.Pool(len(nodes), harness.Setup(nodes=nodes))
+    with closing(
+        harness.Pools(lambda nodes: harness.Pool(len(nodes), harness.Setup(nodes=nodes)))
     ) as result:
         yield result
 
@@ -89,7 +90,7 @@ def clusters() -> Iterator[harness.Pools]:
 @pytest.fixture(scope="session")
 def bare_pools() -> Iterator[harness.Pools]:
     """`bare_pools(n)` is the session's pool of n ranks that have made no group."""
-    with harness.Pools(lambda n: harness.Pool(n, harness.Setup(init=False))) as result:
+    with closing(harness.Pools(lambda n: harness.Pool(n, harness.Setup(init=False)))) as result:
         yield result
 
 
@@ -104,7 +105,7 @@ def compiled_pools() -> Iterator[harness.Pools]:
         assert rows == [("FastcollBackend", "")] * world_size
         return pool
 
-    with harness.Pools(start) as result:
+    with closing(harness.Pools(start)) as result:
         yield result
 
 

@@ -14,17 +14,7 @@ import pytest
 import torch
 
 from tests.faults.test_fork import in_child
-from tests.support.harness import (
-    LATE_S,
-    Attempt,
-    Outcome,
-    Pool,
-    Pools,
-    Rank,
-    Setup,
-    attempt,
-    come_up,
-)
+from tests.support.harness import LATE_S, Attempt, Outcome, Pool, Rank, Setup, attempt, come_up
 
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
@@ -224,7 +214,9 @@ def part_quickly(rank: Rank, numel: int, algorithm: str, rounds: int) -> list[st
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "chain"])
-def test_leaving_right_after_a_call_is_no_loss(pools: Pools, algorithm: str) -> None:
+def test_leaving_right_after_a_call_is_no_loss(
+    pools: Callable[[int], Pool], algorithm: str
+) -> None:
     for numel in (1, 5000, 300_000):
         assert pools(3).run(part_quickly, numel, algorithm, 12) == [[]] * 3
 
@@ -241,7 +233,7 @@ def part_after(rank: Rank, way: str, rounds: int) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_leaving_after_any_call_is_no_loss(pools: Pools, way: str) -> None:
+def test_leaving_after_any_call_is_no_loss(pools: Callable[[int], Pool], way: str) -> None:
     assert pools(4).run(part_after, way, 10) == [[]] * 4
 
 

@@ -4,7 +4,6 @@
 Over a driver made of dictionaries, and with the CPU in the kernels' place (support/fake_gpu.py).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -249,14 +248,6 @@ def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
-    own = Pools()
-    yield own
-    own.close()
-
-
 def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str], str]:
     """Calls by name and by choice; what ran, what was refused, and the report."""
     from tests.support.fake_gpu import fake_gpu
@@ -280,8 +271,8 @@ def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str
         return right, names, refused, comm.gpu_report()
 
 
-def test_calls_reach_its_kernels(pools: Pools) -> None:
-    for right, names, refused, report in pools(4).run(call, ""):
+def test_calls_reach_its_kernels(own_pools: Pools) -> None:
+    for right, names, refused, report in own_pools(4).run(call, ""):
         assert right == [True] * 8
         assert names[:4] == ["multimem"] * 4, "asked for"
         assert names[4] == names[6] == "multimem", "chosen for the large ones"
@@ -289,8 +280,8 @@ def test_calls_reach_its_kernels(pools: Pools) -> None:
         assert "; multicast; " in report
 
 
-def test_without_it_calls_go_another_way_and_say_why(pools: Pools) -> None:
-    for right, names, refused, report in pools(4).run(call, NONE):
+def test_without_it_calls_go_another_way_and_say_why(own_pools: Pools) -> None:
+    for right, names, refused, report in own_pools(4).run(call, NONE):
         assert right == [True] * 4
         assert "multimem" not in names
         assert len(refused) == 2

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll tune --device cuda` and the rows it writes, as far as no GPU is needed.
 
-Ranks are measured by a fake function, on CPU threads, or on the GPU made of the CPU
-(tests/support/fake_gpu.py). What a GPU takes is for the machine that has one.
+Ranks are measured by a fake function, on CPU threads, or on support/fake_gpu.py.
 """
 
 import json
@@ -311,16 +310,7 @@ def refuse(me: GpuRank) -> ThreadVariants:
 class OnFakeGpu(ThreadVariants):
     """A rank's library as it is, but for graphs and clocks."""
 
-    capture = OnCpuThreads.capture
-    loop = OnCpuThreads.loop
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    """Ranks of this file alone: what others called would run on the fast path, as on a CPU."""
-    own = Pools()
-    yield own
-    own.close()
+    capture, loop = OnCpuThreads.capture, OnCpuThreads.loop
 
 
 def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
@@ -353,8 +343,8 @@ def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
 
 
 @needs_extension
-def test_what_the_tuner_commands_is_what_runs(pools: Pools) -> None:
-    for replies, launched, by_nccl in pools(2).run(commanded):
+def test_what_the_tuner_commands_is_what_runs(own_pools: Pools) -> None:
+    for replies, launched, by_nccl in own_pools(2).run(commanded):
         assert not [reply for reply in replies if "error" in reply]
         wrong = [reply["num_wrong"] for reply in replies if "num_wrong" in reply]
         assert len(wrong) == 3 * 3 + 5 * 2
@@ -387,8 +377,8 @@ def chosen_by_table(rank: Rank) -> list[str]:
 
 
 @needs_extension
-def test_a_group_chooses_by_the_table_or_says_why_not(pools: Pools) -> None:
-    for tuned, report, modelled, refused in pools(2).run(chosen_by_table):
+def test_a_group_chooses_by_the_table_or_says_why_not(own_pools: Pools) -> None:
+    for tuned, report, modelled, refused in own_pools(2).run(chosen_by_table):
         assert "by chain" in tuned
         assert "chosen by the table" in report
         assert "by one_shot" in modelled

@@ -381,7 +381,7 @@ class Pool:
 
 
 class Pools:
-    """Pools by what they are started with, on demand and again when broken; ended by `with`."""
+    """Pools by what they are started with, on demand and again when broken."""
 
     def __init__(self, start: Callable[[Any], Pool] = Pool) -> None:
         self._start = start
@@ -391,12 +391,6 @@ class Pools:
         if kind not in self._pools or not self._pools[kind].is_open:
             self._pools[kind] = self._start(kind)
         return self._pools[kind]
-
-    def __enter__(self) -> "Pools":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         for pool in self._pools.values():
