@@ -214,9 +214,7 @@ def part_quickly(rank: Rank, numel: int, algorithm: str, rounds: int) -> list[st
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "chain"])
-def test_leaving_right_after_a_call_is_no_loss(
-    pools: Callable[[int], Pool], algorithm: str
-) -> None:
+def test_leaving_right_after_a_call_is_no_loss(pools: Any, algorithm: str) -> None:
     for numel in (1, 5000, 300_000):
         assert pools(3).run(part_quickly, numel, algorithm, 12) == [[]] * 3
 
@@ -233,7 +231,7 @@ def part_after(rank: Rank, way: str, rounds: int) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_leaving_after_any_call_is_no_loss(pools: Callable[[int], Pool], way: str) -> None:
+def test_leaving_after_any_call_is_no_loss(pools: Any, way: str) -> None:
     assert pools(4).run(part_after, way, 10) == [[]] * 4
 
 

@@ -44,7 +44,6 @@ class Project:
         (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = proof\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)
         (folder / "tests/proofs.py").write_text((ROOT / "tests/proofs.py").read_text())
-        (folder / "tests/support/harness.py").touch()
         (folder / "tests/native/test_it.py").write_text(TEST)
         absent = "import pytest; pytest.importorskip('nowhere')"
         (folder / "tests/native/test_absent.py").write_text(absent)

@@ -2,7 +2,11 @@
 """What the README shows works as it stands there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.programs import run_as_told
 
@@ -30,3 +34,42 @@ def test_links_lead_somewhere() -> None:
         text = (ROOT / document).read_text()
         for target in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (ROOT / target).exists(), f"{document} -> {target}"
+
+
+IMPORTS = """
+import os, signal, time
+from collections.abc import Callable
+import pytest, torch
+from fastcoll.measure.sizes import format_size
+from tests.support.draw import VERBS
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.sites import Site
+"""
+
+
+@pytest.mark.slow  # starts ranks of its own
+def test_the_three_tests_that_are_shown_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "tests/README.md").read_text(), re.S)
+    assert len(blocks) == 3
+    file = tmp_path / "test_shown.py"
+    file.write_text("\n".join([IMPORTS, *blocks]))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+    ]
+    chosen = "one-node-2 or killed or short"
+    done = subprocess.run(
+        [*command, "-c", ROOT / "pyproject.toml", "-m", "not slow", "-k", chosen, file],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert re.search(r"^11 passed", done.stdout, re.M), done.stdout + done.stderr
