@@ -9,7 +9,6 @@ launches all graphs, so the time is that of the last rank: the others have waite
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 
 import streams
 import torch
-from measure import save
+from parts import run_parts
 from streams import Body, CudaGroup, CudaSpace, Group
 
 from fastcoll import env
@@ -174,25 +173,14 @@ def _row(what: str, case: str, value: float) -> Row:
 
 
 def main(path: Path) -> None:
-    end = time.monotonic() + BUDGET_S
     document: dict[str, Any] = {"columns": COLUMNS, "rows": [], "failed": []}
     cuda.problems = document["failed"]
     parts = [partial(fused, world, rows) for world in WORLDS for rows in ROWS]
-    for part in parts + [partial(plain, world, name) for world in WORLDS for name in MODULES]:
-        try:
-            for row in part():
-                document["rows"].append(row)
-                save(path, document | {"complete": False})
-                if time.monotonic() > end:
-                    return
-        except (RuntimeError, AssertionError) as error:  # the parts after it are worth having
-            print(f"{part.func.__name__}{part.args}: {error}", flush=True)
-            document["failed"].append(f"{part.func.__name__}{part.args}: {error}"[:300])
-            cuda.close()
-    cuda.close()
-    save(path, document | {"complete": not document["failed"]})
-    if document["failed"]:
-        raise SystemExit(f"{len(document['failed'])} parts failed")
+    parts += [partial(plain, world, name) for world in WORLDS for name in MODULES]
+    try:
+        run_parts(path, document, parts, BUDGET_S, recover=cuda.close)
+    finally:
+        cuda.close()
 
 
 if __name__ == "__main__":

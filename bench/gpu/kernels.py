@@ -10,7 +10,6 @@ uses. `python kernels.py OUT.json`; ends, not `complete`, when its time is up.
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure import LARGE_BYTES, TRAFFIC, WINDOWS, copy_gbps, save, slowest, time_calls, windows_of
+from measure import LARGE_BYTES, TRAFFIC, WINDOWS, copy_gbps, slowest, time_calls, windows_of
+from parts import run_parts
 from shapes import LIMIT_S, AllReduce, copying, there_and_back
 
 from fastcoll import env
@@ -189,25 +189,13 @@ def _row(what: str, case: str, value: float, unit: str) -> Row:
 
 def main(path: Path) -> None:
     assert MESSAGE_BYTES >= LARGE_BYTES
-    end = time.monotonic() + BUDGET_S
     document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "rows": [], "failed": []}
     parts = [copies, *(partial(one_way, step) for step in ("signal", "ll_pack"))]
     parts += [partial(moves, step) for step in ("put", "get")]
     parts += [partial(reductions, world) for world in (2, 4, 8)]
     parts += [partial(segments, world) for world in TILES]
-    for part in [*parts, *(partial(blocks, channels) for channels in CHANNELS)]:
-        try:
-            for row in part():
-                document["rows"].append(row)
-                save(path, document | {"complete": False})
-                if time.monotonic() > end:
-                    return
-        except RuntimeError as error:  # the parts after it are worth having all the same
-            print(error, flush=True)
-            document["failed"].append(str(error).splitlines()[-1])
-    save(path, document | {"complete": not document["failed"]})
-    if document["failed"]:
-        raise SystemExit(f"{len(document['failed'])} parts failed")
+    parts += [partial(blocks, channels) for channels in CHANNELS]
+    run_parts(path, document, parts, BUDGET_S)
 
 
 if __name__ == "__main__":

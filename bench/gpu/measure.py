@@ -10,7 +10,6 @@ the same grid that exchanges one LL pack with every peer in each block, and does
 is up, or for a number of ranks with which several failed, and says which were left out.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from parts import save
 from shapes import LIMIT_S, AllReduce
 
 from fastcoll import env
@@ -198,13 +198,6 @@ def plan() -> list[Row]:
         for size in MOVE_SIZES
     ]
     return sorted(rows, key=lambda case: -case[0])
-
-
-def save(path: Path, document: dict[str, Any]) -> None:
-    """Write a document so that it is whole whenever this process is ended."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(document))
-    new.replace(path)
 
 
 def main(path: Path) -> None:
