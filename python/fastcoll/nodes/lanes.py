@@ -14,7 +14,7 @@ more over the link. A network as quick as memory was not measured.
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -95,11 +95,20 @@ class Lanes:
 
     # ---- within the island -----------------------------------------------------------------------
 
-    def _on_island(self, call: Call | PartsCall) -> None:
+    def _on_island(
+        self,
+        kind: type[Call] | type[PartsCall],
+        verb: Verb,
+        input: Any,
+        output: Any,
+        **options: Any,
+    ) -> None:
+        """Make a call of the island; by default its limit is the one of the call around it."""
         if self.num_local == 1:
             raise AssertionError("a rank alone on its node has no island to call")
+        options.setdefault("timeout_s", self._limit_s)
         try:
-            self._island.issue(call)
+            self._island.issue(kind(verb=verb, input=input, output=output, **options))
         except FastcollError as error:
             raise self._watch.of_island(error) from error
 
@@ -112,31 +121,16 @@ class Lanes:
         if self.num_local == 1:
             return buffer
         mine = buffer.new_empty(buffer.numel() // self.num_local)
-        self._on_island(
-            Call(
-                verb=Verb.reduce_scatter,
-                input=buffer,
-                output=mine,
-                op=REDUCE_OPS[op],
-                numerics=numerics,
-                timeout_s=self._limit_s,
-            )
-        )
+        how = {"op": REDUCE_OPS[op], "numerics": numerics}
+        self._on_island(Call, Verb.reduce_scatter, buffer, mine, **how)
         return mine
 
     def island_reduce(self, tensor: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
         """Reduce a tensor over the island; return the result on the leader."""
         if self.num_local > 1:
-            self._on_island(
-                Call(
-                    verb=Verb.reduce,
-                    input=tensor,
-                    output=tensor if self.is_leader else None,
-                    op=REDUCE_OPS[op],
-                    numerics=numerics,
-                    timeout_s=self._limit_s,
-                )
-            )
+            target = tensor if self.is_leader else None
+            how = {"op": REDUCE_OPS[op], "numerics": numerics}
+            self._on_island(Call, Verb.reduce, tensor, target, **how)
         return tensor
 
     def island_all_gather(
@@ -150,21 +144,13 @@ class Lanes:
             copy(out, mine)
             return out
         limit_s = self._limit_s if limit_s is None else limit_s
-        self._on_island(Call(verb=Verb.all_gather, input=mine, output=out, timeout_s=limit_s))
+        self._on_island(Call, Verb.all_gather, mine, out, timeout_s=limit_s)
         return out
 
     def island_broadcast(self, tensor: torch.Tensor, local_root: int) -> None:
         """Copy a local rank's tensor to all others of the island."""
         if self.num_local > 1:
-            self._on_island(
-                Call(
-                    verb=Verb.broadcast,
-                    input=tensor,
-                    output=tensor,
-                    root=local_root,
-                    timeout_s=self._limit_s,
-                )
-            )
+            self._on_island(Call, Verb.broadcast, tensor, tensor, root=local_root)
 
     def island_gather(self, mine: torch.Tensor, local_root: int) -> torch.Tensor | None:
         """Put everybody's lanes together on one local rank."""
@@ -173,15 +159,8 @@ class Lanes:
         rows = None
         if self.local_rank == local_root:
             rows = mine.new_empty(self.num_local, mine.numel())
-        self._on_island(
-            PartsCall(
-                verb=Verb.gather,
-                input=mine,
-                output=None if rows is None else list(rows),
-                root=local_root,
-                timeout_s=self._limit_s,
-            )
-        )
+        parts = None if rows is None else list(rows)
+        self._on_island(PartsCall, Verb.gather, mine, parts, root=local_root)
         return rows
 
     def island_scatter(
@@ -191,15 +170,8 @@ class Lanes:
         if self.num_local == 1 and buffer is not None:
             mine.copy_(buffer.view(-1))
             return
-        self._on_island(
-            PartsCall(
-                verb=Verb.scatter,
-                input=None if buffer is None else list(buffer.view(self.num_local, -1)),
-                output=mine,
-                root=local_root,
-                timeout_s=self._limit_s,
-            )
-        )
+        parts = None if buffer is None else list(buffer.view(self.num_local, -1))
+        self._on_island(PartsCall, Verb.scatter, parts, mine, root=local_root)
 
     def island_all_to_all(
         self, source: torch.Tensor, given: Sequence[int], expected: Sequence[int]
@@ -208,16 +180,8 @@ class Lanes:
         if self.num_local == 1:
             return source
         target = source.new_empty(sum(expected))
-        self._on_island(
-            PartsCall(
-                verb=Verb.all_to_all,
-                input=source,
-                output=target,
-                input_splits=given,
-                output_splits=expected,
-                timeout_s=self._limit_s,
-            )
-        )
+        splits = {"input_splits": given, "output_splits": expected}
+        self._on_island(PartsCall, Verb.all_to_all, source, target, **splits)
         return target
 
     # ---- across nodes ----------------------------------------------------------------------------
