@@ -170,7 +170,7 @@ std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
   // What it noted itself, if it waited there or traces; else what was seen from here.
   if (const uint64_t began_us = entered.began_us ? entered.began_us : entered.wait_began_us)
     text += ", " + seconds_text(time_us - int64_t(began_us)) + " ago";
-  else if (seen.last_call == last && seen.since_us != 0)
+  else if (seen.last_call == last)
     text +=
         (seen.was_seen ? ", " : ", more than ") + seconds_text(time_us - seen.since_us) + " ago";
   if (process_is_stopped(options_.links[peer].pid))

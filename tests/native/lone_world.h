@@ -5,12 +5,11 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,7 +34,9 @@ struct LoneHost : Host {
   std::string interruption() override { return "a test"; }
   bool steps_out() override { return leaves; }
   std::string call_site() override { return site; }
+  void blocking() override { ++num_waits; }
   std::function<void()> hook;
+  int num_waits = 0;
   bool is_interrupted = false, leaves = false;
   int num_looks = 0;
   std::string site;
@@ -57,9 +58,11 @@ inline const Plan kBarrier = plan_of(Verb::barrier);
 class World {
  public:
   explicit World(int size, const std::function<void(GroupOptions&)>& change = {}) : size_(size) {
-    const size_t num_bytes = size_t(size) * mapped_bytes(size);
-    memory_ = static_cast<std::byte*>(std::aligned_alloc(4096, num_bytes));
-    std::memset(memory_, 0, num_bytes);
+    // Zero, and only the pages that are touched take time.
+    void* memory =
+        mmap(nullptr, num_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(memory != MAP_FAILED, "memory");
+    memory_ = static_cast<std::byte*>(memory);
     for (int rank = 0; rank < size; ++rank) {
       GroupOptions options;
       options.rank = rank;
@@ -76,7 +79,7 @@ class World {
   World(const World&) = delete;
   ~World() {
     groups_.clear();
-    std::free(memory_);
+    munmap(memory_, num_bytes());
   }
   int size() const { return size_; }
   Group<P>& group(int rank) { return *groups_[size_t(rank)]; }
@@ -105,6 +108,7 @@ class World {
   }
 
  private:
+  size_t num_bytes() const { return size_t(size_) * mapped_bytes(size_); }
   const int size_;
   std::byte* memory_;
   std::vector<std::unique_ptr<Group<P>>> groups_;

@@ -68,7 +68,13 @@ BUILDS = {
         runner=("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1"),
     ),
     "address": Build(
-        ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        (
+            "-O1",
+            "-g1",
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover=all",
+            "-D_GLIBCXX_ASSERTIONS",
+        ),
     ),
     "relacy": Build(
         ("-O1", "-g1"),

@@ -210,6 +210,14 @@ void check_strided() {
     Strided strided;
     require(strided.set(memory.data(), 1, 12, shape.data(), strides.data()), "12 dimensions");
   }
+  // A row alone is a matrix of one row, also where nothing was before.
+  static Strided fresh;
+  const std::byte row[3] = {std::byte{1}, std::byte{2}, std::byte{3}};
+  const int64_t length = 3, stride = 1;
+  std::byte seen[3];
+  require(fresh.set(const_cast<std::byte*>(row), 1, 1, &length, &stride), "a row");
+  fresh.read(seen, 0, 3);
+  require(std::memcmp(seen, row, 3) == 0, "the elements of a row");
   // Every second element of every dimension, so that none merges with the next.
   for (const int num_dims : {Strided::kMostDims, Strided::kMostDims + 1}) {
     std::vector<int64_t> shape(size_t(num_dims), 2), strides;

@@ -114,7 +114,7 @@ Step draw_step(std::mt19937_64& random, int world_size) {
   plan.verb = pick(3) == 0 ? kSomeWait[pick(4)] : Verb(pick(kNumVerbs));
   plan.dtype = DType::int32;
   plan.op = Op::sum;
-  plan.segment_bytes = uint32_t(32 << 10);
+  plan.segment_bytes = uint32_t(pick(4) ? kLeastSegmentBytes : kSlotBytes);
   plan.root = verb_has_root(plan.verb) ? int(pick(uint64_t(world_size))) : 0;
   constexpr uint64_t kMost[] = {4, 100, 2000, 20000, 100000};
   plan.numel = plan.verb == Verb::barrier ? 0 : pick(kMost[pick(5)]);
@@ -210,7 +210,9 @@ bool takes_parts(const Plan& plan) {
   return plan.verb == Verb::all_gather || plan.verb == Verb::gather || plan.verb == Verb::scatter ||
          plan.verb == Verb::all_to_all;
 }
-Parts parts_of(const Step& step, int world_size, int rank, const Buffers& buffers) {
+// `apart`: where the parts of the input lie, each behind a gap.
+Parts parts_of(const Step& step, int world_size, int rank, const Buffers& buffers,
+               std::vector<int32_t>& apart) {
   Parts parts{};
   int32_t *in = buffers.input, *out = buffers.output;
   const bool splits = num_input_parts(step.plan.verb, world_size) != 1;
@@ -221,6 +223,14 @@ Parts parts_of(const Step& step, int world_size, int rank, const Buffers& buffer
     parts.outputs[size_t(peer)] = {reinterpret_cast<std::byte*>(out), gets * sizeof *out};
     if (splits) in += gives;
     if (joins) out += gets;
+  }
+  if (!splits || apart.empty()) return parts;
+  const size_t room = apart.size() / size_t(world_size);
+  for (size_t peer = 0; peer < size_t(world_size); ++peer) {
+    std::byte* place = reinterpret_cast<std::byte*>(apart.data() + peer * room);
+    Part& part = parts.inputs[peer];
+    std::memcpy(place, part.ptr, part.num_bytes);
+    part.ptr = place;
   }
   return parts;
 }
@@ -391,12 +401,14 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
 
   Host host;
   Buffers buffers;
+  std::vector<int32_t> apart;
   try {
     for (const Step& step : steps) {
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
+      apart.assign(random() % 2 ? (step.plan.numel + 16) * size_t(world_size) : 0, 0);
       if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
       if (step.plan.splits == kCountedSplits) {
-        const Parts parts = parts_of(step, world_size, rank, buffers);
+        const Parts parts = parts_of(step, world_size, rank, buffers, apart);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
         run_somehow(call, host, random);
       } else if (num_tensors(step.plan.splits) != 0) {
@@ -418,7 +430,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       } else {
         Call<Perturbed<P>> call{group, step.plan, reinterpret_cast<std::byte*>(buffers.input),
                                 reinterpret_cast<std::byte*>(buffers.output)};
-        const Parts parts = parts_of(step, world_size, rank, buffers);
+        const Parts parts = parts_of(step, world_size, rank, buffers, apart);
         if (takes_parts(step.plan) && random() % 2) {
           call.input = call.output = nullptr;
           call.parts = &parts;

@@ -162,6 +162,29 @@ void halve_calls() {
   require(!halves(2, all_gather, Algorithm::direct, kInPlace), "one that is read where it lies");
 }
 
+// The room that a call asks for in a slot is what it writes there.
+void ask_for_room() {
+  for (const int world_size : {2, 3, 7})
+    for (const Verb verb : {Verb::all_gather, Verb::all_to_all, Verb::scatter})
+      for (const size_t numel : {1, 1000, 100000}) {
+        World world(world_size);
+        Plan plan = plan_of(verb);
+        plan.numel = numel;
+        plan.inlined = false;
+        plan.segment_bytes = uint32_t(kSlotBytes);
+        plan = make_plan(plan);
+        const Call<P> call{world.group(0), plan, nullptr, nullptr};
+        const Staging staging = direct_staging(call);
+        const PartCut cut(plan, world_size, numel * 4);
+        const size_t num_parts = verb == Verb::all_gather ? 1 : size_t(world_size) - 1;
+        require_equal(int64_t(staging.segment_bytes), int64_t(num_parts * cut.chunk_bytes), "room");
+        require(staging.segment_bytes <= kSlotBytes, "no more than a slot");
+        require(staging.num_segments * cut.chunk_bytes >= numel * 4, "room for all of it");
+        require((staging.num_segments - 1) * (kSlotBytes / num_parts / 64 * 64) < numel * 4,
+                "segments that are full");
+      }
+}
+
 // ---- symmetric memory ---------------------------------------------------------------------------
 
 void place_tensors() {
@@ -243,6 +266,7 @@ int main() {
   stage_segments();
   claim_behind_few_slots();
   halve_calls();
+  ask_for_room();
   place_tensors();
   note_calls();
   std::printf("ok\n");

@@ -114,8 +114,8 @@ void check_clock() {
   sleeper.join();
   const long known = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
   const bool has_barrier = known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0;
-  require(register_membarrier() == has_barrier, "whether the kernel has a barrier");
   require(membarrier_everywhere() == has_barrier, "a barrier of all processes");
+  require(register_membarrier() == has_barrier, "whether the kernel has a barrier");
 }
 
 // ---- processes ----------------------------------------------------------------------------------
@@ -177,8 +177,12 @@ void check_fates() {
   traced.await(WSTOPPED);
   require(process_is_stopped(stops.pid), "a process that is stopped");
   require(process_is_stopped(traced.pid), "a process that a debugger holds");
+  const int free_descriptor = dup(0);
+  close(free_descriptor);
   for (const int pid : {lives.pid, dies.pid, 0, -1, INT_MAX})
     require(!process_is_stopped(pid), "a process that is not stopped");
+  require_equal(dup(0), free_descriptor, "a descriptor that is free");
+  close(free_descriptor);
 }
 
 void check_links() {
@@ -293,6 +297,22 @@ void check_memory() {
     waitpid(reader.pid, &status, 0);
     require_equal(WEXITSTATUS(status), 0, "a copy where the kernel refuses the quick way");
   }
+  // Under a descriptor of any number; and of a process that has ended there is nothing to read.
+  const Child ended(pause_forever);
+  const int nothing = open_memory(ended.pid);
+  kill(ended.pid, SIGKILL);
+  ended.await(WEXITED);
+  const Child reader([&] {
+    forbid_copies(EPERM);
+    dup2(memory, 0);
+    const int error = copy(ended.pid, there, 8, nothing);
+    _exit(copy(owner.pid, there + 5, page, 0) == 0 && error == EFAULT ? 0 : 1);
+  });
+  int status = 0;
+  reader.await(WEXITED);
+  waitpid(reader.pid, &status, 0);
+  require_equal(WEXITSTATUS(status), 0, "a copy through descriptor 0, and one of nothing");
+  close(nothing);
   close(memory);
 
   Readable readable;

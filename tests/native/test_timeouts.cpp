@@ -84,7 +84,27 @@ void name_held_up_ranks() {
                     "barrier() #1, not #2, more than T s ago)",
                     6);
   }
-  {  // The one awaited waits in its call.
+  // The one awaited waits in its call, did so, or did so in the call before.
+  for (const uint64_t ended_us : {0, 1})
+    for (const uint64_t call : {1, 65}) {
+      World world(3);
+      world.enter(1);
+      world.enter(2);
+      Descriptor& entry = world.pad(1).ring[1];
+      entry.timed_call = call;
+      entry.wait_began_us = uint64_t(now_us());
+      entry.wait_ended_us = ended_us;
+      const bool waits = ended_us == 0 && call == 1;
+      const std::string when = call == 1 ? "T s ago" : "more than T s ago";
+      const std::string first = "rank 1 (entered barrier() #1, " + when +
+                                ", but did not finish its part), ",
+                        second =
+                            "rank 2 (entered barrier() #1, more than T s ago, but did not "
+                            "finish its part)";
+      require_timeout(world, waits ? second + "; rank 1 had to wait, too" : first + second,
+                      waits ? 4 : 6);
+    }
+  {  // All of them wait in the call: then the one awaited is named.
     World world(3);
     world.enter(1);
     world.pass(2);
@@ -132,6 +152,16 @@ void tell_when_ranks_came() {
     require_timeout(world, "rank 1 (entered barrier() #1, T s ago, but did not finish its part)",
                     2);
   }
+  {  // In an earlier wait rank 0 saw it come, in this one not.
+    World world(2);
+    world.host(0).hook = [&] {
+      if (world.group(1).call() == 0) world.arrive(1);
+    };
+    run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 60);
+    world.leave(1);
+    world.host(0).hook = {};
+    require_timeout(world, "rank 1 (entered barrier() #1, not #2, more than T s ago)", 2);
+  }
   {  // A group that traces notes the time and the site.
     World world(2, [](GroupOptions& options) { options.traces = true; });
     world.host(1).site = "b.py:2";
@@ -144,6 +174,15 @@ void tell_when_ranks_came() {
                       "T s ago, but did not finish its part)" +
                       kAdvice,
                   ErrorKind::timeout, 2);
+  }
+  {  // After the last look at it: nobody knows when.
+    World world(2);
+    world.host(0).hook = [&] { world.enter(1); };
+    const Seen seen =
+        error_of([&] { run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 0); });
+    const std::string text = without_times(seen.text);
+    require(text.find("rank 1 (entered barrier() #1, but did not finish") != std::string::npos,
+            text);
   }
   {  // An entry that can't be read.
     World world(2);
@@ -158,6 +197,26 @@ void tell_when_ranks_came() {
     world.pad(1).ring[1].sequence = 1;
     require_timeout(world, "rank 1 (never called anything)", 2);
   }
+}
+
+// "entered barrier() #1, 0.2 s ago": since it came, not since rank 0 waits for it.
+void tell_how_long_ago() {
+  World world(2);
+  const int64_t start_us = now_us();
+  int64_t came_us = 0;
+  world.host(0).hook = [&] {
+    if (came_us != 0 || now_us() - start_us < 200000) return;
+    came_us = now_us();
+    world.enter(1);
+  };
+  const std::string text =
+      error_of([&] { run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 0.4); }).text;
+  const double most_s = double(now_us() - came_us) * 1e-6 + 0.01;
+  const std::string start = "(entered barrier() #1, ";
+  const size_t at = text.find(start);
+  require(came_us != 0 && at != std::string::npos, text);
+  require(std::stod(text.substr(at + start.size())) <= most_s, text);
+  require(world.host(0).num_waits > 0, "the program is told that a wait gets long");
 }
 
 // What a rank notes of its own waits.
@@ -211,6 +270,9 @@ void find_awaited_ranks() {
   require_equal(int64_t(world.group(3).awaited_by(0)), 2, "the last one");
   entry.wait_ended_us = 6;
   require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of a rank whose wait is over");
+  entry.wait_ended_us = 0;
+  entry.words[0] = ~uint64_t{0};
+  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of an entry that can't be read");
 }
 
 // ---- between calls ------------------------------------------------------------------------------
@@ -279,6 +341,7 @@ int main() {
   name_held_up_ranks();
   name_stopped_ranks();
   tell_when_ranks_came();
+  tell_how_long_ago();
   note_waits();
   find_awaited_ranks();
   wait_between_calls();
