@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring: rank processes of several libraries side by side, timing windows, result files.
 
-Uses fastcoll only through its public interface (and the compiled loops of `fastcoll._C`); nothing
-but the command line and the benchmarks may import it.
+Decides how calls are timed, checked and written down. Reaches into the rooms below where the public
+interface cannot name the variant that is measured. Only commands and benchmarks import it.
 """
