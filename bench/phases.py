@@ -68,11 +68,11 @@ class Within(Lanes):
 class Across(Lanes):
     """Lanes that begin at the host's edge: nothing moves within."""
 
-    def island_reduce_scatter(self, buffer: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
-        """Take the first part for the island's sum."""
+    def node_reduce_scatter(self, buffer: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Take the first part for the node's sum."""
         return buffer[: buffer.numel() // self.num_local]
 
-    def island_all_gather(
+    def node_all_gather(
         self, mine: torch.Tensor, out: torch.Tensor | None = None, limit_s: float | None = None
     ) -> torch.Tensor:
         """Leave the neighbours' parts as they are."""

@@ -43,7 +43,7 @@ def go_on(limit_s: float) -> None:
     group: Any = fastcoll.shrink()
     tensor = torch.full((500_000,), 1.0 + group.rank)
     fastcoll.all_reduce(tensor)
-    tell([group.islands.nodes, tensor.unique().tolist()])
+    tell([group.node_map.nodes, tensor.unique().tolist()])
 
 
 def train(limit_s: float) -> None:
@@ -54,7 +54,7 @@ def train(limit_s: float) -> None:
     me: Any = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())
     found = [program(me) for program in (training.data_parallel, training.fully_sharded)]
     group: Any = dist.group.WORLD
-    nodes = group._get_backend(torch.device("cpu")).communicator.islands.nodes
+    nodes = group._get_backend(torch.device("cpu")).communicator.node_map.nodes
     torch.save([nodes, found], Path(sys.argv[3], f"{me.rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()

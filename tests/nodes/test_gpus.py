@@ -107,7 +107,7 @@ def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
     assert not wrong(clusters(nodes), nodes, calls)
 
 
-def test_hops_run_while_the_island_works(clusters: Clusters) -> None:
+def test_transfers_run_while_the_node_works(clusters: Clusters) -> None:
     """Several transfers are under way before a stream waits for the first one."""
     from tests.support.fake_nodes import SEGMENT_BYTES  # only now: builds without a GPU part cannot
 
@@ -257,7 +257,7 @@ def mistakes(rank: Rank) -> list[Attempt]:
     comm = rank.comm.new_group()
     with fake_node_gpus(comm):
         if rank.rank >= 2:
-            comm._island.empty = too_many  # type: ignore[method-assign]
+            comm._node_group.empty = too_many  # type: ignore[method-assign]
         found.append(attempt(comm.all_reduce, torch.ones(3)))
     comm.close()
     comm = rank.comm.new_group()

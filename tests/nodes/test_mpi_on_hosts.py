@@ -14,7 +14,7 @@ from tests.nodes.host_pool import MpiHostPool, assert_each_byte_crosses_once, re
 from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
-from tests.nodes.test_verbs_on_hosts import islands
+from tests.nodes.test_verbs_on_hosts import node_map
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Rank
 from tests.support.sites import across, ranks_by_node
@@ -37,7 +37,7 @@ def mpi_on_hosts() -> Iterator[OnHosts]:
                 hosts = stack.enter_context(Hosts(num_hosts=len(ranks_on)))
                 pools[nodes] = MpiHostPool(install, hosts, ranks_on)
                 stack.callback(pools[nodes].close)
-                assert pools[nodes].run(islands) == [ranks_by_node(nodes)] * len(nodes)
+                assert pools[nodes].run(node_map) == [ranks_by_node(nodes)] * len(nodes)
                 assert set(pools[nodes].run(carriers)) == {"MpiCarrier"}
             return pools[nodes]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, Store
 
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.nodes.survivors import Survivors, _Nodes
 from fastcoll.nodes.verdict.board import Board
 from tests.support.harness import DEADLINE_S, Pool, Rank, Setup, attempt
@@ -45,7 +45,7 @@ def until_lost(rank: Rank, numel: int) -> list[Any]:
         pass
     group: Any = fastcoll.shrink()
     fastcoll.all_reduce(torch.ones(2))  # of the default group, which is the new one
-    nodes = getattr(group, "islands", None) and group.islands.nodes
+    nodes = getattr(group, "node_map", None) and group.node_map.nodes
     return [found.kind, nodes, *use(group)]
 
 
@@ -72,9 +72,9 @@ def test_the_survivors_of_a_death_go_on(
         os.kill(pool.pids[victim], signal.SIGKILL)
     found = [one.value for one in pool.collect() if one.rank not in victims]
     everybody = list(range(len(found)))
-    for new_rank, (kind, islands, *rest) in enumerate(found):
+    for new_rank, (kind, node_map, *rest) in enumerate(found):
         assert kind == "PeerLostError"
-        assert islands == left
+        assert node_map == left
         group = "Communicator" if left is None else HIERARCHICAL
         name = "world, node 0:1" if left is None else "world:1"
         assert rest == [group, name, new_rank, everybody]
@@ -144,7 +144,7 @@ def until_lost_or_out(rank: Rank, numel: int) -> list[Any]:
     return found
 
 
-MAP = Islands(((0, 1), (2,), (3,)), ("a", "b", "c"))
+MAP = NodeMap(((0, 1), (2,), (3,)), ("a", "b", "c"))
 
 
 def leaders(coming: dict[int, list[int]], lost: list[int], limit_s: float) -> list[Survivors]:
@@ -168,7 +168,7 @@ def test_nodes_that_come_all_go_on() -> None:
     first, *others = leaders({0: [1], 1: [2], 2: [3]}, [0], limit_s=60)
     assert first.ranks == [1, 2, 3]
     assert all(other == first for other in others)
-    assert first.islands(MAP) == Islands(((0,), (1,), (2,)), ("a", "b", "c"))
+    assert first.node_map(MAP) == NodeMap(((0,), (1,), (2,)), ("a", "b", "c"))
 
 
 def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
@@ -176,7 +176,7 @@ def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
     found = leaders({0: [0, 1], 2: [3]}, [], limit_s=0.5)
     assert time.monotonic() - start >= 0.5
     assert [one.ranks for one in found] == [[0, 1, 3]] * 2
-    assert found[0].islands(MAP) == Islands(((0, 1), (2,)), ("a", "c"))
+    assert found[0].node_map(MAP) == NodeMap(((0, 1), (2,)), ("a", "c"))
 
 
 class Stopped(Board):

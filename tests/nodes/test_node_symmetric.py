@@ -94,11 +94,11 @@ def test_arguments_that_are_wrong_are_the_ranks_own(fresh_pool: FreshPool) -> No
 def broken_meanwhile(rank: Rank) -> Attempt:
     from fastcoll.group.communicator import Communicator
 
-    if rank.rank == 3:  # its island breaks in the middle of the allocation
+    if rank.rank == 3:  # its node breaks in the middle of the allocation
 
-        def breaks(island: Communicator, num_bytes: int) -> int:
-            island.abort("the test says so")
-            island.check_host()
+        def breaks(node_group: Communicator, num_bytes: int) -> int:
+            node_group.abort("the test says so")
+            node_group.check_host()
             return num_bytes
 
         with patch.object(Communicator, "add_shared_arena", breaks):
@@ -106,7 +106,7 @@ def broken_meanwhile(rank: Rank) -> Attempt:
     return attempt(rank.comm.empty, 10)
 
 
-def test_an_island_that_breaks_meanwhile_breaks_the_group(fresh_pool: FreshPool) -> None:
+def test_a_node_that_breaks_meanwhile_breaks_the_group(fresh_pool: FreshPool) -> None:
     found = fresh_pool(4, Setup(nodes="aabb")).run(broken_meanwhile)
     assert {one.kind for one in found} == {"AbortedError"}, found
     assert len({one.text for one in found}) == 1, found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each verb asks islands and carriers for, and in which order: pure Python, nothing moves.
+"""What each verb asks nodes and carriers for, and in which order: pure Python, nothing moves.
 
-Every rank of a map runs by itself, on an island and carriers that only write down what they are
-asked. Then the records must fit together: within an island, within a lane, and with the plan.
+Every rank of a map runs by itself, on node groups and carriers that only write down what they are
+asked. Then the records must fit together: within a node's group, within a lane, and with the plan.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.parts import PartsCall, check_parts
 from fastcoll.calls.tensors import Call, check
 from fastcoll.nodes.arguments import Arguments, carry_out
@@ -21,9 +21,9 @@ from fastcoll.nodes.lanes import Lanes, Segment
 from fastcoll.nodes.packets import Header
 from fastcoll.types import DType, Op, Verb
 
-TWO = Islands(((0, 1), (2, 3)), ("a", "b"))
-UNEVEN = Islands(((0, 1, 2), (3,)), ("a", "b"))
-THREE = Islands(((0, 3), (1,), (2,)), ("a", "b", "c"))
+TWO = NodeMap(((0, 1), (2, 3)), ("a", "b"))
+UNEVEN = NodeMap(((0, 1, 2), (3,)), ("a", "b"))
+THREE = NodeMap(((0, 3), (1,), (2,)), ("a", "b", "c"))
 SMALL, LARGE, SEGMENTS = 8, 40_000, 500_000  # elements: a packet, one segment, three
 SEGMENT_BYTES = 800_000
 
@@ -39,7 +39,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was asked of whom: an island, the carrier of a lane, or the waits (of a carrier)."""
+    """What was asked of whom: the node's group, a lane's carrier, or the waits of a carrier."""
 
     whom: str
     what: str
@@ -48,18 +48,18 @@ class Entry:
 
 
 class Record:
-    """The island, the carriers and the watch of one rank."""
+    """The node, the carriers and the watch of one rank."""
 
     takes_less = True
 
-    def __init__(self, islands: Islands, rank: int, reduces: bool) -> None:
+    def __init__(self, node_map: NodeMap, rank: int, reduces: bool) -> None:
         self.entries: list[Entry] = []
-        self._num_local = len(islands.nodes[islands.places[rank][0]])
+        self._num_local = len(node_map.nodes[node_map.places[rank][0]])
         self._reduces = reduces
 
     def issue(self, call: Any) -> None:
         size = sum(part.nbytes for part in _parts(call.input))
-        self.entries.append(Entry("island", call.verb.name, (size,)))
+        self.entries.append(Entry("node", call.verb.name, (size,)))
         if call.verb is Verb.all_gather:  # heads are compared
             call.output.view(self._num_local, -1)[:] = call.input
 
@@ -125,7 +125,7 @@ def call_of(verb: Verb, numel: int, rank: int, world: int) -> Any:
 
 
 def run(
-    islands: Islands,
+    node_map: NodeMap,
     verb: Verb,
     numel: int,
     reduces: bool = False,
@@ -133,12 +133,12 @@ def run(
 ) -> list[list[Entry]]:
     """Let every rank make a call by itself; return what each asked for."""
     records = []
-    world = len(islands.places)
-    for rank, (node, local_rank) in sorted(islands.places.items()):
-        record = Record(islands, rank, reduces)
-        carriers: Any = [record.lane(lane) for lane in islands.lanes_of(node, local_rank)]
+    world = len(node_map.places)
+    for rank, (node, local_rank) in sorted(node_map.places.items()):
+        record = Record(node_map, rank, reduces)
+        carriers: Any = [record.lane(lane) for lane in node_map.lanes_of(node, local_rank)]
         stand_in: Any = record
-        lanes = Lanes(islands, rank, stand_in, carriers, stand_in)
+        lanes = Lanes(node_map, rank, stand_in, carriers, stand_in)
         plant(rank, lanes)
         call = call_of(verb, numel, rank, world)
         checked = check_parts if isinstance(call, PartsCall) else check
@@ -152,16 +152,16 @@ def run(
     return records
 
 
-def problems(islands: Islands, records: Sequence[Sequence[Entry]]) -> list[str]:
+def problems(node_map: NodeMap, records: Sequence[Sequence[Entry]]) -> list[str]:
     """Where ranks would wait for each other for ever, or for bytes that nobody sends."""
     found = []
-    for node, ranks in enumerate(islands.nodes):
-        on_island = [[e.what for e in records[r] if e.whom == "island"] for r in ranks]
-        if any(one != on_island[0] for one in on_island):
-            found.append(f"the ranks of node {node} call their island differently")
-    for lane in range(islands.num_lanes):
+    for node, ranks in enumerate(node_map.nodes):
+        on_node = [[e.what for e in records[r] if e.whom == "node"] for r in ranks]
+        if any(one != on_node[0] for one in on_node):
+            found.append(f"the ranks of node {node} call their node differently")
+    for lane in range(node_map.num_lanes):
         rows = []  # by node: what the rank that serves this lane asks of it
-        for ranks in islands.nodes:
+        for ranks in node_map.nodes:
             entries = records[ranks[lane % len(ranks)]]
             rows.append([e for e in entries if e.whom == f"lane {lane}"])
         if len({len(row) for row in rows}) > 1:
@@ -190,68 +190,68 @@ VERBS = [verb for verb in Verb if verb is not Verb.barrier]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-@pytest.mark.parametrize("islands", [TWO, UNEVEN, THREE], ids=["2+2", "3+1", "2+1+1"])
-def test_ranks_fit_together(islands: Islands, verb: Verb) -> None:
+@pytest.mark.parametrize("node_map", [TWO, UNEVEN, THREE], ids=["2+2", "3+1", "2+1+1"])
+def test_ranks_fit_together(node_map: NodeMap, verb: Verb) -> None:
     for numel in (0, 1, LARGE + 1, 3 * LARGE + 1):
-        assert problems(islands, run(islands, verb, numel)) == []
+        assert problems(node_map, run(node_map, verb, numel)) == []
 
 
-MEETING = "island all_gather, lane 0 all_to_all, wait lane 0, island broadcast"
+MEETING = "node all_gather, lane 0 all_to_all, wait lane 0, node broadcast"
 # What the first rank asks for, by verb, size, map and who reduces: the plan of ARCHITECTURE.md.
 PLANS = [
     (
         (TWO, Verb.all_reduce, SMALL, False),
-        "island all_gather, island reduce, lane 0 all_to_all, wait lane 0, island broadcast",
+        "node all_gather, node reduce, lane 0 all_to_all, wait lane 0, node broadcast",
     ),
     (
         (TWO, Verb.all_gather, SMALL, False),
-        "island all_gather, island all_gather, lane 0 all_to_all, wait lane 0, island broadcast",
+        "node all_gather, node all_gather, lane 0 all_to_all, wait lane 0, node broadcast",
     ),
     (
         (TWO, Verb.all_reduce, LARGE, False),
-        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, island all_gather",
+        f"{MEETING}, node reduce_scatter, lane 0 all_to_all, wait lane 0, node all_gather",
     ),
     (
         (TWO, Verb.all_reduce, LARGE, True),
-        f"{MEETING}, island reduce_scatter, lane 0 all_reduce, wait lane 0, island all_gather",
+        f"{MEETING}, node reduce_scatter, lane 0 all_reduce, wait lane 0, node all_gather",
     ),
     (
         (THREE, Verb.all_reduce, LARGE, False),
-        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, "
-        "lane 0 all_gather, wait lane 0, island all_gather",
+        f"{MEETING}, node reduce_scatter, lane 0 all_to_all, wait lane 0, "
+        "lane 0 all_gather, wait lane 0, node all_gather",
     ),
     (
         (TWO, Verb.reduce, LARGE, False),
-        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, island gather",
+        f"{MEETING}, node reduce_scatter, lane 0 all_to_all, wait lane 0, node gather",
     ),
     (
         (THREE, Verb.reduce, LARGE, False),
-        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0, "
-        "lane 0 all_to_all, wait lane 0, island gather",
+        f"{MEETING}, node reduce_scatter, lane 0 all_to_all, wait lane 0, "
+        "lane 0 all_to_all, wait lane 0, node gather",
     ),
     (
         (TWO, Verb.reduce_scatter, LARGE, False),
-        f"{MEETING}, island reduce_scatter, lane 0 all_to_all, wait lane 0",
+        f"{MEETING}, node reduce_scatter, lane 0 all_to_all, wait lane 0",
     ),
     (
         (TWO, Verb.all_gather, LARGE, False),
-        f"{MEETING}, lane 0 all_to_all, wait lane 0, island all_gather",
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, node all_gather",
     ),
     (
         (TWO, Verb.broadcast, LARGE, False),
-        f"{MEETING}, island broadcast, lane 0 broadcast, wait lane 0",
+        f"{MEETING}, node broadcast, lane 0 broadcast, wait lane 0",
     ),
     (
         (TWO, Verb.scatter, LARGE, False),
-        f"{MEETING}, island scatter, lane 0 all_to_all, wait lane 0",
+        f"{MEETING}, node scatter, lane 0 all_to_all, wait lane 0",
     ),
     (
         (TWO, Verb.gather, LARGE, False),
-        f"{MEETING}, lane 0 all_to_all, wait lane 0, island gather",
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, node gather",
     ),
     (
         (TWO, Verb.all_to_all, LARGE, False),
-        f"{MEETING}, lane 0 all_to_all, wait lane 0, island all_to_all",
+        f"{MEETING}, lane 0 all_to_all, wait lane 0, node all_to_all",
     ),
 ]
 
@@ -261,19 +261,19 @@ def words(entries: Iterable[Entry]) -> str:
 
 
 @pytest.mark.parametrize(("call", "plan"), PLANS, ids=lambda one: getattr(one, "name", None))
-def test_a_call_follows_its_plan(call: tuple[Islands, Verb, int, bool], plan: str) -> None:
+def test_a_call_follows_its_plan(call: tuple[NodeMap, Verb, int, bool], plan: str) -> None:
     assert words(run(*call)[0]) == plan
 
 
-@pytest.mark.parametrize("islands", [TWO, THREE], ids=["2+2", "2+1+1"])
-def test_only_the_roots_node_gets_the_result(islands: Islands) -> None:
+@pytest.mark.parametrize("node_map", [TWO, THREE], ids=["2+2", "2+1+1"])
+def test_only_the_roots_node_gets_the_result(node_map: NodeMap) -> None:
     """The rank of a lane on node 0, the root's, gives no sums and gets those of all others."""
-    for rank, entries in enumerate(run(islands, Verb.reduce, LARGE)):
+    for rank, entries in enumerate(run(node_map, Verb.reduce, LARGE)):
         of_lanes = [entry for entry in entries if entry.whom.startswith("lane")]
         last = of_lanes[-1]
         gives, gets = sum(last.given), sum(last.expected)
         assert (gets > 0, gives > 0) == (
-            (True, False) if rank in islands.nodes[0] else (False, True)
+            (True, False) if rank in node_map.nodes[0] else (False, True)
         )
 
 
@@ -281,13 +281,13 @@ def test_only_the_roots_node_gets_the_result(islands: Islands) -> None:
 @pytest.mark.parametrize("excess", [0, 4])
 def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> None:
     """Short by what a node gives to all others: it costs less than a trip."""
-    islands = Islands(tuple((rank,) for rank in range(num_nodes)), tuple("abcd"[:num_nodes]))
+    node_map = NodeMap(tuple((rank,) for rank in range(num_nodes)), tuple("abcd"[:num_nodes]))
     short_bytes = (64 << 10) // (num_nodes - 1) // 4 * 4
     numel = (short_bytes + excess) // 4
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:  # else it would be over with its packets
         patched.setattr("fastcoll.nodes.packets._MOST_BYTES", 0)
-        records = run(islands, Verb.all_reduce, numel)
+        records = run(node_map, Verb.all_reduce, numel)
     for node, entries in enumerate(records):
         assert entries[1].whom == "wait"  # for the heads
         given = sum(sum(entry.given) for entry in entries[2:] if entry.what == "all_to_all")
@@ -301,7 +301,7 @@ def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> Non
 def test_segments_overlap() -> None:
     """The next segment is on its way before anybody waits for the one before it."""
     entries = words(run(TWO, Verb.all_reduce, SEGMENTS)[0][4:])
-    begin, end = "island reduce_scatter, lane 0 all_to_all", "wait lane 0, island all_gather"
+    begin, end = "node reduce_scatter, lane 0 all_to_all", "wait lane 0, node all_gather"
     assert entries == ", ".join([begin] * 3 + [end] * 3)
 
 
@@ -330,7 +330,7 @@ def test_a_node_that_goes_backwards_is_seen() -> None:
 def test_a_rank_that_leaves_a_hop_out_is_seen() -> None:
     """Negative control."""
     records = run(UNEVEN, Verb.all_gather, LARGE)
-    for whom in ("lane 1", "island"):
+    for whom in ("lane 1", "node"):
         entries = records[1]
         [*_, last] = [place for place, entry in enumerate(entries) if entry.whom == whom]
         damaged = [*records[:1], [*entries[:last], *entries[last + 1 :]], *records[2:]]

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.tensors import Call
 from fastcoll.types import Verb
 from tests.nodes import test_phases
 from tests.nodes.test_phases import LARGE, SMALL, TWO, VERBS, Entry, problems, run
 
-ALONE = Islands(((0,), (1,), (2,)), ("a", "b", "c"))
-THREE_PAIRS = Islands(((0, 1), (2, 3), (4, 5)), ("a", "b", "c"))
+ALONE = NodeMap(((0,), (1,), (2,)), ("a", "b", "c"))
+THREE_PAIRS = NodeMap(((0, 1), (2, 3), (4, 5)), ("a", "b", "c"))
 NUMEL = 3 * LARGE  # in whole shards
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_with_one_rank_a_node_the_plan_is_flat(verb: Verb) -> None:
-    """Nobody's island is asked for anything."""
+    """Nobody's node is asked for anything."""
     for numel in (0, 1, SMALL, LARGE + 1):
         records = run(ALONE, verb, numel)
         assert problems(ALONE, records) == []
@@ -43,7 +43,7 @@ def sent(entry: Entry, num_nodes: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("islands", "verb", "dtype", "times"),
+    ("node_map", "verb", "dtype", "times"),
     [
         (TWO, Verb.all_reduce, torch.float32, 1),
         (THREE_PAIRS, Verb.all_reduce, torch.float32, 1),
@@ -54,13 +54,13 @@ def sent(entry: Entry, num_nodes: int) -> float:
     ],
 )
 def test_the_bytes_of_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, islands: Islands, verb: Verb, dtype: torch.dtype, times: float
+    monkeypatch: pytest.MonkeyPatch, node_map: NodeMap, verb: Verb, dtype: torch.dtype, times: float
 ) -> None:
     """Between nodes, over those of a carrier that reduces in the type itself."""
     monkeypatch.setattr(test_phases, "call_of", calls_of(dtype))
 
     def total(by_carrier: bool) -> float:
-        entries = run(islands, verb, NUMEL, by_carrier)[1]  # no leader: it sends no packet
-        return sum(sent(one, islands.num_nodes) for one in entries if one.whom == "lane 1")
+        entries = run(node_map, verb, NUMEL, by_carrier)[1]  # no leader: it sends no packet
+        return sum(sent(one, node_map.num_nodes) for one in entries if one.whom == "lane 1")
 
     assert total(False) == times * total(True)

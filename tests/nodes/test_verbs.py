@@ -77,15 +77,15 @@ def perform_plain(rank: Rank, dtype: str, numel: int) -> np.ndarray:
 
 
 def perform_in_fast_group(rank: Rank, calls: list[Call]) -> list[Any]:
-    """Make calls in a group whose own promise is less; also what its island was asked for."""
+    """Make calls in a group whose own promise is less; also what its node was asked for."""
     with rank.comm.new_group(numerics="fast") as group:
-        issue, asked = group._island.issue, []
+        issue, asked = group._node_group.issue, []
 
         def note(call: Any) -> Any:
             asked.append(getattr(call, "numerics", None))
             return issue(call)
 
-        group._island.issue = note
+        group._node_group.issue = note
         found = perform_all(dataclasses.replace(rank, comm=group), calls)
     assert "fast" not in asked
     assert rank.rank == 3 or "same_bits" in asked  # it is alone on its node

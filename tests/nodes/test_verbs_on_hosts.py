@@ -36,14 +36,14 @@ def on_hosts() -> Iterator[OnHosts]:
                 hosts = stack.enter_context(Hosts(num_hosts=num_hosts))
                 pools[nodes] = HostPool(hosts, ["abcd".index(node) for node in nodes])
                 stack.callback(pools[nodes].close)
-                assert pools[nodes].run(islands) == [ranks_by_node(nodes)] * len(nodes)
+                assert pools[nodes].run(node_map) == [ranks_by_node(nodes)] * len(nodes)
             return pools[nodes]
 
         yield get
 
 
-def islands(rank: Rank) -> list[list[int]]:
-    return [list(ranks) for ranks in rank.comm.islands.nodes]
+def node_map(rank: Rank) -> list[list[int]]:
+    return [list(ranks) for ranks in rank.comm.node_map.nodes]
 
 
 @pytest.mark.parametrize("nodes", ["aabb", "aaab", "aaabcc", "abcd"])

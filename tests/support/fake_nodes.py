@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs made of the CPU in a group over several nodes: an island's as in fake_gpu.py, Gloo for NCCL.
+"""GPUs made of the CPU in a group over several nodes: a node's as in fake_gpu.py, Gloo for NCCL.
 
 A stream does not run by itself here: what a transfer brings is there when a stream waits for it,
 not before, and what it takes must not change until then. So whoever reads without waiting, or
@@ -144,7 +144,7 @@ def fake_node_gpus(
 ) -> Iterator[SimpleNamespace]:
     """CPU tensors pass for tensors of a GPU in this rank's process; `comm` is over nodes.
 
-    Yields `lanes`, which the group's first call fills, `core` of the island, and `is_capturing`.
+    Yields `lanes`, which the group's first call fills, `core` of the node, and `is_capturing`.
     """
     lanes: list[Lane] = []
 
@@ -156,7 +156,7 @@ def fake_node_gpus(
         return fake_gpu._bytes_at(address, num_bytes, device)
 
     state = SimpleNamespace(lanes=lanes, is_capturing=False)
-    with fake_gpu.fake_gpu(comm._island) as core, contextlib.ExitStack() as patches:
+    with fake_gpu.fake_gpu(comm._node_group) as core, contextlib.ExitStack() as patches:
         state.core = core
         for owner, name, value in (
             (device_nccl, "make", make),

@@ -10,8 +10,8 @@ from dataclasses import replace
 from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import Exchange
-from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.join import Peers, join
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.settings import Settings
 from fastcoll.choose import tuning
@@ -73,15 +73,15 @@ def connect(
     seat = peers.seat
     if seat is None:
         return _make(name, settings, peers, agreed, deadline)
-    node, _ = seat.islands.places[seat.rank]
+    node, _ = seat.node_map.places[seat.rank]
     try:
-        island = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
+        node_group = _make(f"{name}, node {node}", settings, peers, agreed, deadline)
     except BaseException as error:
         raise on_failure(seat, error) from error
     try:
-        return HierarchicalCommunicator(name, settings, seat, island, exchange.store)
+        return HierarchicalCommunicator(name, settings, seat, node_group, exchange.store)
     except BaseException:
-        island.close()
+        node_group.close()
         raise
 
 

@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.errors import CollectiveTimeout, UsageError
 
 Facts = dict[str, Any]
@@ -35,12 +35,12 @@ class Exchange(Protocol):
 
     Attributes:
         store: A store that all ranks can reach; None where all are on one node anyway.
-        islands: The map of the group that speaks here, if it has several nodes.
+        node_map: The map of the group that speaks here, if it has several nodes.
     """
 
     rank: int
     world_size: int
-    islands: Islands | None
+    node_map: NodeMap | None
 
     @property
     def store(self) -> Store | None:
@@ -56,7 +56,7 @@ class Exchange(Protocol):
 class StoreExchange:
     """Through a torch.distributed store that all ranks can reach."""
 
-    islands: Islands | None = None
+    node_map: NodeMap | None = None
 
     def __init__(self, store: Store, rank: int, world_size: int, name: str = "world") -> None:
         """Meet over `store` those who make the group of this name, the same on all ranks."""
@@ -188,7 +188,7 @@ def _usable_store(group: dist.ProcessGroup) -> Store | None:
 class CollectiveExchange:
     """Through a collective of a torch process group that has no store, such as one of MPI."""
 
-    islands: Islands | None = None
+    node_map: NodeMap | None = None
     store: Store | None = None
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -237,7 +237,7 @@ class GathersBytes(Protocol):
 class BytesExchange:
     """Through a fastcoll group that exists already; `is_gone` is what it knows of its ranks."""
 
-    islands: Islands | None = None
+    node_map: NodeMap | None = None
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.bootstrap.os_errors import explain
 from fastcoll.errors import DriverError, UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity, cpu_quota
@@ -171,7 +171,7 @@ def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
     return Hello(**row)
 
 
-def map_islands(hellos: Sequence[Hello]) -> Islands:
+def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
     """Return which ranks share memory, and check that those do fit together.
 
     Every rank comes to the same verdict.
@@ -198,7 +198,7 @@ def map_islands(hellos: Sequence[Hello]) -> Islands:
     if len(nodes) > 1:
         _require_equal([hello.hop for hello in hellos], "ways between nodes")
     hosts = tuple(hellos[ranks[0]].host for ranks in nodes)
-    return Islands(tuple(map(tuple, nodes)), hosts)
+    return NodeMap(tuple(map(tuple, nodes)), hosts)
 
 
 def why_apart(hellos: Sequence[Hello]) -> str:
@@ -225,7 +225,7 @@ def why_apart(hellos: Sequence[Hello]) -> str:
     )
 
 
-def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: Islands) -> None:
+def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: NodeMap) -> None:
     """Check that some ranks of a group share memory with whom they did when it was made.
 
     Every rank comes to the same verdict.

@@ -16,13 +16,13 @@ from fastcoll.bootstrap.identity import (
     Terms,
     describe_rank,
     excuse,
-    map_islands,
+    map_nodes,
     meet,
     require_same_nodes,
     why_apart,
 )
-from fastcoll.bootstrap.islands import Seat
 from fastcoll.bootstrap.mesh import Mesh
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.bootstrap.os_errors import as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
@@ -107,18 +107,18 @@ def join(
             raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
         ranks = list(members) or list(range(exchange.world_size))
         chosen = [hellos[rank] for rank in ranks]
-        if exchange.islands is not None:
-            require_same_nodes(chosen, ranks, exchange.islands)
+        if exchange.node_map is not None:
+            require_same_nodes(chosen, ranks, exchange.node_map)
         elif exchange.rank == 0 and (apart := why_apart(chosen)):
             say_once(apart)
-        islands = map_islands(chosen)
+        node_map = map_nodes(chosen)
         if exchange.rank not in ranks:
             return None
         rank = ranks.index(exchange.rank)
-        node, local_rank = islands.places[rank]
-        there = [ranks[peer] for peer in islands.nodes[node]]
+        node, local_rank = node_map.places[rank]
+        there = [ranks[peer] for peer in node_map.nodes[node]]
         here = [hellos[peer] for peer in there]
-        seat = Seat(islands, rank, hellos[ranks[0]].token) if islands.num_nodes > 1 else None
+        seat = Seat(node_map, rank, hellos[ranks[0]].token) if node_map.num_nodes > 1 else None
         try:
             mesh = listener.connect(
                 local_rank, here, deadline, lambda at: exchange.is_gone(there[at])

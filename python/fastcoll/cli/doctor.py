@@ -281,8 +281,8 @@ def _nodes() -> Findings:
         return
     from fastcoll.cli.map import map_ranks
 
-    islands, apart = map_ranks(launch)
-    for node, (ranks, host) in enumerate(zip(islands.nodes, islands.hosts, strict=True)):
+    node_map, apart = map_ranks(launch)
+    for node, (ranks, host) in enumerate(zip(node_map.nodes, node_map.hosts, strict=True)):
         yield Finding("nodes", f"node {node}", f"{host}: ranks {', '.join(map(str, ranks))}")
     if apart:
         yield Finding("nodes", "one machine", apart, "note")

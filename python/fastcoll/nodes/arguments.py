@@ -105,7 +105,7 @@ def limit_of(call: AnyCall, settings: Settings) -> float:
 
 
 def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
-    """Return what a call's reductions within an island promise."""
+    """Return what a call's reductions within a node's group promise."""
     return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
 
 
@@ -140,10 +140,10 @@ def carry_out(
         header: The call, equal on all ranks.
         arguments: This rank's arguments.
         limit_s: Limit of the call.
-        numerics: What an island's reductions promise.
+        numerics: What a node's reductions promise.
         gather_words: Gathers integers from all ranks, with what is left of the limit.
     """
-    world_size = len(lanes.islands.places)
+    world_size = len(lanes.node_map.places)
     reduces = header.verb in REDUCTIONS
     is_small = header.is_small(lanes, world_size)
     by_carrier = header.by_carrier and not is_small
@@ -156,7 +156,7 @@ def carry_out(
     else:
         if lanes.is_leader:
             trade(lanes, header, _NOTHING)
-        lanes.island_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
+        lanes.node_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
         run_phases(lanes, header, arguments, how, gather_words)
     arguments.bring_back()
 
@@ -166,7 +166,7 @@ def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
 
     A call of its own would queue up behind the one that waits for it.
     """
-    rows = torch.empty(len(lanes.islands.places), len(words), dtype=torch.int64)
+    rows = torch.empty(len(lanes.node_map.places), len(words), dtype=torch.int64)
     mine = torch.tensor(words, dtype=torch.int64)
     moves.all_gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
     result: list[list[int]] = rows.tolist()

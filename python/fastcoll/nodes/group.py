@@ -2,7 +2,7 @@
 """A group of ranks on several nodes: from a user's call to its phases.
 
 Decides whether a call is a packet or phases of its verb. Must not know default groups, nor how an
-island runs its part.
+node runs its part.
 """
 
 import threading
@@ -13,7 +13,7 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.exchange import BytesExchange
-from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import AnyCall, AnyOperands, BaseGroup, CheckedCall, GpuCall
 from fastcoll.calls.lists import ListOperands
 from fastcoll.calls.parts import PartsOperands
@@ -78,17 +78,17 @@ class HierarchicalCommunicator(BaseGroup):
         name: str,
         settings: Settings,
         seat: Seat,
-        island: BaseGroup,
+        node_group: BaseGroup,
         store: Store | None,
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
-        self.islands = islands = seat.islands
+        self.node_map = node_map = seat.node_map
         self._name = name
         self._rank = rank = seat.rank
         self._settings = settings
         self._traces = tracing()
-        self._island = island
+        self._node_group = node_group
         self._store = store
         self._sequence = 0
         self._num_queued = 0
@@ -96,13 +96,13 @@ class HierarchicalCommunicator(BaseGroup):
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = Board(store, seat.nonce, settings.making_s)
-        self._watch = Watch(name, rank, islands, island, self._board)
+        self._watch = Watch(name, rank, node_map, node_group, self._board)
         make = maker_of(settings.carrier)
-        carriers = make_lanes(make, own, seat, island, self._board, settings.making_s)
-        self._lanes = Lanes(islands, rank, island, carriers, self._watch)
+        carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
+        self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
         waits = Waits(self._board, rank)
         ends = Ends(seat, make, own, self._board, self._watch, waits, settings)
-        self._transfers = NodeTransfers(ends, island)
+        self._transfers = NodeTransfers(ends, node_group)
         self._own_store = own
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there
 
@@ -124,7 +124,7 @@ class HierarchicalCommunicator(BaseGroup):
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return len(self.islands.places)
+        return len(self.node_map.places)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class HierarchicalCommunicator(BaseGroup):
         self.check()
         if self._gpus is None:
             parts = Parts(
-                self, self._lanes, self._island, self._watch, self._own_store, self._settings
+                self, self._lanes, self._node_group, self._watch, self._own_store, self._settings
             )
             self._gpus = NodeGpus(parts, calls[0][1].device)
         return self._gpus.issue(calls, async_op)
@@ -228,7 +228,7 @@ class HierarchicalCommunicator(BaseGroup):
         """Raise the error that broke the group, if one has; does not wait for a GPU."""
         self.check_host()
         if self._gpus is not None:
-            self._gpus.check_island()
+            self._gpus.check_node_group()
 
     def check_host(self) -> None:
         """Raise what is known on the CPU to have broken the group."""
@@ -253,7 +253,7 @@ class HierarchicalCommunicator(BaseGroup):
     def set_limit(self, limit_s: float) -> None:
         """See `BaseGroup.set_limit`."""
         self._refuse_closed()
-        self._island.set_timeout(limit_s)
+        self._node_group.set_timeout(limit_s)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -275,32 +275,32 @@ class HierarchicalCommunicator(BaseGroup):
         made: torch.Tensor | None = None
         problem: DesyncError | DriverError | None = None
         try:
-            made = self._island.empty(*size, dtype=dtype, device=device)
+            made = self._node_group.empty(*size, dtype=dtype, device=device)
             num_bytes = made.nbytes
         except FastcollError as error:
-            self._check_island(error)
+            self._check_node_group(error)
             if not isinstance(error, DesyncError | DriverError):
                 raise  # its arguments: nobody heard of this call
             problem = error
             num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
-        return agreed(made, problem, num_bytes, self.islands, self.gather_words, self.gather_bytes)
+        return agreed(made, problem, num_bytes, self.node_map, self.gather_words, self.gather_bytes)
 
-    def _check_island(self, error: FastcollError) -> None:
+    def _check_node_group(self, error: FastcollError) -> None:
         """Raise the verdict if an error broke this node's part of the group."""
         try:
-            self._island.check()
+            self._node_group.check()
         except FastcollError as broken:
-            raise self._watch.fail(self._watch.of_island(broken)) from error
+            raise self._watch.fail(self._watch.of_node(broken)) from error
 
     def peer_is_gone(self, peer: int) -> bool:
         """Return whether a rank of this node ended or left; False of those on other nodes."""
-        node, local_rank = self.islands.places[peer]
-        is_here = node == self.islands.places[self.rank][0]
-        return is_here and self._island.peer_is_gone(local_rank)
+        node, local_rank = self.node_map.places[peer]
+        is_here = node == self.node_map.places[self.rank][0]
+        return is_here and self._node_group.peer_is_gone(local_rank)
 
     def _exchange(self) -> BytesExchange:
         exchange = BytesExchange(self, self._store, self.peer_is_gone)
-        exchange.islands = self.islands
+        exchange.node_map = self.node_map
         return exchange
 
     def shrink(self, *, timeout_s: float | None = None) -> BaseGroup:
@@ -315,28 +315,28 @@ class HierarchicalCommunicator(BaseGroup):
         return super().shrink(timeout_s=timeout_s)
 
     def _of_survivors(self, limit_s: float) -> BaseGroup:
-        node, _ = self.islands.places[self.rank]
+        node, _ = self.node_map.places[self.rank]
         report_node(self._board, node)
-        island = self._island.shrink(timeout_s=limit_s)
+        node_group = self._node_group.shrink(timeout_s=limit_s)
         try:
-            return self._joined(island, limit_s)
+            return self._joined(node_group, limit_s)
         except BaseException:
-            island.close()
+            node_group.close()
             raise
 
-    def _joined(self, island: BaseGroup, limit_s: float) -> BaseGroup:
-        """Return the group of those who are left on all nodes; `island` has those of this one."""
+    def _joined(self, node_group: BaseGroup, limit_s: float) -> BaseGroup:
+        """Return the group of all ranks that are left; `node_group` has those of this node."""
         error = self._watch.error
         lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
-        found = agree(self._board, self.islands, self.rank, island, lost, limit_s)
-        islands = found.islands(self.islands)
-        if islands.num_nodes == 1:
-            return island
+        found = agree(self._board, self.node_map, self.rank, node_group, lost, limit_s)
+        node_map = found.node_map(self.node_map)
+        if node_map.num_nodes == 1:
+            return node_group
         group = HierarchicalCommunicator(
             self._name_after_shrink(),
             self._settings.made_within(limit_s),
-            Seat(islands, found.ranks.index(self.rank), found.nonce),
-            island,
+            Seat(node_map, found.ranks.index(self.rank), found.nonce),
+            node_group,
             self._store,
         )
         group._num_shrinks = self._num_shrinks + 1
@@ -365,7 +365,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._transfers.close()
         if self._watch.error is None:
             self._lanes.close()
-        ignore_errors(self._island.close)
+        ignore_errors(self._node_group.close)
 
     def _where(self) -> str:
-        return f" on {self.islands.num_nodes} nodes"
+        return f" on {self.node_map.num_nodes} nodes"

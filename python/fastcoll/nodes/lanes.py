@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases that calls are made of: within the island, and across nodes in lanes.
+"""The phases that calls are made of: within the node, and across nodes in lanes.
 
 Decides how data is laid out between phases, and how segments overlap. A lane buffer has a place for
 everything that goes through each lane: [local rank][slot], where lane l belongs to local rank
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
@@ -36,9 +36,9 @@ Segment = Generator[Sequence[Started], None, None]
 # segments on their way as there are at once.
 SEGMENT_BYTES = 4 << 20
 _NUM_AT_ONCE = 4
-# What an island waits beyond the limit for the rank that waits for other nodes, which is to speak:
-# it may have entered the call later, and be slow.
-_ISLAND_SLACK_S = SPEAKING_S + 3.0
+# What a node's group waits beyond the limit for the rank that waits for other nodes, which is to
+# speak: it may have entered the call later, and be slow.
+_NODE_SLACK_S = SPEAKING_S + 3.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Waits(Protocol):
     ) -> None:
         """Wait for transfers to be over; `behind` are others under way, which may fail first."""
 
-    def of_island(self, error: FastcollError) -> FastcollError:
+    def of_node(self, error: FastcollError) -> FastcollError:
         """Return an error of this node's ranks with their numbers in the whole group."""
 
 
@@ -66,24 +66,24 @@ class Lanes:
 
     def __init__(
         self,
-        islands: Islands,
+        node_map: NodeMap,
         rank: int,
-        island: BaseGroup,
+        node_group: BaseGroup,
         carriers: Sequence[Carrier],
         watch: Waits,
         buffers: Buffers | None = None,
     ) -> None:
-        self.islands = islands
+        self.node_map = node_map
         self.rank = rank
-        self.node, self.local_rank = islands.places[rank]
-        self.num_nodes = islands.num_nodes
-        self.num_local = len(islands.nodes[self.node])
-        self.num_lanes = islands.num_lanes
-        self.num_slots = islands.slots(self.node)
+        self.node, self.local_rank = node_map.places[rank]
+        self.num_nodes = node_map.num_nodes
+        self.num_local = len(node_map.nodes[self.node])
+        self.num_lanes = node_map.num_lanes
+        self.num_slots = node_map.slots(self.node)
         buffers = buffers or Buffers(torch.device("cpu"), SEGMENT_BYTES)
         self.segment_bytes = buffers.segment_bytes
         self.is_leader = self.local_rank == 0
-        self._island = island
+        self._node_group = node_group
         self._carriers = carriers
         self._watch = watch
         self._nothing = torch.empty(0, dtype=torch.uint8, device=buffers.device)
@@ -93,9 +93,9 @@ class Lanes:
         """Start a call: all its phases together have one limit."""
         self._deadline = Deadline(limit_s)
 
-    # ---- within the island -----------------------------------------------------------------------
+    # ---- within the node -----------------------------------------------------------------------
 
-    def _on_island(
+    def _on_node(
         self,
         kind: type[Call] | type[PartsCall],
         verb: Verb,
@@ -103,37 +103,37 @@ class Lanes:
         output: Any,
         **options: Any,
     ) -> None:
-        """Make a call of the island; by default its limit is the one of the call around it."""
+        """Make a call of the node; by default its limit is the one of the call around it."""
         if self.num_local == 1:
-            raise AssertionError("a rank alone on its node has no island to call")
+            raise AssertionError("a rank alone on its node has no node to call")
         options.setdefault("timeout_s", self._limit_s)
         try:
-            self._island.issue(kind(verb=verb, input=input, output=output, **options))
+            self._node_group.issue(kind(verb=verb, input=input, output=output, **options))
         except FastcollError as error:
-            raise self._watch.of_island(error) from error
+            raise self._watch.of_node(error) from error
 
     @property
     def _limit_s(self) -> float:
-        return self._deadline.left_s() + _ISLAND_SLACK_S
+        return self._deadline.left_s() + _NODE_SLACK_S
 
-    def island_reduce_scatter(self, buffer: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
-        """Reduce a lane buffer over the island; return this rank's lanes."""
+    def node_reduce_scatter(self, buffer: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Reduce a lane buffer over the node; return this rank's lanes."""
         if self.num_local == 1:
             return buffer
         mine = buffer.new_empty(buffer.numel() // self.num_local)
         how = {"op": REDUCE_OPS[op], "numerics": numerics}
-        self._on_island(Call, Verb.reduce_scatter, buffer, mine, **how)
+        self._on_node(Call, Verb.reduce_scatter, buffer, mine, **how)
         return mine
 
-    def island_reduce(self, tensor: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
-        """Reduce a tensor over the island; return the result on the leader."""
+    def node_reduce(self, tensor: torch.Tensor, op: Op, numerics: str) -> torch.Tensor:
+        """Reduce a tensor over the node; return the result on the leader."""
         if self.num_local > 1:
             target = tensor if self.is_leader else None
             how = {"op": REDUCE_OPS[op], "numerics": numerics}
-            self._on_island(Call, Verb.reduce, tensor, target, **how)
+            self._on_node(Call, Verb.reduce, tensor, target, **how)
         return tensor
 
-    def island_all_gather(
+    def node_all_gather(
         self, mine: torch.Tensor, out: torch.Tensor | None = None, limit_s: float | None = None
     ) -> torch.Tensor:
         """Put this rank's lanes and its neighbours' together, into `out` if there is one."""
@@ -144,15 +144,15 @@ class Lanes:
             copy(out, mine)
             return out
         limit_s = self._limit_s if limit_s is None else limit_s
-        self._on_island(Call, Verb.all_gather, mine, out, timeout_s=limit_s)
+        self._on_node(Call, Verb.all_gather, mine, out, timeout_s=limit_s)
         return out
 
-    def island_broadcast(self, tensor: torch.Tensor, local_root: int) -> None:
-        """Copy a local rank's tensor to all others of the island."""
+    def node_broadcast(self, tensor: torch.Tensor, local_root: int) -> None:
+        """Copy a local rank's tensor to all others of the node."""
         if self.num_local > 1:
-            self._on_island(Call, Verb.broadcast, tensor, tensor, root=local_root)
+            self._on_node(Call, Verb.broadcast, tensor, tensor, root=local_root)
 
-    def island_gather(self, mine: torch.Tensor, local_root: int) -> torch.Tensor | None:
+    def node_gather(self, mine: torch.Tensor, local_root: int) -> torch.Tensor | None:
         """Put everybody's lanes together on one local rank."""
         if self.num_local == 1:
             return mine
@@ -160,10 +160,10 @@ class Lanes:
         if self.local_rank == local_root:
             rows = mine.new_empty(self.num_local, mine.numel())
         parts = None if rows is None else list(rows)
-        self._on_island(PartsCall, Verb.gather, mine, parts, root=local_root)
+        self._on_node(PartsCall, Verb.gather, mine, parts, root=local_root)
         return rows
 
-    def island_scatter(
+    def node_scatter(
         self, buffer: torch.Tensor | None, mine: torch.Tensor, local_root: int
     ) -> None:
         """Hand out a lane buffer of one local rank."""
@@ -171,9 +171,9 @@ class Lanes:
             mine.copy_(buffer.view(-1))
             return
         parts = None if buffer is None else list(buffer.view(self.num_local, -1))
-        self._on_island(PartsCall, Verb.scatter, parts, mine, root=local_root)
+        self._on_node(PartsCall, Verb.scatter, parts, mine, root=local_root)
 
-    def island_all_to_all(
+    def node_all_to_all(
         self, source: torch.Tensor, given: Sequence[int], expected: Sequence[int]
     ) -> torch.Tensor:
         """Give each local rank its elements of `source`; return what all of them gave."""
@@ -181,14 +181,14 @@ class Lanes:
             return source
         target = source.new_empty(sum(expected))
         splits = {"input_splits": given, "output_splits": expected}
-        self._on_island(PartsCall, Verb.all_to_all, source, target, **splits)
+        self._on_node(PartsCall, Verb.all_to_all, source, target, **splits)
         return target
 
     # ---- across nodes ----------------------------------------------------------------------------
 
     def lanes(self) -> list[tuple[int, int]]:
         """Return slot and lane of every lane that this rank serves."""
-        return list(enumerate(self.islands.lanes_of(self.node, self.local_rank)))
+        return list(enumerate(self.node_map.lanes_of(self.node, self.local_rank)))
 
     def exchange(
         self, slot: int, given: Sequence[torch.Tensor | None], expected: Sequence[int]
@@ -246,7 +246,7 @@ class Lanes:
         self._watch.wait(transfers, self._deadline, behind)
 
     def drive(self, segments: Iterable[Segment]) -> None:
-        """Carry out segments, some at once, in the same order on every rank of the island."""
+        """Carry out segments, some at once, in the same order on every rank of the node."""
         active: deque[tuple[Segment, Sequence[Started]]] = deque()
 
         def advance() -> None:

@@ -12,7 +12,7 @@ from torch.distributed import Store
 
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
@@ -37,9 +37,9 @@ def decide_verdict(board: Board, seat: Seat, error: BaseException) -> BaseExcept
 
 def decide_node_verdict(board: Board, seat: Seat, error: BaseException) -> BaseException:
     """Do the same with an error that counts the ranks as this node does."""
-    node, _ = seat.islands.places[seat.rank]
+    node, _ = seat.node_map.places[seat.rank]
     if isinstance(error, CollectiveTimeout | PeerLostError):
-        ranks = [seat.islands.nodes[node][one] for one in error.ranks]
+        ranks = [seat.node_map.nodes[node][one] for one in error.ranks]
         names = f", whose ranks {list(error.ranks)} are ranks {ranks} of the group"
         error = type(error)(f"rank {seat.rank} on node {node}{names}: {error}", ranks)
     elif isinstance(error, DriverError):
@@ -50,23 +50,23 @@ def decide_node_verdict(board: Board, seat: Seat, error: BaseException) -> BaseE
 class _Look:
     """How a rank's wait for its lanes ends: a verdict, or the end of a rank of its node."""
 
-    def __init__(self, board: Board, seat: Seat, island: BaseGroup) -> None:
+    def __init__(self, board: Board, seat: Seat, node_group: BaseGroup) -> None:
         self._board = board
-        self._island = island
-        node, mine = seat.islands.places[seat.rank]
-        ranks = seat.islands.nodes[node]
+        self._node_group = node_group
+        node, mine = seat.node_map.places[seat.rank]
+        ranks = seat.node_map.nodes[node]
         self._mates = [(local, rank) for local, rank in enumerate(ranks) if local != mine]
 
     def __call__(self) -> None:
         """Raise it."""
         if verdict := self._board.verdict():
             raise verdict
-        if gone := [rank for local, rank in self._mates if self._island.peer_is_gone(local)]:
+        if gone := [rank for local, rank in self._mates if self._node_group.peer_is_gone(local)]:
             raise PeerLostError(f"init: ranks {gone} ended while their group was made", gone)
 
 
 def make_lanes(
-    make: MakeCarrier, own: Store, seat: Seat, island: BaseGroup, board: Board, limit_s: float
+    make: MakeCarrier, own: Store, seat: Seat, node_group: BaseGroup, board: Board, limit_s: float
 ) -> list[Carrier]:
     """Make a rank's lanes, and wait until all of its node have theirs. Collective.
 
@@ -74,17 +74,17 @@ def make_lanes(
         CollectiveTimeout: A rank did not come.
         PeerLostError: A rank died, or gave up.
     """
-    islands = seat.islands
-    node, local_rank = islands.places[seat.rank]
-    look = _Look(board, seat, island)
+    node_map = seat.node_map
+    node, local_rank = node_map.places[seat.rank]
+    look = _Look(board, seat, node_group)
     deadline = Deadline(limit_s)
     try:
         _report_arrival(own, seat, deadline)
         lanes = []
-        for lane in islands.lanes_of(node, local_rank):
-            store = PollingStore(own, f"lane{lane}", deadline, look, islands.ranks_of(lane))
+        for lane in node_map.lanes_of(node, local_rank):
+            store = PollingStore(own, f"lane{lane}", deadline, look, node_map.ranks_of(lane))
             try:
-                lanes.append(make_lane(make, store, node, islands.num_nodes))
+                lanes.append(make_lane(make, store, node, node_map.num_nodes))
             except CollectiveTimeout as error:
                 look()  # torch may have wrapped what ended the wait
                 raise _late(own, seat, lane, error) from error
@@ -92,7 +92,7 @@ def make_lanes(
         raise decide_verdict(board, seat, error) from error
     try:
         # Who waits here hears of one that dies in its lanes, and tells the other nodes.
-        island.issue(Call(verb=Verb.barrier))
+        node_group.issue(Call(verb=Verb.barrier))
     except BaseException as error:
         raise decide_node_verdict(board, seat, error) from error
     return lanes
@@ -110,7 +110,7 @@ def _report_arrival(own: Store, seat: Seat, deadline: Deadline) -> None:
 
 def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
     """Return an error that names the missing ranks; if all began to, the others of the lane."""
-    places = seat.islands.places
+    places = seat.node_map.places
     missing: list[int] = []
     with contextlib.suppress(RuntimeError, TimeoutError):  # the store may be what is late
 
@@ -119,6 +119,6 @@ def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> Collec
 
         missing = ask(look, Board.ANSWER_S)
     if not missing:
-        missing = [rank for rank in seat.islands.ranks_of(lane) if rank != seat.rank]
-    there = seat.islands.describe(sorted({places[rank][0] for rank in missing}))
+        missing = [rank for rank in seat.node_map.ranks_of(lane) if rank != seat.rank]
+    there = seat.node_map.describe(sorted({places[rank][0] for rank in missing}))
     return CollectiveTimeout(f"{error}: no answer from ranks {missing}, of {there}", missing)

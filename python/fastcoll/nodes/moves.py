@@ -28,10 +28,10 @@ def broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> None:
 
 
 def _broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> Segment:
-    node, local_root = lanes.islands.places[root]
+    node, local_root = lanes.node_map.places[root]
     size = -(-data.numel() // lanes.num_lanes)
     if node == lanes.node:
-        lanes.island_broadcast(data, local_root)
+        lanes.node_broadcast(data, local_root)
         pieces = split(data, max(size, 1))
         mine = [pieces[lane].clone() for _, lane in lanes.lanes() if lane < len(pieces)]
         yield [lanes.carrier(slot).broadcast(one, node) for slot, one in enumerate(mine)]
@@ -43,7 +43,7 @@ def _broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> Segment:
         for slot, length in enumerate(lengths)
         if length > 0
     ]
-    everything = lanes.island_all_gather(result.view(-1))
+    everything = lanes.node_all_gather(result.view(-1))
     pieces = split(data, max(size, 1))
     for place, piece in zip(lanes.by_lane(everything), pieces, strict=False):
         piece.copy_(place[: piece.numel()])
@@ -59,7 +59,7 @@ def all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) 
 
 def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Segment:
     nodes, sizes = range(lanes.num_nodes), [part.numel() for part in parts]
-    # In the island all places are as long as the longest part.
+    # In the node all places are as long as the longest part.
     mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, max(sizes))
     mine[0, lanes.node, : data.numel()] = data
     exchanges = []
@@ -69,12 +69,12 @@ def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor])
     yield [transfer for _, transfer in exchanges]
     for slot, (rows, _) in enumerate(exchanges):
         _put(mine[slot], rows)
-    _hand_out(lanes, lanes.island_all_gather(mine.view(-1)), parts)
+    _hand_out(lanes, lanes.node_all_gather(mine.view(-1)), parts)
 
 
 def _from_owners(lanes: Lanes, lane: int, sizes: Sequence[int]) -> list[int]:
     """Return the bytes from each other node in a lane, if rank r gives `sizes[r]`."""
-    ranks = [lanes.islands.rank_in_lane(node, lane) for node in range(lanes.num_nodes)]
+    ranks = [lanes.node_map.rank_in_lane(node, lane) for node in range(lanes.num_nodes)]
     return [
         0 if rank is None or node == lanes.node else sizes[rank] for node, rank in enumerate(ranks)
     ]
@@ -90,7 +90,7 @@ def _hand_out(lanes: Lanes, everything: torch.Tensor, parts: Sequence[torch.Tens
     """Copy each rank's bytes from a lane buffer to their places."""
     for lane, place in enumerate(lanes.by_lane(everything)):
         for node, piece in enumerate(place.view(lanes.num_nodes, -1)):
-            rank = lanes.islands.rank_in_lane(node, lane)
+            rank = lanes.node_map.rank_in_lane(node, lane)
             if rank is not None:
                 parts[rank].copy_(piece[: parts[rank].numel()])
 
@@ -113,14 +113,14 @@ def gather(
 def _gather(
     lanes: Lanes, root: int, data: torch.Tensor, parts: Sequence[torch.Tensor] | None
 ) -> Segment:
-    root_node, local_root = lanes.islands.places[root]
+    root_node, local_root = lanes.node_map.places[root]
     nodes, size, here = range(lanes.num_nodes), data.numel(), lanes.node == root_node
     nothing = [0] * lanes.num_nodes
     exchanges = []
     for slot, lane in lanes.lanes():
         gives = slot == 0 and not here
         given = [data if gives and node == root_node else None for node in nodes]
-        sizes = [size] * len(lanes.islands.places)
+        sizes = [size] * len(lanes.node_map.places)
         expected = _from_owners(lanes, lane, sizes) if here else nothing
         exchanges.append(lanes.exchange(slot, given, expected))
     yield [transfer for _, transfer in exchanges]
@@ -130,7 +130,7 @@ def _gather(
     mine[0, lanes.node] = data
     for slot, (rows, _) in enumerate(exchanges):
         _put(mine[slot], rows)
-    everything = lanes.island_gather(mine.view(-1), local_root)
+    everything = lanes.node_gather(mine.view(-1), local_root)
     if parts is not None and everything is not None:
         _hand_out(lanes, everything.view(-1), parts)
 
@@ -153,7 +153,7 @@ def scatter(
 def _scatter(
     lanes: Lanes, root: int, parts: Sequence[torch.Tensor] | None, data: torch.Tensor
 ) -> Segment:
-    root_node, local_root = lanes.islands.places[root]
+    root_node, local_root = lanes.node_map.places[root]
     nodes, size, here = range(lanes.num_nodes), data.numel(), lanes.node == root_node
     mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, size)
     if here:
@@ -162,13 +162,13 @@ def _scatter(
             buffer = data.new_zeros(lanes.num_local * mine.numel())
             for lane, place in enumerate(lanes.by_lane(buffer)):
                 for node, piece in enumerate(place.view(lanes.num_nodes, size)):
-                    rank = lanes.islands.rank_in_lane(node, lane)
+                    rank = lanes.node_map.rank_in_lane(node, lane)
                     if rank is not None:
                         piece.copy_(parts[rank])
-        lanes.island_scatter(buffer, mine.view(-1), local_root)
+        lanes.node_scatter(buffer, mine.view(-1), local_root)
     exchanges = []
     for slot, lane in lanes.lanes():
-        owners = [lanes.islands.rank_in_lane(node, lane) for node in nodes]
+        owners = [lanes.node_map.rank_in_lane(node, lane) for node in nodes]
         given = [
             mine[slot, node] if here and node != root_node and owners[node] is not None else None
             for node in nodes
@@ -209,15 +209,15 @@ def _all_to_all(
     got: Sequence[torch.Tensor],
     counts: Sequence[Sequence[int]],
 ) -> Segment:
-    islands, here = lanes.islands, lanes.islands.nodes[lanes.node]
+    node_map, here = lanes.node_map, lanes.node_map.nodes[lanes.node]
     nodes = range(lanes.num_nodes)
     sources, exchanges = [], []  # of each slot, the rank on each node whose lane it is
     for slot, lane in lanes.lanes():
-        owners = [islands.rank_in_lane(node, lane) for node in nodes]
+        owners = [node_map.rank_in_lane(node, lane) for node in nodes]
         outgoing: list[torch.Tensor | None] = [None] * lanes.num_nodes
         for node in nodes:
             if slot == 0 and node != lanes.node:
-                outgoing[node] = torch.cat([given[rank] for rank in islands.nodes[node]])
+                outgoing[node] = torch.cat([given[rank] for rank in node_map.nodes[node]])
         expected = [
             0 if owner is None or node == lanes.node else sum(counts[owner][rank] for rank in here)
             for node, owner in enumerate(owners)
@@ -246,15 +246,15 @@ def _distribute(
     got: Sequence[torch.Tensor],
     counts: Sequence[Sequence[int]],
 ) -> None:
-    """Pass on what came for the other ranks of the island; take what the others have for this."""
-    islands = lanes.islands
+    """Pass on what came for the other ranks of the node; take what the others have for this."""
+    node_map = lanes.node_map
     sent = [sum(piece.numel() for piece in some) for some in pieces]
     origins = [
         rank
         for local in range(lanes.num_local)
-        for slot, lane in enumerate(islands.lanes_of(lanes.node, local))
+        for slot, lane in enumerate(node_map.lanes_of(lanes.node, local))
         for node in range(lanes.num_nodes)
-        if (rank := islands.rank_in_lane(node, lane)) is not None
+        if (rank := node_map.rank_in_lane(node, lane)) is not None
         and not (node == lanes.node and slot > 0)
     ]
     sizes = [counts[rank][lanes.rank] for rank in origins]
@@ -262,12 +262,12 @@ def _distribute(
         rank: lane % lanes.num_local
         for lane in range(lanes.num_lanes)
         for node in range(lanes.num_nodes)
-        if (rank := islands.rank_in_lane(node, lane)) is not None
+        if (rank := node_map.rank_in_lane(node, lane)) is not None
     }
     expected = [0] * lanes.num_local
     for rank, size in zip(origins, sizes, strict=True):
         expected[holder[rank]] += size
     source = torch.cat([piece for some in pieces for piece in some])
-    target = lanes.island_all_to_all(source, sent, expected)
+    target = lanes.node_all_to_all(source, sent, expected)
     for rank, piece in zip(origins, split(target, sizes), strict=True):
         got[rank].copy_(piece)

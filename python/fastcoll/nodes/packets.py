@@ -129,8 +129,8 @@ def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
     Raises:
         DesyncError: They make different calls.
     """
-    headers = lanes.island_all_gather(_bytes_of(header), limit_s=limit_s)
-    _compare(lanes.islands.nodes[lanes.node], headers.view(-1, _HEADER_BYTES))
+    headers = lanes.node_all_gather(_bytes_of(header), limit_s=limit_s)
+    _compare(lanes.node_map.nodes[lanes.node], headers.view(-1, _HEADER_BYTES))
 
 
 def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Tensor]:
@@ -186,7 +186,7 @@ def hand_over(lanes: Lanes, slot: int, header: Header, content: torch.Tensor) ->
     )
     packets[lanes.node] = packet
     _, lane = lanes.lanes()[slot]
-    return Packets(lanes.islands.ranks_of(lane), packets, transfer)
+    return Packets(lanes.node_map.ranks_of(lane), packets, transfer)
 
 
 def _bytes_of(header: Header) -> torch.Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_reduce, reduce and reduce_scatter over nodes, for messages of more than a packet.
 
-The island reduces, each lane carries its chunk to the other nodes, the island gathers. Decides what
+The node reduces, each lane carries its chunk to the other nodes, the node gathers. Decides what
 crosses: node partials in the type that has all their bits, summed in the order of the nodes by each
 rank itself, or, where the bits may differ, what the carrier sums. With m nodes a chunk of S bytes
 costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
@@ -46,7 +46,7 @@ class Reduction:
     """How to reduce.
 
     Attributes:
-        numerics: What the island promises.
+        numerics: What the node promises.
         by_carrier: Node partials are rounded, and the carrier reduces them.
         world_size: What an average divides by.
     """
@@ -103,7 +103,7 @@ def reduce(
 def _all_reduce(
     lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor
 ) -> Segment:
-    chunks = _of_island(lanes, how, source)
+    chunks = _of_node(lanes, how, source)
     result, results = _room(lanes, chunks, target.dtype)
     if how.by_carrier:
         yield from _by_carrier(lanes, how, chunks, results)
@@ -122,8 +122,8 @@ def _reduce(
     source: torch.Tensor,
     target: torch.Tensor | None,
 ) -> Segment:
-    root_node, local_root = lanes.islands.places[root]
-    chunks = _of_island(lanes, how, source)
+    root_node, local_root = lanes.node_map.places[root]
+    chunks = _of_node(lanes, how, source)
     result, results = _room(lanes, chunks, source.dtype)
     if how.by_carrier:
         yield from _by_carrier(lanes, how, chunks, results)
@@ -134,16 +134,16 @@ def _reduce(
         yield from _gather_shards_on(lanes, root_node, sums, results)
     if lanes.node != root_node:
         return
-    everything = lanes.island_gather(result, local_root)
+    everything = lanes.node_gather(result, local_root)
     if target is not None and everything is not None:
         _put_in_order(lanes, everything.view(-1), target)
 
 
-def _of_island(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
-    """Reduce within the island; return the chunk of each of this rank's lanes."""
+def _of_node(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
+    """Reduce within the node; return the chunk of each of this rank's lanes."""
     numel = -(-source.numel() // lanes.num_lanes)
     buffer = _spread(lanes, how, source, numel)
-    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    mine = lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     return [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
 
 
@@ -180,9 +180,9 @@ def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor) -> None:
     """Gather everybody's lanes and put them where they belong."""
     size = result.numel() * lanes.num_local
     if lanes.in_order and size == target.numel():
-        lanes.island_all_gather(result, target)
+        lanes.node_all_gather(result, target)
         return
-    _put_in_order(lanes, lanes.island_all_gather(result), target)
+    _put_in_order(lanes, lanes.node_all_gather(result), target)
 
 
 def _put_in_order(lanes: Lanes, everything: torch.Tensor, target: torch.Tensor) -> None:
@@ -293,15 +293,15 @@ def _reduce_scatter(
     buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=target.device)
     for lane, place in enumerate(lanes.by_lane(buffer)):
         for node, piece in enumerate(place.view(num_nodes, numel)):
-            rank = lanes.islands.rank_in_lane(node, lane)
+            rank = lanes.node_map.rank_in_lane(node, lane)
             if rank is not None:
                 how.widen(piece, parts[rank])
-    mine = lanes.island_reduce_scatter(buffer, partial_op(how.op), how.numerics)
+    mine = lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     partials = mine.view(lanes.num_slots, num_nodes, numel)
     own_bytes = partials[0, 0].nbytes
     exchanges = []
     for slot, lane in lanes.lanes():
-        ends = [lanes.islands.rank_in_lane(node, lane) for node in range(num_nodes)]
+        ends = [lanes.node_map.rank_in_lane(node, lane) for node in range(num_nodes)]
         ends[lanes.node] = None
         given = [
             None if end is None else row for end, row in zip(ends, partials[slot], strict=True)

@@ -23,12 +23,12 @@ def reduce(
     given: Sequence[torch.Tensor],
     got: Sequence[torch.Tensor],
 ) -> None:
-    """Reduce within the island, then over the nodes on each leader, who tells the island."""
+    """Reduce within the node, then over the nodes on each leader, who tells the node."""
     numel = len(given) * header.numel
     partials = torch.empty(numel, dtype=TORCH_DTYPES[how.partial])
     for place, part in zip(split(partials, max(header.numel, 1)), given, strict=False):
         how.widen(place, part)
-    partials = lanes.island_reduce(partials, partial_op(how.op), how.numerics)
+    partials = lanes.node_reduce(partials, partial_op(how.op), how.numerics)
     # A byte more: nobody goes on before the leader has seen that all nodes make this call.
     told = torch.zeros(numel * TORCH_DTYPES[how.dtype].itemsize + 1, dtype=torch.uint8)
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
@@ -36,7 +36,7 @@ def reduce(
         mine = as_bytes(partials)
         packets = trade(lanes, header, mine)
         how.reduce(result, [packet[: mine.numel()] for packet in packets])
-    lanes.island_broadcast(told, 0)
+    lanes.node_broadcast(told, 0)
     if got:
         first = lanes.rank * header.numel if header.verb is Verb.reduce_scatter else 0
         copy(got[0], result[first:][: header.numel])
@@ -46,20 +46,20 @@ def move(
     lanes: Lanes, header: Header, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
 ) -> None:
     """Bring every rank's input to every rank, which takes its part."""
-    world_size = len(lanes.islands.places)
+    world_size = len(lanes.node_map.places)
     size = header.given_bytes(world_size)
     mine = torch.zeros(size, dtype=torch.uint8)
     if given:
         torch.cat([as_bytes(part) for part in given], out=mine)
-    rows = lanes.island_all_gather(mine) if size else mine
+    rows = lanes.node_all_gather(mine) if size else mine
     everything = torch.zeros(lanes.num_nodes, lanes.num_lanes * size + 1, dtype=torch.uint8)
     if lanes.is_leader:
-        nodes = lanes.islands.nodes
+        nodes = lanes.node_map.nodes
         packets = trade(lanes, header, rows[: len(nodes[lanes.node]) * size])
         for row, packet, ranks in zip(everything, packets, nodes, strict=True):
             row[: len(ranks) * size] = packet[: len(ranks) * size]
-    lanes.island_broadcast(everything.view(-1), 0)
-    places = lanes.islands.places
+    lanes.node_broadcast(everything.view(-1), 0)
+    places = lanes.node_map.places
     by_rank = [
         everything[node][local * size :][:size] for _, (node, local) in sorted(places.items())
     ]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from fastcoll.bootstrap.deadline import running_s
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
@@ -47,7 +47,7 @@ class Survivors:
     ranks: list[int]
     nonce: str
 
-    def islands(self, before: Islands) -> Islands:
+    def node_map(self, before: NodeMap) -> NodeMap:
         """Return the map of the new group."""
         new_ranks = {rank: number for number, rank in enumerate(self.ranks)}
         rows = [
@@ -55,7 +55,7 @@ class Survivors:
             for ranks, host in zip(before.nodes, before.hosts, strict=True)
         ]
         nodes, hosts = zip(*sorted(row for row in rows if row[0]), strict=True)
-        return Islands(nodes, hosts)
+        return NodeMap(nodes, hosts)
 
 
 def report_node(board: Board, node: int) -> None:
@@ -65,9 +65,9 @@ def report_node(board: Board, node: int) -> None:
 
 def agree(
     board: Board,
-    islands: Islands,
+    node_map: NodeMap,
     rank: int,
-    island: BaseGroup,
+    node_group: BaseGroup,
     lost: Collection[int],
     limit_s: float,
 ) -> Survivors:
@@ -75,9 +75,9 @@ def agree(
 
     Args:
         board: The board of the group that broke.
-        islands: Its map.
+        node_map: Its map.
         rank: This process's rank in it.
-        island: The new group of those that are left on this node.
+        node_group: The new group of those that are left on this node.
         lost: Ranks that an error named. A node of such a rank from which nobody comes within a
             moment is not waited for any longer.
         limit_s: How long to wait for the other nodes.
@@ -86,24 +86,24 @@ def agree(
         PeerLostError: The other nodes went on without this one.
         CollectiveTimeout: The store does not answer.
     """
-    left = [row[0] for row in island.gather_words([rank])]
-    node, _ = islands.places[rank]
-    told = torch.zeros(len(islands.places) + _NONCE_BYTES, dtype=torch.uint8)
+    left = [row[0] for row in node_group.gather_words([rank])]
+    node, _ = node_map.places[rank]
+    told = torch.zeros(len(node_map.places) + _NONCE_BYTES, dtype=torch.uint8)
     if rank == left[0]:
         try:
-            found = _Nodes(board, islands, lost, limit_s).decide(node, left)
+            found = _Nodes(board, node_map, lost, limit_s).decide(node, left)
         except BaseException as error:
-            island.abort(str(error))
+            node_group.abort(str(error))
             raise
         told[found.ranks] = 1
         nonce = bytearray(bytes.fromhex(found.nonce))
         told[-_NONCE_BYTES:] = torch.frombuffer(nonce, dtype=torch.uint8)
     wait_s = 2 * limit_s + 4 * _GRACE_S  # the leader's, and more
-    island.issue(Call(verb=Verb.broadcast, input=told, output=told, timeout_s=wait_s))
+    node_group.issue(Call(verb=Verb.broadcast, input=told, output=told, timeout_s=wait_s))
     ranks = told[:-_NONCE_BYTES].nonzero().flatten().tolist()
     if rank not in ranks:
         raise PeerLostError(
-            f"ranks {ranks} went on without node {node} ({islands.hosts[node]}), whose ranks did "
+            f"ranks {ranks} went on without node {node} ({node_map.hosts[node]}), whose ranks did "
             "not come to shrink() in time. This process has no group any more: end it, or make a "
             "new group with fastcoll.init()",
             left,
@@ -115,12 +115,12 @@ class _Nodes:
     """One leader's sight of the nodes."""
 
     def __init__(
-        self, board: Board, islands: Islands, lost: Collection[int], limit_s: float
+        self, board: Board, node_map: NodeMap, lost: Collection[int], limit_s: float
     ) -> None:
         self._board = board
         self._limit_s = limit_s
-        self._suspected = {islands.places[rank][0] for rank in lost}
-        self._missing = set(range(islands.num_nodes))
+        self._suspected = {node_map.places[rank][0] for rank in lost}
+        self._missing = set(range(node_map.num_nodes))
         self._ranks: list[int] = []
         self._began_s = running_s()
 

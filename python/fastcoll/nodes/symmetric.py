@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.errors import DesyncError, DriverError
 
 _NO_ROOM = -1  # in place of a number of bytes
@@ -20,7 +20,7 @@ def agreed(
     made: torch.Tensor | None,
     problem: DesyncError | DriverError | None,
     num_bytes: int,
-    islands: Islands,
+    node_map: NodeMap,
     gather_words: Callable[[list[int]], list[list[int]]],
     gather_bytes: Callable[[bytes], list[bytes]],
 ) -> torch.Tensor:
@@ -30,7 +30,7 @@ def agreed(
         made: The tensor; None: there is a problem.
         problem: What all ranks of this node raised in place of making one.
         num_bytes: The size on this rank.
-        islands: The group's map.
+        node_map: The group's map.
         gather_words: Gathers integers from all ranks.
         gather_bytes: Gathers the reasons, if a node has no room.
 
@@ -41,13 +41,13 @@ def agreed(
     word = _NO_ROOM if isinstance(problem, DriverError) else num_bytes
     found = [row[0] for row in gather_words([word])]
     if _NO_ROOM in found:
-        lacking = {islands.places[rank][0]: rank for rank, n in enumerate(found) if n == _NO_ROOM}
+        lacking = {node_map.places[rank][0]: rank for rank, n in enumerate(found) if n == _NO_ROOM}
         mine = str(problem) if isinstance(problem, DriverError) else ""
         texts = gather_bytes(mine.encode())
         reasons = "; ".join(f"node {node}: {texts[lacking[node]].decode()}" for node in lacking)
         raise DriverError(
             f"empty(): no room for {num_bytes} bytes more of symmetric tensors on "
-            f"{islands.describe(sorted(lacking))}; {_UNHARMED}. {reasons}"
+            f"{node_map.describe(sorted(lacking))}; {_UNHARMED}. {reasons}"
         ) from problem
     if made is None or len(set(found)) > 1:
         sides = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's GPU in a group over several nodes: kernels within the island, NCCL between nodes.
+"""A rank's GPU in a group over several nodes: kernels within the node, NCCL between nodes.
 
 Decides when a group comes to its GPUs, in which stream a call runs, and how partial results are
 added there. The phases are those of the CPUs, started in stream order: transfer k runs in NCCL's
-stream while the island works on k + 1. Must not know how phases lay out data.
+stream while the node works on k + 1. Must not know how phases lay out data.
 
 The group comes to its GPUs at its first call with one: all ranks say what they have, and a lack on
 any rank is an error on all. Each lane has a process group of NCCL. Its stream waits for the current
@@ -77,7 +77,7 @@ class Parts:
 
     host: NodeHost
     lanes: Lanes
-    island: BaseGroup
+    node_group: BaseGroup
     watch: Watch
     store: Store
     settings: Settings
@@ -164,13 +164,13 @@ class NodeGpus:
                 "call before the capture"
             )
         self.device = device
-        self._host, self._island, self._watch = parts.host, parts.island, parts.watch
+        self._host, self._node_group, self._watch = parts.host, parts.node_group, parts.watch
         self._cpu_lanes, self._settings = parts.lanes, parts.settings
-        islands, cpu = parts.lanes.islands, parts.lanes
+        node_map, cpu = parts.lanes.node_map, parts.lanes
         _require(self._exchange(_facts(device)), cpu)
-        self._exchange({"problem": self._island_problem()})
+        self._exchange({"problem": self._node_group_problem()})
         self._carriers = [
-            nccl(PrefixStore(f"nccl{lane}", parts.store), cpu.node, islands.num_nodes)
+            nccl(PrefixStore(f"nccl{lane}", parts.store), cpu.node, node_map.num_nodes)
             for _, lane in cpu.lanes()
         ]
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -178,9 +178,9 @@ class NodeGpus:
             parts.watch, self._carriers, captures.is_capturing, captures.ignore_captures
         )
         self._lanes = Lanes(
-            islands,
+            node_map,
             cpu.rank,
-            parts.island,
+            parts.node_group,
             self._carriers,
             self._in_flight,
             Buffers(_place(device), SEGMENT_BYTES),
@@ -200,12 +200,12 @@ class NodeGpus:
                 raise UnsupportedError(f"rank {rank} can't use its GPU: {row['problem']}")
         return rows
 
-    def _island_problem(self) -> str:
-        """Let the island come to its GPUs; return why it can't, or an empty string."""
+    def _node_group_problem(self) -> str:
+        """Let the node come to its GPUs; return why it can't, or an empty string."""
         if self._cpu_lanes.num_local == 1:
             return ""
         try:
-            self._island.empty(0, dtype=torch.uint8, device=_place(self.device))
+            self._node_group.empty(0, dtype=torch.uint8, device=_place(self.device))
         except FastcollError as error:
             return str(error)
         return ""
@@ -295,12 +295,12 @@ class NodeGpus:
         """Raise the error that broke the group, if one has."""
         self._host.check()
 
-    def check_island(self) -> None:
+    def check_node_group(self) -> None:
         """Raise the error that this node's kernels found; then it is the whole group's error."""
         try:
-            self._island.check()
+            self._node_group.check()
         except FastcollError as error:
-            raise self._in_flight.fail(self._watch.of_island(error)) from error
+            raise self._in_flight.fail(self._watch.of_node(error)) from error
 
     def stop(self) -> None:
         """End the transfers that run: the group is broken."""
@@ -313,9 +313,9 @@ class NodeGpus:
 
 def _require(rows: Sequence[dict[str, str]], lanes: Lanes) -> None:
     """Raise UnsupportedError, on all ranks alike, if NCCL can't carry between these GPUs."""
-    islands, most = lanes.islands, 1
-    for lane in range(islands.num_lanes):
-        uuids = [rows[rank]["uuid"] for rank in islands.ranks_of(lane)]
+    node_map, most = lanes.node_map, 1
+    for lane in range(node_map.num_lanes):
+        uuids = [rows[rank]["uuid"] for rank in node_map.ranks_of(lane)]
         most = max(most, *map(uuids.count, uuids))
     if problem := gpu.nccl_problem([row["nccl"] for row in rows], most):
         raise UnsupportedError(

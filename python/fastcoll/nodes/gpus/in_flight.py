@@ -140,9 +140,9 @@ class CallsInFlight:
             if self._current is not None and not self._is_capturing():
                 self._current.transfers.append(transfer)
 
-    def of_island(self, error: FastcollError) -> FastcollError:
+    def of_node(self, error: FastcollError) -> FastcollError:
         """See `Watch`."""
-        return self._about(self._current).of_island(error)
+        return self._about(self._current).of_node(error)
 
     # ---- from outside ----------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives from any rank in a group over several nodes.
 
-Such a receive is posted in the island. It also listens on the channel of every rank of another node
+Such a receive is posted in the node. It also listens on the channel of every rank of another node
 that has begun to send with its tag; senders write that on the board. The first message decides: one
-from another node withdraws the receive from the island, unless that has found a message already.
+from another node withdraws the receive from the node, unless that has found a message already.
 """
 
 import time
@@ -37,7 +37,7 @@ class AnySource(Uncounted):
         self._queue = CallQueue(self)
 
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
-        """Queue a receive; `post` makes it one of the island's too."""
+        """Queue a receive; `post` makes it one of the node's too."""
         self._turns.enter(receive)
         try:
             local = post()
@@ -58,7 +58,7 @@ class AnySource(Uncounted):
         try:
             channel = self._first(receive, local, deadline)
             if channel is None:
-                return self._from_island(receive, local, deadline)
+                return self._from_node(receive, local, deadline)
             channel.carry_out(receive, deadline=deadline)
             return channel.peer
         except FastcollError as error:
@@ -69,7 +69,7 @@ class AnySource(Uncounted):
         finally:
             self._turns.leave(receive)
 
-    def _from_island(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> int:
+    def _from_node(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> int:
         try:
             local.wait(max(deadline.left_s(), 0.001))
         except FastcollError as error:
@@ -79,7 +79,7 @@ class AnySource(Uncounted):
         return local.source_rank()
 
     def _first(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> Channel | None:
-        """Wait for the first message; return its channel, None if it is the island's."""
+        """Wait for the first message; return its channel, None if it is the node's."""
         pause_s, look_s, next_look = FIRST_PAUSE_S, _FIRST_LOOK_S, 0.0
         while True:
             if local.is_completed():
@@ -107,7 +107,7 @@ class AnySource(Uncounted):
 
     def _late(self, receive: Transfer, deadline: Deadline) -> FastcollError:
         seat = self._ends.seat
-        others = [rank for rank in range(len(seat.islands.places)) if rank != seat.rank]
+        others = [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
         return self._ends.watch.heard() or CollectiveTimeout(
             f"recv from any rank with tag {receive.tag} (rank {seat.rank}) waited "
             f"{deadline.limit_s:g} s for a message. Use of this group is over: call "

@@ -22,7 +22,7 @@ import torch
 from torch.distributed import Store
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.islands import Seat
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.limits import GROUP_LIMIT
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.transfer_work import TransferBetween

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives of tensors on GPUs within a node, of a group over several nodes.
 
-They are the island's, of copies in the CPU's memory: so a tensor on a GPU and one on the CPU match,
+They are the node's, of copies in the CPU's memory: so a tensor on a GPU and one on the CPU match,
 and coming to a GPU, which is collective, is not needed. Decides what comes behind what: a receive
-is the island's from the call on, a send once its copy is there, and so are later sends on its way.
-Must not know how the island moves bytes, nor how a tensor's pieces get to the CPU.
+is the node's from the call on, a send once its copy is there, and so are later sends on its way.
+Must not know how the node moves bytes, nor how a tensor's pieces get to the CPU.
 
 All messages of CUDA tensors over nodes go through the host; not yet run on a GPU. NCCL compares
 neither tags nor sizes and waits for ever. On this way a message has the limits and errors of the
@@ -24,7 +24,7 @@ from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.channels import Ends, Uncounted
-from fastcoll.nodes.transfers.island import IslandTransfers
+from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.watch import ignore_errors
@@ -33,7 +33,7 @@ from fastcoll.nodes.verdict.watch import ignore_errors
 class StagedTransfers:
     """The transfers of one rank that go through copies on the CPU."""
 
-    def __init__(self, ends: Ends, local: IslandTransfers) -> None:
+    def __init__(self, ends: Ends, local: LocalTransfers) -> None:
         self._ends = ends
         self._local = local
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class StagedTransfers:
         self._is_closed = False
 
     def takes(self, transfer: Transfer) -> bool:
-        """Return whether it can't go to the island at once; with the island's number of the peer.
+        """Return whether it can't go to the node at once; with the node's number of the peer.
 
         A send of the CPU's memory comes behind those of a GPU's, whose copies may not be there yet.
         """
@@ -51,7 +51,7 @@ class StagedTransfers:
             return transfer.sends and (True, transfer.peer, transfer.tag) in self._ways
 
     def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
-        """Queue a transfer with the island's number of the peer; `payload` if it is on a GPU."""
+        """Queue a transfer with the node's number of the peer; `payload` if it is on a GPU."""
         key = transfer.sends, transfer.peer, transfer.tag
         with self._lock:
             if key not in self._ways:
@@ -72,7 +72,7 @@ class StagedTransfers:
 class Way(Uncounted):
     """The sends to one rank with one tag, or the receives, first in, first out."""
 
-    def __init__(self, ends: Ends, local: IslandTransfers) -> None:
+    def __init__(self, ends: Ends, local: LocalTransfers) -> None:
         self._ends = ends
         self._local = local
         self._queue = CallQueue(self)
@@ -142,7 +142,7 @@ class Way(Uncounted):
         return self._local.start_checked([transfer])[0]
 
     def _await(self, local: TransferWork) -> None:
-        """Wait for the island, whose limit ends it."""
+        """Wait for the node, whose limit ends it."""
         wait_until(local.is_completed, self._check)
         local.wait()
 

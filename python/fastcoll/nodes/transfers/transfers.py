@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives in a group over several nodes: which go where.
 
-Within a node they are the island's, between nodes a channel's, and a receive from any rank is both.
+Within a node they are the node's, between nodes a channel's, and a receive from any rank is both.
 Tensors on GPUs go the same ways, through the CPU's memory. Must not know how messages travel.
 """
 
@@ -17,11 +17,11 @@ from fastcoll.calls.transfers import ANY, Transfer, TransferCall, check_transfer
 from fastcoll.errors import UnsupportedError
 from fastcoll.nodes.transfers.any_source import AnySource
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
-from fastcoll.nodes.transfers.island import IslandTransfers
+from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload
 from fastcoll.nodes.transfers.staged import StagedTransfers
 
-# Of the island's part of a receive from any rank, whose own limit ends it first.
+# Of the node's part of a receive from any rank, whose own limit ends it first.
 _NO_LIMIT_S = 1e9
 
 
@@ -30,18 +30,18 @@ _Checked: TypeAlias = tuple[Transfer, GpuPayload | None]
 
 
 def _not_on_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
-    raise AssertionError("a tensor on a GPU got to the island")
+    raise AssertionError("a tensor on a GPU got to the node")
 
 
 class NodeTransfers(Transfers):
     """The transfers of one group over several nodes."""
 
-    def __init__(self, ends: Ends, island: Any) -> None:
+    def __init__(self, ends: Ends, node_group: Any) -> None:
         self._ends = ends
-        islands = ends.seat.islands
-        self._node, _ = islands.places[ends.seat.rank]
-        ranks = islands.nodes[self._node]
-        self._local = IslandTransfers(island, _not_on_gpus, ranks, ends.watch, ends.waits)
+        node_map = ends.seat.node_map
+        self._node, _ = node_map.places[ends.seat.rank]
+        ranks = node_map.nodes[self._node]
+        self._local = LocalTransfers(node_group, _not_on_gpus, ranks, ends.watch, ends.waits)
         self._staged = StagedTransfers(ends, self._local)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -78,7 +78,7 @@ class NodeTransfers(Transfers):
 
     def _checked(self, call: TransferCall) -> _Checked:
         self._ends.watch.refuse_child()
-        transfer = check_transfer(call, len(self._ends.seat.islands.places))
+        transfer = check_transfer(call, len(self._ends.seat.node_map.places))
         if transfer.array.device < 0:
             return transfer, None
         if transfer.peer == ANY:
@@ -97,7 +97,7 @@ class NodeTransfers(Transfers):
                 return self._local.start_checked([replace(transfer, limit_s=_NO_LIMIT_S)])[0]
 
             return self._any_source(transfer.tag).start(transfer, post)
-        node, local_rank = self._ends.seat.islands.places[transfer.peer]
+        node, local_rank = self._ends.seat.node_map.places[transfer.peer]
         if node != self._node:
             return self._channel(transfer, transfer.peer).start(transfer, payload)
         local = replace(transfer, peer=local_rank)

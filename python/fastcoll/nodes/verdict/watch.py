@@ -3,8 +3,8 @@
 
 Decides how a wait ends (the transfer, the limit, a verdict from anywhere) and which rank an error
 names. A rank that fails writes the verdict on the board, and waiting ranks of other nodes read it.
-The rank also breaks its island with it: ranks that wait there wake up without a store. Must not
-know the data.
+The rank also breaks its node's group with it: ranks that wait there wake up without a store. Must
+not know the data.
 
 Gloo does not report everything. When a connection breaks, Gloo tells every operation that waits for
 it, except the one whose bytes were in flight (`Pair::signalException` in
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.forks import refusal
-from fastcoll.bootstrap.islands import Islands
+from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.carriers.carrier import Started
@@ -32,25 +32,27 @@ from fastcoll.nodes.verdict.board import Board, told_in, written
 _LONG_S = 0.05
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 _GRACE_S = 1.0
-# The time from a rank's timeout until its island knows: it listens, asks who is
+# The time from a rank's timeout until its node knows: it listens, asks who is
 # missing and settles the verdict, if the store does not answer.
 SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
-# Characters of an error that fit into an island's verdict, whatever of them is escaped.
-_ISLAND_TEXT = 800
+# Characters of an error that fit into a node's verdict, whatever of them is escaped.
+_NODE_TEXT = 800
 
 
 class Watch:
     """One rank's waits in a group over several nodes."""
 
-    def __init__(self, name: str, rank: int, islands: Islands, island: BaseGroup, board: Board):
+    def __init__(
+        self, name: str, rank: int, node_map: NodeMap, node_group: BaseGroup, board: Board
+    ):
         self.error: FastcollError | None = None
         self.sequence = 0
         self.call = "init"
         self._name = name
         self._rank = rank
-        self._islands = islands
-        self._node, self._local_rank = islands.places[rank]
-        self._island = island
+        self._node_map = node_map
+        self._node, self._local_rank = node_map.places[rank]
+        self._node_group = node_group
         self._board = board
         self._process = os.getpid()
 
@@ -94,7 +96,7 @@ class Watch:
             if not has_arrived:
                 self.arrive()
             has_arrived = True
-            self._check_island()
+            self._check_node_group()
             if verdict := self._board.verdict():
                 raise verdict
             # Gloo does not tell the transfer in whose middle a connection broke.
@@ -110,11 +112,11 @@ class Watch:
         if self._local_rank == 0:
             self._board.arrive(self._node, self.sequence)
 
-    def _check_island(self) -> None:
+    def _check_node_group(self) -> None:
         try:
-            self._island.check()
+            self._node_group.check()
         except FastcollError as error:
-            raise self.of_island(error) from error
+            raise self.of_node(error) from error
 
     def _who(self) -> str:
         return (
@@ -123,7 +125,7 @@ class Watch:
         )
 
     def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
-        return [rank for node in nodes for rank in self._islands.nodes[node]]
+        return [rank for node in nodes for rank in self._node_map.nodes[node]]
 
     def verdict(self) -> FastcollError | None:
         """Return the group's verdict as far as it is known here; see `Board.verdict`."""
@@ -140,8 +142,8 @@ class Watch:
 
     def _suspects(self) -> list[int]:
         """Return the nodes that do not wait in this call, as far as can be told."""
-        others = [node for node in range(self._islands.num_nodes) if node != self._node]
-        missing = self._board.missing(self._islands.num_nodes, self.sequence)
+        others = [node for node in range(self._node_map.num_nodes) if node != self._node]
+        missing = self._board.missing(self._node_map.num_nodes, self.sequence)
         found = [node for node in missing or () if node != self._node]
         return found or others
 
@@ -152,7 +154,7 @@ class Watch:
         nodes = self._suspects()
         return CollectiveTimeout(
             f"{self._who()} waited {deadline.limit_s:g} s for "
-            f"{self._islands.describe(nodes)}: no answer from there. Is the network up? Use of "
+            f"{self._node_map.describe(nodes)}: no answer from there. Is the network up? Use of "
             "this group is over: call fastcoll.destroy()",
             self._ranks_of(nodes),
         )
@@ -164,7 +166,7 @@ class Watch:
             return verdict
         nodes = self._suspects()
         return PeerLostError(
-            f"{self._who()} lost its connection to {self._islands.describe(nodes)}: {reason}. "
+            f"{self._who()} lost its connection to {self._node_map.describe(nodes)}: {reason}. "
             "Use of this group is over: call fastcoll.destroy()",
             self._ranks_of(nodes),
         )
@@ -174,17 +176,17 @@ class Watch:
         self.refuse_child()
         if self.error is None:
             self.error = found = self._board.decide_verdict(error)
-            ignore_errors(lambda: self._island.abort(written(found, _ISLAND_TEXT)))
+            ignore_errors(lambda: self._node_group.abort(written(found, _NODE_TEXT)))
         return self.error
 
-    def of_island(self, error: FastcollError) -> FastcollError:
+    def of_node(self, error: FastcollError) -> FastcollError:
         """Return an error of this node's ranks with their numbers in the whole group."""
         if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
             return error
         if verdict := told_in(str(error)):
             return verdict
         local = error.ranks
-        ranks = [self._islands.nodes[self._node][one] for one in local]
+        ranks = [self._node_map.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
         return type(error)(f"{self._who()}{names}: {error}", ranks)
 

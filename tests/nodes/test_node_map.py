@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_islands, why_apart
+from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_nodes, why_apart
 from fastcoll.errors import UnsupportedError, UsageError
 from tests.support.harness import Attempt, Rank, Setup, attempt
 
@@ -36,16 +36,18 @@ def hellos(nodes: str, **changes: Any) -> list[Hello]:
     ],
 )
 def test_a_map_has_the_ranks_by_node(nodes: str, ranks: tuple[tuple[int, ...], ...]) -> None:
-    islands = map_islands(hellos(nodes))
-    assert islands.nodes == ranks
-    assert all(nodes[rank] == islands.hosts[islands.places[rank][0]] for rank in range(len(nodes)))
+    node_map = map_nodes(hellos(nodes))
+    assert node_map.nodes == ranks
+    assert all(
+        nodes[rank] == node_map.hosts[node_map.places[rank][0]] for rank in range(len(nodes))
+    )
 
 
 def test_every_lane_has_one_rank_of_every_node() -> None:
-    islands = map_islands(hellos("aaaabbcccd"))
+    node_map = map_nodes(hellos("aaaabbcccd"))
     served = [
-        [lane for local in range(len(ranks)) for lane in islands.lanes_of(node, local)]
-        for node, ranks in enumerate(islands.nodes)
+        [lane for local in range(len(ranks)) for lane in node_map.lanes_of(node, local)]
+        for node, ranks in enumerate(node_map.nodes)
     ]
     assert all(sorted(lanes) == [0, 1, 2, 3] for lanes in served)
 
@@ -53,13 +55,13 @@ def test_every_lane_has_one_rank_of_every_node() -> None:
 def test_a_shared_id_on_two_machines_is_refused() -> None:
     first, second = hellos("aa")
     with pytest.raises(UsageError, match="FASTCOLL_NODE_ID"):
-        map_islands([first, dataclasses.replace(second, machine="another")])
+        map_nodes([first, dataclasses.replace(second, machine="another")])
 
 
 def test_too_many_ranks_on_a_node_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="64"):
-        map_islands(hellos("a" * 65))
-    assert map_islands(hellos("a" * 64 + "b")).num_nodes == 2
+        map_nodes(hellos("a" * 65))
+    assert map_nodes(hellos("a" * 64 + "b")).num_nodes == 2
 
 
 def test_carriers_must_agree_only_where_there_is_a_hop() -> None:
@@ -67,9 +69,9 @@ def test_carriers_must_agree_only_where_there_is_a_hop() -> None:
         first, *others = hellos(nodes)
         return [dataclasses.replace(first, hop="mpi"), *others]
 
-    assert map_islands(differing("aa")).num_nodes == 1
+    assert map_nodes(differing("aa")).num_nodes == 1
     with pytest.raises(UsageError, match="mpi on ranks"):
-        map_islands(differing("ab"))
+        map_nodes(differing("ab"))
 
 
 def unknown_carrier(rank: Rank) -> Any:

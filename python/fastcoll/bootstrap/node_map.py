@@ -15,8 +15,8 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Islands:
-    """Ranks by node; an island is the ranks of one node.
+class NodeMap:
+    """Ranks by node; a node's ranks share memory.
 
     Attributes:
         nodes: The ranks of each node, ascending; nodes are in the order of their lowest rank.
@@ -81,7 +81,7 @@ class Seat:
         nonce: A text that no other group has, the same on all ranks.
     """
 
-    islands: Islands
+    node_map: NodeMap
     rank: int
     nonce: str
 

@@ -26,12 +26,12 @@ from fastcoll.nodes.verdict.watch import Watch
 _Timeout = float | timedelta | None
 
 
-class _OnIsland(TransferWork):
+class _LocalTransfer(TransferWork):
     """What the transfers within a node do alike."""
 
     __slots__ = ()
     _transfer: Transfer
-    _transfers: "IslandTransfers"
+    _transfers: "LocalTransfers"
 
     def wait(self, timeout: _Timeout = None) -> bool:
         """See `TransferWork.wait`."""
@@ -42,33 +42,33 @@ class _OnIsland(TransferWork):
         return self._transfers.ranks[super().source_rank()]
 
 
-class IslandWork(_OnIsland):
+class LocalWork(_LocalTransfer):
     """A transfer within a node."""
 
     __slots__ = ("_transfer", "_transfers")
 
 
-class StridedIslandWork(_OnIsland, StridedTransferWork):
+class StridedLocalWork(_LocalTransfer, StridedTransferWork):
     """A transfer within a node of what lies in pieces."""
 
     __slots__ = ("_transfer", "_transfers")
 
 
-class IslandTransfers(Transfers):
+class LocalTransfers(Transfers):
     """The transfers of one node's ranks; `ranks` are their numbers in the whole group."""
 
     def __init__(
-        self, island: Any, on_gpus: OnGpus, ranks: Sequence[int], watch: Watch, waits: Waits
+        self, node_group: Any, on_gpus: OnGpus, ranks: Sequence[int], watch: Watch, waits: Waits
     ) -> None:
-        super().__init__(island, on_gpus)
+        super().__init__(node_group, on_gpus)
         self.ranks = ranks
         self._watch = watch
         self._waits = waits
 
     def post(self, transfer: Transfer) -> TransferWork:
         """See `Transfers.post`."""
-        work = post(self._group, transfer, IslandWork, StridedIslandWork)
-        assert isinstance(work, _OnIsland)
+        work = post(self._group, transfer, LocalWork, StridedLocalWork)
+        assert isinstance(work, _LocalTransfer)
         work._transfer, work._transfers = transfer, self
         return work
 
@@ -92,11 +92,11 @@ class IslandTransfers(Transfers):
             raise self._verdict(error) from error
 
     def _verdict(self, error: FastcollError) -> FastcollError:
-        """Return what an error of the island is in the whole group, which it ends."""
+        """Return what an error of the node is in the whole group, which it ends."""
         try:
             self._group.check()
         except FastcollError as broken:
-            found = self._watch.of_island(broken)
+            found = self._watch.of_node(broken)
             if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:
                 told, rank = self._waits.follow(found.ranks[0])
                 found = CollectiveTimeout(f"{found}{told}", [rank])
