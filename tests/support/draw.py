@@ -32,6 +32,7 @@ class Limits:
         numerics: What a reduction asks for; None: "fast" of a ring, else nothing.
         in_place_only: Verbs without an output of their own.
         meaningless: Pairs of dtype and operation that the site refuses.
+        repeats: How often a reduction is made; the second call takes the library's short way.
         seed: Another one gives other sizes, roots and placements.
     """
 
@@ -40,6 +41,7 @@ class Limits:
     numerics: str | None = None
     in_place_only: tuple[str, ...] = ()
     meaningless: tuple[tuple[str, str], ...] = ()
+    repeats: int = 2
     seed: int = 0
 
 
@@ -91,8 +93,8 @@ def calls_of(
             numerics = limits.numerics if reduces else None
             if algorithm == "ring" and oracle.order_matters(dtype, op):
                 numerics = "fast"
-            # The second call of its kind takes the library's short way.
-            for root in roots * (2 if reduces and algorithm == "auto" else 1):
+            repeats = limits.repeats if reduces and algorithm == "auto" else 1
+            for root in roots * repeats:
                 ranks = 8 if rng.integers(3) == 0 else 1  # a placement for each, or one for all
                 places = tuple(_place(rng, verb, dtype, limits) for _ in range(ranks))
                 seed = int(rng.integers(100_000))
