@@ -179,7 +179,7 @@ class Allowed:
 
     Attributes:
         listed: The section, "equivalent" or "open", of every mutation that is listed.
-        unsettled: Files of which nobody has gone through the survivors yet: all count as open.
+        unsettled: Files with survivors that nobody has read yet: all count as open.
     """
 
     listed: dict[str, str]

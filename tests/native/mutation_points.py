@@ -33,6 +33,7 @@ GROWING = re.compile(r"seen|number|slot|call|taken|sequence|P::load")
 UNORDERED = re.compile(r"\s*(?:[A-Z]\w*::|call_?\.plan\.root\b)")  # an enumerator, a rank
 CONSTANTS = re.compile(
     r"[ \w]*\bconstexpr [^(){}]*= [^;]*;|static_assert\([^;]*;|enum [^;]*;| = (?:default|delete|0);"
+    r"|\b(?!return\b)[\w:*]+ \w+\[[^\]]*\];"  # how long an array is
 )
 
 
