@@ -245,7 +245,7 @@ void check_farewells() {
 
 // ---- the memory of processes --------------------------------------------------------------------
 
-// From here on this process may not copy from others, but it may read their memory files.
+// From here on this thread may not copy from processes, but it may read their memory files.
 void forbid_copies(int error) {
   sock_filter rules[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
@@ -254,7 +254,7 @@ void forbid_copies(int error) {
   const sock_fprog filter{4, rules};
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-    _exit(2);
+    std::abort();
 }
 
 void check_memory() {
@@ -283,35 +283,25 @@ void check_memory() {
   require_equal(copy(owner.pid, there + 5, page, memory), 0, "a copy");
   require_equal(copy(owner.pid, 8, 8, none), EFAULT, "a copy from nowhere");
   require_equal(copy(INT_MAX, there, 8, none), ESRCH, "a copy from nobody");
-  for (const int refusal : {EPERM, ENOSYS, EACCES}) {
-    const Child reader([&] {
+  for (const int refusal : {EPERM, ENOSYS, EACCES})
+    std::thread([&] {
       forbid_copies(refusal);
       const bool is_other = refusal == EACCES;  // is no reason to try another way
-      const bool right = copy(owner.pid, there + 5, page, memory) == (is_other ? refusal : 0) &&
-                         copy(owner.pid, there, 8, none) == refusal &&
-                         (is_other || copy(owner.pid, 8, 8, memory) != 0);
-      _exit(right ? 0 : 1);
-    });
-    int status = 0;
-    reader.await(WEXITED);
-    waitpid(reader.pid, &status, 0);
-    require_equal(WEXITSTATUS(status), 0, "a copy where the kernel refuses the quick way");
-  }
+      require_equal(copy(owner.pid, there + 5, page, memory), is_other ? refusal : 0, "a copy");
+      require_equal(copy(owner.pid, there, 8, none), refusal, "a copy without another way");
+      require(copy(owner.pid, 8, 8, memory) != 0, "a copy from nowhere");
+    }).join();
   // Under a descriptor of any number; and of a process that has ended there is nothing to read.
   const Child ended(pause_forever);
   const int nothing = open_memory(ended.pid);
   kill(ended.pid, SIGKILL);
   ended.await(WEXITED);
-  const Child reader([&] {
+  std::thread([&] {
     forbid_copies(EPERM);
     dup2(memory, 0);
-    const int error = copy(ended.pid, there, 8, nothing);
-    _exit(copy(owner.pid, there + 5, page, 0) == 0 && error == EFAULT ? 0 : 1);
-  });
-  int status = 0;
-  reader.await(WEXITED);
-  waitpid(reader.pid, &status, 0);
-  require_equal(WEXITSTATUS(status), 0, "a copy through descriptor 0, and one of nothing");
+    require_equal(copy(owner.pid, there + 5, page, 0), 0, "a copy through descriptor 0");
+    require_equal(copy(ended.pid, there, 8, nothing), EFAULT, "a copy of nothing");
+  }).join();
   close(nothing);
   close(memory);
 
