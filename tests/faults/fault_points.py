@@ -25,7 +25,12 @@ ROOT = Path(__file__).parents[2]
 COMPILER = "g++"
 COMPILE_LIMIT_S = 300
 # As setup.py has them.
-SOURCES = ("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/memory/memfd.cpp", "tests/native/fault_points.cpp")
+FOLDERS = ("csrc/python", "csrc/group", "csrc/cpu")
+SOURCES = (
+    *(f"{folder}/*.cpp" for folder in FOLDERS),
+    "csrc/memory/memfd.cpp",
+    "tests/native/fault_points.cpp",
+)
 FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-builtin-memcpy")
 LINK_FLAGS = ("-shared", "-Wl,--wrap=memcpy,--wrap=process_vm_readv")
 ACTIONS = ("count", "delay", "stop", "kill")
@@ -47,7 +52,7 @@ def build(folder: Path) -> Path:
         extra = ["-include", "fault_points.h"]
         if source.name == "reduce.cpp":
             extra.append("-Dreduce_fn=plain_reduce_fn")
-        target = str(folder / f"{source.stem}.o")
+        target = str(folder / f"{source.parent.name}-{source.stem}.o")
         _run([*command, *extra, "-c", str(source), "-o", target])
         return target
 

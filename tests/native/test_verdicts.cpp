@@ -114,7 +114,7 @@ void keep_messages() {
   int ends[2];
   require(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "sockets");
   World world(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
-  world.host(0).hook = [&] { world.group(1).settle_verdict(ErrorKind::driver, "why", 2); };
+  world.host(0).hook = [&] { world.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
   require(send(ends[1], "parts", 5, 0) == 5, "a message");
   close(ends[1]);
   require_error(wait_in_vain(world), "why", ErrorKind::driver, 2);
@@ -198,7 +198,7 @@ void keep_verdicts() {
   require_error(verdict(0), "group \"lone\": a poison word is damaged", ErrorKind::desync, 0);
 
   World waiting(2);  // is told at once, not when its time is over
-  waiting.host(0).hook = [&] { waiting.group(1).settle_verdict(ErrorKind::driver, "why", 2); };
+  waiting.host(0).hook = [&] { waiting.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
   const int64_t start_us = now_us();
   require_error(
       error_of([&] { run(waiting.group(0), kBarrier, nullptr, nullptr, waiting.host(0), 40); }),
