@@ -185,7 +185,9 @@ CASES = [
         for word in PAIRS
     ),
     Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
-    Case("test_damage", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"),
+    Case(
+        "test_damage", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"
+    ),
     Case("test_failure", "plain", ("unchained_stamps",), "WRONG"),
     Case("test_failure", "plain", ("unwatched_copies",), "WRONG"),
     *(
