@@ -50,7 +50,7 @@ template <class P>
 void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   if (transfer.done || transfer.peer == group_.rank()) return;
   if (transfer.peer == kAnyPeer) {
-    if (group_.world_size() == 1) return;
+    if (group_.world_size() == 1 || transfer.has_other_senders) return;
     for (int peer = 0; peer < group_.world_size(); ++peer)
       if (peer != group_.rank() && !peer_is_gone(group_.options().links[size_t(peer)])) return;
   } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {

@@ -25,7 +25,8 @@ struct Transfer {
   std::byte* data = nullptr;
   size_t num_bytes = 0;
   double timeout_s = 0;
-  std::string site;  // where the program asked for it; only in a group that traces
+  bool has_other_senders = false;  // of kAnyPeer: ranks outside of the group may answer, too
+  std::string site;                // where the program asked for it; only in a group that traces
 
   enum class State { fresh, offered, moving } state = State::fresh;
   int place = 0;            // of the message in the sender's channel

@@ -38,15 +38,16 @@ PyObject* allocate(PyTypeObject* type, const Caller& caller, PyObject* kept) {
   return object;
 }
 
-// TransferWork(group, sends, peer, tag, dtype, numel, ptr, timeout_s, kept): starts it.
+// TransferWork(group, sends, peer, tag, dtype, numel, ptr, timeout_s, kept, has_other_senders):
+// starts it.
 PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *group_object = nullptr, *kept = nullptr;
-  int sends = 0, peer = 0, dtype = 0;
+  int sends = 0, peer = 0, dtype = 0, has_other_senders = 0;
   unsigned int tag = 0;
   unsigned long long numel = 0, ptr = 0;
   double timeout_s = 0;
-  if (!PyArg_ParseTuple(args, "OpiIiKKdO", &group_object, &sends, &peer, &tag, &dtype, &numel, &ptr,
-                        &timeout_s, &kept))
+  if (!PyArg_ParseTuple(args, "OpiIiKKdO|p", &group_object, &sends, &peer, &tag, &dtype, &numel,
+                        &ptr, &timeout_s, &kept, &has_other_senders))
     return nullptr;
   ProcessGroup* group = group_in_object(group_object);
   if (!group || peer < kAnyPeer || peer >= group->world_size() || dtype < 0 || dtype >= kNumDTypes)
@@ -62,6 +63,7 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   transfer->data = reinterpret_cast<std::byte*>(uintptr_t(ptr));
   transfer->num_bytes = numel * dtype_size(transfer->dtype);
   transfer->timeout_s = timeout_s;
+  transfer->has_other_senders = has_other_senders != 0;
   if (group->traces()) [[unlikely]]
     transfer->site = find_call_site();
   try {

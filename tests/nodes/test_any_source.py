@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives from any rank in a group over several nodes."""
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -184,3 +185,24 @@ def closed(rank: Rank) -> list[Any]:
 
 def test_closing_ends_it(clusters: Clusters) -> None:
     assert clusters("aab").run(closed) == [["UsageError", False]] * 3
+
+
+def from_another_node_alone(rank: Rank) -> list[float]:
+    """All ranks of the receiver's own node have left the group when the message comes."""
+    group = rank.comm.new_group()
+    value = torch.zeros(1)
+    receiving = group.irecv(value) if rank.rank == 1 else None
+    if rank.rank == 0:
+        group.close()
+    rank.comm.barrier()
+    if rank.rank == 2:
+        time.sleep(0.3)  # in which the receiver looks for lost peers
+        group.send(torch.ones(1), 1)
+    if receiving is not None:
+        receiving.wait()
+    rank.comm.barrier()
+    return value.tolist()
+
+
+def test_another_node_may_send_when_the_own_node_has_left(clusters: Clusters) -> None:
+    assert clusters("aab").run(from_another_node_alone)[1] == [1.0]

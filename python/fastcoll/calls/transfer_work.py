@@ -90,6 +90,7 @@ def post(
         dense.ptr,
         transfer.limit_s,
         array.source if array.dense else (array, dense),
+        transfer.has_other_senders,
     )
     if isinstance(work, StridedTransferWork):
         work._copy_lock = threading.Lock()

@@ -31,13 +31,19 @@ class TransferCall:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A send or a receive with its arguments checked; a peer of ANY is any rank."""
+    """A send or a receive with its arguments checked; a peer of ANY is any rank.
+
+    Attributes:
+        has_other_senders: Ranks outside of the group may answer a receive from ANY, too: it goes on
+            when all peers in the group are gone.
+    """
 
     sends: bool
     array: ArrayView
     peer: int
     tag: int
     limit_s: float
+    has_other_senders: bool = False
 
     def written(self) -> list[ArrayView]:
         """Return the arrays that the transfer writes on this rank."""

@@ -94,7 +94,8 @@ class NodeTransfers(Transfers):
         if transfer.peer == ANY:
 
             def post() -> TransferWork:
-                return self._local.start_checked([replace(transfer, limit_s=_NO_LIMIT_S)])[0]
+                local = replace(transfer, limit_s=_NO_LIMIT_S, has_other_senders=True)
+                return self._local.start_checked([local])[0]
 
             return self._any_source(transfer.tag).start(transfer, post)
         node, local_rank = self._ends.seat.node_map.places[transfer.peer]
