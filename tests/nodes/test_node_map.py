@@ -188,7 +188,7 @@ def test_nodes_that_change_after_init_are_refused(fresh_pool: Any) -> None:
         assert everybody.kind == "UsageError", everybody
         assert "ranks [[0, 1], [2, 3]]" in everybody.text
         assert "[[0, 1, 3], [2]]" in everybody.text
-        assert without.kind == again.kind == ""
+        assert without.kind == again.kind == "", (without, again)
 
 
 def free_port() -> int:

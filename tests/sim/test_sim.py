@@ -69,7 +69,8 @@ CASES = [
     Case("correct", "starving", 60),
     Case("correct", "uniform", 30, only="multimem all_reduce"),
     Case("correct", "starving", 30, only="multimem reduce_scatter"),
-    Case("correct", "uniform", 6, tsan=True, only="multimem reduce_scatter"),
+    # Seed 6 starts so many threads that ThreadSanitizer's records of them take 7 GB.
+    Case("correct", "uniform", 5, tsan=True, only="multimem reduce_scatter"),
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
     Case("gauges", "uniform", 10, tsan=True),
