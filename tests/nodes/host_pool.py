@@ -106,4 +106,6 @@ def assert_each_byte_crosses_once(pool: HostPool | MpiHostPool, numerics: str) -
     after = on.sent_bytes() + on.received_bytes()
     crossed = [new - old for new, old in zip(after, before, strict=True)]
     least = 2 * NUM_BYTES * (num_hosts - 1) // num_hosts
-    assert all(least <= count <= 1.1 * least for count in crossed), (crossed, least)
+    # A quarter more for headers, acknowledgements and what TCP sends again to a busy machine: 11 %
+    # were seen. An algorithm that sends a byte twice sends at least half more.
+    assert all(least <= count <= 1.25 * least for count in crossed), (crossed, least)
