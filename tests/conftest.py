@@ -109,10 +109,16 @@ def compiled_pools() -> Iterator[harness.Pools]:
         yield result
 
 
-@pytest.fixture(params=SITES)
-def site(request: pytest.FixtureRequest) -> Site:
-    """Each kind of group in turn, with its ranks."""
+@pytest.fixture(scope="module", params=SITES)  # of a file's tests, those of a site run together
+def kind_of_group(request: pytest.FixtureRequest) -> Site:
     kind: Site = request.param
+    return kind
+
+
+@pytest.fixture
+def site(kind_of_group: Site, request: pytest.FixtureRequest) -> Site:
+    """Each kind of group in turn, with its ranks."""
+    kind = kind_of_group
     if kind.perform is on_fake_gpu and "built without" in gpu.problem():
         pytest.skip("not run: this build has no GPU part (no nvcc)")
     return kind.on(request.getfixturevalue(kind.pools)(kind.nodes or kind.world))

@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ ALWAYS = ("tests/*.py", "tests/support/*.py", "constraints.txt", "setup.py")
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")
 DIGEST = pytest.StashKey[str]()
-
-
-def controls(
-    cases: Iterable[Any], is_planted: Callable[[Any], object] = bool, inputs: tuple[str, ...] = CPP
-) -> list[Any]:
-    """Mark the cases with a planted bug as proofs; the others always run."""
-    proof = pytest.mark.proof(*inputs)
-    return [pytest.param(case, marks=proof) if is_planted(case) else case for case in cases]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from tests.proofs import CPP, controls
+from tests.proofs import CPP
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import PAIRS, VERBS, algorithms_of, calls_of, small_sizes, some
@@ -142,7 +142,9 @@ def test_every_size(pools: Pools, world: int, verb: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("world", [2, 3, *controls((4, 8))])
+@pytest.mark.parametrize(
+    "world", [2, 3, *(pytest.param(n, marks=pytest.mark.proof(*CPP)) for n in (4, 8))]
+)
 def test_more_large_sizes(pools: Pools, world: int) -> None:
     for verb in REDUCTIONS:
         check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), 100, 1), batch=8)

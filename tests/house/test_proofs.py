@@ -19,9 +19,9 @@ def pytest_configure(config): config.pluginmanager.register(proofs.Proofs(config
 """
 TEST = """
 import pytest
-from proofs import controls
 SOURCE = open("csrc/source.h").read()
-@pytest.mark.parametrize("planted", ["", *controls(["bug"])])
+PROOF = pytest.mark.proof("csrc", "kernels")
+@pytest.mark.parametrize("planted", ["", pytest.param("bug", marks=PROOF)])
 def test_it(planted): assert "broken" not in SOURCE
 @pytest.mark.proof("csrc")
 @pytest.mark.skip

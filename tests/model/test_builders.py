@@ -12,6 +12,8 @@ from fastcoll_model.checker import Proof, check
 from fastcoll_model.errors import ModelError
 from fastcoll_model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, moved
 
+pytestmark = pytest.mark.proof("python/fastcoll_model")
+
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
 SOME_RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
 

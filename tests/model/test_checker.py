@@ -13,6 +13,8 @@ from fastcoll_model.checker import ScheduleError, check
 from fastcoll_model.schedule import ROOTED, VERBS, Copy, Reduce, Schedule, Signal, Span, Step, Wait
 from tests.model.mutations import Interleavings, mutants
 
+pytestmark = pytest.mark.proof("python/fastcoll_model")
+
 # What a mistake changes nothing about: it copies the same value from elsewhere, or swaps two steps
 # that have nothing to do with each other.
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")

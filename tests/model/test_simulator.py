@@ -14,6 +14,8 @@ from fastcoll_model.sharing import fair_rates
 from fastcoll_model.simulator import simulate
 from tests.model.mutations import programs, with_programs
 
+pytestmark = pytest.mark.proof("python/fastcoll_model")
+
 ALL = [(verb, algorithm) for verb in VERBS for algorithm in algorithms_of(verb)]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import controls
 from tests.support.programs import mutations, need, run
 
 HERE = Path(__file__).parent
@@ -122,11 +121,12 @@ def explore(case: Case, folder: Path) -> str:
     return run(["env", "-C", str(folder), "./pan", "-m100000", "-n"], LIMIT_S).stdout
 
 
+@pytest.mark.proof
 @pytest.mark.native
 @pytest.mark.timeout(3 * LIMIT_S)
 @pytest.mark.parametrize(
     "case",
-    controls(CASES, lambda case: case.mutation, inputs=()),
+    CASES,
     ids=lambda case: "-".join((case.model, *case.settings, case.mutation)),
 )
 def test_model(case: Case, tmp_path: Path) -> None:

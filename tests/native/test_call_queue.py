@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import controls
+from tests.proofs import CPP
 from tests.support.programs import build, need, run
 
 ROOT = Path(__file__).parents[2]
@@ -64,8 +64,9 @@ PLANTED = {
 }
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.native
-@pytest.mark.parametrize("planted", ["", *controls(PLANTED)])
+@pytest.mark.parametrize("planted", ["", *PLANTED])
 def test_call_queue(planted: str, tmp_path: Path) -> None:
     need("g++", "setarch")
     source = ROOT.joinpath("csrc/group/call_queue.cpp").read_text()

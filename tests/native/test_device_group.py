@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import controls
+from tests.proofs import CPP
 from tests.support.programs import build, need, run
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +42,9 @@ PLANTED = {
 }
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.native
-@pytest.mark.parametrize("planted", ["", *controls(PLANTED)])
+@pytest.mark.parametrize("planted", ["", *PLANTED])
 def test_device_group(planted: str, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("not run: nvcc is not installed")

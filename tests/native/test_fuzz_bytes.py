@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.native import fuzz_bytes
-from tests.proofs import controls
+from tests.proofs import CPP
 from tests.support.programs import need, run
 
 # The command of fuzz_bytes.py takes as long as it is told.
 SECONDS = 5
 FINDING_LIMIT_S = 60  # most planted bugs are found within a second
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.proof(*CPP), pytest.mark.native, pytest.mark.timeout(600)]
 
 
 def need_fuzzer() -> None:
@@ -43,7 +43,7 @@ def test_damaged_bytes_do_no_harm(program: Path, target: str) -> None:
     assert fuzz_bytes.num_runs(done.stdout) > 100
 
 
-@pytest.mark.parametrize("target", controls(fuzz_bytes.TARGETS))
+@pytest.mark.parametrize("target", fuzz_bytes.TARGETS)
 def test_a_check_taken_out_is_found(damaged_program: Path, target: str) -> None:
     command = fuzz_bytes.command_of(damaged_program, target, FINDING_LIMIT_S, seed=1)
     done = run(command, 3 * FINDING_LIMIT_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import controls
+from tests.proofs import CPP
 from tests.support.programs import mutations, need, run
 
 ROOT = Path(__file__).parents[2]
@@ -266,11 +266,12 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(tmp_path_factory.mktemp("native"))
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.native
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    controls(CASES, lambda case: case.caught_by),
+    CASES,
     ids=lambda case: "-".join((case.program, case.build, *case.args)),
 )
 def test_native(case: Case, compiler: Compiler) -> None:

@@ -15,7 +15,10 @@ import pytest
 from fastcoll_model.builders import build
 from fastcoll_model.schedule import Copy, Reduce, Schedule, Wait, moved
 from tests.native.test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
+from tests.proofs import CPP
 from tests.support.programs import run
+
+pytestmark = [pytest.mark.proof(*CPP, "python/fastcoll_model"), pytest.mark.native]
 
 NUMEL = 5040  # of int32, a multiple of everybody's blocks: for up to 7 ranks and two directions
 WORLDS = (2, 3, 5)
@@ -123,7 +126,6 @@ def met(counts: Counts, rank: int, world: int) -> Counts:
     return Counts(counts.bytes_from, counts.num_moves, waits)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.verb}-{case.algorithm}")
 def test_the_compiled_algorithm_does_what_its_schedule_says(
@@ -135,7 +137,6 @@ def test_the_compiled_algorithm_does_what_its_schedule_says(
     assert traced(program, case, world) == want
 
 
-@pytest.mark.native
 def test_a_copy_that_is_missing_is_noticed(program: Path) -> None:
     want = modelled(build("all_reduce", "two_shot", 3), NUMEL * 4)
     found = traced(program, CASES[1], 3, "lose")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import controls
+from tests.proofs import CPP
 
 ROOT = Path(__file__).parents[2]
 COMPILE_LIMIT_S = 300
@@ -152,11 +152,12 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
+@pytest.mark.proof(*CPP)
 @pytest.mark.native
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    controls(CASES, lambda case: case.caught_by),
+    CASES,
     ids=lambda case: (
         "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
         + ("-tsan" if case.tsan else "")

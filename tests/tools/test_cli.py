@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it refuses, and small runs of each command."""
 
+import contextlib
 import importlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,11 @@ from fastcoll import api, env
 from fastcoll.cli import app, main
 from fastcoll.integrations import c10d_build
 from fastcoll.measure.busbw import VERBS
+from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.results import validate
+from fastcoll.measure.rounds import measure_cell
+from fastcoll.measure.session import BenchSettings, make_pool
+from fastcoll.measure.timer import Budget
 
 runner = CliRunner()
 
@@ -207,37 +213,10 @@ def test_a_small_bench_runs_and_its_file_fits(level: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "all_reduce"])
-def test_every_verb_is_measured(verb: str, tmp_path: Path) -> None:
-    options = [
-        "--sizes",
-        "1K",
-        "--rounds",
-        "1",
-        "--window-us",
-        "200",
-        "--vs",
-        "gloo",
-        "--symmetric",
-    ]
-    result = runner.invoke(app, ["bench", verb, *options, "--json", str(tmp_path / "result.json")])
-    assert result.exit_code == 0, result.output
-    assert verb in result.output
-    (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
-    wrong = [cell["num_wrong"] for cell in row["cells"]]
-    assert wrong == [None if verb == "barrier" else 0] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["all_reduce", "gather", "barrier", "sendrecv"])
-def test_asynchronous_calls_are_measured(verb: str, tmp_path: Path) -> None:
+def test_asynchronous_calls_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     options = "--async-op --sizes 1K --rounds 1 --window-us 200 --vs gloo,core"
-    result = runner.invoke(app, ["bench", verb, *options.split(), "--json", str(path)])
-    if verb == "sendrecv":
-        assert result.exit_code == 1
-        assert "handles of their own" in result.output
-        return
+    result = runner.invoke(app, ["bench", "gather", *options.split(), "--json", str(path)])
     assert result.exit_code == 0, result.output
     document = json.loads(path.read_text())
     validate(document)
@@ -245,20 +224,40 @@ def test_asynchronous_calls_are_measured(verb: str, tmp_path: Path) -> None:
     (row,) = document["rows"]
     statuses = [cell["status"] for cell in row["cells"]]
     assert statuses == ["measured", "measured", "not measured"]
-    wrong = [cell["num_wrong"] for cell in row["cells"][:2]]
-    assert wrong == [None if verb == "barrier" else 0] * 2
+    assert [cell["num_wrong"] for cell in row["cells"][:2]] == [0, 0]
+    result = runner.invoke(
+        app, ["bench", "sendrecv", "--async-op", "--sizes", "1K", "--vs", "core"]
+    )
+    assert result.exit_code == 1
+    assert "handles of their own" in result.output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sendrecv"])
-def test_every_verb_has_a_compiled_loop(verb: str, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    options = ["--level", "c", "--sizes", "8,64K", "--rounds", "1", "--window-us", "200"]
-    result = runner.invoke(app, ["bench", verb, *options, "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    cells = [row["cells"][0] for row in json.loads(path.read_text())["rows"]]
-    assert [cell["status"] for cell in cells] == ["measured"] * len(cells), cells
-    assert all(cell["num_wrong"] == (None if verb == "barrier" else 0) for cell in cells)
+@pytest.mark.parametrize(
+    ("libraries", "options"),
+    [
+        (("fastcoll", "gloo"), {"symmetric": True}),
+        (("fastcoll", "gloo"), {"async_op": True}),
+        (("fastcoll",), {"level": "c"}),
+    ],
+    ids=["symmetric", "async", "compiled"],
+)
+def test_every_verb_is_measured(libraries: tuple[str, ...], options: Any, tmp_path: Path) -> None:
+    """The ranks of one bench measure any verb: `bench VERB` asks them for one."""
+    settings = BenchSettings("all_reduce", "float32", "sum", 2, (), libraries[1:], **options)
+    pools = [make_pool(settings, library, tmp_path, [0, 1]) for library in libraries]
+    budget = Budget(window_us=200, num_rounds=1)
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            stack.callback(pool.close)
+            pool.start()
+        for verb, size in itertools.product(VERBS, (8, 1 << 16)):
+            if verb == "sendrecv" and (settings.async_op or settings.level == "c"):
+                continue  # no such loop
+            cell = make_cell(verb, "float32", "sum", 0 if verb == "barrier" else size, 2)
+            for outcome in measure_cell(pools, cell, budget, lambda _: None):
+                assert (outcome.reason, bool(outcome.windows_us)) == (None, True), (verb, outcome)
+                assert outcome.num_wrong == (None if verb == "barrier" else 0), (verb, outcome)
 
 
 @pytest.mark.slow

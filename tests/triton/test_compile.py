@@ -19,6 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from tests.triton import mutants
 
+pytestmark = pytest.mark.proof("kernels")
+
 ARCHITECTURES = (80, 90, 100)
 WORLD = 4
 ROWS, COLUMNS = 8, 2048

@@ -16,6 +16,8 @@ from tests.support.harness import Rank
 from tests.triton import ranks
 from tests.triton.ranks import World, bits_of, tensor_of, words_in
 
+pytestmark = pytest.mark.proof("kernels")
+
 ROWS, COLUMNS = 6, 40
 NUMEL = ROWS * COLUMNS
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}

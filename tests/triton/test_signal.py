@@ -16,6 +16,8 @@ from tests.triton import mutants, ranks
 from tests.triton.ranks import Case, World
 from tests.triton.test_collectives import WAYS, problems
 
+pytestmark = pytest.mark.proof("kernels")
+
 # Delays that make a rare order of events the usual one: rank 0 dawdles until a peer is ahead of it,
 # or, where the peer may not run ahead, for a while.
 _DAWDLE = """
