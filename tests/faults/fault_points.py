@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are late, stop or die at a named point of the protocol.
 
-A point is "before" or "after" the publication of one of the words of tests/native/words.h ("before
-arrive", "after done"), or the middle of a "copy" to or from shared memory, of a "reduction", or of
-a "foreign copy" out of another process. They exist in an extension that is compiled for tests
-(tests/native/fault_points.h); decides how it is built, and how ranks come to use it instead of the
-one that ships.
+A point is "before" or "after" the publication of one of the words of
+tests/protocol/native/words.h ("before arrive", "after done"), or the middle of a "copy" to or from
+shared memory, of a "reduction", or of a "foreign copy" out of another process. They exist in an
+extension that is compiled for tests (tests/protocol/native/fault_points.h); decides how it is
+built, and how ranks come to use it instead of the one that ships.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pybind11
 
-from tests.support.harness import ranks_with
+from tests.support.environment import ranks_with
 
 ROOT = Path(__file__).parents[2]
 COMPILER = "g++"
@@ -29,7 +29,7 @@ FOLDERS = ("csrc/python", "csrc/group", "csrc/cpu")
 SOURCES = (
     *(f"{folder}/*.cpp" for folder in FOLDERS),
     "csrc/memory/memfd.cpp",
-    "tests/native/fault_points.cpp",
+    "tests/protocol/native/fault_points.cpp",
 )
 FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-builtin-memcpy")
 LINK_FLAGS = ("-shared", "-Wl,--wrap=memcpy,--wrap=process_vm_readv")

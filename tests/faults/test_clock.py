@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.faults.test_timeout import LIMIT_S, assert_in_time, rank_1_stays_away
+from tests.support.environment import ranks_with
 from tests.support.harness import (
     DEADLINE_S,
     LATE_S,
@@ -26,7 +27,6 @@ from tests.support.harness import (
     Pool,
     Rank,
     Setup,
-    ranks_with,
 )
 from tests.support.programs import need, run
 

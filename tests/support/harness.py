@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 import unittest.mock
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -156,25 +156,6 @@ def _sendable(error: BaseException) -> BaseException:
     except Exception:
         pass
     return RemoteError(f"{type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def ranks_with(**env: str) -> Iterator[None]:
-    """Let pools that are made meanwhile start ranks in which these are set from the first on.
-
-    `Setup.env` is enough for what is read after that: not for what the loader or Python reads.
-    """
-    server: Any = multiprocessing.forkserver.ForkServer()
-    server.set_forkserver_preload(PRELOAD)
-    with unittest.mock.patch.dict(os.environ, env):
-        server.ensure_running()
-    try:
-        with unittest.mock.patch.object(
-            multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process
-        ):
-            yield
-    finally:
-        server._stop()
 
 
 def _be_there(me: Rank) -> None:
