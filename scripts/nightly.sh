@@ -5,7 +5,7 @@
 # and stops, the fuzzers; the quick suite on the oldest torch.
 #   scripts/nightly.sh               about two hours: a seventh of the mutations, another each night
 #   scripts/nightly.sh --shard 0/1   all of them
-# Arguments go to tests/native/mutate.py. All parts run, whatever the ones before found.
+# Arguments go to tests/protocol/native/mutate.py. All parts run, whatever the ones before found.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup_venv.sh
@@ -19,12 +19,12 @@ part() { # name command...
 
 install_checkout test
 part "all tests" scripts/test.sh --all --installed
-part "mutations" python -m tests.native.mutate "$@"
+part "mutations" python -m tests.protocol.native.mutate "$@"
 part "soak" python -m tests.faults.soak --seconds 600
 part "growth" python -m tests.faults.soak_flat --seconds 600
 part "kills" python -m tests.faults.soak --kills 200
 part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
-part "fuzz what C++ reads" python tests/native/fuzz_bytes.py --seconds 300
+part "fuzz what C++ reads" python tests/protocol/native/fuzz_bytes.py --seconds 300
 part "the oldest torch" env FASTCOLL_TORCH=2.11.0 \
   FASTCOLL_VENV="${FASTCOLL_VENV:-$PWD/.venv}-torch-2.11" scripts/test.sh
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How shared words are read and written. Everything above is a template over one of these policies,
-// so that a test can run the very same code with a planted bug (tests/native/planted.h).
+// so that a test can run the very same code with a planted bug (tests/protocol/native/planted.h).
 //
 // Thus the shipped code also runs with relaxed orderings, with one buffer, or without a look at
-// `done`, and tests show that each of these is caught (tests/native/test_protocol.cpp). Its
-// signals are also explored completely, as a model (tests/models). kernels/README.md says which
-// check catches which bug.
+// `done`, and tests show that each of these is caught (tests/protocol/native/test_protocol.cpp).
+// Its signals are also explored completely, as a model (tests/protocol/models). kernels/README.md
+// says which check catches which bug.
 #pragma once
 
 #include <algorithm>

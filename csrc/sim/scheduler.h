@@ -6,7 +6,7 @@
 // Why a simulator: GPU kernels are plain C++ over kernels/prim.cuh, which has a second body made
 // of fibers (sim/prim.h). So the files that nvcc compiles also run on a CPU: all ranks in one
 // thread, in an order drawn from a seed, some of them starved, under ThreadSanitizer, and with
-// planted bugs that must be found (tests/sim).
+// planted bugs that must be found (tests/protocol/sim).
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@
 namespace fastcoll {
 
 // How words are written and read. A template parameter of everything above, so that the very same
-// kernels also run with a planted bug (tests/sim).
+// kernels also run with a planted bug (tests/protocol/sim).
 struct Protocol {
   static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
     store_release(pack, value);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large messages copied out of their owner's memory: right data, whoever may not, what goes wrong.
 
-That an owner which does not wait for its readers is caught stands in tests/native/test_protocol.cpp
-(`unawaited_readers`).
+An owner which does not wait for its readers is caught by `unawaited_readers` of
+tests/protocol/native/test_protocol.cpp.
 """
 
 import ctypes

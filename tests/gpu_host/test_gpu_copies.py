@@ -3,7 +3,7 @@
 
 All ranks' streams are queues in this process, and a seed says which of them goes on: whatever one
 has to wait for and does not shows as a wrong sum sooner or later. That the meetings are bounded
-waits is the kernel's matter (tests/sim); what real copy engines do is for tests/gpu.
+waits is the kernel's matter (tests/protocol/sim); what real copy engines do is for tests/gpu.
 """
 
 import contextlib

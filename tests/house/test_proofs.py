@@ -37,16 +37,16 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("csrc", "kernels", "tests/native", "tests/support", "bin"):
+        for name in ("csrc", "kernels", "tests/protocol/native", "tests/support", "bin"):
             (folder / name).mkdir(parents=True)
         for name in ("constraints.txt", "setup.py", "tests/support/harness.py"):
             (folder / name).touch()
         (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = proof\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)
         (folder / "tests/proofs.py").write_text((ROOT / "tests/proofs.py").read_text())
-        (folder / "tests/native/test_it.py").write_text(TEST)
+        (folder / "tests/protocol/native/test_it.py").write_text(TEST)
         absent = "import pytest; pytest.importorskip('nowhere')"
-        (folder / "tests/native/test_absent.py").write_text(absent)
+        (folder / "tests/protocol/native/test_absent.py").write_text(absent)
         self.source("int a;")
         self.compiler("12.1")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.proofs import CPP
 from tests.support.programs import build, need, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_S = 240
 
 # What is planted: the text that it replaces, the text in its place, and what says so.
@@ -79,7 +79,11 @@ def test_call_queue(planted: str, tmp_path: Path) -> None:
     copy.write_text(source)
     command = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
     command += [f"-I{ROOT / 'csrc'}"]
-    sources = [copy, ROOT / "csrc/group/threads.cpp", ROOT / "tests/native/test_call_queue.cpp"]
+    sources = [
+        copy,
+        ROOT / "csrc/group/threads.cpp",
+        ROOT / "tests/protocol/native/test_call_queue.cpp",
+    ]
     program = tmp_path / "program"
     build(command, sources, program, LIMIT_S)
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.

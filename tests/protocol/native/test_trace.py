@@ -14,8 +14,8 @@ import pytest
 
 from fastcoll_model.builders import build
 from fastcoll_model.schedule import Copy, Reduce, Schedule, Wait, moved
-from tests.native.test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
 from tests.proofs import CPP
+from tests.protocol.native.test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
 from tests.support.programs import run
 
 pytestmark = [pytest.mark.proof(*CPP, "python/fastcoll_model"), pytest.mark.native]
@@ -110,7 +110,7 @@ def traced(program: Path, case: Case, world: int, *options: str) -> list[Counts]
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("trace") / "trace_algorithms"
     others = ("csrc/cpu/strided.cpp", *PROGRAMS["test_p2p"])
-    names = ("tests/native/trace_algorithms.cpp", *others)
+    names = ("tests/protocol/native/trace_algorithms.cpp", *others)
     sources = [ROOT / name for name in names]
     flags = ["-std=c++20", "-pthread", "-O1", "-fno-builtin-memcpy", "-Wall", "-Wextra", "-Werror"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged bytes to all that the C++ side reads from others (fuzz_bytes.cpp), by libFuzzer.
 
-    python tests/native/fuzz_bytes.py --seconds 600
+    python tests/protocol/native/fuzz_bytes.py --seconds 600
 
 Decides how it is compiled and run, and which bug is planted in a copy of the sources to see that
 each target can find one. What a target reads, and what it may do, stands in fuzz_bytes.cpp.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fastcoll.measure.results import provenance, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp")
 COMPILER = "clang++"
 FLAGS = ("-std=c++20", "-O1", "-g", "-pthread", "-Wall")
@@ -67,7 +67,10 @@ def plant(bugs: list[Bug], folder: Path) -> Path:
 def build(folder: Path, root: Path = ROOT) -> Path:
     """Compile the program, with the sources below `root`."""
     program = folder / "fuzz_bytes"
-    sources = [str(ROOT / "tests/native/fuzz_bytes.cpp"), *(str(root / name) for name in SOURCES)]
+    sources = [
+        str(ROOT / "tests/protocol/native/fuzz_bytes.cpp"),
+        *(str(root / name) for name in SOURCES),
+    ]
     includes = [f"-I{root / 'csrc'}", f"-I{root / 'kernels'}"]
     command = [COMPILER, *FLAGS, *SANITIZERS, *includes, *sources, "-o", str(program)]
     subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL)

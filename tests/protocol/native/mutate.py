@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutates the C++ protocol, one change at a time, and shows which change no native check sees.
 
-    python -m tests.native.mutate                          # every mutation of csrc/cpu: hours
-    python -m tests.native.mutate --only p2p.h --seconds 600
+    python -m tests.protocol.native.mutate    # every mutation of csrc/cpu: hours
+    python -m tests.protocol.native.mutate --only p2p.h --seconds 600
 
 All mutations are compiled into a copy of the sources at once, each with a switch (mutant.h): each
 then costs a run and no compilation. A check runs for those mutations only that it comes past. The
@@ -30,8 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.native.mutation_points import Mutation, mutate
-from tests.native.test_native import BUILDS, CASES, LONG_IDLE, ROOT, Case, Compiler
+from tests.protocol.native.mutation_points import Mutation, mutate
+from tests.protocol.native.test_native import BUILDS, CASES, LONG_IDLE, ROOT, Case, Compiler
 from tests.support.programs import run
 
 SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
@@ -83,7 +83,7 @@ def mutate_tree(tree: Path) -> list[Mutation]:
 
 def copy_sources(tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("csrc", "kernels", "tests/native"):
+    for name in ("csrc", "kernels", "tests/protocol/native"):
         shutil.copytree(ROOT / name, tree / name)
 
 
@@ -304,7 +304,7 @@ def main() -> int:
         copy_sources(tree)
         mutations = mutate_tree(tree)
         # -O1: the switches leave little to optimise, and it compiles in half the time.
-        flags = ("-O1", "-w", "-include", str(tree / "tests/native/mutant.h"))
+        flags = ("-O1", "-w", "-include", str(tree / "tests/protocol/native/mutant.h"))
         compiler = Compiler(folder, tree, flags)
         picked = chosen(mutations, arguments.only, (index, count))
         results = Results(arguments.results)

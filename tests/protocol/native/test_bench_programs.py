@@ -11,7 +11,7 @@ import pytest
 from tests.proofs import CPP
 from tests.support.programs import load_script, need
 
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[3] / "bench"
 SCRIPT = BENCH / "checks_cost.py"
 
 

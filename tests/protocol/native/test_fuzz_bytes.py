@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import fuzz_bytes
 from tests.proofs import CPP
+from tests.protocol.native import fuzz_bytes
 from tests.support.programs import need, run
 
 # The command of fuzz_bytes.py takes as long as it is told.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import mutate
-from tests.native.mutation_points import Mutation
-from tests.native.mutation_points import mutate as mutate_source
+from tests.protocol.native import mutate
+from tests.protocol.native.mutation_points import Mutation
+from tests.protocol.native.mutation_points import mutate as mutate_source
 from tests.support.programs import need, run
 
 HERE = Path(__file__).parent

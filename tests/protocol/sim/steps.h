@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call of every rank, drawn from a seed: what is called, how it is cut, where its tensors lie,
-// and what must come out, by tests/native/reduce_reference.h. Knows no kernel.
+// and what must come out, by tests/protocol/native/reduce_reference.h. Knows no kernel.
 #pragma once
 
 #include <random>

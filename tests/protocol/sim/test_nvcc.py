@@ -18,7 +18,7 @@ import pytest
 
 from tests.proofs import CPP
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
 COMPILE_LIMIT_S = 300
 FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc", "-Ikernels")

@@ -14,7 +14,7 @@ import pytest
 from tests.proofs import CPP
 from tests.support.programs import build, need, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_S = 120
 SOURCE = ROOT / "csrc/cuda/device_group.cpp"
 
@@ -59,7 +59,7 @@ def test_device_group(planted: str, tmp_path: Path) -> None:
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
     command = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
     command += ["-Xcompiler=-O1,-g1,-Wall", *includes]
-    build(command, [copy, ROOT / "tests/native/test_device_group.cpp"], program, LIMIT_S)
+    build(command, [copy, ROOT / "tests/protocol/native/test_device_group.cpp"], program, LIMIT_S)
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
     done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)

@@ -17,7 +17,7 @@ import pytest
 from tests.proofs import CPP
 from tests.support.programs import mutations, need, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMPILE_LIMIT_S = 300
 RUN_LIMIT_S = 240
 
@@ -36,7 +36,7 @@ PROGRAMS = {
     "test_transfers": ("csrc/cpu/*.cpp",),
     "test_steps": ("csrc/cpu/*.cpp",),
     "test_relacy": (
-        "tests/native/relacy_machine.cpp",
+        "tests/protocol/native/relacy_machine.cpp",
         "csrc/cpu/reduce*.cpp",
         "csrc/cpu/strided.cpp",
     ),
@@ -227,7 +227,7 @@ class Compiler:
 
     def program(self, name: str, build_name: str) -> Path:
         build = BUILDS[build_name]
-        sources = [self.root / f"tests/native/{name}.cpp"]
+        sources = [self.root / f"tests/protocol/native/{name}.cpp"]
         for pattern in PROGRAMS[name]:
             matches = sorted(self.root.glob(pattern))
             assert matches, f"no source matches {pattern}"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.proofs import CPP
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMPILE_LIMIT_S = 300
 RUN_LIMIT_S = 480
 
@@ -74,7 +74,7 @@ CASES = [
     Case("correct", "uniform", 8, tsan=True),
     Case("correct", "starving", 8, tsan=True),
     Case("gauges", "uniform", 10, tsan=True),
-    # A rank that never arrives; ranks that call different things (tests/sim/failures.h).
+    # A rank that never arrives; ranks that call different things (tests/protocol/sim/failures.h).
     Case("absent", "uniform", 6),
     Case("mismatch", "uniform", 6),
     Case("overlaps", "uniform", 10, tsan=True),
@@ -124,7 +124,7 @@ class Builds:
         # What the scheduler does must not order the fibers: it is never instrumented.
         extra = {
             "csrc/sim/scheduler.cpp": ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
-            "tests/sim/simulate.cpp": ["-g1", "-fsanitize=thread"] if tsan else [],
+            "tests/protocol/sim/simulate.cpp": ["-g1", "-fsanitize=thread"] if tsan else [],
         }
         stem = self.folder / ("tsan" if tsan else "plain")
 
