@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from tests.proofs import CPP
+from tests.proofs import LIBRARY
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import PAIRS, VERBS, algorithms_of, calls_of, small_sizes, some
@@ -129,6 +129,7 @@ def test_a_plain_ring_is_refused_where_order_matters(pools: Pools, world: int) -
     assert pools(world).run(ask_for_a_ring, pairs) == [[]] * world
 
 
+@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
@@ -140,11 +141,10 @@ def test_every_size(pools: Pools, world: int, verb: str) -> None:
     check(pools(world), calls[len(calls) // len(sizes) :])
 
 
+@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "world", [2, 3, *(pytest.param(n, marks=pytest.mark.proof(*CPP)) for n in (4, 8))]
-)
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_more_large_sizes(pools: Pools, world: int) -> None:
     for verb in REDUCTIONS:
         check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), 100, 1), batch=8)
@@ -153,7 +153,7 @@ def test_more_large_sizes(pools: Pools, world: int) -> None:
         check(pools(world), calls_of(verb, world, [HUGE_SIZE // world]), batch=2)
 
 
-@pytest.mark.proof(*CPP)
+@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("verb", VERBS)

@@ -15,11 +15,12 @@ from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
 from tests.nodes.test_verbs_on_hosts import node_map
+from tests.proofs import LIBRARY
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Rank
 from tests.support.sites import across, ranks_by_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
 OnHosts = Callable[[str], MpiHostPool]
 
 

@@ -15,11 +15,12 @@ from tests.contract.test_differences import check_each_field
 from tests.nodes.everything import check_everything
 from tests.nodes.host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
 from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
+from tests.proofs import LIBRARY
 from tests.support.draw import VERBS
 from tests.support.harness import Rank
 from tests.support.sites import across, ranks_by_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
 OnHosts = Callable[[str], HostPool]
 
 

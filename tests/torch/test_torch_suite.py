@@ -3,10 +3,15 @@
 
 import pytest
 
-from tests.proofs import CPP
+from tests.proofs import LIBRARY
 from tests.torch import torch_suite
 
-pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.proof(*LIBRARY),
+    pytest.mark.slow,
+    pytest.mark.native,
+    pytest.mark.timeout(900),
+]
 
 CASES = (
     "test_all_gather",
@@ -61,10 +66,7 @@ CORRUPT = (
 
 @pytest.mark.parametrize(
     ("world", "backend"),
-    [
-        (2, "python"),
-        pytest.param(4, "compiled", marks=pytest.mark.proof(*CPP, "python/fastcoll/integrations")),
-    ],
+    [(2, "python"), (4, "compiled")],
 )
 def test_what_passes_on_gloo_passes_here(world: int, backend: str) -> None:
     gloo = torch_suite.run("gloo", world, CASES)
