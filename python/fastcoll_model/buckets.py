@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients in buckets: which are reduced behind the backward pass, and what sticks out.
 
-Buckets are reduced one after the other, each as soon as the backward pass has filled it (Li et al.
-2020, PyTorch Distributed: experiences on accelerating data parallel training, VLDB 13(12)).
+Buckets are reduced one after the other, each as soon as the backward pass has filled it. Source:
+Li et al. 2020, PyTorch Distributed: experiences on accelerating data parallel training (VLDB
+13(12)).
 """
 
 from collections.abc import Callable, Sequence

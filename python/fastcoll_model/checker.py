@@ -4,18 +4,18 @@
 Runs the schedule once, on symbols, and keeps a vector clock per channel. One run is enough for all
 interleavings:
 
-- Counters only grow and each has one writer and one waiter, so which signal a wait returns on does
-  not depend on timing (a Kahn network): a schedule that ends in one order ends in every order, and
-  one that gets stuck in one gets stuck in all.
+- Counters only grow, and each has one writer and one waiter. So a wait returns on the same signal
+  whatever the timing (a Kahn network). A schedule that ends in one order ends in every order, and
+  a schedule that gets stuck in one order gets stuck in all.
 - So "happens before" is one fixed partial order. Two accesses to a block of which one writes are
   safe only if it orders them. If all such pairs are ordered, what is read is the same in every
   interleaving, hence so are the results. A pair that is not ordered is found whatever order the run
   takes: the later one meets the clock of the other (Flanagan and Freund, FastTrack, 2009).
 
-The user's memory belongs to the user outside the call: nobody may read or write a rank's input or
-output before that rank has come, nor after it has returned. Scratch is the library's; that a later
-call may use it again is the rule of `done` in kernels/README.md. A signal that nobody waits for is
-an error too: it would be taken for one of the next call.
+The user's memory belongs to the user outside the call. No rank may read or write a peer's input or
+output before that peer has entered the call, nor after it has returned. Scratch is the library's.
+The rule of `done` in kernels/README.md lets a later call use scratch again. A signal without a
+waiter is an error too: the next call would take it for one of its own.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class ScheduleError(ModelError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a schedule that passed.
+    """The facts about a schedule that passed.
 
     Attributes:
         orders: For each block of the message, in which order its contributions were added; empty
@@ -89,7 +89,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Access:
-    """Who touched a block last: channel, time on its own clock, and the step to blame."""
+    """The last access to a block: channel, time on that channel's clock, and step to blame."""
 
     stream: int
     time: int
@@ -126,8 +126,8 @@ def check(schedule: Schedule) -> Proof:
     """Prove that every rank ends with exactly the right contributions, in every interleaving.
 
     Raises:
-        ScheduleError: It doesn't, a block is read before it is written or written while it is
-            read, a signal is left over, or ranks wait for each other for ever.
+        ScheduleError: A rank ends with wrong contributions, accesses to a block race, a signal is
+            left over, or ranks deadlock.
     """
     return _Run(schedule).prove()
 
@@ -157,7 +157,7 @@ class _Run:
             self._enter(rank)
 
     def _enter(self, rank: int) -> None:
-        """What the caller of a rank leaves in its input and output."""
+        """Fill the input and output of a rank as its caller does."""
         before = _Access(len(self.streams) + rank, 1, _Place(rank, 0, 0, None))
         for block in range(self.schedule.input_blocks(rank)):
             self.cells[rank, "input", block] = _Cell(Contribution(rank, block), before)
@@ -300,7 +300,7 @@ class _Run:
             raise ScheduleError(f"{left[0][1]}: nobody waits for this signal")
 
     def _story(self, stuck: list[_Stream]) -> str:
-        """Return who waits for whom: a cycle if there is one, else the way to who ended."""
+        """Return the chain of waits: a cycle if there is one, else up to a rank that ended."""
         stream, path = stuck[0], []
         while stream.blocked is not None and stream not in path:
             path.append(stream)
@@ -314,7 +314,7 @@ class _Run:
         return ", ".join([*(str(each.where()) for each in path), end])
 
     def _all_returned(self) -> None:
-        """Nobody else may still be at work in the user's memory when a rank returns."""
+        """Check that no peer is still at work in the user's memory when a rank returns."""
         ends = self.clocks.reshape(self.schedule.world_size, self.num_channels, -1).max(axis=1)
         for (rank, buffer, _), cell in self.cells.items():
             if buffer == "scratch":

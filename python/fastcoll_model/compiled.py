@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules as the C++ executor runs them: one list of words per rank (csrc/cpu/program.h).
 
-Decides the words, and in which order a rank takes the steps of its channels: in one in which all
-ranks can run to the end. A rank counts the signals it raises, whoever they are for; who waits for
-its k-th signal from a rank waits until that rank has raised as many as it had then.
+Decides the words, and the order in which a rank takes the steps of its channels. All ranks can run
+to the end in that order. A rank keeps one count of the signals it raises, for all waiters together.
+A wait for the k-th signal from a peer returns when the peer's count is the one of that signal.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class Compiled:
     """A proven schedule, ready to run.
 
     Attributes:
-        proof: What the checker knows of it.
+        proof: The checker's proof of it.
         digest: Equal on two ranks exactly if all their programs are.
         blocks: Blocks of one rank's part of the message (of all of it, if it has no parts), of the
             message, and of a rank's scratch.
@@ -86,13 +86,13 @@ class _Stream:
 def _in_order(schedule: Schedule) -> Iterator[tuple[int, Step | _Told]]:
     """Yield all steps as one run of all ranks takes them; (rank, step).
 
-    A rank that takes its own steps in this order never waits for a step that comes later: so the
+    A rank that takes its own steps in this order never waits for a step that comes later. So the
     ranks can't wait for each other in a circle.
     """
     ranks, channels = range(schedule.world_size), range(schedule.num_channels)
     streams = [_Stream(r, c, schedule.program(r, c)) for r in ranks for c in channels]
     raised = [0 for _ in ranks]
-    # From one channel to another: the sender's count at each signal that nobody waited for yet.
+    # From one channel to another: the sender's count at each signal without a wait so far.
     coming: dict[tuple[int, int, int, int], deque[int]] = {}
     while streams:
         num_moves = 0

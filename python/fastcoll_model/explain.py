@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm for a collective on a topology, and why: all candidates, priced or refused.
 
-Decides what is admitted on paper. A reduction with numerics="same_bits" must add in rank order, and
-over several nodes the sums of these in the order of the nodes; that is not listed but proven, on a
-schedule of a few ranks.
+Decides which algorithms are admitted on paper. A reduction with numerics="same_bits" must add in
+rank order. Over several nodes it must add the sums of the nodes in the order of the nodes. The
+checker proves that order on a schedule of a few ranks; there is no list of such algorithms.
 """
 
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ def adds_in_order(verb: str, algorithm: str, local_size: int = _PROOF_RANKS) -> 
 def price_us(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
     """Return the simulated time: by one rank in place of all if they are alike, or step by step.
 
-    Where ranks are alike on one switch that is the same; between nodes, where one rank stands for
-    all only with simplifications, it is done for what takes too long otherwise.
+    Where ranks are alike on one switch, both give the same time. Between nodes one rank stands for
+    all only with simplifications, so only schedules too long to simulate are priced that way.
 
     Raises:
         ModelError: It is too long, and the ranks are not all alike.

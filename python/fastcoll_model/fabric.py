@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the simulator asks of whatever ranks are wired to, and the simplest answer: one switch."""
+"""The interface of a network to the simulator, and the simplest network: one switch."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class Fabric(Protocol):
 class OneSwitch:
     """Hockney's machine: full-duplex ports on one switch that is never the bottleneck.
 
-    A message of m bytes takes alpha + m beta; a rank sends one message's worth and receives one at
-    the same time; adding m bytes takes m gamma. (Hockney 1994; Thakur, Rabenseifner and Gropp 2005,
+    A message of m bytes takes alpha + m beta. A rank sends one message's worth and receives one at
+    the same time. Adding m bytes takes m gamma. (Hockney 1994; Thakur, Rabenseifner and Gropp 2005,
     section 3.)
     """
 
@@ -92,8 +92,8 @@ class OneSwitch:
 def on_one_switch(fabric: Fabric, num_ranks: int) -> OneSwitch | None:
     """Return the first ranks of a fabric as ports of one switch, None if they are not all alike.
 
-    Each must have one link up and one down, none shared with another rank, of the same bandwidth
-    for all; any two are equally far apart.
+    Each rank must have one link up and one down, none shared with another rank. All links have the
+    same bandwidth, and any two ranks are equally far apart.
     """
     if num_ranks < 2:
         return None

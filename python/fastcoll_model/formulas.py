@@ -115,10 +115,10 @@ class Formula:
     Attributes:
         terms: (number of ranks, number of segments) -> terms.
         source: Where it is from.
-        powers_only: Exact for 2^k ranks. For others within a quarter and three messages: who is
-            outside the core hands in and gets back, unequal shares make some ranks wait on busy
-            links, and some branches of a tree are shorter.
-        note: What to know.
+        powers_only: Exact for 2^k ranks. For others within a quarter and three messages, for three
+            reasons. Ranks outside the core hand in their part and get their share back. Unequal
+            shares make some ranks wait on busy links. Some branches of a tree are shorter.
+        note: Differences from the source's count.
     """
 
     terms: Callable[[int, int], Terms]
@@ -257,7 +257,7 @@ def estimate_us(
 
 
 def naive_all_reduce_us(world_size: int, size_bytes: float, constants: Constants) -> float:
-    """Return the time if everybody sends to one rank, which sends back: 2 (n - 1) full messages."""
+    """Return the time if all ranks send to one, which sends back: 2 (n - 1) full messages."""
     return 2 * (world_size - 1) * constants.message_us(size_bytes)
 
 

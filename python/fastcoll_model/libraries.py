@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libraries could do on a topology: the best of the algorithms that each one has.
+"""The best time that libraries can reach on a topology, by the algorithms that each one has.
 
-Decides which algorithms those are, in the names of `builders`, and what a call costs on top. Wires
+Decides which algorithms those are, in the names of `builders`, and the cost of a call on top. Wires
 are the topology's for all of them: a library that does not reach their bandwidth (Gloo goes through
-sockets) takes longer. Libraries choose by their own rules, so this is what they can reach, not what
-they take.
+sockets) takes longer. Libraries choose by their own rules, so their measured times may be longer
+than the times here.
 
 Sources:
     NCCL: its user guide, NCCL_ALGO (Ring, Tree, NVLS); sends and receives for the verbs that only
@@ -33,7 +33,7 @@ class Library:
         devices: Whose memory it works on.
         algorithms: By verb; a verb that is missing is none of its own.
         orders: Whether it adds in rank order on request.
-        over_nodes: What it has of these where ranks are on several nodes, None: all.
+        over_nodes: Those of `algorithms` that it has over several nodes, None: all.
         call_us: Cost of a call on top of what moves, None if it is not known.
         source: Where `call_us` is from.
     """
@@ -119,7 +119,7 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Offer:
-    """What a library can reach.
+    """The best time that one library can reach.
 
     Attributes:
         algorithm: The best of its own, or "".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no algorithm can beat on a topology: bytes that must cross a rank's or a node's boundary.
+"""Lower bounds of any algorithm on a topology: bytes that must cross a rank's or node's boundary.
 
 The counts are those of Patarasuk and Yuan 2009 (all_reduce, applied to ranks and to whole nodes)
 and Chan et al. 2007 (the others). A switch that adds (multimem) needs only half of an all_reduce's
@@ -47,7 +47,7 @@ def least_us(verb: str, cluster: Cluster, world_size: int, size_bytes: float) ->
     times_us = [rank_bytes / rank_gbps / 1e3]
     if num_nodes > 1 and cluster.network is not None:
         node_gbps = cluster.network.gbps * len(set(machine.nics.values()))
-        # What a node sends of an all_to_all is that of all its ranks.
+        # A node sends the all_to_all messages of all its ranks.
         ranks = cluster.local_size if verb == "all_to_all" else 1
         times_us.append(ranks * _bytes_in(verb, size_bytes, num_nodes) / node_gbps / 1e3)
     return nearest_us + max(times_us)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor, pipeline, data and expert groups on one cluster: which of them get the neighbours.
 
-Decides how a strategy of several axes is dealt out to ranks, and what each way costs. Ranks count
-through the axes, the first of an order fastest: in the order (tensor, data) a tensor group is
+Decides how a strategy of several axes is dealt out to ranks, and the cost of each way. Ranks count
+through the axes, the first axis of an order fastest. In the order (tensor, data) a tensor group is
 ranks 0 1 2 3, a data group 0 4 8 12. Every order is tried; groups of a kind are at work at the same
 time, groups of different kinds are not. Volumes and their sources are those of `strategies`.
 """
@@ -31,7 +31,7 @@ class Axis:
     Attributes:
         name: One of `AXES`.
         size: Ranks of a group.
-        verb: What they call: a collective, or "send", from each to the next.
+        verb: A collective, or "send", from each rank to the next.
         size_bytes: The larger of what a rank gives and gets, each time.
         times: How often per step.
     """
@@ -80,7 +80,7 @@ def axes_of(workload: Workload, sizes: Mapping[str, int]) -> list[Axis]:
     num_micro = _MICRO_BATCHES * stages if stages > 1 else 1
     layers = -(-workload.num_layers // stages)
     weights = workload.num_params * workload.dtype_bytes
-    # Of a rank's part of a micro-batch: the ranks of a pipeline share their tokens, the stages take
+    # Of a rank's part of a micro-batch. The ranks of a pipeline share their tokens: a stage takes
     # all of them, one micro-batch after the other.
     activations = workload.tokens * workload.hidden * workload.dtype_bytes * stages / num_micro
     known = {

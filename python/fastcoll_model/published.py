@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model against published measurements of others (`published.json`).
 
-Decides how a score is made. Two scores: one alpha and one beta, fitted to every second size of a
-series, predict the sizes between; and the shipped constants alone, fitted to nothing. Every row is
-kept, the bad ones too.
+Decides how the two scores are made. For the first, one alpha and one beta, fitted to every second
+size of a series, predict the sizes between. The second takes the shipped constants alone, fitted to
+nothing. Every row is kept, the bad ones too.
 """
 
 import json

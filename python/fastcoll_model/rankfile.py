@@ -31,10 +31,10 @@ def device_order(machine: Machine) -> list[str]:
 
 
 def rank_file(machine: Machine, hosts: Sequence[str], launcher: Launcher) -> str:
-    """Return what places a rank on every device of every host.
+    """Return a rank file, or shell lines, that place a rank on every device of every host.
 
     Args:
-        machine: What each host is.
+        machine: The model of a host; all hosts are alike.
         hosts: Their names, in the order of ranks.
         launcher: "openmpi" gives a file for `mpirun --map-by rankfile:file=FILE` (cores), or the
             lines of a shell (GPUs); "torchrun" a line of a shell for each host.

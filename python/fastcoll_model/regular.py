@@ -2,9 +2,9 @@
 """Schedules in which all ranks do the same, shifted: run one rank in place of all.
 
 The ranks form a commutative group: shifting rank 0's steps by r gives rank r's. So every rank is at
-the same point of its steps at the same time: the signal that rank 0 waits for from rank p comes
-when rank 0 itself signals -p; and a link of node 0 carries what rank 0's transfers, shifted by
-every r, put on it. Ranks are numbered node by node, and shifts keep nodes together.
+the same point of its steps at the same time. The signal that rank 0 waits for from rank p comes
+when rank 0 itself signals -p. A link of node 0 carries the bytes that rank 0's transfers, shifted
+by every r, put on it. Ranks are numbered node by node, and shifts keep nodes together.
 """
 
 from collections.abc import Mapping

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A collective as data: the steps of every rank over blocks of memory.
 
-Decides the four kinds of step and what they mean, and what each verb starts from and must end
-with. Knows nothing of time, topology or how schedules are built.
+Decides the four kinds of step and their meaning, and the inputs and outputs of each verb. Knows
+nothing of time, topology or how schedules are built.
 
 The message is cut into equal blocks; a `Span` names consecutive blocks of one rank's buffer. A rank
 runs one or more channels side by side; the steps of a channel run one after the other. Every rank
 sees every rank's memory, as in fastcoll itself:
 
-- `Copy` and `Reduce` may read and write anywhere, but who moves the data is always the channel that
-  holds the step.
+- `Copy` and `Reduce` may read and write anywhere, but the channel that holds the step always moves
+  the data.
 - `Signal` raises a counter that one channel of one rank waits on; it takes no time there. The k-th
-  `Wait` of a channel for another one returns when that one's k-th `Signal` to it has arrived. What
-  was done before the signal is visible after the wait.
+  `Wait` of a channel for another one returns when that one's k-th `Signal` to it has arrived.
+  Writes before the signal are visible after the wait.
 """
 
 from collections.abc import Callable, Iterator
@@ -116,15 +116,15 @@ ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every rank of a collective does.
+    """The steps of every rank of a collective.
 
     Attributes:
         verb: One of `VERBS`.
         algorithm: Its name in `builders`.
         world_size: Number of ranks.
-        num_blocks: Blocks of the message: of the larger of what a rank gives and gets, as
-            nccl-tests counts sizes (the input of reduce_scatter, scatter and all_to_all, the output
-            of all_gather and gather). A multiple of `world_size` where a rank's part counts.
+        num_blocks: Blocks of the message: the larger of a rank's input and output, as nccl-tests
+            counts sizes. That is the input of reduce_scatter, scatter and all_to_all, the output of
+            all_gather and gather. A multiple of `world_size` where a rank's part counts.
         program: The steps of (rank, channel), fresh at every call.
         num_channels: Channels of every rank.
         root: Rank that gives in broadcast and scatter, and gets in reduce and gather.

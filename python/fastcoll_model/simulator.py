@@ -43,7 +43,7 @@ class Timing:
 
     Attributes:
         time_us: From the start, at which all ranks call, until the last rank is through.
-        link_bytes: What each link carried.
+        link_bytes: Bytes that each link carried.
         events: The steps, if asked for.
     """
 

@@ -55,7 +55,7 @@ class Phrase:
         ranks: Ranks of a group.
         links: "node", or "network" where a group spans nodes.
         time_us: All of it, per step.
-        exposed_us: What does not hide behind computation.
+        exposed_us: The part that does not hide behind computation.
     """
 
     verb: str

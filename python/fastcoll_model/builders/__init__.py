@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builders of schedules: `build(verb, algorithm, world_size)`.
 
-Every builder works for every number of ranks. What an algorithm does phase by phase stands in the
-modules of this package; which phases it has in `recipes`.
+Every builder works for every number of ranks. `recipes` lists the phases of each algorithm; the
+other modules of this package define the phases.
 """
 
 from fastcoll_model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
@@ -36,8 +36,9 @@ def build(
         algorithm: One of `algorithms_of(verb)`.
         world_size: Number of ranks, 1 or more.
         root: Rank that gives in broadcast and scatter, and gets in reduce and gather.
-        num_segments: Pieces of a chunk, or of the message where it isn't shared out, that are
-            moved one after the other: pipelining for chain, double_binary_tree and multimem.
+        num_segments: Pieces that move one after the other: pipelining for chain,
+            double_binary_tree and multimem. They are pieces of a chunk, or of the whole message
+            where ranks do not share it out.
         local_size: hierarchical ones: ranks per node; without it, what divides them most evenly.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step: whoever needs data takes it from where it lies. And multimem, where the switch does."""
+"""One step: a rank reads the data it needs from its owner. In multimem the switch does that."""
 
 from fastcoll_model.builders.team import Team
 from fastcoll_model.schedule import EVERY, Copy, Program, Reduce, Signal, Span, Wait
@@ -37,7 +37,7 @@ def scatter(team: Team) -> Program:
 
 
 def reduce(team: Team) -> Program:
-    """The root adds everybody's message, in the order of the members."""
+    """The root adds the messages of all members, in the order of the members."""
     if team.me != team.root:
         yield team.signal(team.root)
         return
@@ -56,7 +56,7 @@ def gather(team: Team) -> Program:
 
 
 def one_shot_all_reduce(team: Team) -> Program:
-    """Everyone adds everybody's message, straight into its output."""
+    """Each member adds the messages of all members, straight into its output."""
     rank = team.ranks[team.me]
     yield from team.meet()
     for piece in team.pieces(team.everything()):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases in log2(n) rounds of pairwise exchange: halving, doubling, Bruck.
 
-Halving and doubling run on the largest power of two of members, the core. The others, the guests,
-hand their part to a core member first and get their share back at the end (Thakur, Rabenseifner
-and Gropp 2005, section 4.4; Rabenseifner 2004). Guests are the even ones of the first 2 x extra
-members, and member 2i + 1 is host of guest 2i, so that the core's chunks stay in order.
+Halving and doubling run on the largest power of two of members, the core. The other members, the
+guests, hand their part to a core member first and get their share back at the end. Guests are the
+even ones of the first 2 x extra members. Member 2i + 1 is host of guest 2i, so that the core's
+chunks stay in order. Sources: Thakur, Rabenseifner and Gropp 2005, section 4.4; Rabenseifner 2004.
 """
 
 from typing import NamedTuple

@@ -22,7 +22,7 @@ def _width(team: Team) -> int:
 
 
 def direct_all_to_all(team: Team) -> Program:
-    """Everyone takes its chunk from everybody, each starting at another one."""
+    """Each member takes its chunk from every member, and each starts at another one."""
     width = _width(team)
     yield from team.meet()
     for member in range(team.me, team.me + team.size):

@@ -43,8 +43,8 @@ BETWEEN = {
 class Grid(NamedTuple):
     """`num_nodes` x `local_size` ranks whose chunks are `width` blocks; `rank` is me.
 
-    Where it is free which rank answers for which chunk, `by_place` puts the chunks of one place in
-    all nodes side by side, so that they move as one.
+    `by_place` puts the chunks of one place in all nodes side by side, so that they move as one. It
+    serves verbs that leave free which rank answers for which chunk.
     """
 
     num_nodes: int
@@ -63,8 +63,8 @@ class Grid(NamedTuple):
     def mates(self, *, whole: bool = False, of_node: bool = False) -> Team:
         """Return the ranks of my node.
 
-        A member answers for the chunks of all ranks of its place; with `of_node` for its own chunk;
-        with `whole` the message is not shared out.
+        A member answers for the chunks of all ranks of its place. With `of_node` it answers for its
+        own chunk only. With `whole` the message is not shared out.
         """
         node, local = divmod(self.rank, self.local_size)
         ranks = range(node * self.local_size, (node + 1) * self.local_size)

@@ -6,7 +6,7 @@ from fastcoll_model.schedule import Program, Signal, Wait
 
 
 def reduce_scatter(team: Team, direction: int = 1) -> Program:
-    """Chunk c starts behind member c and collects everybody's part on its way round to c.
+    """Chunk c starts behind member c and collects each member's part on its way to c.
 
     Patarasuk and Yuan 2009.
     """

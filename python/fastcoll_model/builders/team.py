@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the builders are written in: the ranks of a phase, and the blocks each of them answers for.
+"""The language of the builders: the ranks of a phase, and the blocks that each answers for.
 
 A phase works in place on the ranks' scratch, whose blocks are numbered as in the message. So phases
 compose: all_reduce is a reduce_scatter followed by an all_gather, hierarchical the same on subsets

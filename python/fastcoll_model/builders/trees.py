@@ -75,7 +75,7 @@ def binary_parent(place: int, size: int) -> int:
 def double_parent(place: int, size: int, tree: int) -> int:
     """Return the parent of a place 1..size - 1 in one of two trees; the root 0 is above both tops.
 
-    The second tree is the first one mirrored, or shifted by one: whoever has children in one tree
+    The second tree is the first one mirrored, or shifted by one. A place with children in one tree
     is a leaf in the other (Sanders, Speck and Traff 2009).
     """
     others = size - 1

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine looks like."""
+"""Machines and clusters: described in files, shipped, or found on this machine."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has: cores, caches, NUMA nodes, network cards; GPUs and NVLinks.
+"""The parts of this machine: cores, caches, NUMA nodes, network cards, GPUs and NVLinks.
 
-Reads sysfs and NVML and never raises: what can't be read is left out, and said. Knows nothing of
-ranks, and not what anything is worth: that is described.py's matter.
+Reads sysfs and NVML and never raises: parts that can't be read are left out, and the result says
+so. Knows nothing of ranks, nor of bandwidths: those are described.py's matter.
 """
 
 import os

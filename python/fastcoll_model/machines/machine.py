@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines, networks and clusters of them as data: who is wired to whom, how fast.
+"""Machines, networks and clusters of them as data: the wires between devices, and their speed.
 
-Decides the file format (`topology.schema.json`), what of it is contradictory, and which way traffic
-takes. Knows nothing of the machine it runs on, of schedules or of collectives.
+Decides the file format (`topology.schema.json`), which contradictions it refuses, and which way
+traffic takes. Knows nothing of the machine it runs on, of schedules or of collectives.
 """
 
 import heapq
@@ -106,7 +106,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects the nodes: leaf switches and a spine.
+    """The network between the nodes: leaf switches and a spine.
 
     Attributes:
         gbps: 10^9 bytes a second of a card, in each direction.
