@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs a small call that every call is checked: two ranks as processes, pinned, and two
-// groups of them on the same kind of memory. One runs the code that ships; the other the same code
-// without descriptor, stamp and look at the verdict. A third, the first one's twin, shows what is
+// The cost of the checks to a small call. Two ranks are pinned processes and make two groups on the
+// same kind of memory. One group runs the code that ships; the other the same code without
+// descriptor, stamp and look at the verdict. A third, the first one's twin, shows the effect of
 // chance: how the compiler and the caches treat one of several copies. Windows take turns.
 //
 //   checks_cost NUM_WINDOWS CALLS_PER_WINDOW CPU_OF_RANK_0 CPU_OF_RANK_1
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
   };
   for (int variant = 0; variant < 3; ++variant) window(variant);
   for (int i = 0; i < num_windows; ++i) {
-    // Who comes first changes, so that nobody always runs on what the same one left behind.
+    // The first variant changes, so that no variant always runs in the caches of the same other.
     double times[3];
     for (int turn = 0; turn < 3; ++turn) {
       const int variant = i % 2 == 0 ? (i + turn) % 3 : (i + 3 - turn) % 3;

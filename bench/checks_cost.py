@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what checking every call costs an 8-byte all_reduce: bench/results/MACHINE/checks.json.
+"""Measure the cost of the checks to an 8-byte all_reduce: bench/results/MACHINE/checks.json.
 
     python bench/checks_cost.py bench/results/MACHINE
 
 Compiles bench/checks_cost.cpp, which runs the protocol with and without its checks in windows
-that take turns, and writes the median difference with its 95 % confidence interval; also that of
-the same code twice, which is chance, and counts against the goal. Only on an idle machine with two
-cores.
+that take turns. Writes the median difference with its 95 % confidence interval. The difference of
+the same code twice is written too: it is chance, and counts against the goal. Only on an idle
+machine with two cores.
 """
 
 import argparse

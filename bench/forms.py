@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs however it is made: sizes that are new, strides, lists, arrays, process groups.
+"""Times calls in many forms: sizes that are new, strides, lists, arrays, process groups.
 
     python bench/forms.py [FILE.json]
 
-On 2 ranks, 16 KiB of float32 a rank, the same forms for fastcoll's functions and for
-torch.distributed's on Gloo, in turns; results are checked first. A time is the median of 60
-windows, in us, and holds what the form itself takes, as a view of another size. None: Gloo has no
+Two ranks with 16 KiB of float32 each run the same forms by fastcoll's functions and by
+torch.distributed's on Gloo, in turns. Results are checked first. A time is the median of 60
+windows, in us, and includes the form itself, such as a view of another size. None: Gloo has no
 such call. As in `fastcoll bench`, a rank stays on a core of its own in fastcoll's windows, and goes
 where it likes in Gloo's. Half a minute. Nothing else should run meanwhile.
 """
@@ -48,7 +48,7 @@ def forms(library: Any, rank: int, group: dist.ProcessGroup) -> dict[str, Form]:
     mine, whole = full(NUMEL), full(2 * NUMEL)
     rows = list(whole.view(2, NUMEL))
     room = full(2 * NUMEL + 4 * WINDOWS * max(CALLS.values()))
-    # Of calls that nobody had before, form by form: some are not made on Gloo.
+    # Sizes that no call had before, form by form: some are not made on Gloo.
     numels, of_lists, uneven, of_shuffles = (itertools.count(NUMEL) for _ in range(4))
     sliced, turned = full(NUMEL, 2)[:, 0], full(64, NUMEL // 64).t()
     array = np.full(NUMEL, rank + 1, np.float32)

@@ -5,7 +5,7 @@
     python bench/hierarchical.py --pipelining      # the whole against its phases run alone
 
 Prints a line for each size and order of the ranks, and writes all times to --json. Needs root: see
-hosts.py. What "alone" means, and at which rate of the link, is said in phases.py.
+hosts.py. The docstring of phases.py defines "alone", and the rate of the link.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 """Two to four hosts on one machine: network namespaces with links between them.
 
 The link of two hosts is a pair of virtual interfaces, with a rate if wanted (tbf), or a relay in
-user space that has a delay too, which not every kernel can give an interface. More hosts have a
-link each to a switch, which is a bridge in a namespace of its own. Needs root and the tools ip and
-tc; `why_not` says what is missing.
+user space. The relay has a delay too, which not every kernel can give an interface. More hosts have
+a link each to a switch, which is a bridge in a namespace of its own. Needs root and the tools ip
+and tc; `why_not` names a missing one.
 
     python bench/hosts.py NAME COMMAND...     # run a command on a host, where launchers want ssh
 """
@@ -232,7 +232,7 @@ def _relay(names: Sequence[str], rate_mbit: float, delay_ms: float, told: Any) -
         now = time.monotonic()
         for side, queue in enumerate(queues):
             while queue and queue[0][0] <= now:
-                with contextlib.suppress(OSError):  # its link is down, or nobody takes it
+                with contextlib.suppress(OSError):  # its link is down, or no receiver
                     os.write(ends[1 - side], queue.popleft()[1])
 
 

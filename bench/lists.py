@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times calls on lists of tensors, and what a small call of each verb costs by itself.
+"""Times calls on lists of tensors, and a small call of each verb by itself.
 
     python bench/lists.py [FILE.json]
 
-On 2 ranks, in turns: all_reduce_coalesced of 500 float32 tensors of 1 to 64 KiB, one call of
-their total size, one call for each, and Gloo's coalesced call; the results of ours are compared
-first, bit by bit. Then, in a group of one rank, where nothing is waited for, 8-byte calls of every
+Two ranks run all_reduce_coalesced of 500 float32 tensors of 1 to 64 KiB. One call of their total
+size, one call for each, and Gloo's coalesced call take turns with it. The results of fastcoll are
+compared first, bit by bit. Then a group of one rank, which never waits, makes 8-byte calls of every
 verb. About a minute. Nothing else should run meanwhile.
 """
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory alone takes of a large all_reduce of two ranks: two threads that only read both
-// inputs, each one half of both, and wait for nobody in between.
+// The part of memory in the time of a large all_reduce of two ranks. Two threads only read both
+// inputs, each one half of both. They do not wait for each other in between. Usage:
 //
 //   memory_floor ROUNDS CPU_OF_THREAD_0 CPU_OF_THREAD_1 BYTES...
 //

@@ -4,7 +4,7 @@
     python bench/memory_floor.py [FILE.json]
 
 An all_reduce has that to do, and to write as much. Compiles bench/memory_floor.cpp, whose two
-threads read half of both inputs each and wait for nobody in between. Medians of rounds. Ten
+threads read half of both inputs each and do not wait in between. Medians of rounds. Ten
 seconds. Nothing else should run meanwhile.
 """
 

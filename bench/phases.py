@@ -3,11 +3,11 @@
 
 Alone means the same call with the other phase taken out: in the same segments, by all ranks at
 once, over the same lanes. That is judged where both take as long. A link can be made slower, but
-not faster than the CPUs are with its packets. So the hosts have as many ranks as it takes for their
-part to be as long as the hop, and then the link's rate is searched.
+not faster than the CPUs handle its packets. So the hosts get enough ranks to make their phases as
+long as the phase between the hosts, the hop. Then the link's rate is searched.
 
-The share of the CPUs that the hop takes alone is written down, too: the phases within the hosts
-need CPUs for all of their time, so nothing hides behind what the hop needs of them.
+The share of the CPUs that the hop takes alone is written down, too. The phases within the hosts
+need CPUs for all of their time, so nothing hides behind that share.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from fastcoll.measure.sizes import format_number, format_size, parse_sizes
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
-# What is said of a machine that its files do not say.
+# Facts about a machine that its files do not hold.
 MACHINES = {
     "xeon-amx-2core": "Intel Xeon with AMX: AVX-512",
     "epyc-zen4-2core": "AMD EPYC, Zen 4: AVX-512",

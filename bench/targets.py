@@ -230,7 +230,7 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
         return
     times_us = torch["times_us"]
     calls_us = times_us["all_reduce, 8 B"]
-    # What torch takes with a backend whose all_reduce does nothing; not there in older files.
+    # The time of torch with a backend whose all_reduce does nothing; older files lack it.
     alone = f", torch alone {calls_us['fake']:.3g} us" if "fake" in calls_us else ""
     for backend in ("compiled", "python"):
         call_us = calls_us[backend]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs through torch.distributed: on our backends, on Gloo, and on none.
+"""Times calls through torch.distributed: on fastcoll's backends, on Gloo, and on none.
 
     python bench/torch_calls.py [FILE.json] [--rounds 3]
 
-Two ranks. Each round starts the backends one after another, so that none has the quieter minutes;
-a figure is the median over the rounds, in microseconds: of the best of ten windows for a call, and
-for DDP of what its communication adds to a step, medians of steps with and without it, in turns.
-Torch alone is its backend "fake", which communicates nothing, but may copy what it was given.
-Whatever the backend, DDP copies all gradients into its buckets and back. With 25 million of them
-that is no small part. It is measured with each backend, in groups of one rank, and is the same for
-all of them: what is left of their steps without its median is called communication there.
+Two ranks. Each round starts the backends one after another, so that none has the quieter minutes.
+A figure is the median over the rounds, in microseconds. For a call it is that of the best of ten
+windows. For DDP it is the time that communication adds to a step: the difference of the medians of
+steps with and without it, in turns. Torch alone is its backend "fake", which communicates nothing,
+but may copy its input. With every backend DDP copies all gradients into its buckets and back: no
+small part with 25 million of them. That copying is the same for all backends; groups of one rank
+measure it with each. The steps less its median are called communication there.
 The networks are those of `fastcoll demo`. Six minutes. Nothing else should run meanwhile.
 """
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the Triton kernels on one GPU beside those of CUDA; ranks are streams (streams.py).
 
-all_reduce -> add residual -> RMSNorm as one kernel, beside the same as three steps, by Triton's
-all_reduce and by that of CUDA; and the plain all_reduce of both. What is compared takes turns, each
-in a captured graph. Every case is compared with sums in float32 before it is timed. One thread
-launches all graphs, so the time is that of the last rank: the others have waited for it.
+The case is all_reduce -> add residual -> RMSNorm as one kernel. Beside it are the same as three
+steps, by Triton's all_reduce and by that of CUDA, and the plain all_reduce of both. The variants
+take turns, each in a captured graph. Every case is compared with sums in float32 before it is
+timed. One thread launches all graphs, so the time is that of the last rank: the others have waited
+for it.
 `python fused.py OUT.json`.
 """
 

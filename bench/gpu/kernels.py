@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microbenchmarks on one GPU: what the parts of a collective cost there.
+"""Microbenchmarks on one GPU: the cost of the parts of a collective.
 
-Copies by size; a signal and an LL pack from rank to rank; what one rank copies into another one's
-region and out of it; reductions by type and number of ranks; the share of the bandwidth by size of
-the segments and by number of thread blocks. Ranks are threads, as in measure.py, whose clock this
-uses. `python kernels.py OUT.json`; ends, not `complete`, when its time is up.
+They time copies by size, and a signal and an LL pack from rank to rank. They time copies of one
+rank into a peer's region and out of it. They time reductions by type and number of ranks, and the
+share of the bandwidth by segment size and number of thread blocks. Ranks are threads, as in
+measure.py, whose clock this uses. `python kernels.py OUT.json`; ends, not `complete`, when its time
+is up.
 """
 
 import os
@@ -98,7 +99,7 @@ def blocks(channels: int) -> Iterator[Row]:
 
 
 def moved_gbps(world: int, time_us: float) -> float:
-    """What an all_reduce of the message by two_shot reads and writes in that time."""
+    """Return the bandwidth of reads and writes of a two_shot all_reduce of the message."""
     return TRAFFIC["two_shot"](world) * world * MESSAGE_BYTES / time_us / 1e3
 
 
@@ -140,7 +141,7 @@ def copy_us(me: GpuRank, step: str, num_bytes: int, num_blocks: int) -> float:
 
 
 def moves(step: str) -> Iterator[Row]:
-    """What rank 0 copies while rank 1 does nothing."""
+    """Yield the speed of rank 0's copies while rank 1 does nothing."""
     with group(2, 64) as ranks:
         num_blocks = ranks.run(channels_of)[0]
         for size in MOVE_SIZES:

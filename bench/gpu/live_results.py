@@ -30,7 +30,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class LiveResults:
-    """What pytest tells about its tests."""
+    """A pytest plugin that writes the result of each test at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

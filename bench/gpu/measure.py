@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times collectives of ranks that are threads on the GPUs of this machine.
 
-With one GPU all ranks share it, so what is measured is the protocol's latency and how much of the
-device's own copy bandwidth a collective makes use of; no link between GPUs takes part. Every shape
+With one GPU all ranks share it, and no link between GPUs takes part. The figures are the protocol's
+latency and the share of the device's own copy bandwidth that a collective uses. Every shape
 is compared with an exact result before it is timed. Eager calls and captured graphs; the time of
-a call is that of the slowest rank. Small ones in graphs take turns with their floor: a kernel in
-the same grid that exchanges one LL pack with every peer in each block, and does nothing else.
-`python measure.py OUT.json`, which is whole after every row; stops starting new rows after its time
-is up, or for a number of ranks with which several failed, and says which were left out.
+a call is that of the slowest rank. Small ones in graphs take turns with their floor, a kernel in
+the same grid. It exchanges one LL pack with every peer in each block, and does nothing else.
+`python measure.py OUT.json`: the file is whole after every row. No new row starts after the time is
+up, or for a number of ranks with several failed rows. The file lists the rows left out.
 """
 
 import sys
@@ -100,7 +100,7 @@ def time_calls(
     one_call()
     me.synchronize()
     me.comm.check()
-    # Told to all, so that nobody waits for a rank that has given up.
+    # Told to all, so that no rank waits for one that has given up.
     told = me.comm.gather_words([int(not torch.equal(result, wanted))])
     if bad := [rank for rank, (wrong,) in enumerate(told) if wrong]:
         raise RuntimeError(f"wrong result: {verb}, {algorithm}, {num_bytes} bytes, ranks {bad}")
@@ -109,7 +109,7 @@ def time_calls(
 
 
 def floor_of(me: GpuRank, algorithm: str, num_bytes: int) -> Bound:
-    """What an all_reduce of this size does at least: one LL pack with every peer, in its grid."""
+    """Return the floor of an all_reduce of this size: an LL pack with every peer, in its grid."""
     one, other = (torch.empty(num_bytes // 4, device=me.device) for _ in range(2))
     return AllReduce(me, one, other, algorithm).floor()
 
@@ -181,7 +181,7 @@ def row(ranks: GpuRanks, case: Row, copy: float | None) -> Any:
 
 
 def plan() -> list[Row]:
-    """What is measured, in the order of what is worth most; 8 ranks first."""
+    """Return the rows to measure, the most useful first; 8 ranks before fewer."""
     rows = [
         (world, "all_reduce", algorithm, size, graph)
         for world in WORLDS

@@ -133,19 +133,19 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield from _beside(document)
 
 
-# What is asked of small calls: all_reduce in a graph, in so many times its floor.
+# The goal of small calls: an all_reduce in a graph takes at most so many times its floor.
 _FLOOR_RANKS, _MOST_OVER_FLOOR = 8, 2.0
 _FLOOR_SIZES = (8, 256, 1 << 10, 4 << 10, 16 << 10)
 _MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
-# What each step that measures leaves, by its name in the document.
+# The key in the document of each step that measures.
 _MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "tune": "tuning"}
-# What `fastcoll bench` measured, step by step: all libraries at all sizes.
+# The keys of the steps that run `fastcoll bench`: all libraries at all sizes.
 _BESIDE = {"carrier-1": "carrier_1", "carrier-2": "carrier_2", "versus": "versus"}
 _MEASURING |= _BESIDE
 
 
 def page(document: dict[str, Any]) -> Iterator[str]:
-    """What a reader needs first, on a page whatever happened."""
+    """Yield a page of the most important results, also after a failure."""
     yield "== result"
     for one in document["steps"]:
         yield f"{one['step']:16} {one['result']:24} {one['seconds']:4} s"
@@ -175,7 +175,7 @@ def page(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _unmeasured(document: dict[str, Any]) -> Iterator[str]:
-    """What there are no numbers of, or not all."""
+    """Yield the steps without numbers, or without some of them."""
     results = {one["step"]: one["result"] for one in document["steps"]}
     for step, name in _MEASURING.items():
         found = document[name]
@@ -208,7 +208,7 @@ def _beside(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _smoke(found: dict[str, Any]) -> Iterator[str]:
-    """What works at all, by number of ranks."""
+    """Yield the tests of the smoke step that passed, by number of ranks."""
     works: dict[str, list[str]] = {}
     for name in found["seconds"]:
         if match := re.fullmatch(r"tests-smoke: .*::test_(\w+)\[(\d+)-?(.*)\]", name):
@@ -283,7 +283,7 @@ def main(work: Path, out: Path | None, told: str = "") -> None:
         "tuning": (_read(work / "tuning.json") or {}).get("gpu"),
     }
     for one in document["gpus"]:
-        del one["uuid"]  # tells one machine from another: nobody's business
+        del one["uuid"]  # tells one machine from another: private
     name = re.sub(r"[^a-z0-9]+", "-", gpus[0].name.lower()).strip("-") if gpus else "unknown"
     folder = out or HERE.parent / "results" / name
     folder.mkdir(parents=True, exist_ok=True)

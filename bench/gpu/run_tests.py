@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests to their end whatever some of them do to the process that runs them.
+"""Runs tests to their end, also when some of them end the process that runs them.
 
 `python run_tests.py RESULTS LIMIT_S STALL_S ARGUMENTS OF PYTEST...`: outcomes go to RESULTS as they
-come. When pytest crashes, loses the device, or nothing begins or ends for STALL_S seconds, it is
-ended and started again for the tests that it has not come to. Exit code: 0 all passed or were
+come. A pytest that crashes, loses the device, or begins and ends nothing for STALL_S seconds, is
+ended. A new one is started for the remaining tests. Exit code: 0 all passed or were
 skipped, 1 some did not, 124 the time was up, else pytest's own.
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Shape: TypeAlias = tuple[int, int, int]  # blocks, threads, tile bytes: LaunchShape of shape.h
 Bound: TypeAlias = Callable[[], None]
 
-LIMIT_S = 8.0  # of a wait in a kernel: whoever is measured is there
+LIMIT_S = 8.0  # of a wait in a kernel: measured ranks are never late
 
 
 def _group(me: GpuRank) -> "DeviceGroup":
@@ -64,15 +64,15 @@ class AllReduce:
         return _cuda.shape_of(self.plan, self.me.world_size)
 
     def launched(self, shape: Shape) -> Bound:
-        """Return what starts its kernel in a shape."""
+        """Return a function that starts its kernel in a shape."""
         plan = self.plan
         return lambda: _launch(self.me, plan, (self.source.data_ptr(), self.out.data_ptr()), shape)
 
     def floor(self) -> Bound:
-        """Return what starts the least that any small call does, in the shape of this one.
+        """Return a function that starts the floor of any small call, in the shape of this one.
 
-        An all_gather of nothing by LL packs: each block exchanges one pack with the same block of
-        every peer, as ranks meet, and reads and writes nothing else.
+        The floor is an all_gather of nothing by LL packs. Each block exchanges one pack with the
+        same block of every peer, as ranks meet, and reads and writes nothing else.
         """
         me, channels = self.me, self.plan.channels
         nothing = (DType.uint8, Op.SUM, Algorithm.direct, 0, 0, 0)
@@ -100,7 +100,7 @@ def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
     me.synchronize()
     me.comm.barrier()
     answer = torch.zeros(2, dtype=torch.int64, device=me.device)
-    me.comm.barrier()  # nobody asks for memory while another rank's kernel waits
+    me.comm.barrier()  # no rank asks for memory while a peer's kernel waits
     if me.rank < 2:
         _cuda.gauge_there_and_back(
             _group(me).core,
@@ -126,7 +126,7 @@ def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
 def copying(
     me: GpuRank, step: str, local: torch.Tensor, symmetric: torch.Tensor, blocks: int
 ) -> Bound:
-    """Return what copies `local` into rank 1's part of a symmetric tensor, or out of it.
+    """Return a function that copies `local` into rank 1's part of a symmetric tensor, or out.
 
     Args:
         step: "put" or "get".

@@ -28,7 +28,7 @@ def calls(me: GpuRank) -> None:
         [P2POp("isend", large, other), P2POp("irecv", got, other)]
     ):
         work.wait()
-    # What is only measured.
+    # The calls of the benchmarks alone.
     AllReduce(me, large, got, "two_shot").launched((2, 512, 1024))()
     AllReduce(me, part, part).floor()()
     there_and_back(me, "ll_pack", 10, 1 << 40)

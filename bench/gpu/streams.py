@@ -74,7 +74,7 @@ class Group:
             capture(stream, lambda space=space: [call(space) for _ in range(times)])
             for space, stream in zip(self.spaces, self.streams, strict=True)
         ]
-        # What a graph needs of the device it gets when it is first launched.
+        # A graph gets its resources of the device at its first launch.
         self.words[:, signal.POISON.value] = 1
         self.replay(replays)
         self.words.zero_()
