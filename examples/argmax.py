@@ -3,8 +3,8 @@
 
 Run it:  torchrun --nproc-per-node 2 examples/argmax.py
 
-MAX alone gives the value, not whose it is. So every rank gathers everybody's best (a few bytes),
-and all choose the same winner; only the winner's row then has to travel.
+MAX alone gives the value, not the rank that holds it. So every rank gathers the best of all ranks
+(a few bytes), and all choose the same winner. Then only the winner's row has to travel.
 """
 
 import torch

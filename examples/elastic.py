@@ -3,8 +3,8 @@
 
 Run it:  torchrun --nproc-per-node 3 examples/elastic.py
 
-The last rank leaves half way. torchrun ends all its workers when one of them dies, so here it ends
-in order; started otherwise, `--kill` has it die by SIGKILL, and the others do the same as before.
+The last rank leaves half way. torchrun ends all its workers when one of them dies, so here the rank
+ends in order. Without torchrun, `--kill` ends it by SIGKILL, and the others do the same as before.
 """
 
 import os

@@ -3,8 +3,8 @@
 
 Run it:  torchrun --nproc-per-node 2 examples/experts.py
 
-How many tokens go where is known to their senders only. all_to_all_single without an output tells
-the receivers within the same call; no exchange of counts comes before it.
+Only the senders know how many tokens go to each rank. all_to_all_single without an output tells the
+receivers within the same call. No exchange of counts comes before it.
 """
 
 import torch

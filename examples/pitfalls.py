@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three mistakes that everybody makes, and what fastcoll says to them.
+"""Three common mistakes, and how fastcoll answers them.
 
 Run it:  torchrun --nproc-per-node 2 examples/pitfalls.py
 """

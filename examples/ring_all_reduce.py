@@ -3,8 +3,8 @@
 
 Run it:  torchrun --nproc-per-node 2 examples/ring_all_reduce.py
 
-Everybody talks to two neighbours only, and all links are busy in every step: that is why rings are
-good for large tensors on networks, and why they need 2 (n - 1) steps.
+Each rank talks to two neighbours only, so a ring needs 2 (n - 1) steps. All links are busy in every
+step, so rings are good for large tensors on networks.
 """
 
 import torch
@@ -24,7 +24,7 @@ def pass_on(gives: torch.Tensor, gets: torch.Tensor, rank: int, n: int) -> None:
 def ring_all_reduce(tensor: torch.Tensor, rank: int, n: int) -> int:
     """Sum a tensor over the ranks, in place; return how many elements this rank sent."""
     chunks, sent = tensor.tensor_split(n), 0
-    # reduce_scatter: a chunk goes around and everybody adds theirs; rank r ends with chunk r + 1.
+    # reduce_scatter: a chunk goes around and each rank adds its own; rank r ends with chunk r + 1.
     for step in range(n - 1):
         gives, gets = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
         arrived = torch.empty_like(gets)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cheat sheet: the eight verbs, what every rank has before and after.
+"""Cheat sheet: the eight verbs, with the numbers of every rank before and after.
 
 Run it:  torchrun --nproc-per-node 2 examples/verbs.py
 
-Rank r holds 1, 2, ... times 10^r, one number for each rank: so the digits of a sum show who gave
-what, and the place of a number shows for whom it was.
+Rank r holds 1, 2, ... times 10^r, one number for each rank. So the digits of a sum show the part of
+each rank, and the digit of a number shows the rank that it was for.
 """
 
 import torch
@@ -29,28 +29,28 @@ def call(verb: str, mine: torch.Tensor, group: fastcoll.Communicator) -> torch.T
     one, many = torch.zeros_like(mine[:1]), torch.zeros_like(mine)
     is_root = group.rank == ROOT
     match verb:
-        case "all_reduce":  # the sum, for everybody
+        case "all_reduce":  # the sum, for all ranks
             fastcoll.all_reduce(mine)
             return mine
         case "reduce":  # the sum, for the root
             fastcoll.reduce(mine, ROOT)
             return mine
-        case "reduce_scatter":  # everybody has a part of the sum
+        case "reduce_scatter":  # each rank has a part of the sum
             fastcoll.reduce_scatter_tensor(one, mine)
             return one
-        case "broadcast":  # the root's numbers, for everybody
+        case "broadcast":  # the root's numbers, for all ranks
             fastcoll.broadcast(mine, ROOT)
             return mine
-        case "all_gather":  # one number of each rank, for everybody
+        case "all_gather":  # one number of each rank, for all ranks
             fastcoll.all_gather_into_tensor(many, mine[:1])
             return many
         case "gather":  # one number of each rank, for the root
             fastcoll.gather(mine[:1], list(many.split(1)) if is_root else None, ROOT)
             return many if is_root else mine[:1]
-        case "scatter":  # everybody has a part of the root's numbers
+        case "scatter":  # each rank has a part of the root's numbers
             fastcoll.scatter(one, list(mine.split(1)) if is_root else None, ROOT)
             return one
-        case _:  # all_to_all: everybody has a part of everybody's numbers
+        case _:  # all_to_all: each rank has a part of each rank's numbers
             fastcoll.all_to_all_single(many, mine)
             return many
 
