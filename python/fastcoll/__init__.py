@@ -5,10 +5,10 @@ Call `init()` (or start with torchrun), then `all_reduce(tensor)` and its fellow
 torch.distributed's.
 
 These functions have no gradients; those in `fastcoll.integrations.ops` do. A tensor that a call
-writes counts as changed in place from the start of the call: a backward pass that needs its former
+writes counts as changed in place from the start of the call. A backward pass that needs its former
 values raises RuntimeError. Leaves that require gradients are written outside of `torch.no_grad()`
 too, as by torch.distributed. Autograd does not see writes to `tensor.data`, to NumPy arrays on a
-tensor's memory, nor to tensors of inference mode, as it does not see torch's own.
+tensor's memory, nor to tensors of inference mode. It does not see torch's own such writes either.
 """
 
 from fastcoll.api.lifecycle import destroy, init, new_group, shrink

@@ -3,7 +3,7 @@
 
 A verb is declared once, as a Python function: its name, arguments, defaults, types and docstring
 are the specification. `scripts/verbs.py` writes the table of C++ and the methods of groups from it.
-The public name is a C function, so that a call with a known plan needs no Python; every other call
+The public name is a C function, so that a call with a known plan needs no Python. Every other call
 goes on to the declared function. Filling the table of C++ at import costs 10 ns a call.
 """
 

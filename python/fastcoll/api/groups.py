@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which group a call means, also where that group is made at its first use.
 
-Decides what `group=` and ranks given with it mean, and which communicator stands for a torch
-process group. Must not know what the groups are used for.
+Decides the meaning of `group=` and of ranks given with it, and which communicator stands for a
+torch process group. Must not know the use of the groups.
 """
 
 import os
@@ -47,7 +47,7 @@ _stores: list[dict[env.Launch, Store]] = []
 
 
 class _State:
-    """What the module-level functions remember.
+    """The state of the module-level functions: the groups that exist.
 
     The lock is held for a look or an entry, never for a call that waits for another rank.
     """
@@ -202,14 +202,14 @@ def rank_in(
     group_rank: int | None = None,
     default: int | None = None,
 ) -> int:
-    """Return the group rank that is meant: torch process groups are given global ranks.
+    """Return the group rank for a rank argument. With a torch process group that is a global rank.
 
     Args:
-        group: What the call was given.
-        rank: What it was given as `name`, or None.
-        name: What is said of it.
-        group_rank: What it was given as `group_`name: a rank of the group, whatever that is.
-        default: What is meant where neither is given.
+        group: The call's argument `group`.
+        rank: The call's argument `name`, or None.
+        name: "src" or "dst".
+        group_rank: The call's argument `group_src` or `group_dst`: a group rank for any group.
+        default: The group rank where neither is given.
     """
     if group_rank is not None:
         if rank is not None:
@@ -228,7 +228,7 @@ def rank_in(
 
 
 def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -> int | None:
-    """Return the same of a sender; None is any."""
+    """Return the group rank of a sender; None is any sender."""
     return None if src is None and group_src is None else rank_in(group, src, "src", group_src)
 
 

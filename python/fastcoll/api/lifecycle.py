@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How groups begin and end: init, new_group, shrink and destroy.
 
-Decides how the default group is made. Must not know what the groups are used for.
+Decides how the default group is made. Must not know the use of the groups.
 """
 
 import atexit
@@ -55,20 +55,20 @@ def init(
         timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s. A group that
             exists keeps its own: one of `init_process_group("fastcoll")` has torch's (`timeout=`,
             30 minutes).
-        numerics: "same_bits" or "fast"; None takes FASTCOLL_NUMERICS, else "same_bits"; but between
-            nodes "fast" for half and narrower types, whose bits would cost bytes on the wire.
-        carrier: What moves bytes between nodes, if there are several: "gloo"; "mpi", through
-            mpi4py in processes that mpirun started; or another backend that is registered with
-            torch.distributed. None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs go by NCCL
-            whatever is named; with "nccl" those on CPUs go by Gloo. Unknown names are refused on
-            one node, too.
+        numerics: "same_bits" or "fast". None takes FASTCOLL_NUMERICS, else "same_bits". Between
+            nodes that default is "fast" for half and narrower types, as their same bits would cost
+            bytes on the wire.
+        carrier: The transport of bytes between nodes: "gloo", "mpi" (through mpi4py in processes
+            that mpirun started), or another backend that is registered with torch.distributed.
+            None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs always go by NCCL. With "nccl"
+            tensors on CPUs go by Gloo. Unknown names are refused on one node, too.
 
     Returns:
         The group, which is a context manager: leaving it closes it.
 
     Raises:
-        UsageError: There is a default group already, nothing tells who the ranks are, or a group
-            that exists is given what only making one takes.
+        UsageError: There is a default group already, nothing names the ranks, or a group that
+            exists is given an argument that only making one takes.
         UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
@@ -145,28 +145,28 @@ def shrink(
 ) -> BaseGroup:
     """Make a new group of the ranks that are left of a broken one. Collective over those.
 
-    For after PeerLostError, CollectiveTimeout, DesyncError or an abort: every rank that is left
-    calls this and gets the same new group, in which the ranks are numbered anew in their old
-    order. It shares no memory with the old one. A group that nothing broke yet is ended for all
-    ranks, who are to come too.
+    For use after PeerLostError, CollectiveTimeout, DesyncError or an abort. Every rank that is left
+    calls this and gets the same new group. Its ranks are numbered anew in their old order. It
+    shares no memory with the old group. If nothing broke the old group yet, this call ends it for
+    all ranks, and all ranks must make the call.
 
-    The old group is closed, also if this raises. Its symmetric tensors keep their values, in memory
-    that no other rank reaches any more, and are ordinary tensors from then on; outputs of the call
-    that failed are undefined. Of the default group the new one becomes the default.
+    The old group is closed, also if this raises. Its symmetric tensors keep their values and become
+    ordinary tensors, in memory that no other rank reaches any more. Outputs of the call that failed
+    are undefined. If the old group was the default, the new one becomes the default.
 
-    A rank that dies while the others agree may still be counted in: then the new group's first
+    A rank that dies while the others agree may still be counted in. Then the new group's first
     call raises PeerLostError, and shrink() helps again.
 
-    Over several nodes the ranks of each node agree first, then the nodes over the store, which must
-    have survived. A node of which the error named a rank, and from which nobody comes, is waited
-    for 5 s at most. Between these two steps a node stands or falls with the first of its ranks that
-    are left: if that one dies or stops there, the others of its node raise PeerLostError or
-    CollectiveTimeout, and have no group any more.
+    Over several nodes the ranks of each node agree first. Then the nodes agree over the store,
+    which must have survived. A node with a rank that the error named, and without any rank that
+    calls this, is waited for 5 s at most. Between these two steps the first surviving rank of a
+    node speaks for its node. If it dies or stops there, the other ranks of its node raise
+    PeerLostError or CollectiveTimeout, and have no group any more.
 
     Args:
         group: The broken group; None takes the default one.
-        timeout_s: How long to wait for a rank that lives and does not come, such as a stopped one:
-            it is left out. The shortest limit of all ranks counts; None takes the group's.
+        timeout_s: Limit of the wait for a rank that lives and does not come, such as a stopped one.
+            Such a rank is left out. The shortest limit of all ranks counts; None takes the group's.
 
     Returns:
         The new group, with the old one's limit and numerics.
@@ -192,7 +192,7 @@ def shrink(
 
 
 def destroy() -> None:
-    """Close the default group, its subgroups and what stands for torch process groups.
+    """Close the default group, its subgroups and the groups of torch process groups.
 
     Calls that were queued are completed first. Where there is none of them this does nothing.
     """
@@ -202,7 +202,7 @@ def destroy() -> None:
         state.by_process_group.clear()
         if state.default is not None:
             groups.append(state.default)
-    for group in groups:  # without the lock: what was queued may wait for peers
+    for group in groups:  # without the lock: queued calls may wait for peers
         group.close()
     close_pool()
 

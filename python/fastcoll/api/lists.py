@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that take lists of tensors and make one call of them.
 
-C functions as in api.py; what these can't do themselves they pass on to the functions here.
+The public names are C functions (declared.py). A C function passes a call that it can't make on to
+the function of the same name here.
 """
 
 from collections.abc import Sequence
@@ -32,19 +33,19 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Reduce each tensor of a list over all ranks, all of them in one call. Collective.
 
-    The result has the bits of one `all_reduce` per tensor, at about the price of one `all_reduce`
-    of their total size: the tensors are staged and filled where they are, without a flat copy.
+    The result has the bits of one `all_reduce` per tensor. It costs about as much as one
+    `all_reduce` of their total size, as staging takes the tensors without a flat copy.
     Tensors of several dtypes make one such call for each dtype. Strided tensors are copied first.
 
     Args:
         tensors: A list or tuple of tensors or NumPy arrays of any shapes, overwritten with the
-            results; their number, dtypes and numbers of elements are the same on every rank, in
+            results. Their number, dtypes and numbers of elements are the same on every rank, in
             the same order. They must not overlap. At least one.
-        op: What to reduce with.
+        op: The reduction.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot" or "two_shot"; for tensors on GPUs, which are reduced one by
-            one, those of `all_reduce`.
+        algorithm: "auto", "one_shot" or "two_shot". Tensors on GPUs are reduced one by one, with
+            the algorithms of `all_reduce`.
         numerics: "same_bits" or "fast"; None takes the group's.
         timeout_s: Limit of this call; None takes the group's.
 
@@ -88,7 +89,7 @@ def reduce_scatter_tensor_coalesced(
 
     Args:
         outputs: Where this rank's part of each result goes.
-        inputs: What to reduce: `world_size` times as many elements as the output of the same index.
+        inputs: The tensors to reduce, each with `world_size` times the elements of its output.
         op: See `all_reduce_coalesced`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
@@ -123,8 +124,8 @@ def all_gather_into_tensor_coalesced(
     Args:
         outputs: Where the results go: `world_size` times the elements of the input of the same
             index.
-        inputs: What this rank gives; see `all_reduce_coalesced` for what the lists may hold, the
-            result and the errors.
+        inputs: This rank's inputs. See `all_reduce_coalesced` for the tensors that lists may hold,
+            the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.

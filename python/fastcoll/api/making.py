@@ -60,7 +60,7 @@ def connect(
             return error
         try:
             board = Board(exchange.store, seat.nonce)
-        except CollectiveTimeout:  # the store is silent: nobody hears more of this
+        except CollectiveTimeout:  # the store does not answer: no peer can be told
             return error
         return decide_node_verdict(board, seat, error)
 
@@ -86,7 +86,7 @@ def connect(
 
 
 def _obey_environment(exchange: Exchange) -> None:
-    """Set what the environment sets for the whole process, and name its misspelt variables."""
+    """Apply the process-wide settings of the environment, and name its misspelt variables."""
     if level := env.SIMD.get():
         if level not in _C.simd_levels():
             levels = ", ".join(_C.simd_levels())

@@ -32,12 +32,12 @@ def broadcast(
     """Copy one rank's tensor to all others. Collective.
 
     Args:
-        tensor: What to send on rank `src`, where to put it on the others.
+        tensor: The input on rank `src`, the output on the others.
         src: Rank in the group; the global rank if `group` is a torch process group.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
     """
     return issue(
         group,
@@ -66,7 +66,7 @@ def all_gather(
     Args:
         tensor_list: Where the tensor of each rank goes. Their sizes may differ from each other,
             and must be the same on all ranks.
-        tensor: What this rank gives: as many elements as `tensor_list[rank]`.
+        tensor: This rank's input, of as many elements as `tensor_list[rank]`.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
@@ -96,7 +96,7 @@ def all_gather_into_tensor(
 
     Args:
         output_tensor: Where the result goes: `world_size` times the elements of the input.
-        input_tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        input_tensor: This rank's input, of the same number of elements and dtype on all ranks.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
@@ -127,14 +127,14 @@ def gather(
     """Gather the tensors of all ranks into a list on rank `dst`. Collective.
 
     Args:
-        tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        tensor: This rank's input, of the same number of elements and dtype on all ranks.
         gather_list: On rank `dst`, where the tensor of each rank goes; None on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_dst` is given.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
     return issue(
         group,
@@ -163,7 +163,7 @@ def gather_single(
     """Gather the tensors of all ranks into one on rank `dst`. Collective.
 
     Args:
-        tensor: What this rank gives, of the same number of elements and dtype everywhere.
+        tensor: This rank's input, of the same number of elements and dtype on all ranks.
         gather_tensor: On rank `dst`, where the tensors of rank 0, 1, ... go, one after another: of
             any shape with that many elements. Ignored on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
@@ -171,7 +171,7 @@ def gather_single(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
     return issue(
         group,
@@ -202,13 +202,13 @@ def scatter(
 
     Args:
         tensor: Where this rank's tensor goes, of the same number of elements and dtype everywhere.
-        scatter_list: On rank `src`, what goes to each rank; None on the others.
+        scatter_list: On rank `src`, the tensor for each rank; None on the others.
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
     """
     return issue(
         group,
@@ -239,7 +239,7 @@ def all_to_all_single(
     Args:
         output: Where the rows of rank 0, 1, ... go, one after another. None makes one: then every
             rank gives `input_split_sizes` and no output, and gets the output with its split sizes.
-        input: What this rank gives: rows for rank 0, 1, ..., one after another.
+        input: This rank's input: rows for rank 0, 1, ..., one after another.
         output_split_sizes: Rows that come from each rank; None: equally many from each.
         input_split_sizes: Rows that go to each rank; None: equally many to each. Split sizes of
             either kind are given on every rank or on none.
@@ -288,7 +288,7 @@ def all_to_all(
 
     Args:
         output_tensor_list: Where the tensor of each rank goes; of any sizes.
-        input_tensor_list: What goes to each rank.
+        input_tensor_list: The tensor for each rank, of any sizes.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the module that move Python objects, and the barrier that names who is missing.
+"""The functions of the module that move Python objects, and the barrier that names missing ranks.
 
-Decides which group and which of its ranks a call means; the rest is in the group's methods.
+Decides the group of a call and its ranks; the rest is in the group's methods.
 """
 
 from datetime import timedelta
@@ -16,11 +16,12 @@ def all_gather_object(
     """Gather a picklable object from every rank, on every rank. Collective.
 
     Args:
-        object_list: Where they go: a list of as many elements as the group has ranks.
-        obj: What this rank gives.
+        object_list: The output: a list of as many elements as the group has ranks.
+        obj: This rank's object.
         group: A Communicator or a torch process group; None is the default group.
         weights_only: Pack with `torch.save` and unpack with `torch.load(weights_only=True)`, which
-            refuses what could run code; False is `pickle`, which does not. The same on all ranks.
+            refuses objects that could run code. False is `pickle`, which accepts them. The same on
+            all ranks.
 
     Raises:
         pickle.UnpicklingError: With `weights_only`, an object is of a kind that torch refuses.
@@ -43,12 +44,13 @@ def broadcast_object_list(
     """Copy one rank's list of picklable objects to all others. Collective.
 
     Args:
-        object_list: What to send on rank `src`; on the others, what is replaced: of that length.
+        object_list: The list to send on rank `src`. On the others, a list of that length, whose
+            elements are replaced.
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
     """
     del device
@@ -71,12 +73,12 @@ def gather_object(
     """Gather a picklable object from every rank, on rank `dst`. Collective.
 
     Args:
-        obj: What this rank gives.
-        object_gather_list: On rank `dst`, where they go; None on the others.
+        obj: This rank's object.
+        object_gather_list: On rank `dst`, the output; None on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_dst` is given.
         group: A Communicator or a torch process group; None is the default group.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
     """
     comm = member_of(group, "gather_object")
@@ -106,7 +108,7 @@ def scatter_object_list(
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
         group: A Communicator or a torch process group; None is the default group.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
     """
     comm = member_of(group, "scatter_object_list")
@@ -132,11 +134,11 @@ def send_object_list(
     """Send a list of picklable objects to another rank, as `send` does with tag 0.
 
     Args:
-        object_list: What to send.
+        object_list: The objects to send.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         group: A Communicator or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
         use_batch: Changes nothing: it is how NCCL connects.
         weights_only: See `all_gather_object`, also for the errors.
     """
@@ -161,12 +163,12 @@ def recv_object_list(
     """Receive a list of objects from another rank, as `recv` does with tag 0.
 
     Args:
-        object_list: What is replaced: of the length that is sent.
+        object_list: The output, a list of the length that is sent; its elements are replaced.
         src: Rank in the group; the global rank if `group` is a torch process group; None is
             the first sender.
         group: A Communicator or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
         use_batch: Changes nothing: it is how NCCL connects.
         weights_only: See `all_gather_object`, also for the errors.
 

@@ -25,8 +25,8 @@ def empty(
 
     Every rank must call this in the same order and for the same number of bytes. The memory comes
     back once the tensor is gone on every rank. It stays readable after the group is closed. In a
-    group over several nodes the ranks of each node share their own, and all ranks hear in one trip
-    between the nodes whether all have theirs. torch refuses to resize the tensor's storage; copies
+    group over several nodes the ranks of each node share their own memory. One trip between the
+    nodes tells all ranks whether all have it. torch refuses to resize the tensor's storage. Copies
     of it (`clone()`, `torch.load`) are ordinary tensors.
 
     Args:

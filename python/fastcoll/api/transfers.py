@@ -27,15 +27,15 @@ def send(
 ) -> None:
     """Send a tensor to another rank; return once it may be changed again.
 
-    A message of up to 216 bytes is sent without waiting for the receiver, unless that has 32 from
-    here which it did not take. On a GPU it is the current stream that waits, messages of a pair
-    match in order, and their tags must be equal (NCCL compares neither tags nor sizes); sends and
-    receives that need each other to get on belong in one `batch_isend_irecv` there.
+    A message of up to 216 bytes is sent without waiting for the receiver, unless 32 messages from
+    this rank wait there already. On a GPU the current stream waits. There the messages of a pair
+    match in order, and their tags must be equal; NCCL compares neither tags nor sizes. Sends and
+    receives on GPUs that wait for each other belong in one `batch_isend_irecv`.
 
-    In a group over several nodes a tensor on a GPU goes through the host, also within a node, and
-    everything is as on CPUs: tags, order, errors, and that it is the program which waits. It is
-    sent as the current stream leaves it, and overwritten once that has done what it has now; both
-    count for the limit. Either side may be on a CPU. Such a call can't be captured.
+    In a group over several nodes a tensor on a GPU goes through the host, also within a node. Tags,
+    order and errors are then as on CPUs, and the program waits, not the stream. The tensor is sent
+    as the current stream leaves it. It is overwritten once the work that the stream has now is
+    done. Both count for the limit. Either side may be on a CPU. Such a call can't be captured.
 
     Args:
         tensor: Tensor, NumPy array, or an array of CuPy's kind.
@@ -43,7 +43,7 @@ def send(
         group: A Communicator or a torch process group; None is the default group.
         tag: Tells messages apart: a receive gets the oldest one with its tag.
         timeout_s: Limit of this call; None takes the group's.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
 
     Raises:
         UsageError: The arguments do not fit together; nothing was sent.
@@ -74,12 +74,12 @@ def recv(
 
     Args:
         tensor: Where it goes, of the dtype and number of elements that are sent.
-        src: Rank in the group; the global rank if `group` is a torch process group; None is
-            whoever sends first, which can't be had for a tensor on a GPU.
+        src: Rank in the group; the global rank if `group` is a torch process group. None is the
+            first sender; a tensor on a GPU needs a rank.
         group: See `send`, as for the other arguments and the errors.
         tag: See `send`.
         timeout_s: Limit of this call.
-        group_src: In place of `src`: a rank of the group, whatever kind that is.
+        group_src: In place of `src`: a rank in the group, also for a torch process group.
 
     Returns:
         The rank that sent it; -1 if this rank is not in the group.
@@ -139,7 +139,7 @@ def batch_isend_irecv(
     """Start several sends and receives, in any order; return a Work for each.
 
     Args:
-        p2p_op_list: What to start: each a `fastcoll.P2POp`, or torch.distributed's.
+        p2p_op_list: The transfers to start, each a `fastcoll.P2POp` or torch.distributed's.
         group: The group whose ranks the peers are, if they name none themselves. See `send`.
     """
     if not isinstance(p2p_op_list, list | tuple):
