@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend "fastcoll" as a c10d::Backend, so that torch can register it for some devices of a
-// group, wrap it under TORCH_DISTRIBUTED_DEBUG=DETAIL, and call it from C++ without the GIL (DDP's
-// reducer, functional collectives). Compiled at first use against the installed torch
+// The backend "fastcoll" as a c10d::Backend. As such torch can register it for some devices of a
+// group and wrap it under TORCH_DISTRIBUTED_DEBUG=DETAIL. It can be called from C++ without the GIL
+// (DDP's reducer, functional collectives). Compiled at first use against the installed torch
 // (c10d_build.py); one source for 2.11 and later.
 //
-// Decides which calls run here and which in Python: those whose plan is known, and sends and
-// receives, which need none, on contiguous CPU tensors, run here; all others go to the process
-// group of torch_group.py, which plans, checks and explains them. The protocol is that of
-// fastcoll._C, reached through core_api.h.
+// Decides which calls run here and which in Python. Calls on contiguous CPU tensors run here if
+// their plan is known. Sends and receives need no plan. All others go to the process group of
+// torch_group.py. It plans, checks and explains them. The protocol is that of fastcoll._C, reached
+// through core_api.h.
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/utils/pybind.h>
@@ -47,7 +47,7 @@ class FastcollBackend final : public Runner {
   // heap gets its block back.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-    // DDP asks for complex numbers, and then views what it gets as pairs of real ones.
+    // DDP asks for complex numbers, and then views the memory as pairs of real ones.
     if (c10::isComplexType(dtype)) {
       dtype = c10::toRealValueType(dtype);
       size *= 2;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled part of the torch backend: c10d_backend.cpp, built against the installed torch.
 
-Decides where the build lies, when and by whom it is made. Whatever goes wrong is a reason to do
-without, never an error. Must not know groups.
+Decides the place of the build, when it is made, and by which process. A failure is never an error:
+the group then runs in Python. Must not know groups.
 
 Compiling takes most of a minute of CPU time, so nothing starts it unasked. `fastcoll build` does it
 once for each torch; FASTCOLL_TORCH_BACKEND=compiled does it at first use. The default, `auto`, uses
@@ -47,7 +47,7 @@ _HEADERS = tuple(
         "core_api.h",
     )
 )
-# What a compiler says that may be over the next time.
+# Errors of a compiler that may be gone at the next try.
 _PASSING = ("No space left", "Disk quota", "Killed", "annot allocate memory")
 _FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden")
 
@@ -57,11 +57,11 @@ class NotBuiltError(Exception):
 
 
 class NotAskedForError(NotBuiltError):
-    """Nothing is amiss: the settings want no compiled backend, or nobody has made one yet."""
+    """Nothing is amiss: the settings want no compiled backend, or none was built yet."""
 
 
 class _Outcome:
-    """What came of the first attempt in this process; there is no second one."""
+    """The result of the first attempt in this process; there is no second one."""
 
     module: ModuleType | None = None
     reason = "no group of torch.distributed was made yet"
@@ -75,8 +75,8 @@ _outcome = _Outcome()
 def load() -> ModuleType | None:
     """Return the compiled backend, or None; `reason` then says why.
 
-    It is built here only where FASTCOLL_TORCH_BACKEND=compiled asks for it: a program that starts
-    must not wait for a compiler that nobody thought of.
+    It is built here only where FASTCOLL_TORCH_BACKEND=compiled asks for it. Without that setting
+    the start of a program must not wait for a compiler.
     """
     if not _outcome.known:
         _outcome.known = True
@@ -107,7 +107,7 @@ def reason() -> str:
 
 
 def report() -> str:
-    """Return what a group would use and why, without building anything."""
+    """Return the backend that a group would use and why, without building anything."""
     try:
         if env.TORCH_BACKEND.get() != "compiled":
             return f"compiled: {_ready()}"
@@ -133,13 +133,13 @@ def build() -> Path:
     end = time.monotonic() + LIMIT_S
     with open(path.with_suffix(".lock"), "w") as lock:
         _take(lock.fileno(), end)
-        if _compiler(path) is not None:  # nobody else did meanwhile
+        if _compiler(path) is not None:  # no other process built it meanwhile
             _compile(compiler, path, end - time.monotonic())
     return path
 
 
 def forget_failure() -> None:
-    """Let the next `build` try again what a compiler refused."""
+    """Let the next `build` try again after a compiler failed."""
     _failure(_path()).unlink(missing_ok=True)
 
 
@@ -184,7 +184,7 @@ def _trusted(path: Path) -> Path:
 
 
 def _compiler(path: Path) -> str | None:
-    """Return what can make the build; None if it is there."""
+    """Return the compiler for the build; None if the build is there."""
     if _is_there(path):
         return None
     with contextlib.suppress(FileNotFoundError, UsageError):  # another user's word is not taken
@@ -230,7 +230,7 @@ def _compile(compiler: str, path: Path, limit_s: float) -> None:
     home = Path(torch.__file__).parent
     includes = [home / "include", home / "include/torch/csrc/api/include"]
     includes.append(Path(sysconfig.get_path("include")))
-    # Renamed when it is complete: nobody loads half of it.
+    # Renamed when it is complete: no process loads half of it.
     draft = path.with_suffix(f".{os.getpid()}.draft")
     translated = path.with_suffix(f".{os.getpid()}.o")
     compiling = [
@@ -245,10 +245,10 @@ def _compile(compiler: str, path: Path, limit_s: float) -> None:
     linking = ["-shared", str(translated), f"-L{home / 'lib'}", *libraries, f"-o{draft}"]
     end = time.monotonic() + max(limit_s, 1)
     try:
-        # One after the other: a compiler behind ccache remembers what was compiled, not programs.
+        # Two steps: ccache keeps the results of compiling, not of linking.
         for arguments in (compiling, linking):
             _carry_out([compiler, *arguments], path, end - time.monotonic())
-        draft.chmod(0o644)  # whatever the umask: what others may write to is not loaded
+        draft.chmod(0o644)  # for any umask: a file that others may write to is not loaded
         draft.replace(path)
     except subprocess.TimeoutExpired:
         raise NotBuiltError(f"{compiler} did not finish within {limit_s:.0f} s") from None

@@ -162,7 +162,7 @@ class Runner : public c10d::Backend {
   // Below 0: the group's.
   static double limit_s(Milliseconds own) { return own > kNoTimeout ? seconds(own) : -1; }
 
-  // Let autograd know what a call writes on this rank; Python does so for the calls that it runs.
+  // Tell autograd the tensors that a call writes on this rank. Python does so for its own calls.
   void count_writes(const FastcollKind& kind, const Tensors& outputs) const {
     const bool is_root = kind.root == rank_;
     if (kind.verb == kFastcollBroadcast ? is_root : kind.verb == kFastcollReduce && !is_root)
@@ -181,7 +181,7 @@ class Runner : public c10d::Backend {
     return {};
   }
 
-  // Null where it has to go behind what is queued in Python.
+  // Null where it has to go behind calls that are queued in Python.
   WorkPtr queue(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     auto handle = c10::make_intrusive<NativeWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this),
                                                   core_, terms.verb.type, terms.verb.title,
@@ -270,7 +270,7 @@ class Runner : public c10d::Backend {
     return in_batch([&]() -> WorkPtr {
       const Event event(terms);
       const py::gil_scoped_acquire gil;
-      // Python starts what it would otherwise carry out at once.
+      // Python then only starts the calls of the batch, and waits for none.
       if (is_coalescing_ && !python_coalesces_.exchange(true))
         group_.attr("_start_coalescing")(at::Device(at::kCPU));
       py::object work = group_.attr(terms.verb.method)(std::forward<Args>(args)...);

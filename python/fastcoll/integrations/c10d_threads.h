@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What c10d_backend.cpp runs in threads of the core: part of that one source, compiled with it.
+// The work of c10d_backend.cpp in threads of the core: part of that one source, compiled with it.
 //
-// All of it is over before the interpreter ends. Who lets go of a tensor may need the GIL for it
-// (torch 2.13); a thread that asks for the GIL of an ending interpreter is unwound by Python, and
-// aborts the process if that happens in a destructor.
+// All of it is over before the interpreter ends. Releasing a tensor may need the GIL (torch 2.13).
+// Python unwinds a thread that asks for the GIL of an ending interpreter. If that happens in a
+// destructor, the process aborts.
 //
 // So calls and callbacks run in threads that are counted (csrc/group/threads.cpp), not in torch's,
 // and an atexit handler waits for them (tests/torch/test_exit.py).

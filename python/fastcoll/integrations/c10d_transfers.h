@@ -16,7 +16,7 @@
 
 namespace {
 
-// A call that is over when somebody who waits for it finds it so; for a future a thread waits.
+// A call whose end is found by the thread that waits for it; for a future a thread waits.
 class WaitedWork : public c10d::Work {
  public:
   using Work::Work;
@@ -54,7 +54,7 @@ class Dropped {
     num_kept_ = all().size();
   }
 
-  // Let go of what is over.
+  // Release the tensors of transfers that are over.
   static void release() {
     if (num_kept_ == 0) return;
     const py::gil_scoped_acquire gil;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs of c10d_backend.cpp: what they are called by torch, by Python and in a profile. Part of
-// that one source, compiled with it.
+// The verbs of c10d_backend.cpp: their names in torch, in Python and in a profile. Part of that one
+// source, compiled with it.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -22,7 +22,7 @@ struct Verb {
 using c10d::OpType;
 #include "c10d_names.h"
 
-// What the profiler and a Work know of a call.
+// The terms of a call that the profiler and a Work need.
 struct Terms {
   const Verb& verb;
   Tensors inputs;

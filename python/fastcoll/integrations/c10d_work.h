@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handles of calls that c10d_backend.cpp has started, and what they raise: part of that one
+// The handles of calls that c10d_backend.cpp has started, and their errors: part of that one
 // source, compiled with it.
 #pragma once
 
@@ -28,7 +28,7 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Milliseconds = std::chrono::milliseconds;
 
-// What a call raises: the Python class of its kind, wherever torch turns it into a Python error.
+// The error of a call. Wherever torch turns it into a Python error, that has the class of its kind.
 class CallFailed final : public torch::PyTorchError {
  public:
   explicit CallFailed(const FastcollFailure& failure)
@@ -61,7 +61,7 @@ class PythonFailed final : public torch::PyTorchError {
   PyObject* const type_;  // never let go of: that would take the GIL
 };
 
-// A wait must not keep the GIL, whoever called.
+// A wait must not keep the GIL, whether the caller holds it or not.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -80,8 +80,8 @@ void raise_unless_done(FastcollOutcome outcome, const FastcollFailure& failure) 
   if (outcome == kFastcollFailed) CallFailed(failure).raise();
 }
 
-// What a call raised, or None: for Python, as torch 2.11 has Work.exception, but can't hand it
-// over.
+// The error that a call raised, or None. For Python: torch 2.11 has Work.exception, but can't hand
+// it over.
 py::object error_of(const c10d::Work& work) {
   const std::exception_ptr raised = work.exception();
   if (!raised) return py::none();
@@ -98,7 +98,7 @@ py::object error_of(const c10d::Work& work) {
 
 double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
 
-// what: of what kind it is that goes on.
+// what: the kind of call that goes on, for the text.
 [[noreturn]] void raise_late(const char* what, Milliseconds timeout) {
   const py::gil_scoped_acquire gil;
   const std::string text =
@@ -142,7 +142,7 @@ class NativeWork final : public c10d::Work {
       : Work(owner->getRank(), type, title, inputs),
         call_(std::make_shared<Call>(std::move(owner), group, inputs, outputs)) {}
 
-  // Null where it has to go behind what is queued in Python.
+  // Null where it has to go behind calls that are queued in Python.
   static WorkPtr queue(c10::intrusive_ptr<NativeWork> work, FastcollQueuedCall call) {
     work->call_->handle = c10::weak_intrusive_ptr<c10d::Work>(WorkPtr(work));
     call.work = new std::shared_ptr<Call>(work->call_);
@@ -215,11 +215,11 @@ class NativeWork final : public c10d::Work {
       if (!is_over) call_->at_end = std::exchange(recordFunctionEndCallback_, nullptr);
     }
     if (is_over) finish();
-    else core->go_on(call_->group);  // nobody waits for it any more
+    else core->go_on(call_->group);  // no thread waits for it any more
   }
 
  private:
-  // What outlives the handle, if that goes first: all that the call needs until it is over.
+  // All that the call needs until it is over. It outlives the handle, if that goes first.
   struct Call {
     Call(c10::intrusive_ptr<c10d::Backend> its_owner, FastcollGroup* its_group, Tensors its_inputs,
          Tensors its_outputs)
@@ -228,7 +228,7 @@ class NativeWork final : public c10d::Work {
           inputs(std::move(its_inputs)),
           outputs(std::move(its_outputs)) {}
 
-    // With what is to be done then.
+    // Mark the call as over. Return the handle, the future and the callback to notify.
     std::tuple<WorkPtr, c10::intrusive_ptr<c10::ivalue::Future>, std::function<void()>> end() {
       c10::weak_intrusive_ptr<c10d::Work> weak{WorkPtr()};
       const std::lock_guard lock(mutex);
@@ -253,7 +253,7 @@ class NativeWork final : public c10d::Work {
     std::function<void()> at_end;
   };
 
-  // For the core. What lets go of tensors may take the GIL, so `over` does not.
+  // For the core. Releasing tensors may take the GIL, so `over` releases none.
   static void over(void* its_call, const FastcollFailure* failure) {
     const std::shared_ptr<Call>& call = *static_cast<std::shared_ptr<Call>*>(its_call);
     if (failure) call->error = std::make_exception_ptr(CallFailed(*failure));
@@ -309,7 +309,7 @@ class PythonWork final : public c10d::Work {
   }
 
   // Of tensors: Python's own holds an object, which torch's C++ takes nothing from (DDP's built-in
-  // hooks). One of a GPU stays as it is: who waits for it waits in his stream.
+  // hooks). One of a GPU stays as it is: its waiters wait in their stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const auto inner = inner_->getFuture();
     if (!inner->devices().empty()) return inner;

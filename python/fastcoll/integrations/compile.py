@@ -36,7 +36,7 @@ def _teach_ordering() -> None:
 
 
 def _once_there(name: str, act: Callable[[], None]) -> None:
-    """Act now if a module is loaded, else as soon as somebody has imported it."""
+    """Act now if a module is loaded, else as soon as it has been imported."""
     if name in sys.modules:
         act()
     else:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fastcoll._C hands, as a table of C functions in a capsule, to code that is compiled later:
-// c10d_backend.cpp, against whatever torch is installed. Plain C types only, and no exception gets
+// The table of C functions that fastcoll._C hands in a capsule to code that is compiled later:
+// c10d_backend.cpp, against the installed torch. Plain C types only, and no exception gets
 // through, as the two sides may come from different compilers.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 struct FastcollGroup;  // the group inside a Communicator, which must outlive its use here
 
-// A plan, copied: what the ranks agreed on for calls of one kind.
+// A copy of a plan: the agreement of the ranks for calls of one kind.
 struct FastcollPlan {
   alignas(8) unsigned char bytes[64];
 };
@@ -51,7 +51,7 @@ enum FastcollOutcome { kFastcollDone, kFastcollFailed, kFastcollInterrupted, kFa
 
 inline constexpr int kFastcollAnyPeer = -1;
 
-// What one rank gives to another, or gets from it.
+// One rank's data for another, or the place for data from it.
 struct FastcollPart {
   void* ptr;
   size_t num_bytes;
@@ -64,8 +64,8 @@ struct FastcollParts {
   FastcollPart inputs[kFastcollMaxWorld], outputs[kFastcollMaxWorld];
 };
 
-// What a call reads and writes: one message, or parts (not null) in place of it; a reduce_scatter
-// of parts has an output.
+// The memory that a call reads and writes: one message, or parts (not null) in place of it; a
+// reduce_scatter of parts has an output.
 struct FastcollOperands {
   const void* input;
   void* output;
@@ -118,7 +118,7 @@ struct FastcollTransfer;  // a handle of a send or a receive that was started
 // A send or a receive of contiguous memory.
 struct FastcollTransferCall {
   bool sends;
-  int peer;  // kFastcollAnyPeer: receives from whoever sends first
+  int peer;  // kFastcollAnyPeer: receives from the first sender
   uint32_t tag;
   FastcollDType dtype;
   uint64_t numel;
@@ -155,14 +155,14 @@ struct FastcollCoreApi {
                      FastcollParts* parts, bool* is_whole);
   // Whether a call may be queued here: none is queued in Python, which it would have to go behind.
   bool (*takes_calls)(FastcollGroup* group);
-  // Carry out a call behind those that are queued here, in a thread; one that is small may rest
-  // until `finish`, `go_on` or another call. kFastcollPending where another thread has queued one
-  // in Python meanwhile. Whatever comes of it, `drop` is called. `place`: for `finish`.
+  // Carry out a call behind those that are queued here, in a thread. A small one may rest until
+  // `finish`, `go_on` or another call. kFastcollPending where another thread has queued one in
+  // Python meanwhile. On each outcome `drop` is called. `place`: for `finish`.
   FastcollOutcome (*queue)(FastcollGroup* group, const FastcollQueuedCall* call, const void** place,
                            FastcollFailure* failure);
-  // Go on in this thread with a call that is not over, if it rests. kFastcollPending if it does
-  // not, or is not over after that many seconds (`limit_s` <= 0: without a limit): it goes on. As
-  // `run` where it was interrupted.
+  // Go on in this thread with a call that is not over, if it rests. `limit_s` <= 0: without a
+  // limit. kFastcollPending: It does not rest, or is not over after `limit_s` seconds, and goes on.
+  // As `run` where it was interrupted.
   FastcollOutcome (*finish)(FastcollGroup* group, const void* place, double limit_s,
                             FastcollFailure* failure);
   // Get on with the call that rests, if one does: here if that takes no wait, else in a thread.
@@ -171,12 +171,12 @@ struct FastcollCoreApi {
   void (*run_task)(void (*task)(void* context), void* context);
   void (*drain_threads)();  // waits until calls and tasks are over
 
-  // Sends and receives, whose memory must live until they are over, whatever becomes of the handle.
-  // Start one; null where that failed. `must_drive`: it is not over, and somebody has to call the
-  // Communicator's drive_transfers, as nobody may ever wait for it.
+  // Sends and receives, whose memory must live until they are over, also without a handle.
+  // Start one; null where that failed. `must_drive`: it is not over, and the caller has to call the
+  // Communicator's drive_transfers, as there may never be a wait for it.
   FastcollTransfer* (*start_transfer)(FastcollGroup* group, const FastcollTransferCall* call,
                                       bool* must_drive, FastcollFailure* failure);
-  // Move what can be moved; whether this one is over.
+  // Move all bytes that can move now; return whether this one is over.
   bool (*look_at_transfer)(FastcollGroup* group, const FastcollTransfer* transfer);
   // Wait until it is over, where `limit_s` > 0 that long at most. As `run` where it was
   // interrupted.

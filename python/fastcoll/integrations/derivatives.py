@@ -3,8 +3,8 @@
 """Derivatives and batches of the operators of `ops.py`.
 
 Decides each operator's tangent, how it takes the examples of a batch at once, and how both and its
-gradient go together. torch.library.register_autograd knows gradients alone: it takes tangents for
-zero without a word, and its operators can't stand inside of torch.func's transforms.
+gradient go together. With `torch.library.register_autograd` an operator has a gradient alone. Its
+tangent is taken for zero without a word, and it can't stand inside of torch.func's transforms.
 
 All operators are linear, but for reductions other than SUM and AVG. So the tangent is the same
 collective of the tangent. Must not know groups.
@@ -41,7 +41,7 @@ def register(library: torch.library.Library, name: str, gradient: Gradient) -> N
 
 
 def _with_derivatives(operator: Any, name: str, gradient: Gradient) -> _Operator:
-    """Return what autograd runs in place of an operator.
+    """Return the function that autograd runs in place of an operator.
 
     It stands below torch.func's dispatch, which has come to one of its levels and asks for this
     level's derivatives alone.

@@ -18,7 +18,7 @@ from fastcoll.integrations.torch_work import TorchWork
 
 
 class _Comm:
-    """What both objects do: tell where a buffer comes from, and hand out works of torch's kind."""
+    """The common base of both objects: allocates buffers, and returns works of torch's kind."""
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device

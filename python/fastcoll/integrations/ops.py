@@ -32,7 +32,7 @@ _groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictiona
 _numbers = itertools.count()
 
 
-# ---- what a graph holds in place of objects ------------------------------------------------------
+# ---- the constants that stand for objects in a graph ---------------------------------------------
 
 
 def name_of(group: GroupLike) -> str:
@@ -67,7 +67,7 @@ def code_of(op: object) -> int:
 
 
 def members_of(group: GroupLike) -> tuple[int, ...]:
-    """Return what its ranks are called where a group is given so: globally by torch's groups."""
+    """Return the ranks of a group as its callers number them: globally for torch's groups."""
     group = getattr(group, "real_obj", group)
     comm = communicator_of(group)
     return tuple(named_rank(group, rank) for rank in range(comm.world_size if comm else 0))
@@ -76,8 +76,8 @@ def members_of(group: GroupLike) -> tuple[int, ...]:
 def _root_of(src: int, group: GroupLike) -> int:
     """Return the group rank of a root.
 
-    Compared with one after another: so the compiler sees that the graph holds for this root alone,
-    also where it has taken `src` for a number that varies.
+    `src` is compared with one member after another. So the compiler sees that the graph holds for
+    this root alone, also where it has taken `src` for a number that varies.
     """
     members = members_of(group)
     for root, member in enumerate(members):
@@ -94,7 +94,7 @@ def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) ->
 
     Args:
         x: Of the same shape and dtype on every rank.
-        op: What to reduce with; SUM and AVG have derivatives.
+        op: The reduction; SUM and AVG have derivatives.
         group: A Communicator or a torch process group; None is the default group.
 
     Raises:
@@ -129,7 +129,7 @@ def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
     """Return rank `src`'s tensor, on every rank. Collective.
 
     Args:
-        x: What to send on rank `src`; of the others only shape and dtype count.
+        x: The tensor to send on rank `src`; of the others only shape and dtype count.
         src: Rank in the group; the global rank if `group` is a torch process group.
         group: See `all_reduce`.
     """
@@ -258,7 +258,7 @@ def _all_gather_gradient(gradient: Tensor, group: str) -> Tensor:
     return cast(Tensor, torch.ops.fastcoll.reduce_scatter(gradient, int(Op.SUM), group))
 
 
-# Every rank takes the same steps, zeros or not: what is differentiated again is collective again.
+# Every rank takes the same steps, zeros or not: a second derivative is collective, too.
 def _broadcast_gradient(gradient: Tensor, root: int, group: str) -> Tensor:
     return cast(Tensor, torch.ops.fastcoll.reduce(gradient, root, group))
 
@@ -274,7 +274,7 @@ def _all_to_all_gradient(
     return cast(Tensor, back)
 
 
-# ---- what torch is told of them ------------------------------------------------------------------
+# ---- the registration with torch -----------------------------------------------------------------
 
 
 def _define(name: str, run: Any, fake: Any, gradient: derivatives.Gradient) -> None:
@@ -288,7 +288,7 @@ def _define(name: str, run: Any, fake: Any, gradient: derivatives.Gradient) -> N
 
 
 def _same(x: Tensor, *terms: object) -> Tensor:
-    """Return where a result goes that is as large as what each rank gives."""
+    """Return an empty result of the shape of each rank's input."""
     del terms
     return x.new_empty(x.shape)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the methods of a torch process group are given, and what of it a call needs.
+"""Reads the arguments of a torch process group's methods: tensors, and options of a call.
 
 torch itself gives lists of one, and an object of options. Users may give the tensor alone, and the
-options' values: torch's short forms. Decides what either means. Must not know groups.
+options' values: torch's short forms. Decides the meaning of either. Must not know groups.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Lists = Sequence[Sequence[torch.Tensor]]
 
 
 def op_of(opts: Any) -> object:
-    """Return what to reduce with; by the object that the C functions know, where there is one."""
+    """Return the reduction, as the object that the C functions know, where there is one."""
     if opts is None:
         return ReduceOp.SUM
     op = opts.reduceOp
@@ -51,7 +51,7 @@ def parts_of(lists: Lists | Tensors) -> Tensors | None:
 
 
 def options_of(kind: type[Any], timeout: timedelta | None, **values: object) -> Any:
-    """Return the options of a call in torch's short form; what is None is torch's default."""
+    """Return the options of a call in torch's short form; None is torch's default."""
     opts = kind()
     for name, value in {"timeout": timeout, **values}.items():
         if value is not None:

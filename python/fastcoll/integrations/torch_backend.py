@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend "fastcoll" of torch.distributed.
 
-Decides how a group comes to be when torch asks for one. `import fastcoll` registers it; then
-`init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know what the groups do.
+Decides how a group is made when torch asks for one. `import fastcoll` registers the backend. Then
+`init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know the verbs of the groups.
 
 The Python process group runs on every torch from 2.11 on and knows every verb. The C++ backend
 (c10d_backend.cpp) is compiled against the installed torch, as its binary fits no other. It runs
@@ -13,10 +13,10 @@ its own. Both make the same events of torch's profiler. PyTorch's own cases that
 on both (tests/torch/torch_suite.py).
 
 DDP's buckets are symmetric tensors. DDP asks a compiled backend for their memory if
-DDP_DISABLE_COMM_MEM is 0. torch's default is 1, so the first group sets it where it is not set and
-there is no GPU; with GPUs NCCL would be asked, too. All ranks make the same buckets in the same
-order, as a collective allocation needs. Ranks then reduce in place: no copy into staging takes CPU
-time from the backward pass.
+DDP_DISABLE_COMM_MEM is 0. The default of torch is 1, so the first group sets it to 0 where it is
+not set and there is no GPU. With GPUs NCCL would be asked, too. All ranks make the same buckets in
+the same order, as a collective allocation needs. Ranks then reduce in place: no copy into staging
+takes CPU time from the backward pass.
 """
 
 from datetime import timedelta

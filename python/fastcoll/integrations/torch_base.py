@@ -35,8 +35,8 @@ class BaseProcessGroup(ProcessGroup):
         self._desc = "undefined"
         self._coalescing: list[Work | TransferWork] | None = None
         self._sequence = 0
-        # DDP's reducer waits for the flag that a rank of an uneven join sends, and holds the C++
-        # half of its Work alone: without the Python half that would never return.
+        # DDP's reducer waits for the flag that a rank of an uneven join sends. It holds only the
+        # C++ half of that Work: without the Python half its wait would never return.
         self._kept: deque[TorchWork] = deque(maxlen=64)
 
     def rank(self) -> int:
@@ -111,7 +111,7 @@ class BaseProcessGroup(ProcessGroup):
         self.communicator.close()
 
     def abort(self) -> None:
-        """Give the group up: whoever waits in it, on any rank, raises AbortedError."""
+        """Give the group up: every wait in it, on any rank, raises AbortedError."""
         if not self.communicator.closed:
             self.communicator.abort("torch.distributed was told to abort the group")
             self.communicator.close()
@@ -119,9 +119,9 @@ class BaseProcessGroup(ProcessGroup):
     # ---- calls -----------------------------------------------------------------------------------
 
     def _begin(self, opts: Any) -> tuple[BaseGroup, bool, float | None]:
-        """Count a call; return who carries it out, whether asynchronously, and its limit.
+        """Count a call; return the group for it, whether it is asynchronous, and its limit.
 
-        The C function of its verb does: one whose plan is known needs no more Python than here.
+        The group's C function of its verb runs it: with a known plan it needs no more Python.
         """
         self._sequence += 1
         if opts is None:
@@ -146,7 +146,7 @@ class BaseProcessGroup(ProcessGroup):
         self._coalescing = []
 
     def _end_coalescing(self, device: torch.device) -> TorchWork:
-        """Return what covers everything since the start, whose own works torch drops."""
+        """Return a work for all calls since the start; torch drops the works of each."""
         del device
         works, self._coalescing = self._coalescing or [], None
         return TorchWork(works)

@@ -135,7 +135,7 @@ class FastcollProcessGroup(BaseProcessGroup):
     def allgather_coalesced(
         self, outputs: Lists, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
-        """Gather several tensors; `outputs` has a list for each rank, of what it gives."""
+        """Gather several tensors; `outputs` has a list for each rank, for its tensors."""
         if any(len(of_rank) != len(inputs) for of_rank in outputs):
             sizes = [len(of_rank) for of_rank in outputs]
             raise UsageError(f"{len(inputs)} tensors to gather, but lists for {sizes} of them")

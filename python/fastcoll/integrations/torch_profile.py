@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python group with its calls as events of torch's profiler.
 
-Decides what an event is called and when it ends: with the call, of an asynchronous one when that is
-complete. c10d_backend.cpp makes its events itself, by the same
-names (torch_names.py).
+Decides the name of an event and its end: with the call, or when an asynchronous call is complete.
+The C++ backend (c10d_backend.cpp) makes its events itself, by the same names (torch_names.py).
 """
 
 from collections.abc import Callable

@@ -15,8 +15,8 @@ from fastcoll.types import ReduceOp
 def sum_sparse(comm: BaseGroup, tensor: torch.Tensor, op: object) -> None:
     """Sum COO tensors of one shape over all ranks, in place. Collective.
 
-    Every rank gathers what all others have and adds it up in rank order, so a rank moves as many
-    bytes as all non-zero elements have.
+    Every rank gathers the non-zero elements of all ranks and adds them up in rank order. So a rank
+    moves as many bytes as all non-zero elements have.
 
     Raises:
         UnsupportedError: `op` is not SUM.

@@ -31,7 +31,7 @@ class TorchWork(dist.Work):
         self._recorded: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the calls are complete; raises what they raised. Of no time: no limit here."""
+        """Wait until the calls are complete; raises their error. A timeout of 0 is no limit."""
         for work in self._works:
             work.wait(timeout)
         if self._recorded is not None:
@@ -39,9 +39,9 @@ class TorchWork(dist.Work):
         return True
 
     def end_with(self, event: record_function) -> None:
-        """Let the profiler's event end when the calls are complete; who waits, waits for that too.
+        """Let the profiler's event end when the calls are complete; `wait` waits for that too.
 
-        In another thread than this one, whatever completes them: by that torch tells what was
+        The event always ends in another thread than this one: by that torch tells that a call was
         asynchronous.
         """
         caller = threading.get_ident()
@@ -78,7 +78,7 @@ class TorchWork(dist.Work):
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> Exception | None:
-        """Return what a call raised."""
+        """Return the first error that a call raised, or None."""
         return next((error for work in self._works if (error := work.exception())), None)
 
     def result(self) -> list[torch.Tensor]:

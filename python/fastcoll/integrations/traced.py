@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: disable-error-code="no-untyped-call"
-"""What torch's compiler traces in place of fastcoll's functions.
+"""The functions that torch's compiler traces in place of fastcoll's.
 
 Decides which calls can stand in a graph, as operators of `ops.py`; the others break the graph, and
 run as ever. Imported only where the compiler is: see `compile.py`.
 
 In a graph a tensor that requires grad gets one: the call is a step of the graph like any other.
-Outside, the functions have no gradient: autograd sees that they write their tensors, and a backward
-pass that needs the former values raises. There `ops.py` has what can be differentiated.
+Outside, the functions have no gradient. Autograd sees that they write their tensors, and a backward
+pass that needs the former values raises. The differentiable functions there are those of `ops.py`.
 """
 
 import inspect
@@ -30,10 +30,10 @@ _PREFIX = f"{fastcoll.__name__}."
 
 
 def teach() -> None:
-    """Tell the compiler what to trace in place of what."""
+    """Tell the compiler the function to trace in place of each of fastcoll's."""
     _skip_files()
     _skip_functions()
-    # What these return is put into the graph, and holds as long as the compiler's guards do.
+    # The results of these are put into the graph, and hold as long as the compiler's guards do.
     for constant in (ops.name_of, ops.code_of, ops.members_of):
         torch.compiler.assume_constant_result(constant)
     for function, traced in (
@@ -86,8 +86,8 @@ def _functions_of(holder: ModuleType | type) -> Iterator[FunctionType]:
 def _refuse(options: dict[str, object], source: object, target: object) -> None:
     """Break the graph at a call that can't stand in one.
 
-    That is one with options that no graph has, one of arrays, and one of tensors that do not fit
-    together: the function itself runs then, and says what is wrong.
+    Such a call has options that no graph has, arrays, or tensors that do not fit together. The
+    function itself then runs, and names the error.
     """
     asked = [name for name, value in options.items() if value and value != "auto"]
     if asked or not isinstance(source, Tensor) or not isinstance(target, Tensor):
