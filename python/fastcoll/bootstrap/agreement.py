@@ -1,43 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks of a broken group go on together: one answer for all who are left.
+"""Which ranks of a broken group go on together: one answer for all ranks that are left.
 
-The answer is a word in memory that all ranks of the old group share. It is 0 until one of them puts
-in, by compare-exchange, the ranks that go on; later ranks read that answer. No rank
-acts before it has read the answer, so there is one, whoever dies, is stopped or comes back at
-whatever moment (with a compare-exchange any number of processes agree: Herlihy, "Wait-free
-synchronization", TOPLAS 13, 1991).
+The answer is a word in memory that all ranks of the old group share. It is 0 until one rank writes,
+by compare-exchange, the ranks that go on. Later ranks read that answer. No rank acts before it has
+read the answer. So there is one answer, even if ranks die, stop or resume at any moment. With
+a compare-exchange any number of processes agree (Herlihy, "Wait-free synchronization", TOPLAS 13,
+1991).
 
-Decides what is left then: when a rank proposes, and whom. Pure: told what the ranks have said, who
-is gone and what time it is, it says what to propose. Must not know sockets, processes or memory.
+Decides when a rank proposes an answer, and which ranks the answer names. Pure: the inputs are the
+parts that each rank holds, the ranks that are gone, and the time. Must not know sockets, processes
+or memory.
 
-1. Everybody hands everybody its part of the new group. A rank says whose parts it has, and counts
-   itself in once all were sent its own: then it has joined.
-2. Who has joined, is not gone and has the parts of all such ranks can go on. Once that is all who
-   are not gone, any of them proposes it.
-3. Who does not join is waited for to the limit; any rank's limit ends it. Who has joined and does
-   not take the others' parts was stopped, and is waited for a moment.
+1. Every rank sends every other rank its part of the new group. A rank publishes the ranks whose
+   parts it holds. It adds itself once its own part was sent to all: then it has joined.
+2. A rank is able to go on if it has joined, is not gone, and holds the parts of all such ranks.
+   Once all ranks that are not gone are able, any of them proposes them.
+3. The others wait for a rank that has not joined, up to the limit; any rank's limit ends the wait.
+   A rank that has joined and does not take the others' parts was stopped. The wait for it is short.
 
-An answer may name a rank that has died since: the new group's first call finds that out. That a
-rank is late is told by time alone; one that was stopped may find that it is left out.
+An answer may name a rank that has died since: the new group's first call finds that out. Time alone
+tells that a rank is late. So a rank that was stopped may find that it is left out.
 """
 
 from collections.abc import Collection
 from typing import Protocol
 
-GRACE_S = 2.0  # for a rank that has joined to take what it was sent, on a busy machine
+GRACE_S = 2.0  # for a rank that has joined to take the others' parts, on a busy machine
 
 
 class Ballot(Protocol):
     """Words that the ranks of the old group share, and that outlive each of them; ranks as bits."""
 
     def hold_parts(self, ranks: int) -> None:
-        """Say whose parts this rank has, its own once everybody was sent it."""
+        """Publish the ranks whose parts this rank holds, with itself once its own went to all."""
 
     def parts_held(self) -> list[int]:
-        """Return what every rank has said, by rank."""
+        """Return the parts that every rank holds, by rank."""
 
     def decide_survivors(self, ranks: int) -> int:
-        """Make these the ranks that go on, unless that is decided; return what holds, 0 if nothing.
+        """Make these the ranks that go on, unless that is decided. Return the decision, or 0.
 
         0 changes nothing.
         """
@@ -68,8 +69,8 @@ class Agreement:
         """Return the ranks that shall go on, this one among them, as bits; 0 while it has to wait.
 
         Args:
-            held: What every rank has said, by rank. Read after the clock: what a rank said while
-                this one was stopped counts.
+            held: The parts that every rank holds, by rank. Read after the clock: parts published
+                while this rank was stopped count.
             gone: Ranks that are gone for certain.
             now_s: The time.
         """

@@ -2,7 +2,7 @@
 """Calls that may never return: a store behind a cut link, an MPI whose ranks are missing.
 
 Decides in which threads they run: daemons, which no process waits for when it ends. Must not know
-what is called.
+the calls.
 """
 
 import atexit
@@ -16,8 +16,8 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import FastcollError
 
 T = TypeVar("T")
-# What a thread that is through needs to end. One that came back while the interpreter ends would
-# take the process down, so those that are about to come back may do so first.
+# Time for a thread to end after its call. A thread that returns while the interpreter ends would
+# take the process down. So threads that are about to return may do so first.
 _LAST_S = 1.0
 _asking: "weakref.WeakSet[threading.Thread]"
 _lock: threading.Lock
@@ -55,7 +55,7 @@ def ask(question: Callable[[], T], limit_s: float) -> T:
 
     Raises:
         TimeoutError: There was none in time; the question goes on in its thread.
-        Exception: What the question raised.
+        Exception: The question's own error.
     """
     answers: list[T] = []
     errors: list[Exception] = []

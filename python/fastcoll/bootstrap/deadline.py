@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 # A wait looks at the clock this often, so that a longer time between two looks was not waited.
 _SLICE_S = 0.1
-# What counts of it. A loaded machine that runs a waiting thread only every T seconds comes to the
-# limit after T / 0.5 s times as long.
+# The most that counts of a longer time. A loaded machine that runs a waiting thread only every T
+# seconds comes to the limit after T / 0.5 s times as long.
 _MOST_S = 0.5
 
 
 class _RunningClock:
-    """The seconds that this process ran while somebody looked."""
+    """The seconds that this process ran while a thread looked at the clock."""
 
     def __init__(self) -> None:
         self._seen_s = time.monotonic()
@@ -65,7 +65,7 @@ class Deadline:
         """Wait until `wait_s(seconds)` returns something true, or nothing is left.
 
         Returns:
-            What it returned last.
+            The last result of `wait_s`.
         """
         while True:
             left_s = self.left_s()

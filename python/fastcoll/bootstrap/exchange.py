@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everybody's small facts to everybody, before there is a group.
+"""Exchanges small facts between all ranks, before there is a group.
 
 Decides how the introductions travel: a torch store, a torch process group of any backend, or a
 fastcoll group that exists already. As JSON, never as a pickle: a store listens on the network.
-Must not know what is said.
+Must not know the facts.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fastcoll.errors import CollectiveTimeout, UsageError
 Facts = dict[str, Any]
 
 _GAVE_UP = "gave up"
-_LAST_S = 0.5  # for the store to answer who asks at the end of his limit
+_LAST_S = 0.5  # for the store to answer a question at the end of the limit
 T = TypeVar("T")
 
 
@@ -47,7 +47,7 @@ class Exchange(Protocol):
         """The store."""
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
+        """Give `facts` and return those of all ranks, by rank. Collective."""
 
     def is_gone(self, peer: int) -> bool:
         """Return whether a rank is known to be gone; False also where that can't be known."""
@@ -59,7 +59,7 @@ class StoreExchange:
     node_map: NodeMap | None = None
 
     def __init__(self, store: Store, rank: int, world_size: int, name: str = "world") -> None:
-        """Meet over `store` those who make the group of this name, the same on all ranks."""
+        """Meet over `store` the ranks that make the group of this name, the same on all ranks."""
         try:
             rank, world_size = operator.index(rank), operator.index(world_size)
         except TypeError:
@@ -74,10 +74,10 @@ class StoreExchange:
         self._store = PrefixStore(f"fastcoll/{name}/{world_size}", store)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
+        """Give `facts` and return those of all ranks, by rank. Collective."""
 
-        # The n-th exchange of one rank on this store meets the n-th of the others, whatever else
-        # each process did before: groups can be made again and again on one store.
+        # The n-th exchange of one rank on this store meets the n-th of the others, independent of
+        # all else. So groups can be made again and again on one store.
         def publish() -> int:
             count = self._store.add(f"count/{self.rank}", 1)
             self._store.set(f"process/{count}/{self.rank}", _this_process())
@@ -101,7 +101,7 @@ class StoreExchange:
             raise
 
     def is_gone(self, peer: int) -> bool:
-        """Return False: a store says nothing of who lives."""
+        """Return False: a store does not know which ranks live."""
         return False
 
     def _collect(self, keys: list[str], count: int, deadline: Deadline) -> list[Facts]:
@@ -147,7 +147,7 @@ class StoreExchange:
         )
 
     def _namesake(self, count: int, deadline: Deadline) -> str:
-        """Return what to say of another process that came as this rank: it takes the next turn."""
+        """Return a text about another process that came as this rank: it takes the next turn."""
         for other in (count - 1, count + 1):
             key = f"process/{other}/{self.rank}"
             if not self._has([key], deadline):
@@ -197,7 +197,7 @@ class CollectiveExchange:
         self._group = group
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
+        """Give `facts` and return those of all ranks, by rank. Collective."""
         texts: list[str] = [""] * self.world_size
 
         def gather() -> None:
@@ -215,12 +215,12 @@ class CollectiveExchange:
         return [json.loads(text) for text in texts]
 
     def is_gone(self, peer: int) -> bool:
-        """Return False: a process group says nothing of who lives."""
+        """Return False: a process group does not know which ranks live."""
         return False
 
 
 class GathersBytes(Protocol):
-    """What a group is asked for while a part of it becomes a group."""
+    """The methods of a group that are used while a part of it becomes a group."""
 
     @property
     def rank(self) -> int:
@@ -231,11 +231,11 @@ class GathersBytes(Protocol):
         """The number of ranks."""
 
     def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
-        """Give bytes and return everybody's, by rank. Collective."""
+        """Give bytes and return those of all ranks, by rank. Collective."""
 
 
 class BytesExchange:
-    """Through a fastcoll group that exists already; `is_gone` is what it knows of its ranks."""
+    """Through a fastcoll group that exists already; `is_gone` asks it about its ranks."""
 
     node_map: NodeMap | None = None
 
@@ -252,7 +252,7 @@ class BytesExchange:
         self.is_gone = is_gone
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
+        """Give `facts` and return those of all ranks, by rank. Collective."""
         limit_s = max(deadline.left_s(), _LAST_S)
         rows = self._group.gather_bytes(json.dumps(facts).encode(), limit_s)
         return [json.loads(row) for row in rows]

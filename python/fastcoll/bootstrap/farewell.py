@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last word of a rank that can't go on: why, so that its peers name the same ranks.
+"""The last message of a rank that can't go on: the reason, so that its peers name the same ranks.
 
 A rank that dies says nothing; its peers see a hang-up and name it. A rank that gives up because
 of another one would look the same, so it sends its reason down every socket before it closes it.
-Decides the form of that message, which csrc/cpu/wait.cpp reads too. Must not know what was tried.
+Decides the form of that message, which csrc/cpu/wait.cpp reads too. Must not know the failed step.
 """
 
 import os
@@ -33,7 +33,7 @@ _REFUSED = "the operating system refused rank"
 
 
 def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
-    """Send the reason down some non-blocking sockets; who is gone does not get it."""
+    """Send the reason down some non-blocking sockets; a peer that is gone does not get it."""
     if isinstance(error, OSError | DriverError):
         reason = explain(error) if isinstance(error, OSError) else str(error)
         is_told = reason.startswith(_REFUSED)  # by another rank

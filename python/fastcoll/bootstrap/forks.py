@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forked children of a rank: they can use none of the groups that their parent had.
 
-Decides which process groups of torch a child has inherited, and what it is told. Its parent's
-stores and connections would mix both processes' questions. Must not know what the groups do.
+Decides which process groups of torch a child has inherited, and the error that it gets. The stores
+and connections of its parent would mix the questions of both. Must not know the groups' verbs.
 """
 
 import os
@@ -16,7 +16,7 @@ _inherited: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
 
 
 def refusal(name: str) -> UsageError:
-    """Return what a child raises; the same text as in csrc/group/process_group.cpp."""
+    """Return the error that a child raises; the same text as in csrc/group/process_group.cpp."""
     return UsageError(
         f'group "{name}" belongs to the process from which this one was forked, and this one is no '
         "rank of it. Call fastcoll in the parent, or make a group of this process's own: "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank tells the others about itself before they meet, and whether they fit together.
+"""The introduction that a rank sends to the others before they meet, and the check that they fit.
 
-Decides who may be in one group (the same version, settings and, within a node, user) and which
-ranks share a node. Must not know how the information travels.
+Decides which ranks may be in one group (the same version, settings and, within a node, user) and
+which ranks share a node. Must not know how the information travels.
 """
 
 import os
@@ -31,7 +31,7 @@ def library_version() -> str:
 
 
 def layout() -> str:
-    """Return what two builds must have in common to share a region."""
+    """Return the sizes that two builds must have in common to share a region."""
     return f"{_C.region_bytes()}/{_C.K_SLOT_BYTES}/{_C.K_NUM_SLOTS}/{_C.K_INLINE_MAX_BYTES}"
 
 
@@ -62,7 +62,7 @@ class Hello:
         cpu_quota: How many CPUs its cgroup may keep busy.
         hop: How the group moves bytes between nodes, if it has several.
         address: Name of the abstract socket on which the rank listens.
-        token: What a peer must say to be let in.
+        token: The secret that a peer must send to be accepted.
         ranks: Ranks of the parent group that the new group is made of, for a subgroup.
         tuning: Digest of its tuning table, or nothing.
     """
@@ -89,11 +89,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all ranks of a group must have agreed on beforehand.
+    """The terms that all ranks of a group must share.
 
     Attributes:
-        numerics: What the group's arithmetic promises.
-        hop: The same between nodes, and the carrier; compared if there are several.
+        numerics: The promise of the group's arithmetic.
+        hop: That promise between nodes, and the carrier; compared if there are several nodes.
     """
 
     numerics: str
@@ -101,7 +101,7 @@ class Terms:
 
 
 def machine() -> str:
-    """Return what tells the memory that this process can share from all other memory.
+    """Return a name for the memory that this process can share, different from all other memory's.
 
     Raises:
         OSError: It can't be read just now; a guess would make another node of this process.
@@ -132,12 +132,12 @@ def describe_rank(
 
 
 def excuse(error: OSError) -> dict[str, Any]:
-    """Return what a rank says in place of its introduction when it can't come."""
+    """Return the message that a rank sends in place of its introduction when it can't come."""
     return {_EXCUSE: explain(error)}
 
 
 def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
-    """Read everybody's introduction and check that they can form one group.
+    """Read the introductions of all ranks and check that they can form one group.
 
     Every rank comes to the same verdict.
 
@@ -160,7 +160,7 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
 
 
 def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
-    """Return a rank's introduction; whoever can write to the store may have sent anything."""
+    """Return a rank's introduction. Any process that can write to the store may have sent it."""
     wrong = sorted(form.keys() ^ row.keys())
     wrong += [name for name in form.keys() & row.keys() if type(row[name]) is not type(form[name])]
     for name in ("cpus", "ranks"):
@@ -202,9 +202,9 @@ def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
 
 
 def why_apart(hellos: Sequence[Hello]) -> str:
-    """Return what keeps ranks of one machine from sharing memory; empty if nothing does.
+    """Return the reason why ranks of one machine can't share memory; empty if they can.
 
-    A node that FASTCOLL_NODE_ID names was meant so.
+    Nodes that FASTCOLL_NODE_ID names are apart by intention, and give no reason.
     """
     boots: dict[str, dict[str, list[int]]] = {}
     for rank, hello in enumerate(hellos):
@@ -226,7 +226,7 @@ def why_apart(hellos: Sequence[Hello]) -> str:
 
 
 def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: NodeMap) -> None:
-    """Check that some ranks of a group share memory with whom they did when it was made.
+    """Check that some ranks of a group share memory with the same ranks as when it was made.
 
     Every rank comes to the same verdict.
 

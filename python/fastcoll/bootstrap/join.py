@@ -2,7 +2,7 @@
 """From an exchange to connected ranks: describe, compare, connect.
 
 Decides the order of the steps; the same for the first group and for a part of one. Must not know
-what a group does with its connections.
+how a group uses its connections.
 """
 
 import operator
@@ -35,7 +35,7 @@ class Peers:
 
     Attributes:
         mesh: The connections to the ranks of this node.
-        hellos: What each of these said of itself, in the order of the mesh.
+        hellos: The introduction of each of these, in the order of the mesh.
         seat: This process's place in the new group; None: all its ranks are on this node.
     """
 
@@ -75,11 +75,11 @@ def join(
 
     Args:
         exchange: How the ranks reach each other so far.
-        terms: What must be equal on all ranks.
+        terms: The terms that all ranks must share.
         deadline: When to give up.
         members: The ranks to connect, in their new order; none means all.
         tuning: Digest of this rank's tuning table, for the others to compare.
-        on_failure: Told of a failure on this node of several; returns what is to be raised.
+        on_failure: Told of a failure on this node of several; returns the error to raise.
 
     Returns:
         The connected ranks, or None where this rank is not one of them.
@@ -91,7 +91,7 @@ def join(
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way.
-        DriverError: The operating system refused a rank what it needs to come.
+        DriverError: The operating system refused a rank a descriptor or memory.
     """
     listener = None
     try:

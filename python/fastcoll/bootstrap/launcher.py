@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store that a launcher's environment names.
 
-Decides how long a rank waits for it and whom an error names. torch knows whether torchrun's agent
-or rank 0 serves it. Must not know what is told over it.
+Decides how long a rank waits for it and which rank an error names. Whether torchrun's agent or
+rank 0 serves the store is torch's business. Must not know the messages in the store.
 """
 
 from datetime import timedelta
@@ -24,7 +24,7 @@ def connect_store(launch: env.Launch, limit_s: float) -> Store:
     """
 
     def connect() -> Store:
-        # Without a world size torch waits for nobody: who is missing is for the exchange to say.
+        # Without a world size torch waits for no rank: the exchange finds the missing ranks.
         url = "env://?world_size=-1"
         store: Store
         store, _, _ = next(rendezvous(url, timeout=timedelta(seconds=limit_s)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread of a process makes a group; the others that want the same group wait for it.
 
-Decides who makes and who waits. The lock guards the table alone and is never held while a group is
-made: making is collective, and two threads may make two groups in one order here and in the other
-order on a peer. Must not know what a group is.
+Decides which thread makes a group and which threads wait. The lock guards the table alone and is
+never held while a group is made. Making is collective: two threads may make two groups in one order
+here, and in the other order on a peer. Must not know the groups.
 """
 
 import os
@@ -24,7 +24,7 @@ class _Making:
         self.error: Exception | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Keep what the waiting threads raise; a UsageError is about one thread's arguments."""
+        """Keep the error for the waiting threads; a UsageError is about one thread's arguments."""
         if isinstance(error, Exception):
             self.error = None if isinstance(error, UsageError) else error
         else:
@@ -32,7 +32,7 @@ class _Making:
             self.error = FastcollError(reason)
 
     def wait(self, name: str, deadline: Deadline) -> None:
-        """Wait until the other thread is through; raise what it raised."""
+        """Wait until the other thread is done; raise its error."""
         if self.thread == threading.get_ident():
             raise UsageError(
                 f'"{name}" is being made by this thread, which a signal handler has interrupted: '
@@ -47,7 +47,7 @@ class _Making:
 
 
 class Makers:
-    """Who makes which group of this process."""
+    """The groups of this process that threads are making now."""
 
     def __init__(self) -> None:
         self._forget()
@@ -64,17 +64,17 @@ class Makers:
 
     @contextmanager
     def hold(self, key: Hashable, name: str, limit_s: float) -> Iterator[None]:
-        """Be the one thread that makes a group. What it raises is raised in those that wait.
+        """Be the one thread that makes a group. Its error is raised in the threads that wait.
 
         Args:
             key: Which group.
-            name: The same for an error's text.
-            limit_s: How long to wait for another thread.
+            name: The group's name in the text of an error.
+            limit_s: Limit of the wait for another thread, in seconds.
 
         Raises:
             CollectiveTimeout: Another thread did not get through in time.
             UsageError: The caller is a signal handler that has interrupted the maker.
-            FastcollError: What the other thread raised.
+            FastcollError: The other thread's error.
         """
         mine, deadline = _Making(), Deadline(limit_s)
         try:
@@ -91,6 +91,6 @@ class Makers:
             mine.over.set()
 
     def _entered(self, key: Hashable, mine: _Making) -> _Making:
-        """Return who makes the group now: `mine`, if nobody did before."""
+        """Return the making in progress: `mine`, if there was none."""
         with self._lock:
             return self._open.setdefault(key, mine)

@@ -2,12 +2,12 @@
 """The sockets between the ranks of a node, and the passing of descriptors over them.
 
 Decides how descriptors travel (SCM_RIGHTS, one message per peer and exchange), and how a peer's end
-shows. Must not know what they are for. Once the C++ group owns the sockets, the mesh only borrows
-them.
+shows. Must not know the use of the descriptors. Once the C++ group owns the sockets, the mesh only
+borrows them.
 
-Shared memory has no name, so its descriptors travel here, over an abstract Unix socket, to peers
-that show a random token and the same user. The sockets stay open: the kernel tells at once when a
-peer is gone. A pidfd tells whether its process ended; from Linux 6.5 on the socket itself gives
+Shared memory has no name, so its descriptors travel here, over an abstract Unix socket. A peer must
+show a random token and the same user. The sockets stay open, so the kernel tells at once when a
+peer is gone. A pidfd tells whether its process ended. From Linux 6.5 on the socket itself gives
 one.
 """
 
@@ -63,8 +63,8 @@ class Mesh:
         socket_fds: By rank; -1 for this one.
         pids: Process ids by rank; 0 where not visible.
         pidfds: By rank; -1 for this one and where there is none.
-        unread: By rank, what a peer that ends the group has sent to end it (`bootstrap.shrink`)
-            while something else was awaited.
+        unread: By rank, messages of `bootstrap.shrink` from a peer that ends the group. They came
+            while this rank waited for another message.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Mesh:
         return cls(rank, fds, pids, pidfds)
 
     def close(self) -> None:
-        """Close the descriptors; only while nobody else owns them."""
+        """Close the descriptors; only while nothing else owns them."""
         for fd in (*self.socket_fds, *self.pidfds):
             if fd >= 0:
                 os.close(fd)
         self.socket_fds = self.pidfds = [-1] * self.world_size
 
     def is_gone(self, peer: int) -> bool:
-        """Return whether a peer's process ended or left the group; what it sent may be unread."""
+        """Return whether a peer's process ended or left the group; its messages may be unread."""
         gone = select.POLLRDHUP | select.POLLHUP | select.POLLERR
         poll = select.poll()
         poll.register(self.socket_fds[peer], select.POLLRDHUP)
@@ -139,13 +139,13 @@ class Mesh:
 
     @as_driver_error("exchanging descriptors")
     def exchange_fds(self, make: Callable[[], int], tag: int, deadline: Deadline) -> list[int]:
-        """Give every rank a copy of a descriptor and return everybody's, by rank. Collective.
+        """Give every rank a copy of a descriptor and return those of all, by rank. Collective.
 
         A rank that fails tells all others why; they raise the same.
 
         Args:
             make: Makes the descriptor; it stands in the result as it is, or is closed on an error.
-            tag: What the exchange is for; must be equal on all ranks.
+            tag: The number of this exchange; must be equal on all ranks.
             deadline: When to give up.
 
         Raises:
@@ -196,7 +196,7 @@ class Mesh:
             raise PeerLostError(f"rank {peer} hung up", [peer]) from error
 
     def _ready(self, missing: set[int], unsent: list[int], deadline: Deadline) -> list[int]:
-        """Return whose descriptors can be read; empty if those unsent are to be tried again."""
+        """Return peers with descriptors to read; empty if unsent ones are to be tried again."""
         if not missing and not unsent:
             return []
         poll = select.poll()
@@ -232,7 +232,7 @@ class Mesh:
         )
 
     def _require_usual(self, peer: int, packet: Packet) -> None:
-        """Raise the reason why a peer broke off what the group did, if the packet is one."""
+        """Raise the reason for which a peer gave up the group's step, if the packet is one."""
         if packet.message == SHRINK_TAG:
             self.unread[peer].append(packet)
             raise PeerLostError(f"rank {peer} left this call for shrink()", [peer])

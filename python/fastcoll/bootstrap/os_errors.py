@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operating system refuses while a group is made: no descriptors left, no memory.
+"""Errors of the operating system while a group is made: no descriptors left, no memory.
 
-Decides how that is said. Must not know what was tried.
+Decides the texts of these errors. Must not know the failed step.
 """
 
 import errno
@@ -18,7 +18,7 @@ _USE = (
 
 
 def explain(error: OSError) -> str:
-    """Return what was refused, by which limit, and what to do about it if that is known."""
+    """Return the refused call, the limit that refused it, and the remedy if that is known."""
     use = f"; {_USE}" if error.errno == errno.EMFILE else ""
     return f"{error}{_in_call(error)}{_C.limit_behind(error.errno or 0)}{use}"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connect the ranks of one node by sockets, so that they can pass each other file descriptors.
 
-Decides who connects to whom and who is let in: sockets are abstract (no file stays behind), a
-peer has to be of the same user and to know the random token. The sockets stay open for the life
-of the group: the kernel closes them when a peer dies. Must not know what the descriptors are.
+Decides which ranks connect, and which peers are accepted. Sockets are abstract, so no file stays
+behind. A peer has to be of the same user and to know the random token. The sockets stay open for
+the life of the group: the kernel closes them when a peer dies. Must not know the descriptors.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ _TOKEN_BYTES = 16
 _GREETING = struct.Struct(f"=I{_TOKEN_BYTES}s")
 _SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 _RETRY_S = 0.002
-# How often a rank that waits at its door asks whether those who do not come are gone.
+# How often a rank that waits for connections asks whether the missing ranks are gone.
 _LOOK_S = 0.1
-# How long a rank that fails goes on answering those who are on their way to its door.
+# How long a rank that fails goes on answering peers that are about to connect.
 _LINGER_S = 1.0
 
 
 class Listener:
-    """This rank's door: a socket under a random name, and the token that opens it."""
+    """This rank's listening socket, under a random name, and the token that peers must show."""
 
     def __init__(self, backlog: int = 128) -> None:
         self.address = f"fastcoll-{secrets.token_hex(16)}"
@@ -40,12 +40,12 @@ class Listener:
         self._socket = socket.socket(*_SOCKET)
         self._socket.bind("\0" + self.address)
         self._socket.listen(backlog)
-        self._nameless: dict[int, socket.socket] = {}  # by descriptor; who has not said who it is
-        # Given up to tell a peer that there is no descriptor left to let it in.
+        self._nameless: dict[int, socket.socket] = {}  # by descriptor; rank not known yet
+        # Closed to free a descriptor, so that a peer can be told that none is left.
         self._spare = self._socket.dup()
 
     def close(self) -> None:
-        """Close the door, also to those before it; other connections that exist stay."""
+        """Close the socket and the connections whose rank is not known yet; others stay."""
         self._socket.close()
         self._spare.close()
         for connection in self._nameless.values():
@@ -58,10 +58,10 @@ class Listener:
         deadline: Deadline,
         is_gone: Callable[[int], bool] = lambda peer: False,
     ) -> Mesh:
-        """Connect to all lower ranks and let all higher ranks in. Collective.
+        """Connect to all lower ranks and accept all higher ranks. Collective.
 
-        A rank that fails tells all others why; they raise the same. `is_gone` says so of a rank
-        that is not connected yet, where that is known.
+        A rank that fails tells all others why; they raise the same. `is_gone` tells whether a rank
+        that is not connected yet is gone, where that is known.
 
         Raises:
             CollectiveTimeout: A peer did not come in time.
@@ -95,9 +95,9 @@ class Listener:
         deadline: Deadline,
         is_gone: Callable[[int], bool] = lambda peer: False,
     ) -> Iterator[tuple[int, socket.socket]]:
-        """Accept until all expected are in; strangers are turned away without delay.
+        """Accept until all expected ranks are connected; others are turned away without delay.
 
-        Who is connected already is watched meanwhile, as one of them may give up.
+        Ranks that are connected already are watched meanwhile, as one of them may give up.
         """
         missing = set(expected)
         talking: set[int] = set()  # those that are past this step and wait for us in the next
@@ -115,7 +115,7 @@ class Listener:
             events = poll.poll(min(deadline.left_s(), _LOOK_S) * 1000 + 1)
             if not events and (gone := [peer for peer in missing if is_gone(peer)]):
                 raise PeerLostError(f"init (rank {rank}): ranks {gone} are gone", gone)
-            # Those who are in come first: a rank that gives up takes one at a time.
+            # Connected peers come first: a rank that gives up takes one at a time.
             for fd, _ in sorted(events, key=lambda event: event[0] == self._socket.fileno()):
                 if fd == self._socket.fileno():
                     self._let_in()
@@ -219,7 +219,7 @@ def _greet(connection: socket.socket, rank: int, peer: int, token: str) -> None:
 
 
 def _require_living(connection: socket.socket, peer: int) -> None:
-    """Raise what a peer gave up for, or its loss, if that is what there is to read."""
+    """Raise the reason for which a peer gave up, or its loss, if its message says so."""
     try:
         message = connection.recv(MOST_BYTES, socket.MSG_PEEK)
     except OSError:

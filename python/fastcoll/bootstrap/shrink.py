@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a broken group's sockets to a smaller mesh: the survivors agree, and connect anew.
 
-Decides what a rank hands over when it joins: its new region, and to each higher rank one end of a
-new socket. So the agreed ranks are connected, and nothing can fail afterwards. A rank that
-is left out may have got these descriptors; it never maps them. Must not know what a region holds.
+Decides the descriptors that a rank hands over when it joins: its new region, and to each higher
+rank one end of a new socket. So the agreed ranks are connected, and nothing can fail afterwards. A
+rank that is left out may have got these descriptors. It never maps them. Must not know the contents
+of a region.
 """
 
 import errno
@@ -19,7 +20,7 @@ from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh, Packet
 from fastcoll.bootstrap.os_errors import as_driver_error, no_place
 from fastcoll.errors import DesyncError, PeerLostError
 
-_LOOK_S = 0.02  # the others' words, and who is gone while a forked child keeps its socket open
+_LOOK_S = 0.02  # the others' words, and ranks that are gone though a forked child keeps the socket
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Survivors:
 def shrink(
     mesh: Mesh, ballot: Ballot, create_region: Callable[[], int], limit_s: float
 ) -> Survivors:
-    """Agree on who is left and connect them. Collective over the ranks that are left.
+    """Agree on the ranks that are left and connect them. Collective over those ranks.
 
     Args:
         mesh: The connections of the group that broke; they stay as they are.
@@ -75,13 +76,13 @@ def shrink(
 
 
 class _Room:
-    """Where one rank meets the others: what it has sent and got so far."""
+    """The descriptors that one rank has sent to the others, and got from them, so far."""
 
     def __init__(self, mesh: Mesh, ballot: Ballot, create_region: Callable[[], int]) -> None:
         self._mesh = mesh
         self._ballot = ballot
         self._gone: set[int] = set()
-        self._joined: set[int] = set()  # whom this rank has sent its part
+        self._joined: set[int] = set()  # the ranks that were sent this rank's part
         self._regions = [-1] * mesh.world_size
         self._sockets = [-1] * mesh.world_size
         self._theirs = [-1] * mesh.world_size  # the ends that higher ranks get
@@ -128,7 +129,7 @@ class _Room:
         return Survivors(Mesh(me, sockets, pids, pidfds), ranks, self._take(self._regions, ranks))
 
     def close(self) -> None:
-        """Close what was not taken."""
+        """Close all descriptors that were not taken."""
         for fds in (self._regions, self._sockets, self._theirs, self._pidfds):
             for rank, fd in enumerate(fds):
                 if fd >= 0:
@@ -165,7 +166,7 @@ class _Room:
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise
-                continue  # peers will take some of what this user has in flight
+                continue  # peers will take some of this user's descriptors in flight
             self._joined.add(peer)
 
     def _read_all(self, peer: int) -> None:
@@ -176,7 +177,7 @@ class _Room:
             self._take_part(peer, packet)
 
     def _take_part(self, peer: int, packet: Packet) -> None:
-        """Keep what a rank that joins hands over; what else comes is dropped."""
+        """Keep the descriptors of a rank that joins; drop all other packets."""
         expected = 2 if peer < self._mesh.rank else 1
         joins = packet.message == SHRINK_TAG and self._regions[peer] < 0
         if not joins or len(packet.fds) != expected:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the ranks of a new group copy out of each other's private memory.
 
-Decides what they agree on, from what each found when it tried. Must not know how a copy is made,
-nor which call is worth one.
+Decides the common setting from the outcome of every rank's attempt. Must not know how a copy is
+made, nor which call is worth one.
 """
 
 import errno
@@ -17,9 +17,9 @@ def agree(try_all: Callable[[bool, bool], list[int]]) -> tuple[SingleCopy, str]:
     """Return the setting that holds for all ranks, and the reason. Collective.
 
     Args:
-        try_all: Reads a sample of every rank's memory, unless told that this rank does not want
-            to, and returns everybody's outcome, an errno, by rank; collective. The second argument
-            says whether messages are copied even where their sender could send them.
+        try_all: Reads a sample of every rank's memory, and returns the outcome of all ranks, an
+            errno, by rank; collective. The first argument is False where this rank does not want
+            to. The second is True where messages are copied even if their sender could send them.
 
     Raises:
         UsageError: FASTCOLL_SINGLE_COPY has a value that it can't have.
