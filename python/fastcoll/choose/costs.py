@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constants of the cost model on one kind of device.
 
-Decides their names and units; what a call costs by them is the algorithms' matter, and what they
-are on a machine is shared.py's, or a tuning table's.
+Decides their names and units. The algorithms compute the cost of a call from them. Their values on
+a machine come from shared.py, or from a tuning table.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Costs:
     Attributes:
         flag_us: Alpha: one rank's signal reaches another.
         copy_us_per_byte: Beta: a copy in the rank's own memory.
-        peer_us_per_byte: Beta: a read of what another rank wrote.
-        reduce_us_per_byte: Gamma: what a byte of a peer costs more if it is added, not copied.
+        peer_us_per_byte: Beta: a read of bytes that another rank wrote.
+        reduce_us_per_byte: Gamma: the extra cost of a peer's byte that is added, not copied.
         switch_us: Alpha, for each rank that has no CPU of its own and waits to be scheduled.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of one call: what the C++ core needs to run it, equal on every rank.
+"""The plan of one call: all that the C++ core needs to run it, equal on every rank.
 
 Decides the fields and how a plan is shown. Knows nothing of how a plan is chosen or run.
 """

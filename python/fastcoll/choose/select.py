@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the algorithm of one call.
 
-Decides which candidate runs a request: the one that was asked for, or the fastest of those that
-the tuning table knows, or the cheapest by the model. Where the table can't tell the fastest from
-what would run without a table, that stands: the difference may be the noise of one measurement.
-Pure: no process group, no device, no environment, no private or symmetric memory, so that every
-rank comes to the same plan.
+Decides which candidate runs a request: the requested one, or the fastest that the tuning table
+knows, or the cheapest by the model. The model's choice stands where the table can't tell the
+fastest from it: the difference may be the noise of one measurement. Pure: no process group, no
+device, no environment, no private or symmetric memory. So every rank comes to the same plan.
 
-One choice covers all sizes between two of four to a doubling, as for the largest of them, however a
-message is cut into the tensors of a list or into uneven parts. So a program whose sizes are always
-new finds plans that C++ knows. (Not on GPUs, nor where an algorithm admits some of these sizes
-only.) The choice depends on the size alone, never on the sizes a rank has had before: otherwise
-ranks would come to different plans.
+Sizes are rounded up to one of four steps to a doubling, and one choice covers all sizes of a step.
+It also covers every cut of a message into the tensors of a list or into uneven parts. So a program
+with ever new sizes finds plans that C++ knows. This does not hold on GPUs, nor where an algorithm
+admits some of these sizes only. The choice depends on the size alone, never on the sizes a rank has
+had before. Otherwise ranks would come to different plans.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ _SIZES_LOG2 = 2  # how many sizes to a doubling are planned, in bits
 
 
 class Candidate(Protocol):
-    """What an algorithm module offers."""
+    """An algorithm module, as the selection sees it."""
 
     @property
     def name(self) -> str:
@@ -46,13 +45,13 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and what spoke for it.
+    """A plan, and the reasons for it.
 
     Attributes:
-        reasons: For each candidate a line of what spoke for or against it; times are those of the
-            largest of `numels`.
-        numels: The least and the largest numel whose plans differ from this one in nothing else;
-            nor do those of messages that are cut otherwise: the same list's or other parts' sizes.
+        reasons: For each candidate a line with the reason for or against it. Times are those of
+            the largest of `numels`.
+        numels: The least and the largest numel of this choice. Their plans differ from this one in
+            nothing else. Nor do the plans of messages with another cut into list or parts.
     """
 
     plan: Plan
@@ -66,10 +65,10 @@ def select(
     """Choose the plan of `request`: by the table first, by the model second.
 
     Args:
-        request: What is to be done.
+        request: The request.
         candidates: The algorithms.
-        table: What this machine was measured to do; the same on every rank of the group. Without
-            it, and for candidates that it does not know, times are the model's.
+        table: The measurements of this machine; the same on every rank of the group. Without it,
+            and for candidates that it does not know, times are the model's.
 
     Raises:
         UsageError: `request.algorithm` is not a name of an algorithm.
@@ -109,10 +108,10 @@ def select(
 
 
 def _planned_alike(request: Request, candidates: Sequence[Candidate]) -> tuple[int, int]:
-    """Return the least and the largest of the sizes for which one choice is made: the largest's.
+    """Return the least and the largest of the sizes with one choice, which is the largest's.
 
-    So a program of ever new sizes meets known plans. Powers of two are the largest of theirs. Not
-    on GPUs, where packs end at sizes of their own.
+    Powers of two are the largest of their sizes. On GPUs each size has its own choice, as packs end
+    at sizes of their own.
     """
     numel = request.numel
     if request.on_gpu:

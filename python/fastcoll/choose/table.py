@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuning table: what calls took on this machine, by algorithm and segment size.
+"""The tuning table: the times of calls on this machine, by algorithm and segment size.
 
-Decides the form of the file (tuning.schema.json), who may use one, and what it says of a request.
-Pure but for reading the file: every rank with an equal table comes to the same answer. Must not
-know how anything was measured.
+Decides the form of the file (tuning.schema.json), which machines and builds may use one, and its
+answer to a request. Pure but for reading the file: every rank with an equal table comes to the same
+answer. Must not know how anything was measured.
 
 A table overrides the model only if the intervals of the two algorithms lie apart. One measurement
 of two equally fast algorithms names a winner too, and another one the next time. An interval spans
@@ -27,13 +27,14 @@ from fastcoll.types import REDUCTIONS, Request, nccl_adds
 
 SCHEMA_NAME = "fastcoll-tuning-1"
 _SCHEMA_PATH = Path(__file__).with_name("tuning.schema.json")
-_MOST_BYTES = 64 << 20  # of a file: nobody measures that much
+_MOST_BYTES = 64 << 20  # of a file: no tuning run writes that much
 Json = dict[str, Any]
 
-# How a row calls reductions whose parts NCCL moves and a kernel of ours adds.
+# The name in a row for reductions whose parts NCCL moves and a kernel of ours adds.
 NCCL_MOVES = "nccl_moves"
-# (verb, ranks, algorithm, CPUs between them) or, on GPUs, (verb, ranks, algorithm, ranks per GPU,
-# channels) -> segment -> [(bytes, (us, low us, high us))], bytes ascending.
+# _Key -> segment -> [(bytes, (us, low us, high us))], bytes ascending.
+# On CPUs a key is (verb, ranks, algorithm, CPUs between them).
+# On GPUs it is (verb, ranks, algorithm, ranks per GPU, channels).
 _Key = tuple[str | int, ...]
 _Times = tuple[float, float, float]
 _Curves = dict[int, list[tuple[int, _Times]]]
@@ -41,9 +42,9 @@ _Curves = dict[int, list[tuple[int, _Times]]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What the table says of one algorithm: its time with the best segment size, and that size.
+    """The table's answer for one algorithm: its time with the best segment size, and that size.
 
-    `low_us` to `high_us` is where the time lies, as far as the measurement could tell.
+    `low_us` to `high_us` is the interval of the time, as far as the measurement could tell.
     """
 
     time_us: float
@@ -91,9 +92,9 @@ class TuningTable:
             points.append((int(row["size_bytes"]), times))
 
     def measured(self, request: Request, algorithm: str) -> Measured | None:
-        """Return what a request takes by an algorithm, between the sizes that were measured.
+        """Return the time of a request by an algorithm, between the sizes that were measured.
 
-        Whatever the dtype: bytes decide. None outside those sizes, for other worlds, where as many
+        Bytes decide, not the dtype. None outside those sizes, for other worlds, where as many
         ranks share other numbers of CPUs, GPUs or channels, and for parts of uneven size.
         """
         if request.splits:
@@ -114,7 +115,7 @@ class TuningTable:
 
 
 def _name_on_gpus(request: Request, algorithm: str) -> str:
-    """Return how rows call what an algorithm does for a request: NCCL adds, or only moves."""
+    """Return an algorithm's name in the rows: NCCL has two, as it adds or only moves."""
     any_order = request.numerics == "fast"
     if algorithm != "nccl" or request.verb not in REDUCTIONS:
         return algorithm
@@ -155,7 +156,7 @@ def read_table(path: Path, identity: Mapping[str, object]) -> TuningTable:
 
     Args:
         path: The file.
-        identity: What must be equal: the parts "build" and "machine" of the file.
+        identity: The parts "build" and "machine" that the file must have.
 
     Raises:
         UsageError: There is no such file, it is no table, or it is another machine's or build's.
@@ -183,7 +184,7 @@ def _held_against(document: Json, identity: Mapping[str, object]) -> Json:
 
 
 def difference(there: Mapping[str, object], here: object) -> str:
-    """Return what a table says of where it was made that is not so here; empty: nothing."""
+    """Return the first fact of a table's machine or build that differs here; empty: none."""
     for name, value in json.loads(json.dumps(here)).items():
         if (other := there.get(name)) != value:
             return f"{name} is {other!r} there, {value!r} here"

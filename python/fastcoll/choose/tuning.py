@@ -35,7 +35,7 @@ class Tuning:
 
     @property
     def digest(self) -> str:
-        """What the ranks compare; empty without a table."""
+        """The digest that the ranks compare; empty without a table."""
         return self.table.digest if self.table else ""
 
     def problem_on_gpus(self) -> str:
@@ -49,7 +49,7 @@ class Tuning:
 
 
 def identity() -> dict[str, dict[str, object]]:
-    """Return what a table must have in common with this process."""
+    """Return the build and machine that a table must share with this process."""
     build: dict[str, object] = {"version": library_version(), "layout": layout()}
     return {"build": build, "machine": fingerprint() | {"simd_level": _C.simd_level()}}
 
@@ -77,10 +77,10 @@ def _of_gpus(table: TuningTable) -> str:
 
 
 def agree(mine: Tuning, digests: Sequence[str]) -> Tuning:
-    """Return what the group chooses by, the same on every rank.
+    """Return the tuning that the group uses, the same on every rank.
 
     Args:
-        mine: What this rank has found.
+        mine: This rank's tuning.
         digests: Every rank's `Tuning.digest`, by rank.
     """
     if len(set(digests)) == 1:

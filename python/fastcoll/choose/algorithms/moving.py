@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verbs that only move data cost: who gives and who gets how many bytes, at what price.
+"""The cost of verbs that only move data: the bytes that each rank gives and gets, and their price.
 
 Decides the constants of staging and of single copies on CPUs. Must not know which wins.
 """
@@ -17,7 +17,7 @@ class Prices:
 
     Attributes:
         give: To copy a message into scratch.
-        get: To copy what a peer staged.
+        get: To copy a peer's staged message.
         read: To copy out of a peer's private memory (process_vm_readv).
     """
 
@@ -27,13 +27,13 @@ class Prices:
 
 
 # measured between 2 cores: `fastcoll bench all_gather` and `broadcast` beside Open MPI, which reads
-# private memory. An AMD core reads a peer's lines quicker than the kernel copies; an Intel
-# core does not, and writes lines that the peer has read at half its speed.
+# private memory. An AMD core reads a peer's cache lines quicker than the kernel copies. An Intel
+# core does not. It writes cache lines that the peer has read at half its speed.
 _CACHED = {
     "GenuineIntel": Prices(give=1 / 50e3, get=1 / 20e3, read=1 / 16e3),
     "AuthenticAMD": Prices(give=1 / 50e3, get=1 / 30e3, read=1 / 13e3),
 }
-# Messages that don't fit in a cache come from memory, whoever copies them: 64 MiB on Intel, 16 and
+# Messages that don't fit in a cache come from memory, in all three ways: 64 MiB on Intel, 16 and
 # 64 MiB on AMD.
 _LARGE = {
     "GenuineIntel": Prices(give=1 / 6.3e3, get=1 / 6.3e3, read=1 / 4.2e3),
@@ -41,8 +41,8 @@ _LARGE = {
 }
 _LARGE_BYTES = 8 << 20  # both ways tie on both
 _CALL_US = 1.5  # of the kernel, for a piece of memory to be read: measured
-# Parts whose sizes their two ranks only know: of the size for which the way matters. Small ones are
-# staged in any case.
+# The assumed size of parts whose size only their two ranks know: one for which the way matters.
+# Small ones are staged in any case.
 _COUNTED_BYTES = 1 << 20
 
 _SYMMETRIC = (Verb.all_gather, Verb.all_to_all)
@@ -64,7 +64,7 @@ def _prices(request: Request, calibrated: Costs | None, most_bytes: int) -> Pric
 
 
 def _bytes(request: Request) -> tuple[int, int]:
-    """Return what the rank that gives most gives away, and what the one that gets most gets."""
+    """Return the bytes of the rank that gives most, and of the rank that gets most."""
     part = request.numel * ITEMSIZE[request.dtype]
     if request.splits == COUNTED:
         part = _COUNTED_BYTES
@@ -77,7 +77,7 @@ def _bytes(request: Request) -> tuple[int, int]:
 
 
 def _moving_us(request: Request, give_us: float, get_us: float) -> float:
-    """Return how long it takes; linear in both, as what is fitted to measurements must be."""
+    """Return the time of the copies; linear in both, as a model fitted to measurements must be."""
     ranks, share = request.world_size, shared.share(request)
     if request.verb in _SYMMETRIC:
         return (give_us + get_us) * share
@@ -99,7 +99,7 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
 
 
 def _scheduling_us(request: Request, gives: int, costs: Costs) -> float:
-    """Return what a scatter waits for its root, which stages everybody's segments.
+    """Return the time that a scatter waits for its root, which stages the segments of all ranks.
 
     Where ranks share CPUs each of these is a turn of the scheduler: fits 1 to 16 MiB, 4 ranks on 2
     cores, `fastcoll regret`.
