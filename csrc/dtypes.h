@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codes of element types, operations, verbs and algorithms, and what each of them means. The
-// same codes stand in python/fastcoll/types.py; a test pins the two against each other. This file
-// knows no memory, no rank and no machine.
+// The codes of element types, operations, verbs and algorithms, with their meanings. The same codes
+// stand in python/fastcoll/types.py; a test pins the two against each other. This file knows no
+// memory, no rank and no machine.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ enum class Algorithm : std::uint8_t {
   ring = 2,
   chain = 3,
   direct = 4,
-  schedule = 5,     // on CPUs only: what the model's schedules say
+  schedule = 5,     // on CPUs only: a schedule of the model
   single_copy = 6,  // on CPUs only
   multimem = 7,     // on GPUs only
   nccl = 8,         // on GPUs only: NCCL carries, fastcoll adds where its own order is wanted
@@ -75,7 +75,7 @@ enum class Algorithm : std::uint8_t {
 inline constexpr int kNumAlgorithms = 7;  // those that the host's tables know
 inline constexpr int kNumGpuAlgorithms = 10;
 
-// What an operation may be applied to.
+// The kinds of element types; op_has_meaning decides by them.
 enum class Kind : std::uint8_t { floating, integer, boolean, complex };
 
 namespace detail {
@@ -122,7 +122,7 @@ constexpr bool verb_reduces(Verb verb) {
   return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
 }
 
-// One rank's part is not the others': `root` says whose.
+// One rank's part differs from the others': `root` is that rank.
 constexpr bool verb_has_root(Verb verb) {
   return verb == Verb::broadcast || verb == Verb::gather || verb == Verb::scatter ||
          verb == Verb::reduce;

@@ -50,11 +50,11 @@ struct Plan {
   bool inlined = false;  // flag-in-line packs: the message travels in the arrival lines
   uint8_t channels = 0;  // thread blocks of a rank's kernel; 0 on CPUs
   uint8_t reserved = 0;
-  uint64_t numel = 0;  // see Plan in _C.pyi for what it counts, by verb
+  uint64_t numel = 0;  // see Plan in _C.pyi for its meaning by verb
   int32_t root = 0;
   uint32_t segment_bytes = 0;  // staged bytes per segment, at most kSlotBytes
-  // Lists, parts of unequal size: what all ranks know of them; 0: neither. For a schedule: a hash
-  // of all ranks' programs.
+  // Of lists and parts of unequal size: the facts that all ranks know; 0: neither. For a schedule:
+  // a hash of all ranks' programs.
   uint64_t splits = 0;
   uint32_t hash = 0;  // of all the above
 
@@ -62,7 +62,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// The words of a Descriptor that say what is called; the fifth holds stamp and plan hash.
+// The words of a Descriptor that hold the plan; another one holds the stamp and the end segment.
 struct PlanWords {
   uint64_t kinds;
   uint64_t numel;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How shared words are read and written. Everything above is a template over one of these policies,
-// so that a test can run the very same code with a planted bug (tests/protocol/native/planted.h).
+// The access to shared words: memory orders, and the constants of a wait. All files above are
+// templates over such a policy. So a test runs the very same code with a planted bug
+// (tests/protocol/native/planted.h).
 //
-// Thus the shipped code also runs with relaxed orderings, with one buffer, or without a look at
-// `done`, and tests show that each of these is caught (tests/protocol/native/test_protocol.cpp).
-// Its signals are also explored completely, as a model (tests/protocol/models). kernels/README.md
-// says which check catches which bug.
+// Tests run the shipped code with relaxed orderings, with one buffer, or without a look at `done`.
+// They show that each of these bugs is caught (tests/protocol/native/test_protocol.cpp). A model of
+// the signals is explored completely (tests/protocol/models). The checks that catch each bug stand
+// in kernels/README.md.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +17,8 @@
 
 namespace fastcoll {
 
-// The real thing: acquire and release on every shared word, no stand-alone fences (race detectors
-// can't see them). Also what ThreadSanitizer runs.
+// The shipped policy: acquire and release on every shared word. It has no stand-alone fences, since
+// race detectors can't see them. ThreadSanitizer runs it, too.
 struct StdAtomics {
   static uint64_t load_acquire(const uint64_t& word) {
     return ref(word).load(std::memory_order_acquire);
@@ -31,8 +32,8 @@ struct StdAtomics {
   static void store_relaxed(uint64_t& word, uint64_t value) {
     ref(word).store(value, std::memory_order_relaxed);
   }
-  // Publishing a slot, a progress word or `done`: everything written before is visible to whoever
-  // acquires it.
+  // Publishes a slot, a progress word or `done`. All earlier writes are visible to a reader that
+  // acquires the word.
   static void arrive(uint64_t& word, uint64_t value) { store_release(word, value); }
 
   // A progress word: a fast peer may already be further, so >= on the circle, never ==.
@@ -63,22 +64,23 @@ struct StdAtomics {
   }
 
   // Spins before yielding: some 20 to 50 us, less than a sleep and a wake would cost. With fewer
-  // CPUs than ranks, whoever is awaited may need this very CPU, whatever it said when it arrived.
+  // CPUs than ranks, the awaited peer may need this very CPU, whatever CPU its arrival line names.
   static constexpr int kSpins = 2000;
   static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep
   static constexpr int kSpinsPerYield = 50;
-  static constexpr int kTransferSpins = 300;  // of who waits for a send or a receive
-  // Whether fetching a line that is written takes so long that writing past the caches is better
-  // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. In
-  // an experiment on a Zen 3, calls with near cores (5 to 12 ticks to fetch, up to 20 in the
-  // smallest copies) took twice as long past the caches (6 to 25 ticks), with far ones (22 to 37,
-  // against 6 to 12) about half as long. Hardly a copy past the caches took fewer ticks than 6.
+  static constexpr int kTransferSpins = 300;  // of a wait for a send or a receive
+  // Whether fetching the lines to write takes so long that writing past the caches is better
+  // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. The
+  // figures are from a Zen 3. Near cores took 5 to 12 ticks to fetch a line, up to 20 in the
+  // smallest copies. Past the caches a line took 6 to 25 ticks, and calls took twice as long. Far
+  // cores took 22 to 37 ticks to fetch a line, against 6 to 12 past the caches. There calls past
+  // the caches took about half as long. Hardly any copy past the caches took fewer ticks than 6.
   static constexpr bool is_slow(uint64_t fetching, uint64_t streaming) {
     return fetching >= std::max<uint64_t>(streaming, 6) + 10;
   }
 
-  // Every call says what it is, and is stamped; false only to measure what that costs
+  // Every call writes its descriptor and is stamped. False only to measure the cost of that
   // (bench/checks_cost.cpp).
   static constexpr bool kChecksCalls = true;
   static constexpr bool kChecksDone = true;
@@ -98,7 +100,7 @@ struct StdAtomics {
   }
 };
 
-// Wrap of the 64-bit compare: the defence against "simplifying" it to a plain >=.
+// Pins the wrap of the 64-bit compare: a plain >= fails here.
 static_assert(StdAtomics::reached(0, ~uint64_t{0}));
 static_assert(StdAtomics::reached(5, 5) && StdAtomics::reached(6, 5) && !StdAtomics::reached(4, 5));
 static_assert(!StdAtomics::reached(~uint64_t{0}, 0));

@@ -53,15 +53,16 @@ struct Call {
   size_t output_start(int part, size_t start) const {
     return (plan.verb == Verb::all_gather ? size_t(part) * plan.numel : 0) + start;
   }
-  // Whether elements can't be told from their addresses: only what is below here finds them.
+  // Whether the elements lie apart: then no address gives them, and only the functions below find
+  // them.
   bool lies_apart() const { return list || strided; }
   const std::byte* input_at(int part, size_t start) const {
     if (scatters() && parts) return parts->inputs[size_t(part)].ptr + start * elem_bytes();
     return input + input_start(part, start) * elem_bytes();
   }
 
-  // visit(input, output, numel) for every stretch of elements that lies in one tensor. `part` says
-  // which of the input in a reduce_scatter, of the output in an all_gather.
+  // visit(input, output, numel) for every stretch of elements that lies in one tensor. `part`: of
+  // the input in a reduce_scatter, of the output in an all_gather.
   template <class Visit>
   void each_stretch(int part, Span span, Visit visit) const {
     if (span.numel == 0) return;
@@ -183,7 +184,7 @@ constexpr size_t round_up(size_t a, size_t b) { return div_up(a, b) * b; }
 // for every rank: computed from the plan alone.
 class Chunks {
  public:
-  // slot_elem_bytes: what one element takes in a slot.
+  // slot_elem_bytes: the bytes of one element in a slot.
   template <class P>
   Chunks(const Call<P>& call, size_t slot_elem_bytes)
       : scatters_(call.scatters()), numel_(call.plan.numel) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // chain: accumulators travel from rank 0 to rank n-1, each rank adding its own, and the result
 // travels back. Neighbours only, like a ring, but summed in rank order: the same bits as one_shot
-// and two_shot. Pipelined by segments. A reduce_scatter keeps only its own part of what comes back.
+// and two_shot. Pipelined by segments. A reduce_scatter keeps only its own part of the returning
+// result.
 #pragma once
 
 #include "cpu/call.h"
@@ -56,7 +57,7 @@ class Chain {
   }
   std::byte* results(std::byte* slot) const { return slot + layout_.results_offset_bytes(); }
 
-  // 1. Add my input to what the left neighbour has summed; the last rank rounds.
+  // 1. Add my input to the left neighbour's sum; the last rank rounds.
   void forward(size_t k) {
     const Span span = segment(k);
     const std::byte* input = call_.input + span.start * layout_.elem;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Narrow floats (fp16, bf16, fp8) to and from fp32, exactly: widening is exact, narrowing rounds
-// to nearest even, and every NaN comes out as the type's one canonical NaN. Branch-free integer
-// arithmetic, because that is what compilers turn into SIMD on every instruction set, and because
-// it has the same bits everywhere (VCVTNEPS2BF16, for one, flushes subnormals). The two additions
-// of floats below need round-to-nearest-even; all their operands are normal.
+// Narrow floats (fp16, bf16, fp8) to and from fp32. Widening is exact, narrowing rounds to nearest
+// even, and every NaN comes out as the type's one canonical NaN. The arithmetic is branch-free and
+// on integers. So compilers turn it into SIMD on every instruction set, and it has the same bits
+// everywhere. Machine conversions differ: VCVTNEPS2BF16, for one, flushes subnormals. The two
+// additions of floats below need round-to-nearest-even; all their operands are normal.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ static FASTCOLL_INLINE std::uint16_t narrow_bf16(float value) {
   return static_cast<std::uint16_t>(round_bf16(value) >> 16);
 }
 
-// Sign, exponent, mantissa, as in IEEE 754, with subnormals. kMaxCode is what overflow becomes: the
+// Sign, exponent, mantissa, as in IEEE 754, with subnormals. An overflow becomes kMaxCode: the
 // infinity where there is one, else the largest number.
 template <int kExponentBits, int kMantissaBits, std::int32_t kMaxCode, std::int32_t kNaNCode>
 struct NarrowFloat {

@@ -13,17 +13,18 @@
 
 namespace fastcoll {
 
-// An empty message's address is null, which memcpy must not be given even for no bytes.
+// An empty message has a null address, and memcpy forbids null even for no bytes.
 inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
   if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
 }
 
-// The same past the caches: what is written is not read first, which is a third of a copy's traffic
-// with memory. For what no cache holds anyhow. memcpy does so by itself, but from a size that it
-// derives from the cache of a whole machine: hypervisors make up hundreds of MiB. Not for what a
-// peer has just written: measured slower, its lines come late and such stores can't wait for them.
+// The same past the caches, for lines that no cache holds. The written lines are not read first,
+// which saves a third of a copy's traffic with memory. The same is done by memcpy, but only from a
+// size that it derives from a whole machine's cache. Hypervisors make up hundreds of MiB there. Not
+// for a source that a peer has just written, which measured slower: its lines come late, and such
+// stores can't wait for them.
 inline void copy_past_caches(void* dst, const void* src, size_t num_bytes) {
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // which does not see such stores
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan does not see such stores
   constexpr size_t kLine = 64, kVector = sizeof(__m128i);
   auto* to = static_cast<std::byte*>(dst);
   auto* from = static_cast<const std::byte*>(src);
@@ -35,7 +36,7 @@ inline void copy_past_caches(void* dst, const void* src, size_t num_bytes) {
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
   }
   copy_bytes(to + at, from + at, num_bytes - at);
-  _mm_sfence();  // peers may read it after a signal, which such stores don't wait for
+  _mm_sfence();  // orders such stores before the signal after which peers read
 #else
   copy_bytes(dst, src, num_bytes);  // other CPUs see by themselves that whole lines are written
 #endif

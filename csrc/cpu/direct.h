@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct: all verbs that only move data. On memory everyone can read there is nothing to choose:
-// who gives stages its message (or points at its symmetric tensor), who gets it copies. Verbs
-// differ in who gives to whom, and in whether a message is one part for all or a part for each.
-// A plan by single_copy runs here too: it differs in where a private message is read.
+// direct: the one algorithm of all verbs that only move data. A giver stages its message or
+// publishes the place of its symmetric tensor; each getter copies it from there. Verbs differ in
+// their givers and getters, and in one part for all ranks or a part for each. A plan by single_copy
+// runs here, too: it reads a private message in place.
 //
 // Parts may lie anywhere, so lists of tensors are neither flattened nor copied. Split sizes travel
 // in the arrival lines of the call that uses them, not in a call of their own.
@@ -98,10 +98,10 @@ class Direct {
   bool gets_from(int peer) const { return peer != rank_ && gives(peer) && gets(rank_); }
 
  private:
-  // Below this a copy costs less than waiting until everybody has read a symmetric tensor.
+  // Below this a copy costs less than waiting until all ranks have read a symmetric tensor.
   static constexpr size_t kLeastInPlaceBytes = size_t{64} << 10;
 
-  // ---- who gives to whom ------------------------------------------------------------------------
+  // ---- givers and getters -----------------------------------------------------------------------
   bool from_root() const {
     return call_.plan.verb == Verb::broadcast || call_.plan.verb == Verb::scatter;
   }
@@ -120,8 +120,8 @@ class Direct {
   // ---- messages in the flag lines ---------------------------------------------------------------
   FASTCOLL_HOT void give_inlined() {
     const size_t own_bytes = part_for(rank_).num_bytes;
-    // A rank that gives nothing arrives too: its line tells the next call's waiters that it was
-    // here.
+    // A rank that gives nothing arrives, too: its line shows the waiters of the next call that it
+    // made this one.
     if (!gives(rank_) || is_barrier_) group_.arrive_inlined(nullptr, 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
     else if (call_.lies_apart())
@@ -156,8 +156,8 @@ class Direct {
   }
 
   // ---- parts of sizes that only their two ranks know --------------------------------------------
-  // The arrival lines carry where the message lies and its parts' sizes, so every rank sees them
-  // all, and cuts the call alike.
+  // The arrival lines carry the message's location and its parts' sizes. So every rank sees them
+  // all and cuts the call alike.
   void run_counted() {
     const size_t world = size_t(world_);
     const auto given = [&](const uint64_t* row, size_t to) { return row[1 + to]; };
@@ -216,7 +216,7 @@ class Direct {
     stage(0);
   }
 
-  // 1. Segment k of my parts, for everybody to read.
+  // 1. Segment k of my parts, for all peers to read.
   void stage(size_t k) {
     if (location_ != Location::kStaged) return;
     std::byte* slot = group_.claim_slot(k);
@@ -232,8 +232,8 @@ class Direct {
   // first_published: segments from here on are announced by progress words, those before by the
   // arrival.
   void move(const uint64_t* sources, size_t first_published) {
-    // Who only gives needs nothing of anybody: it must not hold up its peers' slots, nor its own
-    // later calls.
+    // A rank that only gives reads no peer's memory. It consumes at once, so as not to hold up its
+    // peers' slots or its own later calls.
     const bool is_getter = gets(rank_), is_giver = gives(rank_);
     if (!is_getter) group_.consume(cut_.num_segments);
     bool by_segments = is_giver && location_ == Location::kStaged;
@@ -263,7 +263,7 @@ class Direct {
       group_.consume(k + 1);
     }
     if (location_ == Location::kStaged) return;
-    // A message that is read where it lies is its owner's again only when everybody has read it.
+    // The owner of a message that is read in place may reuse it only when all ranks have read it.
     group_.consume(cut_.num_segments);
     if (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
   }
@@ -272,7 +272,7 @@ class Direct {
     return call_.plan.algorithm == Algorithm::single_copy && Location::is_private(source);
   }
 
-  // 2. All that a peer gives me out of its private memory.
+  // 2. A peer's whole part for me, out of its private memory.
   void take(int peer, uint64_t source) {
     const Part part = part_from(peer);
     if (part.num_bytes == 0) return;
@@ -296,8 +296,8 @@ class Direct {
     put(peer, k * cut_.chunk_bytes, from, num_bytes);
   }
 
-  // Bytes of the part that I give to all, and of what a peer gives me: a list or a strided
-  // tensor is not in one place.
+  // Bytes of my part for all ranks, and of a peer's part for me. A list or a strided tensor is not
+  // in one place.
   void give(std::byte* to, size_t start_bytes, size_t num_bytes) const {
     if (call_.lies_apart()) return call_.read_input(to, rank_, elements(start_bytes, num_bytes));
     group_.staging_copy()(to, part_for(rank_).ptr + start_bytes, num_bytes);
@@ -336,7 +336,7 @@ class Direct {
     return std::min(cut_.chunk_bytes,
                     part.num_bytes - std::min(part.num_bytes, k * cut_.chunk_bytes));
   }
-  size_t place_in_slot(int from, int to) const {  // nobody stages a part for itself
+  size_t place_in_slot(int from, int to) const {  // no rank stages a part for itself
     return size_t(to < from ? to : to - 1) * cut_.chunk_bytes;
   }
   // Where my part begins in a peer's message.

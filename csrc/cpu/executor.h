@@ -58,13 +58,13 @@ class Executor {
   }
 
  private:
-  // As many as leave the others room to be behind.
+  // So many that slower ranks have room to be behind.
   static constexpr size_t kAhead = kNumSlots / 2;
 
   bool ended(size_t k) const { return at_[k % kAhead] == program_.steps().size(); }
 
-  // Other ranks write into my slot of segment k as I do into theirs: so everybody waits for
-  // everybody's `done` before its first step.
+  // Other ranks write into my slot of segment k as I do into theirs. So all ranks wait for the
+  // `done` of all ranks before their first step.
   void start(size_t k) {
     if (P::kClaimsSegments) group_.claim_slot(k);
     at_[k % kAhead] = 0;

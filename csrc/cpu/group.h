@@ -40,8 +40,8 @@
 #include "layout.h"
 #include "plan.h"
 
-// For what every small call goes through. A compiler that may not, as other files could call it
-// too, leaves a tenth of the shortest call's time to calls of its own.
+// For the functions that every small call goes through. Not inlined, as other files could call
+// them, they take a tenth of the shortest call's time.
 #define FASTCOLL_HOT [[gnu::always_inline]] inline
 
 namespace fastcoll {
@@ -58,16 +58,16 @@ struct GroupOptions {
   uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
 };
 
-// What a call takes of the scratch, the same on every rank: so many segments (1 if it stages
-// nothing), none with more bytes than these.
+// A call's share of the scratch, the same on every rank: so many segments (1 if it stages nothing).
+// No segment has more bytes than these.
 struct Staging {
   uint64_t num_segments;
   size_t segment_bytes = kSlotBytes;
   bool in_few_slots = false;  // takes kFewSlots by turns, not all
 
-  // Of the places in a slot where its segments may lie. A small message lies somewhere else each
-  // time: a line that was used a moment ago is in the peers' caches still, and to write it again
-  // takes longer than to fetch one that is not. Large ones see to that by themselves.
+  // Bytes of one place in a slot; segments take its places by turns. A line used a moment ago is
+  // still in the peers' caches, and writing it takes longer than fetching one that is not. So a
+  // small message goes to other lines each time; large ones do so anyhow.
   size_t place_bytes() const {
     constexpr size_t kLeastBytes = size_t{8} << 10;  // less gains nothing more
     static_assert(std::has_single_bit(kSlotBytes));
@@ -76,7 +76,7 @@ struct Staging {
   }
 };
 
-// A shared word somebody waits for. exact: a slot, compared on == with the stamp; else >=.
+// A shared word and the value to wait for. exact: a slot, compared on == with the stamp; else >=.
 struct Awaited {
   const uint64_t* word;
   uint64_t target;
@@ -116,8 +116,8 @@ class Group {
   bool may_begin(bool stages);
   // Go on with a call that this thread did not begin.
   void go_on(Host& host) { host_ = &host; }
-  // Take another number of segments than `begin` was told, before the first is staged: for calls
-  // whose sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
+  // Change the number of segments given to `begin`, before the first is staged. For calls whose
+  // sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
   void take_segments(uint64_t count) { next_segment_ = first_segment_ + count; }
   void abandon() { plan_ = nullptr; }  // after an exception: the group's verdict is set
 
@@ -131,7 +131,7 @@ class Group {
   // ---- progress inside a call -----------------------------------------------------------------
   void publish_staged(uint64_t count) { signal(me_->staged, progress(count)); }
   void publish_reduced(uint64_t count) { signal(me_->reduced, progress(count)); }
-  // With all of a message of so many bytes in its lines.
+  // Whether a peer has arrived, with all of a message of so many bytes in its lines.
   bool has_arrived(int peer, size_t num_bytes) {
     const size_t line_idx = call_ % P::kLines;
     if (num_bytes <= ArriveLine::kPayloadBytes)
@@ -158,7 +158,7 @@ class Group {
   }
 
   // ---- scratch: a ring of slots, one per segment, over all calls ------------------------------
-  // My slot for segment k of this call, once every rank has consumed what it held.
+  // My slot for segment k of this call. Returns once all ranks have consumed its old contents.
   std::byte* claim_slot(uint64_t segment_idx) {
     const uint64_t segment = first_segment_ + segment_idx;
     require_done(done_before(segment));
@@ -169,7 +169,7 @@ class Group {
   }
   // Fills a claimed slot.
   StagingCopy<P>& staging_copy() { return staging_copy_; }
-  // I need nothing more of segments below `count` of this call, in anybody's memory.
+  // I need nothing more of segments below `count` of this call, in any rank's memory.
   void consume(uint64_t count) { signal(me_->done, first_segment_ + count); }
   // Wait until every rank has consumed segments below `count` of this call.
   void wait_consumed(uint64_t count) { require_done(first_segment_ + count); }
@@ -190,7 +190,7 @@ class Group {
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks = 0) {
     throw_verdict(decide_verdict(kind, text, ranks));
   }
-  // A peer wrote something into its memory that no rank of this program does.
+  // A peer's memory holds a value that no rank of this program writes.
   [[noreturn]] void fail_damaged(const std::string& name, int peer, const std::string& what) {
     fail(ErrorKind::desync,
          name + ": rank " + std::to_string(peer) + " published " + what +
@@ -198,8 +198,8 @@ class Group {
              "over: call fastcoll.shrink() or fastcoll.destroy()",
          uint64_t{1} << peer);
   }
-  // The ranks that have not come to the call a peer waits in, but for those that wait elsewhere;
-  // none: it waits in no call. For what an error says.
+  // The ranks that have not entered the call in which a peer waits, except those that wait
+  // elsewhere. 0: it waits in no call. For an error's text.
   uint64_t awaited_by(int peer);
   std::string call_name()
       const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
@@ -236,16 +236,16 @@ class Group {
     bool was_seen = false;  // entering it; else it did so some time before
   };
 
-  // So many yields without progress, and it does not run here, whatever it said.
+  // After so many yields without progress a peer does not run here, whatever its line says.
   static constexpr int kTrustedYields = 4;
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr int64_t kSpreadUs = 50000;     // moved too often, ranks would lose their caches
   static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
   static constexpr int64_t kShortSleepUs = 2000;  // without it can: look again soon
 
-  // Progress words only grow, over all calls, and are as wide as time: a word that stays idle while
-  // 2^31 calls pass would look ahead if calls were counted in 32 bits. No call publishes more than
-  // 2n-1 steps (ring) for each of its segments.
+  // Progress words only grow, over all calls, and have 64 bits. Counted in 32 bits, a word that
+  // stays idle while 2^31 calls pass would look ahead. No call publishes more than 2n-1 steps
+  // (ring) for each of its segments.
   uint64_t progress(uint64_t count) const { return first_segment_ * (2 * kMaxWorld) + count; }
   // Grows from segment to segment of a slot, too.
   uint64_t signals_value(uint64_t segment_idx, uint64_t count) const {
@@ -257,8 +257,8 @@ class Group {
   Awaited signalled(int peer, uint64_t segment_idx, uint64_t count) {
     return {&signals(peer, segment_idx).value, signals_value(segment_idx, count), false};
   }
-  // What every rank must have consumed before anybody writes a segment: who may have its slot. In a
-  // call that takes few slots, and for as many segments behind it, that is a segment nearer by.
+  // The `done` that every rank must have reached before any rank writes a segment. In a call that
+  // takes few slots, and for kFewSlots segments after it, the slot's last segment is nearer.
   uint64_t done_before(uint64_t segment) const {
     const bool few = int64_t(segment - kFewSlots - few_slots_until_) < 0;
     return segment + 1 - (few ? kFewSlots : kNumSlots);
@@ -269,7 +269,7 @@ class Group {
   }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
-  // All of a slot is a segment's while it has it, wherever it lies in there.
+  // A segment owns its whole slot, wherever in the slot it lies.
   std::byte* slot_ptr(int peer, uint64_t segment) {
     static_assert(std::has_single_bit(kFewSlots) && kNumSlots % kFewSlots == 0);
     return peers_[peer].scratch + segment % num_slots_ % P::kSlots * kSlotBytes +
@@ -322,7 +322,7 @@ class Group {
   std::string what_it_did_last(int peer, int64_t time_us);
   void compare_descriptors(int peer);
   bool waits_itself(int peer);
-  // Names who holds up the others, rather than who waits for it in turn.
+  // Names the ranks that hold up the others, not those that wait in turn.
   [[noreturn]] void fail_timeout(int peer, int64_t waited_us);
   [[noreturn]] void throw_verdict(uint64_t poison) const;
 
@@ -400,8 +400,8 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   }
   first_segments_[call_ % kDepth] = first_segment_;
   if constexpr (P::kChecksCalls) write_descriptor();
-  // Line call % kDepth was last used by call - kDepth: all ranks must be through with that one,
-  // that is, have consumed the segments before those of call - kDepth + 1.
+  // Line call % kDepth was last used by call - kDepth. All ranks must have finished that call: then
+  // they have consumed the segments before those of call - kDepth + 1.
   require_done(first_segments_[(call_ + 1) % kDepth]);
 }
 
@@ -455,7 +455,7 @@ FASTCOLL_HOT const ArriveLine& Group<P>::wait_arrival(int peer) {
   const ArriveLine& line = pad(peer).arrive[call_ % P::kLines];
   wait(peer, {&line.slot, slot_value(), true});
   peers_[peer].cpu = line.cpu;
-  // It arrived here, so it is through with every earlier call.
+  // It arrived here, so it has finished every earlier call.
   if (int64_t(first_segment_ - peers_[peer].known_done) > 0)
     peers_[peer].known_done = first_segment_;
   return line;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say about themselves: descriptors of their calls, and the group's verdict.
+// The descriptors that ranks write of their calls, and the group's one verdict. Rank 0's poison
+// word decides among ranks that fail at once, so all ranks report the same error.
 #pragma once
 
 #include <sched.h>
@@ -42,8 +43,8 @@ uint64_t Group<P>::last_entered_call(int peer) {
 
 template <class P>
 void Group<P>::compare_descriptors(int peer) {
-  // A stamp holds all earlier ones: where the latest that both wrote agree, nothing differs. Else
-  // walk back to the first difference, which is the one to report.
+  // A stamp depends on all earlier ones: where the latest entries of both ranks agree, nothing
+  // differs. Otherwise walk back to the first difference and report it.
   std::optional<Operation> mine, theirs;  // where they first differ
   const uint64_t oldest = call_ < kRingEntries ? 1 : call_ - kRingEntries + 1;
   for (uint64_t call = call_; call >= oldest && call > options_.first_call; --call) {
@@ -82,7 +83,7 @@ void Group<P>::check() const {
 
 template <class P>
 void Group<P>::throw_verdict(uint64_t poison) const {
-  // A peer wrote these: nothing of it may lead outside the page.
+  // A peer wrote these words: none of them may lead outside the page.
   if (poison > uint64_t(world_size()))
     throw Failure(ErrorKind::desync, "group \"" + options_.name + "\": a poison word is damaged");
   const VerdictPage& verdict = peers_[poison - 1].pad->verdict;
@@ -105,7 +106,7 @@ uint64_t Group<P>::decide_verdict(ErrorKind kind, const std::string& text, uint6
     page_ = Page::written;
   }
   while (page_ != Page::written) sched_yield();
-  // Rank 0's word decides between ranks that fail at once; then everybody is told the winner.
+  // Rank 0's word decides between ranks that fail at once; then all ranks get the winner.
   const uint64_t winner = P::set_once(peers_[0].pad->poison.value, uint64_t(rank()) + 1);
   for (int peer = 0; peer < world_size(); ++peer)
     P::set_once(peers_[peer].pad->poison.value, winner);

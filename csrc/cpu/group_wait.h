@@ -69,8 +69,8 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
   const uint32_t seen = P::load_wake(line);
   P::set_sleepers(line);
   // The owner stores its word, then loads `sleepers`; we stored `sleepers` and now load the word.
-  // One of the two must see the other's store, which takes a full barrier on both sides: ours is
-  // paid here for both, so that the owner's fast path has none.
+  // One of the two must see the other's store, and that takes a full barrier on both sides. We pay
+  // both barriers here, so that the owner's fast path has none.
   const bool sure = membarrier_everywhere();
   if (met(awaited)) return;
   futex_wait(&line.wake, seen, sure ? kSleepUs : kShortSleepUs);
@@ -103,7 +103,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited
   if (peer_is_gone(options_.links[peer])) {
     // It may have done its part first and exited: that is no loss.
     if (met(awaited)) return;
-    check();  // who leaves a broken group has told why, and leaves a message for shrink()
+    check();  // of a broken group: its verdict stands, and the socket's message is for shrink()
     Farewell farewell;
     if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
       fail(ErrorKind(farewell.kind),
@@ -167,7 +167,7 @@ std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
           at_site(entered.site);
   if (int64_t(last - call_) < 0) text += ", not #" + std::to_string(call_);
   const Peer& seen = peers_[peer];
-  // What it noted itself, if it waited there or traces; else what was seen from here.
+  // The time that the peer noted, if it waited there or traces; else the time seen from here.
   if (const uint64_t began_us = entered.began_us ? entered.began_us : entered.wait_began_us)
     text += ", " + seconds_text(time_us - int64_t(began_us)) + " ago";
   else if (seen.last_call == last)
@@ -178,7 +178,7 @@ std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
   return text;
 }
 
-// Whether a peer is held up by somebody else: it waits, and long, in a call, a send or a receive.
+// Whether a peer is held up itself: it has waited long, in a call, a send or a receive.
 template <class P>
 bool Group<P>::waits_itself(int peer) {
   if (process_is_stopped(options_.links[peer].pid)) return false;

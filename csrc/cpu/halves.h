@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small call in two halves, between which time may pass, and threads may change: give, which
-// waits for nobody, and take, in which nobody waits for this rank.
+// A small call in two halves, between which time may pass and threads may change. The give half
+// waits for no rank; no rank waits for the take half.
 //
 // Why halves: waking a thread costs several times a small call, and the program waits for most
 // calls. So the give half runs where the call is made, if nothing is queued before it. The take
@@ -9,14 +9,14 @@
 // one wait must not end the call: the waiting thread leaves it (Host::steps_out) and another
 // continues it.
 //
-// Peers don't notice a call that rests: this rank's data is already there, and a later call waits
-// for this rank as for any late one. Excluded are two_shot, ring and chain, whose second half
-// peers wait for, and data that peers read in place. The take half moves at most 128 KiB: above
-// that a thread beside the program is worth its wake-up.
+// Peers don't notice a call that rests. This rank's data is already there, and a later call waits
+// for this rank as for any late one. Excluded are two_shot, ring and chain, whose second half peers
+// wait for, and data that peers read in place. The take half moves at most 128 KiB: above that a
+// thread beside the program is worth its wake-up.
 //
-// The queue tells torch's compiled backend when a call is over, and the backend tells the queue
-// when a handle is gone (c10d_work.h). torch's handles are counted references, so the queue's one
-// is weak.
+// The queue tells torch's compiled backend when a call is over. The backend tells the queue when a
+// handle is gone (c10d_work.h). Handles of torch are counted references, so the queue keeps a weak
+// one.
 #pragma once
 
 #include "cpu/run.h"
@@ -55,8 +55,8 @@ void take(Call<P>& call) {
   else StagedOneShot<P>(call).take();
 }
 
-// Begin a call and give this rank's part of it, if that takes no wait: whether that was done. Then
-// `finish` is to be called, in any thread, before anything else of the group is. Throws Failure.
+// Begin a call and give this rank's part, if that takes no wait; returns whether it did. Then
+// `finish` must be called, in any thread, before any other call of the group. Throws Failure.
 template <class P>
 bool begin_half(Call<P>& call, Host& host, double timeout_s) {
   if (!has_halves(call) || !call.group.may_begin(!call.plan.inlined)) return false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of the reductions on arrays of one process, for Python: what a rank does itself
-// with bytes that came from other nodes. Arrays are addresses; codes out of range or without
-// meaning raise Failure.
+// The arithmetic of the reductions on arrays of one process, for Python: a rank combines bytes that
+// came from other nodes. Arrays are addresses; codes out of range or without meaning raise Failure.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +13,10 @@ namespace fastcoll {
 void reduce_arrays(int dtype, int op, const std::vector<uintptr_t>& sources, uintptr_t target,
                    size_t numel);
 
-// Makes the type in which partial sums are kept of a dtype.
+// Widens elements of a dtype to the type of its partial sums.
 void widen_array(int dtype, uintptr_t source, uintptr_t target, size_t numel);
 
-// Rounds partial results to the dtype, after what is left of the operation.
+// Rounds partial results to the dtype, after the rest of the operation (AVG's division).
 void finish_array(int dtype, int op, uintptr_t source, uintptr_t target, size_t numel,
                   int world_size);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// one_shot: every rank stages its whole input, and reads and reduces everybody's, in rank order.
-// One synchronisation. Per rank (n+3) S bytes move for a message of S bytes on n ranks.
+// one_shot: every rank stages its whole input, then reads and reduces the inputs of all ranks, in
+// rank order. One synchronisation. Per rank (n+3) S bytes move for a message of S bytes on n ranks.
 #pragma once
 
 #include "cpu/call.h"
@@ -11,7 +11,7 @@ namespace fastcoll {
 // In a reduce only the root reads; the others give and are through.
 
 // The message travels inside the flag lines: no location, no second line for small messages. In two
-// halves, between which time may pass: the first one waits for nobody.
+// halves, between which time may pass: the first one waits for no rank.
 template <class P>
 FASTCOLL_HOT void give_inlined(Call<P>& call) {
   Group<P>& group = call.group;
@@ -62,7 +62,7 @@ class StagedOneShot {
         stride_(one_shot_staging(call.plan).segment_bytes / call.elem_bytes()) {}
 
   void give() {
-    // Who gets nothing needs nothing of anybody: it must not hold up its peers' slots.
+    // A rank that gets nothing reads no peer's memory: it must not hold up its peers' slots.
     if (!call_.gets(call_.rank())) group_.consume(num_segments_);
     stage(0);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call reads and writes where it is more than one message: parts, lists, strided tensors;
-// and which plans take them. Knows no protocol.
+// The operands of a call that are more than one message: parts, lists, strided tensors. Says which
+// plans take them, and knows no protocol.
 //
 // A list of tensors is one message. Algorithms never see where its elements lie: they ask for
 // stretches of it (Call::each_stretch), staging gathers from the tensors, and results are spread
@@ -18,7 +18,7 @@
 
 namespace fastcoll {
 
-// What one rank gives to another, or gets from it.
+// The bytes that one rank gives to another, or gets from it.
 struct Part {
   std::byte* ptr;
   size_t num_bytes;
@@ -29,8 +29,9 @@ struct Parts {
   std::array<Part, kMaxWorld> inputs, outputs;
 };
 
-// One tensor of a list, and where its result goes. The message is the tensors end to end; where a
-// side has a part for each rank, every tensor has, and a part of the message is their parts.
+// One tensor of a list, and the place of its result. The message is the tensors end to end. Where a
+// side has a part for each rank, every tensor has one. A part of the message is then the tensors'
+// parts end to end.
 struct Piece {
   const std::byte* input;
   std::byte* output;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Point-to-point: send and receive between two ranks, beside the group's calls and in any order.
 //
-// A sender offers a message in a place of its channel to the peer, and a small one with it.
-// The receiver looks for the oldest offer with its tag. A large one it grants, and its chunks go
-// through the channel's ring, one message of a pair at a time; so both ranks copy at the same time.
-// But if the sender does something else meanwhile, the receiver copies the message out of the
+// A sender offers a message in a place of its channel to the peer; a small message comes with its
+// offer. The receiver looks for the oldest offer with its tag. It grants a large one, whose chunks
+// go through the channel's ring, one message of a pair at a time. So both ranks copy at the same
+// time. But if the sender does something else meanwhile, the receiver copies the message out of the
 // sender's memory, if it may. All operations of a rank make progress whenever one of its threads
-// polls, whichever it waits for.
+// polls, for whichever operation.
 //
-// Why offers and grants: in an eager channel per pair, a message that nobody wants yet would block
-// the next one with another tag. An offer is a line in a table; the receiver chooses, and only
-// then do bytes move. Any thread that waits moves all open transfers of its rank.
+// Why offers and grants: in an eager channel per pair, a message without a receive would block the
+// next one with another tag. An offer is a line in a table; the receiver chooses, and only then do
+// bytes move. Any thread that waits moves all open transfers of its rank.
 //
 // Tried without gain: smaller chunks for sends of a few (slower).
 #pragma once
@@ -64,8 +64,8 @@ class PointToPoint {
     open({&transfer, 1});
   }
 
-  // Start transfers that nobody may wait for, in their order. True: somebody has to drive, as they
-  // are not all done.
+  // Start transfers, in their order, that the program may never wait for. True: not all are done,
+  // and no thread drives them yet.
   bool start(std::span<const std::shared_ptr<Transfer>> transfers, Host& host) {
     const auto guard = lock(host);
     if (!open(transfers)) return false;
@@ -73,7 +73,8 @@ class PointToPoint {
     return !is_driven_;
   }
 
-  // Move what can be moved now, unless another thread is at it; whether the transfer is done.
+  // Make the progress that is possible now, unless another thread is at it. Returns whether the
+  // transfer is done.
   bool look(const Transfer& transfer) {
     if (transfer.done) return true;
     const std::unique_lock guard(mutex_, std::try_to_lock);
@@ -107,8 +108,9 @@ class PointToPoint {
     return true;
   }
 
-  // Make progress for a program that does something else meanwhile, until nothing is open any more
-  // and was not for a while: in a program that goes on starting transfers, no call wakes a thread.
+  // Make progress for a program that does something else meanwhile. Returns once nothing is open
+  // and no transfer was started for a while. So in a program that goes on starting transfers, no
+  // call wakes a thread.
   void drive(Host& host) {
     poll_until(
         [&] {
@@ -135,15 +137,15 @@ class PointToPoint {
  private:
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr std::chrono::microseconds kNap{100};
-  // Of who drives: short against what is worth overlapping, and hardly a load on its CPU.
+  // Of a driving thread: short against a copy worth overlapping, and hardly a load on its CPU.
   static constexpr std::chrono::microseconds kLongNap{250};
   static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
-  // Below this a call of the kernel costs more than what it saves the sender.
+  // Below this a call of the kernel costs more than it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
-  // What a rank that has just sent a message may take to begin to wait for something: at least that
-  // long, and a few percent of what the copy takes.
+  // Time for a rank that has just sent a message to begin its wait, before the receiver copies
+  // alone. It is at least this long, and a few percent of the copy's time.
   static constexpr int64_t kPatienceUs = 3;
   static constexpr size_t kPatienceBytes = size_t{256} << 10;  // another microsecond for each
   static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
@@ -181,7 +183,7 @@ class PointToPoint {
   template <class Over>
   bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked) {
     int64_t next_patrol_us = 0;
-    // Who drives rests at first: the program may wait itself soon, and is quicker alone.
+    // A driving thread rests at first: the program may wait itself soon, and is quicker alone.
     for (int round = awaited ? 0 : P::kTransferSpins + P::kYields; !over(); ++round) {
       bool moved, is_under_way;
       {
@@ -267,7 +269,7 @@ class PointToPoint {
     return is_left;
   }
 
-  // Move on whatever can be moved; whether anything was. again: there will be another look soon.
+  // Advance all open transfers; returns whether any moved. again: another pass follows soon.
   bool pass(bool again);
   void forget_done() {
     std::erase_if(open_, [](const auto& transfer) { return transfer->done.load(); });
@@ -295,14 +297,14 @@ class PointToPoint {
   }
   // Find the oldest offer that is for this receive.
   bool match(Transfer& transfer);
-  // The same for all receives of a pass: else an offer that comes in between would go to a receive
-  // that was started later than one which has looked already.
+  // The same for all receives of a pass. Otherwise an offer that comes in between could go to a
+  // later receive, since an earlier one has looked already.
   uint64_t offered_by(int peer);
   bool match_from(Transfer& transfer, int peer);
 
   // ---- failure (p2p_failure.h) ----------------------------------------------------------------
   void fail_all(const std::exception_ptr& error);
-  // Why does nothing move? Ends everything that is open if there is a reason.
+  // Looks for a reason why nothing moves, and ends all open transfers if there is one.
   void patrol(int64_t time_us);
   std::string name(const Transfer& transfer) const;
   void look_for_loss(Transfer& transfer);
@@ -317,7 +319,7 @@ class PointToPoint {
   bool has_large_ = false;                       // sends that the receivers may copy
   bool looks_again_ = false;                     // this pass is one of many
   std::atomic<bool> says_polling_{false};
-  bool is_driven_ = false;  // drive() runs, and will see what is started
+  bool is_driven_ = false;  // drive() runs, and will see new transfers
   int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked

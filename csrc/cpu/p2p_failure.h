@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why sends and receives do not get on: a broken group, a peer that has gone, a limit, a cycle, or
-// a rank that holds up a whole chain of them.
+// Finds the reason why sends and receives stand still. It may be a broken group, a lost peer, a
+// limit, a cycle, or a rank that holds up a chain of others.
 #pragma once
 
 #include "cpu/p2p.h"
@@ -56,7 +56,7 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
     return;
   }
-  // What it sent before it went is still there, and that it took what was sent to it.
+  // The messages that it sent are still there, and so are its marks for those that it took.
   std::bitset<kMaxWorld> must_queue;
   if (!transfer.sends && advance_receive(transfer)) return;
   if (transfer.sends && transfer.state != Transfer::State::fresh &&
@@ -93,8 +93,8 @@ void PointToPoint<P>::fail_timeout(const Transfer& transfer) {
               ranks);
 }
 
-// "; rank 0 sends to rank 1, which receives from rank 2": who waits for whom. `ranks` become those
-// at its end, who hold up all others; a chain that ends nowhere leaves them as they are.
+// The chain of waits: "; rank 0 sends to rank 1, which receives from rank 2". `ranks` become those
+// at its end, which hold up all others. A chain that ends nowhere leaves them as they are.
 template <class P>
 std::string PointToPoint<P>::chain(const Transfer& transfer, uint64_t* ranks) const {
   std::string text = "; rank " + std::to_string(group_.rank());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sends and receives get on: offers and their places, what a receive takes, chunks, copies.
+// How sends and receives make progress: offers and their places, matching, chunks, copies.
 #pragma once
 
 #include "cpu/p2p.h"
@@ -190,10 +190,10 @@ template <class P>
 bool PointToPoint<P>::match_from(Transfer& transfer, int peer) {
   const PairChannel& channel = *theirs_[size_t(peer)];
   const uint64_t offered = offered_by(peer);
-  // What was offered before this receive looked, and was not for it, will not be later.
+  // An offer that was there at this receive's last look, and did not match, will not match later.
   if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
-  // One that is offered while I look may lie before the place where I find a younger one: what
-  // comes after `offered` has to wait for the next look.
+  // An offer that comes while I look may lie before the place of a younger one. So offers after
+  // `offered` wait for the next look.
   const Message* found = nullptr;
   uint64_t least = offered + 1;
   for (int i = 0; i < PairChannel::kMessages; ++i) {

@@ -28,7 +28,7 @@ struct ProgramStep {
   uint32_t num_blocks;   // copy, reduce
   uint32_t first_place;  // copy, reduce: the destination; the sources follow
   uint32_t num_sources;  // copy: 1
-  int peer;              // wait: for whom
+  int peer;              // wait: the awaited rank
   uint32_t count;        // signal: signals raised by now; wait: by the peer
 };
 

@@ -15,9 +15,9 @@
 
 namespace fastcoll {
 
-/// One reduction. Pointers may have any byte alignment. dsts[i] may equal srcs[j] exactly (in
-/// place) but never overlap it in part; the dsts differ from each other. num_dsts and num_srcs
-/// are at least 1.
+/// One reduction. Pointers may have any byte alignment. A destination may equal a source exactly
+/// (in place) but never overlap it in part. The destinations differ from each other. There is at
+/// least one of each.
 struct ReduceArgs {
   void* const* dsts;  ///< every one receives the same result
   int num_dsts;
@@ -33,8 +33,9 @@ using ReduceFn = void (*)(const ReduceArgs&);
 /// the floating-point environment it needs by itself.
 ReduceFn reduce_fn(DType dtype, Op op);
 
-/// A reduction in pieces, for ring and chain: accumulators (accumulator_size() bytes each, any
-/// alignment) travel between ranks. load, accumulate..., finish give the bits of reduce_fn.
+/// A reduction in pieces, for ring and chain. Accumulators of accumulator_size() bytes, at any
+/// alignment, travel between ranks. The sequence load, accumulate..., finish gives the bits of
+/// reduce_fn.
 struct PartialFns {
   /// acc = widen(src)
   void (*load)(void* acc, const void* src, std::size_t numel);

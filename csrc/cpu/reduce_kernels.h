@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each SIMD level's build of reduce_kernels.inc exports, and every header that it needs. The
-// headers must come in before the level's target pragma: an inline function of the standard
-// library compiled under it could be the copy that the linker keeps for the whole program, and then
-// crash a machine without AVX.
+// The table that each SIMD level's build of reduce_kernels.inc exports, and every header that it
+// needs. The headers must come in before the level's target pragma. Otherwise the linker could keep
+// a library's inline function, compiled under the pragma, for the whole program. A machine without
+// AVX would then crash in it.
 #pragma once
 
 #include <cstddef>

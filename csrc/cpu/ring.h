@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// ring (Patarasuk and Yuan 2009): chunk c starts at rank c+1, gathers every rank's part on its way
-// round to rank c, and in an all_reduce goes round once more as a result. Neighbours only,
-// 2(n-1) steps. The order of summation differs from chunk to chunk, so this is admitted only where
-// the order can't matter or numerics="fast" was asked for.
+// ring (Patarasuk and Yuan 2009): chunk c starts at rank c+1 and gathers every rank's part on its
+// way round to rank c. In an all_reduce it goes round once more as a result. Only neighbours
+// exchange data, in 2(n-1) steps. The order of summation differs from chunk to chunk. So ring is
+// admitted only where the order can't matter or numerics="fast" was asked for.
 #pragma once
 
 #include "cpu/call.h"

@@ -47,7 +47,7 @@ FASTCOLL_HOT Staging staging(const Call<P>& call) {
 }
 
 template <class P>
-void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but nobody to meet
+void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but no peer
   if (verb_reduces(call.plan.verb)) {
     const void* src = nullptr;
     void* dst = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// single_copy: direct, but a message in private memory is not staged. Who gets it copies it out of
-// its owner's process (process_vm_readv, where the kernel lets ranks do that), and the owner waits
-// until all have. Only reads: to write into a peer that has given up a call would hit whatever its
-// memory has become.
+// single_copy: direct, but a message in private memory is not staged. Each getter copies it out of
+// its owner's process (process_vm_readv, where the kernel lets ranks do that). The owner waits
+// until all have copied. Ranks only read. A write into a peer that has given up a call could hit
+// memory that it uses otherwise by now.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 namespace fastcoll {
 
 // Whether every rank can read every rank's memory, found out by doing it: errno by rank, 0 where
-// that rank could. Collective, before the first call. A rank that does not want to says ECANCELED.
+// that rank could. Collective, before the first call. A rank that declines publishes ECANCELED.
 template <class P>
 std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host) {
   host_ = &host;
@@ -43,7 +43,8 @@ std::array<int, kMaxWorld> Group<P>::try_single_copy(bool is_wanted, Host& host)
   return errors;
 }
 
-// Copy what a peer published as private. Throws the group's verdict if that fails; name(): of what.
+// Copy bytes that a peer published as private. Throws the group's verdict if that fails. name():
+// the operation's name, for the error.
 template <class P, class Name>
 void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t num_bytes,
                   const Name& name) {
@@ -63,8 +64,8 @@ void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t
                uint64_t{1} << peer);
   }
   if (!P::kLooksAfterCopies) return;
-  // An owner that gives up makes that the verdict before its memory is anybody else's. The number
-  // of one that is gone may be another process's by now.
+  // An owner that gives up sets the verdict before its memory is used otherwise. The process number
+  // of a lost owner may belong to another process by now.
   group.check();
   if (peer_is_gone(link))
     group.fail(ErrorKind::peer_lost,

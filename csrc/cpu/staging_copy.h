@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a rank fills its staging memory. Its peers' caches still hold the lines that it writes again,
-// and every one of them is fetched from there first. Where the cores are far from each other (on
-// two sockets or dies; a hypervisor may move them apart for minutes) that is what a call waits for.
-// Stores past the caches don't fetch, but then the readers have to go to memory, which is slower
-// where the cores are near. So some copies are timed, of both kinds, and while fetching costs much
-// nearly all go past the caches.
+// and each line is fetched from there first. With far cores a call waits mostly for these fetches.
+// Cores are far on two sockets or dies; a hypervisor may move them apart for minutes. Stores past
+// the caches don't fetch, but then the readers have to go to memory. That is slower where the cores
+// are near. So some copies of both kinds are timed. While fetching costs much, nearly all copies go
+// past the caches.
 //
 // The distance of two cores is measured by these copies because nothing else shows it. It differs
 // between pairs of cores, and a hypervisor changes it while a job runs, so no table can hold it.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank's pad tells of its last calls: read by its peers, and from outside the group.
+// Reads and writes the status ring of a pad: a rank's last calls, for its peers and for readers
+// outside the group. An entry counts only if its sequence is the same before and after the read.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +56,7 @@ void write_site(SiteText& site, std::string text) {
 
 inline std::string at_site(const std::string& site) { return site.empty() ? "" : " at " + site; }
 
-// Whoever reads a peer's words looks these up in tables.
+// Readers look the codes in a peer's words up in tables, so the codes must be in range.
 inline bool has_names(const Plan& plan) {
   return int(plan.verb) < kNumGpuVerbs && int(plan.dtype) < kNumDTypes && int(plan.op) < kNumOps &&
          int(plan.algorithm) < kNumGpuAlgorithms;

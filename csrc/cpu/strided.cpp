@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Apart from the protocol, which is compiled as one: the smallest calls feel what is beside them.
+// Copies of strided tensors. They stand in a file apart from the protocol, which is compiled as
+// one: code beside the smallest calls slows them.
 #include "cpu/strided.h"
 
 #include <algorithm>
@@ -35,7 +36,7 @@ class StridedMove {
   }
 
  private:
-  // Plane by plane: of the two innermost dimensions, rows and what is in a row.
+  // Plane by plane. A plane has the two innermost dimensions: rows, and the elements of a row.
   template <bool kReads, class Element>
   void move_elements(std::byte* dense, size_t start, size_t numel) const {
     const size_t row_numel = of_.dims_[0].size, plane_numel = row_numel * of_.dims_[1].size;
@@ -101,8 +102,8 @@ class StridedMove {
   }
 
   // Transposed: neighbours in memory are of different rows. By tiles a cache line is visited once,
-  // on both sides. Measured from 16 KiB to 64 MiB, 2 ranks: row by row is quicker while the lines
-  // that a row touches are few, or lie beside each other, and where few rows share a line.
+  // on both sides. Measured from 16 KiB to 64 MiB, 2 ranks: row by row is quicker while a row
+  // touches few lines, or lines beside each other. It is quicker, too, where few rows share a line.
   template <class Element>
   bool pays_by_tiles(size_t num_rows) const {
     constexpr size_t kFewLines = 8, kFewRows = 4;

@@ -4,8 +4,8 @@
 //
 // Such a tensor is staged from where it lies. A dense copy would cost as much as the call, for its
 // fresh pages. The plan is that of a dense tensor: each rank may have its own layout, unknown to
-// the others. Two kinds of call have a dense copy made in Python: those that read data where it
-// lies (symmetric tensors, single copies) and those that pass it to a neighbour (ring, chain). A
+// the others. Two kinds of call have a dense copy made in Python. One kind reads data where it lies
+// (symmetric tensors, single copies). The other passes data to a neighbour (ring, chain). A
 // transposed matrix is copied by tiles: row by row, each cache line would be fetched once for each
 // element.
 #pragma once
@@ -59,7 +59,7 @@ class Strided {
   std::array<Dim, kMostDims> dims_;  // the innermost first
 };
 
-// What a call reads and writes; the same, if it works in place.
+// The tensors that a call reads and writes; equal if it works in place.
 struct StridedPair {
   Strided input, output;
 };

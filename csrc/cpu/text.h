@@ -46,7 +46,7 @@ inline bool is_printable(int64_t value) {
   return true;
 }
 
-// The same text in UTF-8, with escapes ("\x1b") in place of what is not printable. Line ends are
+// The same text in UTF-8, with escapes ("\x1b") in place of unprintable characters. Line ends are
 // escaped, too: one text is one line.
 inline std::string printable(std::string_view text) {
   std::string result;

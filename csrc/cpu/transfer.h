@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A send or a receive, as who asks for it and the engine (p2p.h) share it.
+// A send or a receive, as the program's thread and the engine (p2p.h) share it.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ inline constexpr int kAnyPeer = -1;
 // One send or receive. Guarded by the engine's mutex, but for `done`.
 struct Transfer {
   bool sends = false;
-  int peer = 0;  // kAnyPeer: whoever offers first; then that rank
+  int peer = 0;  // kAnyPeer: any rank; then the first rank that offers
   uint32_t tag = 0;
   DType dtype = DType::uint8;
   uint64_t numel = 0;
@@ -32,7 +32,7 @@ struct Transfer {
   int place = 0;            // of the message in the sender's channel
   uint64_t number = 0;      // of the message
   uint64_t seen = 0;        // offers looked through, in vain
-  bool is_awaited = false;  // who started it waits for it next
+  bool is_awaited = false;  // its starter waits for it next
   bool is_copied = false;   // sends: the receiver may copy it; receives: it does
   size_t moved_bytes = 0;
   WaitedTime waited{0};  // once it is open

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// two_shot: rank r reduces chunk r of every segment in rank order (reduce_scatter), then everybody,
-// in a reduce the root alone, takes the reduced chunks of the others (all_gather). Segments are
-// pipelined: copy-in of k+1, reduce of k, copy-out of k-1. Per rank, on n ranks, (5 - 2/n) S bytes
-// move for private tensors; a symmetric tensor is read and written where it lies, without any copy.
+// two_shot: rank r reduces chunk r of every segment in rank order (reduce_scatter). Then every rank
+// takes the reduced chunks of the others (all_gather); in a reduce the root alone does. Segments
+// are pipelined: copy-in of k+1, reduce of k, copy-out of k-1. Per rank, on n ranks, (5 - 2/n) S
+// bytes move for private tensors. A symmetric tensor is read and written where it lies, without any
+// copy.
 //
 // A call below 16 MiB costs the sum of the trips of cache lines that change owner, not of its
 // bytes. So a result goes to lines that its reader just had (result_place): no line is fetched to
@@ -93,7 +94,7 @@ class TwoShot {
     void* dsts[kMaxWorld + 1];
     srcs[rank_] = dsts[0] = nullptr;  // see Call::reduce
     int num_dsts = call_.gets(rank_) ? 1 : 0;
-    bool pulled = false;  // somebody takes the result from there
+    bool pulled = false;  // a peer takes the result from there
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_) continue;
       if (!inputs_[peer]) {
@@ -151,10 +152,10 @@ class TwoShot {
   std::byte* in_slot(std::byte* slot, int j) const {
     return slot + size_t(j) * chunks_.stride() * elem_;
   }
-  // Where rank r leaves its reduced chunk for the others: over what the next rank staged for it,
-  // which no other rank reads. Those lines are in r's cache since it read them; lines of a place of
-  // its own would have to be taken back from all readers. Safe: r holds its own slot, so by the
-  // reuse rule every rank has consumed the previous contents of all slots.
+  // The place where rank r leaves its reduced chunk: over the chunk that the next rank staged for
+  // it. No other rank reads that chunk. Its lines are in r's cache since r read them. Lines of a
+  // place of its own would have to be taken back from all readers. Safe: r holds its own slot, so
+  // by the reuse rule every rank has consumed the previous contents of all slots.
   std::byte* result_place(int r, size_t k) const {
     return in_slot(group_.slot((r + 1) % world_, k), r);
   }

@@ -32,8 +32,9 @@ int64_t now_us() {
 }
 
 uint32_t current_cpu() {
-  // The kernel keeps it in each thread's `struct rseq`, where its `cpu_id` comes second; negative
-  // if it does not. sched_getcpu() looks there, too, but takes several times as long.
+  // The kernel keeps the CPU in each thread's `struct rseq`, as its second field, `cpu_id`. A
+  // negative value means that it does not. The library's sched_getcpu() looks there, too, but takes
+  // several times as long.
   if (&__rseq_offset) [[likely]] {
     const auto* area = static_cast<const char*>(__builtin_thread_pointer()) + __rseq_offset;
     int32_t seen;
@@ -80,7 +81,7 @@ void leave_farewell(int socket, ErrorKind kind, uint64_t ranks, const std::strin
   const Farewell farewell{kFarewell, uint64_t(kind), ranks};
   std::string message(reinterpret_cast<const char*>(&farewell), sizeof farewell);
   message += text.substr(0, kMostFarewellBytes - sizeof farewell);
-  // Who is gone does not get it.
+  // A peer that is gone does not get it.
   (void)!send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -88,7 +89,7 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text) 
   char message[kMostFarewellBytes];
   for (;;) {
     const ssize_t length = recv(link.socket, message, sizeof message, MSG_DONTWAIT);
-    if (length < 0 && errno == ECONNRESET) continue;  // said once, before what lies in the queue
+    if (length < 0 && errno == ECONNRESET) continue;  // reported once, before the queued messages
     if (length <= 0) return false;
     if (size_t(length) < sizeof *farewell) continue;
     std::memcpy(farewell, message, sizeof *farewell);

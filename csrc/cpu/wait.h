@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What waiting needs from the operating system: time, the CPU one runs on, futex sleep and wake,
-// and whether a peer's process is still there.
+// The operating system's part of a wait: time, the current CPU, futex sleep and wake, and the state
+// of a peer's process. A sleep rests on membarrier: it gives the owner's store and load their
+// order, so the fast path has no barrier.
 //
 // Ranks that share CPUs spread themselves (spread_out). A rank that waits by yielding is always
-// ready to run, so the scheduler sees no imbalance in three such ranks on one CPU and one on
-// another, for seconds. Every rank knows from the arrival lines where the others run. In a long
-// wait, every 50 ms at most, the last rank of a CPU with two more than another moves there. It
-// narrows its affinity to that CPU and widens it again, so no rank stays pinned. One rank moves at
-// a time, by a rule that all ranks evaluate alike.
+// ready to run. So for seconds the scheduler sees no imbalance in three such ranks on one CPU and
+// one on another. Every rank knows from the arrival lines where the others run. In a long wait,
+// every 50 ms at most, the last rank of a CPU with two more than another moves there. It narrows
+// its affinity to that CPU and widens it again, so no rank stays pinned. One rank moves at a time,
+// by a rule that all ranks evaluate alike.
 //
 // Tried without gain: fewer spins before a yield where ranks outnumber the CPUs (none in large
-// calls); polling without a pause (slower) or with a shorter one (no clear gain).
+// calls). Polling without a pause was slower, and with a shorter pause there was no clear gain.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ class Host {
   virtual ~Host() = default;
   virtual void blocking() {}                         // a wait gets long: let others run (the GIL)
   virtual bool interrupted() { return false; }       // the program wants to stop (Ctrl-C)
-  virtual std::string interruption() { return {}; }  // by what: the error that was raised then
+  virtual std::string interruption() { return {}; }  // the error that was raised then
   virtual bool steps_out() { return false; }  // it leaves a wait that another thread goes on with
   virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
@@ -45,10 +46,10 @@ struct PeerLink {
 int64_t now_us();
 
 // How long a thread has waited, less the time in which it did not run. A job that stands still as a
-// whole (a paused container, a suspended machine) is no rank's fault, so what lies between two
-// looks counts for half a second at most, or a quarter of the limit if that is less. If one rank
-// alone stands still, its peers go on counting and name it. A loaded machine that runs a waiting
-// thread only every T seconds comes to the limit after T / 0.5 s times as long.
+// whole (a paused container, a suspended machine) is no rank's fault. So the time between two looks
+// counts for half a second at most, or a quarter of the limit if that is less. If one rank alone
+// stands still, its peers go on counting and name it. A loaded machine that runs a waiting thread
+// only every T seconds comes to the limit after T / 0.5 s times as long.
 class WaitedTime {
  public:
   static constexpr double kAtOnceS = 1e-6;  // for a limit of 0 that is one
@@ -71,22 +72,21 @@ class WaitedTime {
 
  private:
   static constexpr double kMostS = 1e9;           // more microseconds than fit otherwise
-  static constexpr int64_t kLeastStepUs = 20000;  // what a waiting thread sleeps
+  static constexpr int64_t kLeastStepUs = 20000;  // the sleep of a waiting thread
   static constexpr int64_t kMostStepUs = 500000;
   int64_t limit_us_, most_us_, seen_us_, waited_us_ = 0;
 };
 
 uint32_t current_cpu();
 
-// `cpus`: where each rank runs. If at least two more run here than on another CPU that this thread
-// may use, the last of them goes there: ranks that wait by yielding look busy to the scheduler,
-// which leaves three on one CPU and one on another for seconds. Whether this thread went; which
-// CPUs it may use stays the same.
+// `cpus`: where each rank runs. If at least two more ranks run here than on another CPU that this
+// thread may use, the last of them moves there. Returns whether this thread moved; its set of
+// allowed CPUs stays the same.
 bool spread_out(std::span<const uint32_t> cpus, int rank);
 bool peer_is_gone(const PeerLink& link);
 
-// What a rank that could not finish init leaves in its sockets (bootstrap/farewell.py): who is to
-// blame. A rank that died leaves nothing.
+// The message that a rank which could not finish init leaves in its sockets
+// (bootstrap/farewell.py). It names the ranks at fault. A rank that died leaves none.
 inline constexpr uint64_t kFarewell = 0x6c6c657765726166ULL;  // "farewell"
 inline constexpr size_t kMostFarewellBytes = 2048;
 struct Farewell {
@@ -99,7 +99,7 @@ bool read_farewell(const PeerLink& link, Farewell* farewell, std::string* text);
 
 bool process_is_stopped(int pid);  // as by SIGSTOP; false where it can't be known
 
-// What became of a peer that hung up, as text: "was killed by signal 9 (Killed)".
+// The end of a peer that hung up, as text: "was killed by signal 9 (Killed)".
 std::string fate(const PeerLink& link);
 
 // The sleeper's store-load handshake: after this call every process that registered has executed a
