@@ -13,8 +13,8 @@ namespace fastcoll {
 
 namespace {
 
-// Lets this thread ask for and wait for what is no part of a graph that it may be capturing, which
-// would otherwise be refused and invalidate the capture.
+// Lets this thread use operations outside of a graph that it may be capturing. They would otherwise
+// be refused and invalidate the capture.
 class BesideCapture {
  public:
   BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -40,7 +40,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
   check_cuda(cudaHostAlloc(&memory, sizeof(DeviceVerdict), cudaHostAllocMapped),
              "allocating host memory for verdicts");
   verdict_ = new (memory) DeviceVerdict{};
-  // All that calls ever need: to allocate later could mean to wait for kernels that run.
+  // All memory that calls ever need: a later allocation could wait for running kernels.
   cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&batch_), batch_bytes());
   for (Last* last : {&eager_, &captured_})
     if (error == cudaSuccess)
@@ -69,8 +69,8 @@ DeviceGroup::Last DeviceGroup::order(cudaStream_t stream) {
   if (status == cudaStreamCaptureStatusInvalidated)
     throw Failure(ErrorKind::usage, "the stream's capture was invalidated by an earlier error");
   if (status == cudaStreamCaptureStatusNone) capture = 0;
-  // A captured call is ordered among its capture's; how a replay stands to eager calls is up to the
-  // streams on which the program replays it.
+  // A captured call is ordered among the calls of its capture. The order of a replay and eager
+  // calls follows from the streams on which the program replays the graph.
   const Last& last = capture == 0 ? eager_ : captured_;
   unsigned long long stream_id = 0;
   check_cuda(cudaStreamGetId(stream, &stream_id), "asking for the stream's number");
@@ -206,8 +206,8 @@ void DeviceGroup::give_up(int peer) {
   if (closed_ || !pad) return;
   const OnDevice on(options_.device);
   const BesideCapture beside;
-  // As if the lost rank had said so: kernels pass their own findings on to all, but its memory may
-  // be gone.
+  // In the lost rank's name: kernels pass their own findings on to all ranks, but its memory may be
+  // gone.
   const uint64_t poison = Poison::encode(uint32_t(ErrorKind::peer_lost), peer, peer, 0, 0);
   check_cuda(cudaMemcpyAsync(pad + offsetof(GpuPad, poison), &poison, sizeof poison,
                              cudaMemcpyHostToDevice, beside_),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's GPU side of a group: the regions as mapped here, what orders its launches, and the host
-// memory in which kernels leave their verdict. No Python here; it does not own the regions.
+// A rank's GPU side of a group: the regions as mapped here, the order of its launches, and the
+// kernels' verdict in host memory. At most one kernel of a group runs at a time. No Python here; it
+// does not own the regions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -53,40 +54,40 @@ class DeviceGroup {
   // Start copies on a stream, by the copy engines where they cross between devices. Orders nothing.
   void copy(const std::vector<DeviceCopy>& copies, cudaStream_t stream) const;
   // Start a kernel that measures one step, behind the group's earlier calls; see cuda/gauge.h.
-  // `call` has what the step needs but the ranks' regions. symmetric: put and get: where this rank
-  // has what of the peer's is meant.
+  // `call` holds the step's needs but the ranks' regions. For put and get, `symmetric` is the
+  // address in this rank's region with the offset of the peer's bytes.
   void gauge(Gauge step, GaugeCall call, const std::byte* symmetric, int blocks,
              cudaStream_t stream);
-  std::optional<DeviceVerdict> verdict() const;  // what broke the group, once something has
+  std::optional<DeviceVerdict> verdict() const;  // the reason, once the group is broken
 
-  // Whether what was last started outside of a capture still runs.
+  // Whether the last launch outside of a capture still runs.
   bool busy();
-  // Let this rank's kernels stop waiting: `peer` is lost. They leave that as their verdict.
+  // Let this rank's kernels stop waiting: `peer` is lost. They leave that loss as their verdict.
   void give_up(int peer);
 
   // Collective: see Probe.
   std::array<uint32_t, kMaxGpuWorld> probe(Probe step, uint64_t token);
-  // Where the switch finds all regions at once; without it, which nullptr is, there is no multimem.
+  // The address of all regions at once, through the switch. With nullptr there is no multimem.
   void use_multicast(std::byte* ptr);
 
-  // Wait until this rank's kernels are over, captured graphs included, and free what they used: to
-  // free waits for whatever runs on the device, so the destructor shall have nothing left to free.
+  // Wait until this rank's kernels are over, captured graphs included, and free their memory. A
+  // free waits for all work on the device, so the destructor must have nothing left to free.
   // Idempotent; the verdict can still be read.
   void close();
 
  private:
   // The last launch of one kind. At most one kernel of a group runs at a time: a launch on another
-  // stream waits for the last one's. The event lies behind it already, and streams go by their
-  // numbers, as the program may have destroyed the stream since.
+  // stream waits for the last one's. The event lies behind it already. Streams are compared by
+  // number, as the program may have destroyed the stream since.
   struct Last {
     unsigned long long stream_id = 0;
     unsigned long long capture = 0;  // the capture's number; 0: none
     bool used = false;
     cudaEvent_t event = nullptr;
   };
-  Last order(cudaStream_t stream);  // what to remember, once there is a launch behind the others
+  Last order(cudaStream_t stream);  // to remember, once a launch is behind the others
   void remember(const Last& launched, cudaStream_t stream);
-  DeviceCall call(double limit_s) const;  // what all calls have
+  DeviceCall call(double limit_s) const;  // the fields that all calls share
   uint32_t locate(const std::byte* ptr) const;
   void free_memory();  // no kernel runs any more
 
@@ -95,7 +96,7 @@ class DeviceGroup {
   DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
   DeviceCall* batch_ = nullptr;       // device memory: the sends and receives of one kernel
   Last eager_, captured_;
-  cudaStream_t beside_ = nullptr;  // for what must not wait for kernels
+  cudaStream_t beside_ = nullptr;  // for work that must not wait for kernels
   std::mutex mutex_;
   bool closed_ = false;
   // Held for moments only, while `mutex_` is held as long as a launch or the last kernel takes.

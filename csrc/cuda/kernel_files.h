@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the host finds the kernels; each is instantiated in one of several files, so that they
-// compile side by side. nullptr where there is none.
+// The kernels' addresses, for the host. Each kernel is instantiated in one of several files, so
+// that they compile side by side. A missing kernel is nullptr.
 #pragma once
 
 #include "dtypes.h"

@@ -55,7 +55,7 @@ void launch(const void* kernel, int blocks, int threads, Call& call, cudaStream_
       "launching a kernel");
 }
 
-// What shape_for calls part_bytes: of one rank's part where the message is split, else of all.
+// The part_bytes of shape_for: of one rank's part where the message is split, else of all.
 uint64_t part_bytes(const Plan& plan, int world_size) {
   if (plan.algorithm == Algorithm::copy_engine) return 0;  // to meet takes one block
   // No rank knows all sizes: all channels, and tiles of a pack for each thread.

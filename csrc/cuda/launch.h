@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one place from which kernels are launched.
+// The one place from which kernels are launched. A kernel's grid and tile follow from the plan
+// alone, so they are the same on all ranks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,17 +17,17 @@
 
 namespace fastcoll {
 
-// Load every kernel into the current device's context now: loading one later may have to wait for
-// kernels that run, which may wait for the one to be loaded. Returns how many blocks of the largest
-// kernel can be resident at once.
+// Load every kernel into the current device's context now. Loading one later may have to wait for
+// running kernels, and those may wait for the kernel to be loaded. Returns how many blocks of the
+// largest kernel can be resident at once.
 int load_kernels();
 
-// What the kernel of a plan is launched with.
+// The shape with which the kernel of a plan is launched.
 LaunchShape shape_of(const Plan& plan, int world_size);
 
-// Start the kernel of a plan on the current device. `call` has everything but what the plan says.
-// shape: another one than shape_of's, the same on all ranks; for measurements. Throws
-// UnsupportedError if there is no such kernel, UsageError if the shape does not fit.
+// Start the kernel of a plan on the current device. `call` has all fields but those that follow
+// from the plan. shape: another one than shape_of's, the same on all ranks; for measurements.
+// Throws UnsupportedError if there is no such kernel, UsageError if the shape does not fit.
 void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
                        const std::optional<LaunchShape>& shape = std::nullopt);
 
@@ -47,7 +48,7 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall cal
                       DeviceCall* batch, int most_channels, cudaStream_t stream);
 size_t batch_bytes();  // of `batch`
 
-// Start adding what each node has summed, on the current device.
+// Start adding the nodes' partial sums, on the current device.
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream);
 
 // Whether there is a kernel for such plans.
@@ -58,10 +59,10 @@ using Regions = std::array<std::byte*, kMaxGpuWorld>;
 inline constexpr uint32_t kProbePushed = 1;  // the peer's store reached my memory
 inline constexpr uint32_t kProbePulled = 2;  // my load sees what the peer has in its own
 
-// The steps that find out what the mappings are worth, each taken when all ranks have taken the one
-// before. put: write a word into every region; get: what arrived, by rank: the bits above.
-// operands, sum, stored: the same through the switch; sum says by type (float32, float16, bfloat16)
-// whether its sum was right, stored by rank whether what it had stored is here.
+// The steps that test the mappings, each taken when all ranks have taken the one before. With `put`
+// a rank writes a word into every region; `get` reports the arrivals by rank, as the bits above.
+// The other three are the same through the switch. `sum` reports by type (float32, float16,
+// bfloat16) whether its sum was right. `stored` reports by rank whether its stored pack is here.
 enum class Probe { put, get, operands, sum, stored };
 
 // Take a step and wait for it. multicast: nullptr for put and get.

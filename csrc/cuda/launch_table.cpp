@@ -22,7 +22,7 @@ const void* reduction_of(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
 
 const void* kernel_for(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
   if (const void* reduction = reduction_of(algorithm, verb, dtype, ll)) return reduction;
-  // What the copy engines move between is ordered by meetings of all ranks; the host starts both.
+  // Meetings of all ranks order the copies of the copy engines; the host starts both.
   if (algorithm == Algorithm::copy_engine && verb == Verb::all_reduce)
     return move_kernel(Verb::barrier, ll);
   return algorithm == Algorithm::direct ? move_kernel(verb, ll) : nullptr;

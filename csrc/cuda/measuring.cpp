@@ -65,7 +65,7 @@ void bind_measuring(py::module_& module) {
         return py::make_tuple(shape.blocks, shape.threads, shape.tile_bytes);
       },
       py::arg("plan"), py::arg("world_size"));
-  // What a graph needs of the device it gets now, not when it is first launched.
+  // A graph gets its device resources now, not at its first launch.
   module.def(
       "upload_graph",
       [](uintptr_t graph, uintptr_t stream) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What measurements alone ask of fastcoll._cuda.
+// The functions of fastcoll._cuda that only measurements call.
 #pragma once
 
 #include <pybind11/pybind11.h>

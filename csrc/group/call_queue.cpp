@@ -31,7 +31,7 @@ bool CallQueue::push(std::shared_ptr<QueuedCall> call) {
     std::shared_ptr<QueuedCall> done = std::exchange(resting_, nullptr);
     lock.unlock();
     end(done);
-    done.reset();  // which may take the GIL
+    done.reset();  // may take the GIL
     lock.lock();
   }
   if (num_open_ == 0) switch (call->begin()) {
@@ -90,7 +90,7 @@ void CallQueue::put_back(std::shared_ptr<QueuedCall> call, bool is_done) {
   if (calls_.empty()) return;
   try {
     start_thread();
-  } catch (const std::system_error&) {  // then it takes this one
+  } catch (const std::system_error&) {  // then this thread runs the calls
     has_thread_ = true;
     lock.unlock();
     work_off();
@@ -104,8 +104,8 @@ bool CallQueue::await(std::chrono::milliseconds limit) {
 }
 
 void CallQueue::end(const std::shared_ptr<QueuedCall>& call) {
-  // Before anybody learns that it is over: who waited finds the group idle, and calls without a
-  // detour.
+  // Before any thread learns that the call is over: a thread that waited then finds the group idle,
+  // and calls without a detour.
   queued_.fetch_sub(kHere, std::memory_order_release);
   call->over();
   const std::lock_guard lock(mutex_);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The asynchronous calls of a group. There are two queues: Python's (work.py), for calls that need
 // Python, and this one, whose calls a thread carries out without the GIL. This one takes a call
-// only while Python's is empty, and what Python queues waits for what is queued here: so a group's
-// calls stay in order, whichever thread makes them. No Python here.
+// only while Python's is empty, and Python's calls wait for those queued here. So a group's calls
+// stay in order, whichever thread makes them. No Python here.
 //
 // A busy Python program does not delay such a call, and waiting for it costs two switches of
-// threads. The thread never takes the GIL: a thread that closes the group may hold the GIL and
-// wait for it. So the handle keeps the tensors. If the handle goes first, Python's main thread
-// releases them when the call is over (python/kept_memory.h, Py_AddPendingCall). torch's compiled
-// backend uses the same queue through core_api.h.
+// threads. The thread never takes the GIL: a thread that closes the group may hold the GIL and wait
+// for it. So the handle keeps the tensors. If the handle goes first, Python's main thread releases
+// them when the call is over (python/kept_memory.h, Py_AddPendingCall). The compiled backend of
+// torch uses the same queue through core_api.h.
 //
 // A synchronous call runs in its caller's thread once the calls queued here are over. It is queued
 // only behind calls of Python's queue.
@@ -28,24 +28,24 @@ namespace fastcoll {
 
 class QueuedCall {
  public:
-  // What came of beginning a call: nothing, its first half, or all of it.
+  // The part of a call that `begin` did: nothing, its first half, or all of it.
   enum class Begun { no, half, all };
 
   virtual ~QueuedCall() = default;  // may take the GIL
-  // Does what can be done without waiting.
+  // Does the part that takes no wait.
   virtual Begun begin() noexcept { return Begun::no; }
-  virtual void run() noexcept = 0;  // carries it out, or what is left of it
+  virtual void run() noexcept = 0;  // carries it out, or the rest of it
   // Of one that is half done: goes on with it; false where the host stepped out.
   virtual bool finish(Host&) noexcept { return true; }
   // The same if it takes no wait: whether it was done.
   virtual bool finish_if_ready() noexcept { return false; }
-  // The group is idle again unless there are more. Never takes the GIL: who holds it may wait here.
+  // The group is idle again unless there are more. Never takes the GIL: its holder may wait here.
   virtual void over() noexcept = 0;
 };
 
 class CallQueue : public std::enable_shared_from_this<CallQueue> {
  public:
-  // While calls are queued a synchronous one has to go behind them.
+  // While calls are queued, a synchronous one has to go behind them.
   bool idle() const { return queued_.load(std::memory_order_acquire) == 0; }
 
   void begin_in_python() { queued_.fetch_add(kInPython, std::memory_order_relaxed); }
@@ -54,16 +54,16 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // Whether nothing is queued in Python, whose calls go first.
   bool takes_calls() const { return queued_.load(std::memory_order_relaxed) % kHere == 0; }
   // False unless it takes calls. Throws Failure(ErrorKind::driver) where there is no thread for it.
-  // A call that nothing is before is begun here. If the first half of it was done, it rests until
-  // somebody waits for it, asks for it or queues another one: most are waited for, and who waits
-  // has it done sooner than a thread that has to wake up.
+  // A call with none before it is begun here. If its first half was done, it rests until a thread
+  // waits for it, asks for it or queues another one. The program waits for most calls, and the
+  // waiting thread is quicker than a thread that has to wake up.
   bool push(std::shared_ptr<QueuedCall> call);
   // Get on with the call that rests, if one does: here if that takes no wait, else in a thread.
   void go_on();
   // Go on in this thread with the call that rests: with `call`, or any if that is null. False if
   // that does not rest, or where the host stepped out; a thread goes on with it then.
   bool finish(const QueuedCall* call, Host& host);
-  // Wait until nothing is queued here. False if that is not so after `limit`.
+  // Wait until nothing is queued here. False if calls are left after `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:
@@ -81,7 +81,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   std::condition_variable over_;
   std::deque<std::shared_ptr<QueuedCall>> calls_;
   std::shared_ptr<QueuedCall> resting_;
-  bool is_taken_ = false;  // somebody goes on with it
+  bool is_taken_ = false;  // a thread goes on with it
   uint64_t num_open_ = 0;  // calls here whose over() has not returned
   bool has_thread_ = false;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a group of this process begins and ends, in a forked child too.
+// The beginning and the end of a group in this process. Decides which mappings and descriptors a
+// group keeps, and that a forked child keeps none.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -95,7 +96,7 @@ ProcessGroup::~ProcessGroup() {
     close();
   } catch (const Failure&) {  // about tensors, of which none is left
   }
-  // In a forked child these addresses belong to nobody, or to something else by now.
+  // In a forked child these addresses are unmapped, or another mapping's by now.
   if (forked_.load(std::memory_order_relaxed) || !group_) return;
   for (Arena& arena : group_->arenas()) memfd_close(arena.bases[rank_], arena.num_bytes);
 }
@@ -111,8 +112,8 @@ void ProcessGroup::close() {
     const Turn turn(*this, host);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
-    // A rank that was stopped in the middle of a copy into this rank's tensors goes on with it when
-    // it wakes up, whatever the verdict.
+    // A rank that was stopped in the middle of a copy into this rank's tensors continues it when it
+    // wakes up. The verdict does not stop that copy.
     if (group_ && group_->is_broken())
       for (Arena& arena : group_->arenas())
         if (arena.fd >= 0)

@@ -13,7 +13,7 @@
 
 namespace fastcoll {
 
-// How a call wants to be carried out; 0: it leaves that to the group.
+// The program's choices for one call; 0: left to the group.
 struct CallOptions {
   uint8_t algorithm = 0;  // 1 + Algorithm
   uint8_t numerics = 0;   // 1: same_bits, 2: fast
@@ -43,7 +43,7 @@ class PlanTable {
     return find_slowly(key, recent);
   }
 
-  // The plan of calls of `least` to `most` elements, cut into whatever parts: they differ in
+  // The plan of calls of `least` to `most` elements, in parts of any sizes: these plans differ in
   // nothing else.
   void add(const Plan& plan, CallOptions options, uint64_t least, uint64_t most) {
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever

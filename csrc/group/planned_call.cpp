@@ -14,7 +14,7 @@ QueuedCall::Begun PlannedCall::begin() noexcept {
 }
 
 void PlannedCall::run() noexcept {
-  Host host;  // nobody interrupts a thread of its own
+  Host host;  // no signal interrupts a background thread
   if (is_begun_) {
     finish(host);
     return;

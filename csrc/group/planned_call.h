@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call whose plan is known, for a group's queue. No Python here.
+// A call whose plan is known, for a group's queue. Keeps the failure until the handle asks for it.
+// No Python here.
 #pragma once
 
 #include <optional>
@@ -24,7 +25,7 @@ class PlannedCall : public QueuedCall {
  protected:
   struct Step {
     Plan plan;
-    Operands operands;  // what they point to lives as long as this
+    Operands operands;  // their memory lives as long as this
   };
   Step first_;
   std::vector<Step> more_;  // after it, if it is a list of several dtypes; never in halves

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group does while it lives. Its beginning and end are in lifetime.cpp.
+// The operations of a group while it lives. Its beginning and end are in lifetime.cpp.
 #include "group/process_group.h"
 
 #include <unistd.h>
@@ -14,7 +14,7 @@
 namespace fastcoll {
 
 ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host, bool finishes) : group_(group) {
-  // A forked child may have inherited the lock from a thread it has not.
+  // A forked child may have inherited the lock, held by a thread that the child does not have.
   group.refuse_child();
   guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
   if (!guard_.owns_lock()) [[unlikely]] {
@@ -118,7 +118,8 @@ void ProcessGroup::finish(Call<StdAtomics>& call, Host& host) {
   }
 }
 
-// Not under the group's lock: a transfer must get on while a call waits, and the other way round.
+// Not under the group's lock: a transfer must make progress while a call waits, and the other way
+// round.
 void ProcessGroup::post(const std::shared_ptr<Transfer>& transfer, Host& host) {
   require_usable();
   limit(*transfer);
@@ -195,7 +196,7 @@ std::vector<int> ProcessGroup::try_single_copy(bool is_wanted, bool always, Host
   return {errors.begin(), end};
 }
 
-// So that a rank which may no longer read the others finishes its calls all the same.
+// A rank that loses the permission to read the others can then still finish its calls.
 void ProcessGroup::keep_memories() {
   for (int peer = 0; peer < world_size_; ++peer) {
     const int pid = group_->options().links[size_t(peer)].pid;
@@ -249,7 +250,7 @@ void ProcessGroup::remove_arena(int arena_idx) {
 
 void ProcessGroup::await_queued(Host& host) {
   constexpr std::chrono::milliseconds kLook(50);  // for Ctrl-C
-  // A forked child has not the thread that gets them done.
+  // A forked child lacks the thread that finishes them.
   while (!forked_.load(std::memory_order_relaxed) && !queue_->await(kLook))
     if (host.interrupted()) throw Interrupted{};
 }
@@ -281,7 +282,7 @@ bool ProcessGroup::peer_is_gone(int peer) const {
   return fastcoll::peer_is_gone(group_->options().links[size_t(peer)]);
 }
 
-// Relaxed: such a word tells nothing but itself.
+// Relaxed: such a word publishes no other memory.
 void ProcessGroup::hold_parts(uint64_t ranks) {
   const std::lock_guard pads(pads_mutex_);
   require_usable();

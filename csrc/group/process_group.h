@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group as a process holds it: the protocol's Group, plus what it owns (mappings, descriptors),
-// the lock that orders the calls of several threads, and its plans. No Python here.
+// A group as a process holds it: the protocol's Group, with its mappings, descriptors and plans.
+// One lock orders the calls of several threads. No Python here.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace fastcoll {
 
-// The protocol, which takes seconds to compile: whoever holds a group need not see it.
+// The protocol takes seconds to compile, and the users of a group need not see it.
 struct StdAtomics;
 template <class P>
 class Group;
@@ -38,7 +38,7 @@ struct GroupFds {
   std::vector<int> pids;
 };
 
-// What a call reads and writes: one message, or in its place what Call says.
+// The memory that a call reads and writes: one message, or the fields of Call in its place.
 struct Operands {
   const void* input = nullptr;
   void* output = nullptr;
@@ -58,20 +58,21 @@ class ProcessGroup {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const std::string& name() const { return name_; }
-  bool traces() const { return traces_; }  // wants to know where calls are made
+  bool traces() const { return traces_; }  // notes the sites of calls
 
   // Carry out a plan. Calls of several threads run one after another.
   void run(const Plan& plan, const Operands& operands, Host& host, double timeout_s);
   // A call in two halves, without a wait in the first; all of it must live until it is over.
   QueuedCall::Begun begin_half(const Plan& plan, const Operands& operands, double timeout_s);
-  // May throw SteppedOut: then it is to be called again.
+  // May throw SteppedOut: then call it again.
   void finish(const Plan& plan, const Operands& operands, Host& host);
   // The same if that takes no wait: whether it was done.
   bool finish_if_ready(const Plan& plan, const Operands& operands);
   // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
   double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
   double time_one_way_flag(int iterations, Host& host);
-  // See Group: by rank, why it can't read everybody's memory. Collective, before the first call.
+  // See Group: by rank, the errno with which it can't read all memories. Collective, before the
+  // first call.
   std::vector<int> try_single_copy(bool is_wanted, bool always, Host& host);
 
   // This rank's program of a schedule, for plans whose `splits` is `hash`.
@@ -117,10 +118,10 @@ class ProcessGroup {
   void abort(const std::string& reason);
   // Make this the group's verdict, unless it has one, and throw the one that holds.
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks);
-  // Who goes on after the group has broken; ranks as bits (bootstrap/agreement.py).
-  void hold_parts(uint64_t ranks);  // says whose parts of the next group this rank has
+  // The ranks that go on after the group has broken, as bits (bootstrap/agreement.py).
+  void hold_parts(uint64_t ranks);  // publishes the ranks whose parts of the next group it has
   std::vector<uint64_t> parts_held();
-  uint64_t decide_survivors(uint64_t ranks);  // unless that is decided; returns what holds
+  uint64_t decide_survivors(uint64_t ranks);  // unless decided; returns the decision
 
   // Throws UsageError in a handler of a signal that interrupted a call of this group.
   void refuse_handler() const;
@@ -129,8 +130,8 @@ class ProcessGroup {
   void close();                       // idempotent; own arenas live on until destruction
 
  private:
-  // Holds the group's lock, and lets a thread know that it has it already: a signal handler runs in
-  // the thread of the call that it interrupts.
+  // Holds the group's lock and notes the thread that holds it. A signal handler runs in the thread
+  // of the call that it interrupts, so it can find the lock held.
   class Turn {
    public:
     // Waits for the other half of a call, too, unless it is to do that.

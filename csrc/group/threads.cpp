@@ -49,7 +49,7 @@ class Threads {
       tasks_.pop_front();
       lock.unlock();
       task();
-      task = nullptr;  // what it holds goes before it counts as over
+      task = nullptr;  // its captures go before it counts as over
       lock.lock();
       if (--num_open_ == 0) over_.notify_all();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of this process that run calls in the background. They hold no GIL. Decides when
-// there is one more; none exists before the first task.
+// The threads of this process that run calls in the background. They hold no GIL. This file decides
+// when to start one more; none exists before the first task.
 //
 // They belong to the process, not to a group. The calls of a group run in order, whichever thread
 // runs them, so a mesh of many groups does not need a thread for each.

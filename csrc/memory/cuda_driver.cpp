@@ -7,7 +7,8 @@ namespace fastcoll {
 
 namespace {
 
-// The driver's versions that have what we use of the virtual memory API, and multicast objects.
+// The driver's versions from which on the used parts of the virtual memory API, and multicast
+// objects, exist.
 constexpr unsigned kVmmVersion = 12000, kMulticastVersion = 12010;
 
 template <class Function>

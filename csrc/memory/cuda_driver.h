@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA driver has to say: which devices there are, and the driver's functions that the
-// runtime does not wrap. Nothing here needs a driver to load: without one there are 0 devices.
+// The CUDA driver's devices, and those of its functions that the runtime does not wrap. Nothing
+// here needs a driver to load: without one there are 0 devices.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@
 
 namespace fastcoll {
 
-// Throws a DriverError that says what failed and why; the error is cleared.
+// Throws a DriverError with the failed step and its reason; the error is cleared.
 void check_cuda(cudaError_t error, const std::string& what);
 void check_cuda(CUresult error, const std::string& what);
 
@@ -33,7 +33,7 @@ struct DeviceFacts {
 };
 DeviceFacts device_facts(int device);
 bool can_access_peer(int device, int peer);
-// Let kernels of `device` reach what this process allocates on `peer`. Once more is fine.
+// Let kernels of `device` reach the memory that this process allocates on `peer`. May be repeated.
 void enable_peer_access(int device, int peer);
 std::string driver_version();  // "13.0"; "none" without a driver
 
@@ -49,7 +49,7 @@ class OnDevice {
   int previous_ = -1;
 };
 
-// Found at run time, so that the extension needs no libcuda to load. Null: the driver has it not.
+// Found at run time, so that the extension needs no libcuda to load. Null: the driver lacks it.
 struct DriverApi {
   decltype(&::cuGetErrorString) get_error_string;
   decltype(&::cuDeviceGetAttribute) device_get_attribute;

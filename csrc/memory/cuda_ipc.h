@@ -22,7 +22,7 @@ CudaIpcMemory cuda_ipc_create(int device, size_t num_bytes);
 // can't open a handle of its own.
 std::byte* cuda_ipc_open(int device, const std::string& handle);
 void cuda_ipc_close(int device, std::byte* ptr);
-// Only once every process that opened it has closed it: the driver promises nothing else.
+// Only once every process that opened it has closed it: the driver promises nothing earlier.
 void cuda_ipc_destroy(int device, std::byte* ptr);
 
 }  // namespace fastcoll

@@ -27,7 +27,7 @@ CUmulticastObjectProp properties(int world_size, size_t num_bytes) {
 
 }  // namespace
 
-// The least that will do: what the driver recommends may be more than a whole region.
+// The least that will do: the driver's recommendation may be more than a whole region.
 size_t cuda_multicast_granularity(int world_size, size_t least_bytes) {
   const CUmulticastObjectProp prop = properties(world_size, least_bytes);
   size_t granularity = 0;
@@ -101,7 +101,7 @@ void CudaMulticast::close() {
   handle_ = 0;
   ptr_ = nullptr;
   bound_ = false;
-  // All of it, whatever goes wrong on the way; the first error is reported.
+  // All steps are taken even if one fails; the first error is reported.
   CUresult error = CUDA_SUCCESS;
   const auto note = [&](CUresult result) {
     if (error == CUDA_SUCCESS) error = result;

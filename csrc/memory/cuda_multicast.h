@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A multicast object: one address that stands for the same offset in every rank's region, through
-// which the switch adds what lies there and stores into all of them. One rank makes the object and
+// A multicast object: one address that stands for the same offset in every rank's region. Through
+// it the switch adds the regions' values and stores into all of them. One rank makes the object and
 // hands its descriptor to the others, over the same sockets as the regions'. Then every rank takes
 // these steps, each when all ranks have taken the one before: add_device, bind, map. Binding or
 // mapping earlier would block in the driver, perhaps for ever.
 //
 // A region that is bound to such an object is parked like one of cuda_ipc.h, until every peer has
-// left: the switch keeps no memory, and a peer's kernel may still read the region through it.
+// left. The switch keeps no memory, and a peer's kernel may still read the region through it.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,9 @@ class CudaMulticast {
   void bind(std::byte* region);
   std::byte* map();
 
-  // Unmap, unbind and let go of the object, as far as that was done; the region must still be
-  // there. No kernel of any rank may use it any more: unlike a mapping of memory, a binding that
-  // its owner ends is gone for all. Idempotent.
+  // Unmap, unbind and release the object, as far as that was done; the region must still be there.
+  // No kernel of any rank may use the object any more: a binding that its owner ends is gone for
+  // all ranks. Idempotent.
   void close();
 
  private:

@@ -26,7 +26,7 @@ CUmemAllocationProp properties(int device) {
   return prop;
 }
 
-// A handle of physical memory; what maps it keeps the memory.
+// A handle of physical memory; each mapping keeps the memory.
 class Handle {
  public:
   Handle(const DriverApi& api, CUmemGenericAllocationHandle handle) : api_(api), handle_(handle) {}

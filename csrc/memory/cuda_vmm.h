@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory of the virtual memory API, handed to other processes as descriptors over the same
-// sockets as memfd's: create, open (map) it from its descriptor, close (unmap). A mapping keeps the
-// memory, so ranks may close in any order, and a killed process leaves nothing behind.
+// Device memory of the virtual memory API: create, open (map) it from its descriptor, close
+// (unmap). Descriptors travel to other processes over the same sockets as memfd's. A mapping keeps
+// the memory, so ranks may close in any order, and a killed process leaves nothing behind.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes);
 // Map it into `device`, wherever it lies; the descriptor stays the caller's.
 std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes);
 void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes);
-// The same as opening, for what the driver names by a CUmemGenericAllocationHandle; the handle
-// stays the caller's. alignment: of the address; 0 leaves it to the driver.
+// The same as opening, for memory that a CUmemGenericAllocationHandle names; the handle stays the
+// caller's. The address gets this alignment; 0 leaves it to the driver.
 std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes,
                         size_t alignment = 0);
 

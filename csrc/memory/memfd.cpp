@@ -64,7 +64,7 @@ bool memfd_make_private(int fd, std::byte* ptr, size_t num_bytes) {
   void* copy = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (copy == MAP_FAILED) return false;
-  // Only what was ever written: the rest of an arena has no pages.
+  // Only the pages that were ever written: the rest of an arena has none.
   for (off_t at = 0; (at = lseek(fd, at, SEEK_DATA)) >= 0;) {
     off_t end = lseek(fd, at, SEEK_HOLE);
     while (at < end) {

@@ -26,12 +26,12 @@ size_t memfd_bytes(int fd);
 // Map the first num_bytes, read and write. Refuses a descriptor of less or one that is not sealed.
 // Not inherited by forked children (MADV_DONTFORK): a DataLoader worker must not keep or touch it.
 std::byte* memfd_open(int fd, size_t num_bytes);
-// The same to read only, for who is not in the group.
+// The same to read only, for readers outside the group.
 const std::byte* memfd_view(int fd, size_t num_bytes);
 void memfd_close(const std::byte* ptr, size_t num_bytes);
 
-// Put private memory with the same bytes in the place of a mapping of all of `fd`: whoever else has
-// mapped it can't change what is there any more. False if there is no memory for it.
+// Put private memory with the same bytes in the place of a mapping of all of `fd`. Other processes
+// that map `fd` can then no longer change these bytes. False if there is no memory for it.
 bool memfd_make_private(int fd, std::byte* ptr, size_t num_bytes);
 
 }  // namespace fastcoll

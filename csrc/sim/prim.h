@@ -61,7 +61,7 @@ inline void store_release(uint64_t* word, uint64_t value) {
   sim::yield();
 }
 
-// One atom of 16 bytes: nobody else runs between its halves.
+// One atom of 16 bytes: no other fiber runs between its halves.
 inline ArrivePack load_relaxed(const ArrivePack* pack) {
   return {load_relaxed(&pack->slot), load_relaxed(&pack->location)};
 }
@@ -94,7 +94,7 @@ inline void store_relaxed(StateHalf* half, StateHalf value) {
 }
 
 inline uint64_t exchange(uint64_t* word, uint64_t value) {
-  sim::yield();  // what was read before may be old by now
+  sim::yield();  // an earlier read may be stale by now
   const uint64_t seen = __atomic_exchange_n(word, value, __ATOMIC_RELAXED);
   sim::progress();
   return seen;

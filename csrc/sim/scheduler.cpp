@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled WITHOUT -fsanitize=thread even where the kernels are compiled with it (then with
-// -DFASTCOLL_SIM_TSAN): what the scheduler itself reads and writes must not order the fibers.
+// -DFASTCOLL_SIM_TSAN). The scheduler's own reads and writes must not order the fibers.
 #include "sim/scheduler.h"
 
 #include <sys/mman.h>
@@ -25,13 +25,13 @@ namespace {
 constexpr size_t kStackBytes = size_t{128} << 10;
 constexpr size_t kBlockMemoryBytes = 512;
 constexpr uint64_t kStepNs = 50;
-// With nothing happening for so many steps, and for so many per fiber, the clock starts to leap, so
-// that a limited wait runs out; after kDead times as many it is a deadlock.
+// After so many idle steps, and so many per fiber, the clock starts to leap, so that a limited wait
+// runs out. After kDead times as many it is a deadlock.
 constexpr uint64_t kIdleSteps = 4000, kIdleStepsPerFiber = 50, kDead = 20;
 constexpr uint64_t kLeapNs = 20000;
 
-// Where a flow of control goes on. A run is little else than switches, and swapcontext asks the
-// kernel for the signal mask at each.
+// The place at which a flow of control continues. A run consists almost of switches alone, and
+// swapcontext asks the kernel for the signal mask at each.
 using Place = std::array<void*, 5>;
 
 [[noreturn, gnu::noinline]] void go_to(Place& place) { __builtin_longjmp(place.data(), 1); }
@@ -54,13 +54,13 @@ struct Fiber {
   void* tsan = nullptr;
   bool in_barrier = false, done = false;
   size_t ready_idx = 0;
-  int peer = -1;  // what it last waited for
+  int peer = -1;  // of its last wait
   const char* what = "";
   uint64_t expected = 0, seen = 0;
 };
 
-// Nothing of a rank is freed before all ranks are done: a race detector would take that for a write
-// which nothing orders after what the fibers did.
+// A rank's memory is freed only after all ranks are done. A race detector would take an earlier
+// free for a write that nothing orders after the fibers' accesses.
 struct Rank {
   std::deque<Job> jobs;
   size_t next_job = 0;
@@ -176,7 +176,7 @@ bool barrier(bool vote) {
     machine->remove_ready(&fiber);
     yield();
   }
-  // Nobody can open the next barrier before this thread has come to it: result is still ours.
+  // No thread can open the next barrier before this one has come to it: result is still ours.
   return block.result;
 }
 
@@ -319,7 +319,7 @@ bool Simulator::run() {
   machine = &state;
 #ifdef FASTCOLL_SIM_TSAN
   state.main_tsan = __tsan_get_current_fiber();
-  // What the test has prepared comes before every rank's first job.
+  // The test's preparations come before every rank's first job.
   for (Rank& rank : state.ranks) __tsan_release(&rank.order);
 #endif
   for (int rank = 0; rank < int(state.ranks.size()); ++rank)

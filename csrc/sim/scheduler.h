@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the threads of all ranks' kernels as fibers in ONE operating-system thread, in an order
-// drawn from a seed. Knows no kernel: a job is a function that every thread of a grid calls. Each
-// rank's jobs run one after the other, as in a stream. For tests only.
+// drawn from a seed. The scheduler knows no kernel: a job is a function that every thread of a grid
+// calls. Each rank's jobs run one after the other, as in a stream. For tests only.
 //
-// Why a simulator: GPU kernels are plain C++ over kernels/prim.cuh, which has a second body made
-// of fibers (sim/prim.h). So the files that nvcc compiles also run on a CPU: all ranks in one
-// thread, in an order drawn from a seed, some of them starved, under ThreadSanitizer, and with
-// planted bugs that must be found (tests/protocol/sim).
+// Why a simulator: GPU kernels are plain C++ over kernels/prim.cuh, which has a second body made of
+// fibers (sim/prim.h). So the files that nvcc compiles also run on a CPU. All ranks run in one
+// thread, some of them starved, under ThreadSanitizer. Tests plant bugs that the simulator must
+// find (tests/protocol/sim).
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,13 @@ struct Thread {
 // ---- for the running fiber
 
 const Thread& self();
-// Let others run.
+// Let other fibers run.
 void yield();
 // The same, from a wait that has just looked in vain; the numbers are for the report of a deadlock.
 void spin(int peer, const char* what, uint64_t expected, uint64_t seen);
-// Something others may wait for has happened.
+// A change has happened that other fibers may wait for.
 void progress();
-// Until every thread of the block is here; whether any of them said true.
+// Returns once every thread of the block is here: whether any of them voted true.
 bool barrier(bool vote);
 // 512 bytes that the threads of a block share, and the address that stands for its barrier.
 void* block_memory();
@@ -42,7 +42,7 @@ uint64_t now_ns();
 // ---- for the test
 
 // uniform: any thread may be next. starving: also, now and then a rank, a block or a thread stands
-// still for long; uniform choice alone is too fair to find a buffer that is reused too early.
+// still for long. A uniform choice alone is too fair to find a buffer that is reused too early.
 enum class Schedule { uniform, starving };
 
 struct Job {
@@ -55,7 +55,8 @@ class Simulator {
   Simulator(int world_size, Schedule schedule, uint64_t seed);
   ~Simulator();
   void enqueue(int rank, Job job);
-  // Until all jobs are done. False if nothing moves any more: then who waits for what is on stderr.
+  // Runs until all jobs are done. False if nothing moves any more: then each fiber's wait is on
+  // stderr.
   bool run();
   // How long it took, by the virtual clock.
   uint64_t elapsed_ns() const;
