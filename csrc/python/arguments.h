@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fast calls read from Python: numbers, lists, tensors, and whether tensors overlap.
+// Reads the arguments of fast calls: numbers, lists, tensors, and whether tensors overlap. Only
+// known types are read, as others could run any code.
 #pragma once
 
 #include <Python.h>
@@ -38,8 +39,8 @@ inline std::optional<TensorView> view_argument(PyObject* object) {
   return given(object) ? view_tensor(object) : std::nullopt;
 }
 
-// Of an int, or of NumPy's integers. Not of other types: they could do anything while they say
-// their number. True is none: who gives it means something else.
+// Of an int, or of NumPy's integers. Other types could run any code while they give their number.
+// True is none: a program that passes it means another parameter.
 inline std::optional<uint64_t> number_of(PyObject* object) {
   if (!PyLong_CheckExact(object)) [[unlikely]] {
     if (!is_array_integer(Py_TYPE(object))) return std::nullopt;

@@ -109,7 +109,7 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
 }
 
 void bind_group(py::module_& module) {
-  // What takes the group's lock must not hold the GIL: the lock's holder may need it to get on.
+  // A function that takes the group's lock must not hold the GIL: the lock's holder may need it.
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<ProcessGroup>(module, "Group")
       .def(py::init([](int rank, int world_size, const std::string& name,
@@ -286,7 +286,7 @@ void bind_machine(py::module_& module) {
   module.def(
       "read_status",
       [](int fd) {
-        // How many ranks share the region is not known yet; what is read lies in its first part.
+        // The number of ranks is not known yet; the words to read lie in the region's first part.
         const size_t num_bytes = std::max(memfd_bytes(fd), kRegionBytes);
         const auto close = [num_bytes](const std::byte* region) { memfd_close(region, num_bytes); };
         const std::unique_ptr<const std::byte, decltype(close)> region(memfd_view(fd, num_bytes),

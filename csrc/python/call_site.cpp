@@ -38,7 +38,7 @@ std::string find_call_site() {
     const char* function = PyUnicode_AsUTF8(code->co_qualname);
     const bool is_named = file && function;
     const bool is_program = is_named && !is_hidden(file);
-    // In a thread of a library's there may be no other frame: then the innermost says most.
+    // A library's thread may have no other frame: then the innermost tells most.
     if (is_program || (is_named && found.empty()))
       found = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame)) + " in " +
               function;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a program makes a call, as text for errors and for people: "train.py:12 in step". Looked up
-// in the thread that makes the call, for groups that trace (FASTCOLL_DEBUG=trace), and kept for the
-// thread that carries it out.
+// The place where a program makes a call, as text for errors: "train.py:12 in step". Looked up in
+// the calling thread, for groups that trace (FASTCOLL_DEBUG=trace). The thread that carries the
+// call out gets it from there.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace fastcoll {
 
-// Of the call that this thread carries out; empty if nobody noted it.
+// The site of the call that this thread carries out; empty if none was noted.
 const std::string& call_site();
 std::string set_call_site(std::string site);  // returns the one before
 

@@ -75,7 +75,7 @@ namespace {
 struct CallWork {
   PyObject ob_base;
   Caller caller;      // whose object this keeps
-  PyObject* kept;     // what the memory belongs to, until it is known that the call is over
+  PyObject* kept;     // the owner of the memory, until the call is known to be over
   PyObject* outputs;  // a list
   std::shared_ptr<AsyncCall> call;
 };
@@ -95,7 +95,7 @@ void deallocate(PyObject* object) {
     PyTuple_SET_ITEM(all, 0, work.kept);
     PyTuple_SET_ITEM(all, 1, work.outputs);
     PyTuple_SET_ITEM(all, 2, work.caller.object);
-    work.caller.group.let_go_on();  // nobody waits for it any more
+    work.caller.group.let_go_on();  // no thread waits for it any more
     AsyncCall::abandon(work.call, all);
   }
   work.call.~shared_ptr();
@@ -106,7 +106,7 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
   CallWork& work = work_of(self);
   try {
     if (!work.call->is_over()) {
-      work.caller.group.refuse_child();  // which has not the thread that would end it
+      work.caller.group.refuse_child();  // a child lacks the thread that would end it
       if (!work.call->wait(limit_s)) Py_RETURN_FALSE;
     }
     Py_CLEAR(work.kept);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fastcoll._C.CallWork: the handle of an asynchronous call that C++ carries out, as far as it has
-// to be quick; the class that programs get is its heir in work.py. Decides how long the memory of
-// such a call is kept: by its handle, and if that goes first, until the call is over.
+// fastcoll._C.CallWork: the quick part of the handle of an asynchronous call that C++ carries out.
+// Programs get its heir, a class in work.py. Decides how long the memory of such a call is kept: by
+// its handle, and if that goes first, until the call is over.
 #pragma once
 
 #include <Python.h>
@@ -35,13 +35,13 @@ class AsyncCall final : public PlannedCall {
 
  private:
   std::vector<PreparedList> lists_;
-  // Each side writes its own and then reads the other's, so these are sequentially consistent.
+  // Each side writes its own flag and then reads the other's, so these are sequentially consistent.
   std::atomic<bool> is_over_{false}, is_abandoned_{false};
   std::atomic<uint32_t> has_waiter_{0};
 };
 
-// Queue a call whose memory belongs to `kept` and whose results are in the list `outputs`, and
-// return its handle. Null where it has to go behind what is queued in Python. Throws Interrupted
+// Queue a call whose memory belongs to `kept` and whose results are in the list `outputs`; return
+// its handle. Null where it has to go behind calls that are queued in Python. Throws Interrupted
 // where a Python error is set.
 PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& call, PyObject* kept,
                      PyObject* outputs);

@@ -57,7 +57,7 @@ FastcollGroup* group_of(void* object) {
 }
 
 bool find_plan(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* plan) {
-  // Where the program made the call is known in Python alone.
+  // The call's site is known in Python alone.
   if (ours(group).traces()) return false;
   const Plan* known = ours(group).cached_plan(Verb(kind->verb), DType(kind->dtype), Op(kind->op),
                                               kind->numel, kind->root, kind->splits);
@@ -118,7 +118,7 @@ void put(FastcollFailure* into, ErrorKind kind, const char* text, uint64_t ranks
   into->text[length] = '\0';
 }
 
-// What a call came to; no exception gets through.
+// The outcome of a call; no exception gets through.
 template <class Call>
 FastcollOutcome outcome_of(FastcollFailure* failure, Call call) {
   try {

@@ -21,11 +21,12 @@ PyObject* rank_tuple(uint64_t ranks) {
   return tuple;
 }
 
-// What this rank did last, where FASTCOLL_DUMP_DIR says; the error comes first, whatever happens.
+// Writes this rank's last calls down, where FASTCOLL_DUMP_DIR says. A failure here does not hide
+// the error that is raised.
 void write_down(PyObject* reason) {
   PyObject* dumps = PyImport_ImportModule("fastcoll.calls.dumps");
   PyObject* nothing = dumps ? PyObject_CallMethod(dumps, "dump", "O", reason) : nullptr;
-  // A Ctrl-C that came meanwhile is heard once the error is raised.
+  // A Ctrl-C that came meanwhile takes effect once the error is raised.
   if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   PyErr_Clear();
   Py_XDECREF(nothing);

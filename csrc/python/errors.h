@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C++ failures as Python errors; both extensions have it.
+// C++ failures as Python errors, for both extensions.
 #pragma once
 
 #include <Python.h>

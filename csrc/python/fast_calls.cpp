@@ -41,8 +41,8 @@ std::array<PyObject*, kNumAlgorithms> algorithm_strings{};
 std::array<PyObject*, 2> numerics_strings{};
 GroupOf* group_in_object = nullptr;
 
-// What an option says, as 1 + its place among `words`. Words in source code are interned: compared
-// as pointers.
+// Reads an option's value as 1 + its place among `words`. Words in source code are interned, so
+// they are compared as pointers.
 template <size_t kWords>
 bool read_word(PyObject* value, const std::array<PyObject*, kWords>& words, uint8_t& place) {
   const auto found = std::find(words.begin(), words.end(), value);
@@ -57,8 +57,8 @@ bool read_limit(PyObject* value, double& timeout_s) {
   return timeout_s > 0 && std::isfinite(timeout_s);
 }
 
-// Sort the arguments by meaning; a method has no group among them, which is sorted already. False
-// if the call is not one for the fast path.
+// Sort the arguments by meaning. A method has no group among them; its group is sorted already.
+// False if the call is not one for the fast path.
 bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames,
                Args& sorted) {
   const Signature& signature = kSignatures[verb];
@@ -91,7 +91,7 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
   return !sorted[kAsyncOp] || PyBool_Check(sorted[kAsyncOp]);
 }
 
-// The group that a call means; null if that is not known here.
+// The group of a call; null if it is not known here.
 class GroupArgument {
  public:
   ProcessGroup* group;
@@ -143,8 +143,8 @@ PyObject* call_fallback(FastVerb verb, PyObject* self, PyObject* const* args, si
   return PyObject_Vectorcall(fallback, all.data(), num_args, names.get());
 }
 
-// A verb: a function of the module, or a method of the group `self`. One body for both, since two
-// callers of what it inlines cost 5 ns a call.
+// A verb: a function of the module, or a method of the group `self`. One body serves both, since
+// two callers of its inlined functions cost 5 ns a call.
 template <FastVerb kVerb>
 PyObject* fast_call(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};

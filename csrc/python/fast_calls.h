@@ -17,7 +17,7 @@ namespace fastcoll {
 
 class ProcessGroup;
 
-// The operation that one of torch's objects means; null means the default.
+// The operation of one of torch's objects; null means the default.
 std::optional<Op> op_of(PyObject* object);
 
 // The group inside a Python object, or null if it is none.

@@ -8,8 +8,7 @@ namespace fastcoll {
 namespace {
 
 // Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
-// Python is not asked which thread that is: it would run the handlers of pending signals to find
-// out.
+// Python does not say which thread is the main one without running the handlers of pending signals.
 bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
   if (gettid() != getpid()) return false;
@@ -19,7 +18,7 @@ bool time_to_look(int64_t& next_look_us) {
   return true;
 }
 
-// Of the Python error that is set: KeyboardInterrupt, or what a handler of the program's raised.
+// Of the Python error that is set: KeyboardInterrupt, or the error of a handler of the program's.
 std::string name_of_error() {
   PyObject* type = PyErr_Occurred();
   return type ? reinterpret_cast<PyTypeObject*>(type)->tp_name : "";

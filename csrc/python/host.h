@@ -43,8 +43,8 @@ class DetachedHost : public Host {
   int64_t next_look_us_ = 0;
 };
 
-// In a wait of a call that goes on without this thread if that is interrupted, or has waited up to
-// its limit.
+// For a wait of a call that can go on in another thread. The wait ends if the thread is interrupted
+// or has waited up to its limit.
 template <class Base>
 class WaiterHost final : public Base {
  public:

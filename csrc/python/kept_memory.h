@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of what goes on although its handle is gone. Everything here needs the GIL.
+// The memory of calls and transfers that go on although their handles are gone. Everything here
+// needs the GIL.
 #pragma once
 
 #include <Python.h>
@@ -9,11 +10,10 @@
 
 namespace fastcoll {
 
-// Keep an object, whose reference passes over, until `done` says so and somebody calls
-// release_kept.
+// Keep an object, whose reference passes over, until `done` is true and release_kept is called.
 void keep_until(std::shared_ptr<const std::atomic<bool>> done, PyObject* kept);
 
-// Let go of what is done with.
+// Release the objects whose `done` is true.
 void release_kept();
 
 }  // namespace fastcoll

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Without NumPy's headers, which are not there when fastcoll is built, and without pybind11, which
-// takes seconds to compile: the fields below are in NumPy's stable ABI, alike in 1.x and 2.x.
+// Reads NumPy's arrays without NumPy's headers, which are absent when fastcoll is built. It does
+// without pybind11, too, which takes seconds to compile. The fields below are in NumPy's stable
+// ABI, alike in 1.x and 2.x.
 #include "python/numpy_view.h"
 
 #include <algorithm>

@@ -10,7 +10,7 @@
 
 namespace fastcoll {
 
-// Take arrays of exactly this type: numpy.ndarray, not what is derived from it.
+// Take arrays of exactly this type: numpy.ndarray, not its subclasses.
 void set_array_type(PyTypeObject* type);
 
 // Whether a type is one of NumPy's integers: those that Python named.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which arguments of a fast call hold its results.
+// The arguments of a fast call that hold its results.
 #pragma once
 
 #include <Python.h>
@@ -37,7 +37,7 @@ inline void count_writes(std::span<PyObject* const> written) {
   for (PyObject* object : written) count_write(object);
 }
 
-// What a Work returns: the tensors that hold results.
+// The result of a Work: the tensors that hold results.
 template <FastVerb kVerb>
 PyObject* outputs_of(const ProcessGroup& group, const Args& args) {
   std::span<PyObject* const> outputs = written_by<kVerb>(group, args);

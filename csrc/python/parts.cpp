@@ -11,7 +11,7 @@ namespace {
 // The tensors of an argument: a list or tuple of them, or one.
 class Views {
  public:
-  // False if one is nothing for the fast path, or there are too many.
+  // False if one does not suit the fast path, or there are too many.
   bool read_list(PyObject* object) {
     const std::span<PyObject*> items = items_of(object);
     if (items.size() > views_.size()) return false;

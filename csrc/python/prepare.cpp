@@ -13,7 +13,7 @@ Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DT
 
 namespace {
 
-// How a call works in place: this rank's part of the whole.
+// The place of a call in place: this rank's part of the whole.
 bool is_own_part(const ProcessGroup& group, const TensorView& part, const TensorView& whole) {
   return part.ptr == whole.ptr + size_t(group.rank()) * part.num_bytes();
 }
@@ -71,8 +71,8 @@ Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& a
   }
 }
 
-// Of hundreds of tensors none is left in the caches when all that they hold has passed: fetch some
-// ahead of the i-th, whose objects first.
+// A list of hundreds of tensors drives its own objects out of the caches. So fetch some tensors
+// ahead of the i-th, and their objects earlier still.
 void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
   constexpr size_t kAhead = 4;
   if (i + kAhead < tensors.size()) expect_tensor(tensors[i + kAhead]);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the arguments of a fast call to what the group runs: reads the tensors, checks what must be
-// checked on every call, and looks up the plan. What it can't tell for right at a glance is no fast
-// call; the Python function decides then.
+// Turns the arguments of a fast call into a plan and its operands. It reads the tensors, makes the
+// checks of every call, and looks the plan up. A call that needs a closer look is no fast call; the
+// Python function decides then.
 //
 // Small calls are counted in stalls, not in instructions. Most of the time beyond torch's own was
-// waiting for words that had just been stored: two words stored apart and loaded as one must first
-// reach the cache. So the library is compiled without SLP vectorisation (setup.py), values are
-// written where they are needed, and no memory is cleared by `rep stos`. A sampling profiler shows
-// such places: one instruction has half of its function's time.
+// waits for words that had just been stored. Two words that are stored apart and loaded as one must
+// first reach the cache. So the library is compiled without SLP vectorisation (setup.py), values
+// are written where they are needed, and no memory is cleared by `rep stos`. A sampling profiler
+// shows such places: one instruction has half of its function's time.
 #pragma once
 
 #include <Python.h>
@@ -21,7 +21,7 @@
 namespace fastcoll {
 
 struct Args {
-  // Null: left out. More of them, and compilers would clear them by an instruction (rep stos) that
+  // Null: left out. With more of them, compilers would clear them by an instruction (rep stos) that
   // takes longer to begin than all these stores.
   std::array<PyObject*, kNumObjects> objects{};
   CallOptions options;
@@ -30,7 +30,7 @@ struct Args {
   PyObject* operator[](Param meaning) const { return objects[meaning]; }
 };
 
-// Where a call's arguments lie, if addresses don't tell. Not cleared for those that do.
+// The places of a call's arguments, if addresses don't give them. Not cleared for calls without.
 struct Places {
   Parts parts;
   StridedPair strided;
@@ -51,7 +51,7 @@ struct Prepared {
   }
 };
 
-// Of contiguous tensors. parts: where the parts lie, if the call has any; not cleared.
+// Of contiguous tensors. parts: the places of the parts, if the call has any; not cleared.
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts);
 
 // One tensor, or one of each kind, with the plan of the call; no fast call if there is none yet.
@@ -62,7 +62,7 @@ Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DT
 Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                          StridedPair& places);
 
-// fast_parts.cpp
+// Of a verb with a part for each rank (parts.cpp).
 Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                        Parts& parts);
 

@@ -17,8 +17,8 @@ class Reader {
   }
 
   static constexpr uint64_t kAny = ~uint64_t{0};
-  // A tensor for each rank; all of `numel` elements, unless that is kAny. That of rank `in_place`
-  // is also what the call writes.
+  // A tensor for each rank; all of `numel` elements, unless that is kAny. The call also writes the
+  // tensor of rank `in_place`.
   bool read_list(std::span<const TensorView> tensors, uint64_t numel,
                  std::array<Part, kMaxWorld>& side, int in_place = -1) {
     if (tensors.size() != size_t(call_.world_size)) return false;
@@ -29,7 +29,7 @@ class Reader {
     }
     return true;
   }
-  // One part alone; or one of a list. In place, it is also what the call writes.
+  // One part alone; or one of a list. In place, the call also writes it.
   void put(std::array<Part, kMaxWorld>& side, int rank, const TensorView& tensor,
            bool is_in_place = false) {
     side[size_t(rank)] = {tensor.ptr, tensor.num_bytes()};
@@ -141,7 +141,7 @@ std::optional<PartsKind> read_reduce_scatter(const PartsCall& call, Parts& parts
   for (size_t rank = 0; rank < call.inputs.size(); ++rank) {
     const TensorView& part = call.inputs[rank];
     if (part.dtype != output.dtype || part.numel != output.numel) return std::nullopt;
-    if (!same_shape(part, call.inputs[0])) return std::nullopt;  // which means a reduce for each
+    if (!same_shape(part, call.inputs[0])) return std::nullopt;  // the call means a reduce for each
     parts.inputs[rank] = {part.ptr, part.num_bytes()};
     const bool is_in_place = int(rank) == call.rank && part.ptr == output.ptr;
     if (!is_in_place) extents[num_extents++] = {part.ptr, part.end(), false};

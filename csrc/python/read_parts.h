@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs with a part for each rank: where the parts lie, from the tensors that a caller gave.
-// Needs no GIL, as torch's compiled backend asks the same (core_api.h).
+// The verbs with a part for each rank: finds the places of the parts, from the tensors of a caller.
+// Needs no GIL, as torch's compiled backend calls it, too (core_api.h).
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ struct PartsCall {
   int rank, world_size, root = 0;
   std::span<const TensorView> outputs = {}, inputs = {};  // on a side without parts, one
   // Of an all_to_all: each side is one tensor, to be cut by rows, equally where no sizes are given.
-  // Of a gather: what the root gets is one tensor.
+  // Of a gather: the root's result is one tensor.
   bool cuts = false;
   std::span<const int64_t> output_sizes = {}, input_sizes = {};
 };
 
-// What a plan for them is looked up by.
+// The key of the plan for these parts.
 struct PartsKind {
   DType dtype;
   uint64_t numel = 0;
@@ -32,8 +32,8 @@ struct PartsKind {
   bool is_whole = false;  // equal parts, end to end in one tensor on either side
 };
 
-// None if the tensors do not fit together, or may mean more than parts of one message. `parts` is
-// not cleared.
+// None if the tensors do not fit together, or may not be parts of one message. `parts` is not
+// cleared.
 std::optional<PartsKind> read_parts(const PartsCall& call, Parts& parts);
 
 }  // namespace fastcoll

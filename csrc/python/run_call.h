@@ -32,7 +32,7 @@ class ListSnapshot {
   ListSnapshot(const ListSnapshot&) = delete;
   ListSnapshot& operator=(const ListSnapshot&) = delete;
   ~ListSnapshot() { Py_XDECREF(object_); }
-  // The list's copy; what was given, if that is none.
+  // The list's copy; the given object, if it is no list.
   PyObject* or_given(PyObject* object) const { return object_ ? object_ : object; }
 
  private:
@@ -65,9 +65,9 @@ constexpr Verb verb_of_lists(FastVerb verb) {
 template <FastVerb kVerb>
 PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   ProcessGroup& group = caller.group;
-  group.refuse_handler();  // whose wait would be one for itself
+  group.refuse_handler();  // a handler would wait for itself
   group.refuse_child();
-  if (group.traces()) return nullptr;  // where it was made is known in this thread only
+  if (group.traces()) return nullptr;  // its site is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (!takes_lists(kVerb)) {
     Prepared one = prepare(kVerb, group, args, op, call->places.parts);
@@ -88,8 +88,8 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 
-// Whether a call may run now. Gets done what C++ has queued before it; behind what Python has
-// queued it goes there.
+// Whether a call may run now. Finishes the calls that C++ has queued before it. A call behind
+// Python's queue goes into that queue.
 inline bool may_run_now(ProcessGroup& group) {
   if (group.idle()) [[likely]]
     return true;

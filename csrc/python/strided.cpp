@@ -25,7 +25,8 @@ Reach reach_of(const StridedView& view, int64_t pitch = 0) {
   return {view.tensor.ptr + before, after - before};
 }
 
-// As columns of one matrix do: modulo its pitch, their rows lie apart.
+// Whether two tensors interleave as columns of one matrix do: modulo its pitch, their rows lie
+// apart.
 bool interleave(const StridedView& a, const StridedView& b) {
   int64_t pitch = 1;
   for (int i = 0; i < a.tensor.ndim; ++i)
@@ -41,8 +42,8 @@ bool are_apart(const StridedView& a, const StridedView& b) {
          all_b.begin + all_b.num_bytes <= all_a.begin || interleave(a, b);
 }
 
-// Whether elements may share memory: not if what lies along smaller strides fits between those of
-// each greater one.
+// Whether elements may share memory. They can't if the extent along smaller strides fits between
+// the elements of each greater stride.
 bool may_overlap_itself(const StridedView& view) {
   std::array<std::pair<int64_t, int64_t>, StridedView::kMostDims> dims;  // stride, size
   size_t num_dims = 0;
@@ -71,7 +72,7 @@ bool put(Strided& place, const StridedView& view) {
                    view.tensor.shape, view.strides_bytes.data());
 }
 
-// Which argument is which; the numel is that of the plan.
+// The roles of the arguments; the numel is that of the plan.
 struct Roles {
   Verb verb;
   PyObject *input, *output;

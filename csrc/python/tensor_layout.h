@@ -65,11 +65,11 @@ inline void bump_version(const char* impl) {
   __atomic_store_n(version, __atomic_load_n(version, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
 }
 
-// Learn the layout from samples: tuples of a tensor, the addresses of its TensorImpl, its
-// StorageImpl and its memory, the storage's bytes, the dispatch keys, a number for the version
-// counter (the same for tensors that share it, 0 for none) and the version. The first sample is a
-// plain tensor, the second one of inference mode. True if all was found; else nothing is known. A
-// new reference; null with a Python error.
+// Learn the layout from samples, which are tuples. A sample has a tensor, and the addresses of its
+// TensorImpl, its StorageImpl and its memory. Then come the storage's bytes, the dispatch keys, a
+// number for the version counter and the version. Tensors that share a counter have the same
+// number; 0 is none. The first sample is a plain tensor, the second one of inference mode. True if
+// all was found; else nothing is known. A new reference; null with a Python error.
 PyObject* learn_tensor_layout(PyObject* module, PyObject* samples);
 
 }  // namespace fastcoll

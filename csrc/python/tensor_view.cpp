@@ -114,9 +114,9 @@ void expect_tensor(PyObject* object) {
 
 namespace {
 
-// Fills `view` in, if there is one, and `strides` (in elements; null: contiguous); contiguous ones
-// alone, unless `takes_strided`. In place: to copy what was just written in pieces takes as long as
-// all the rest.
+// Fills `view` in, if the object has one, and `strides` (in elements; null: contiguous). Takes only
+// contiguous ones, unless `takes_strided`. In place: to copy words that were just written in pieces
+// takes as long as all the rest.
 [[gnu::always_inline]] inline bool see(PyObject* object, bool takes_strided, TensorView& view,
                                        const int64_t*& strides) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));

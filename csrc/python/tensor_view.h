@@ -47,9 +47,10 @@ inline bool is_tensor(PyObject* object) {
   return Py_TYPE(object) == tensor_types[0] || Py_TYPE(object) == tensor_types[1];
 }
 
-// The tensor or array, if it is one the fast path takes: of such a type, on the CPU, contiguous,
-// neither negated nor conjugated lazily, of a known dtype, within its storage. Never leaves a
-// Python error set. Nothing is remembered of it: its memory may be another one by the next call.
+// The tensor or array, if the fast path takes it. It must be of such a type, on the CPU,
+// contiguous, of a known dtype and within its storage. It must be neither negated nor conjugated
+// lazily. Never leaves a Python error set. Nothing is remembered of it: its memory may be another
+// one by the next call.
 std::optional<TensorView> view_tensor(PyObject* object);
 // The same, contiguous or not.
 std::optional<StridedView> view_strided(PyObject* object);
@@ -59,7 +60,7 @@ inline void count_write(PyObject* object) {
   if (is_tensor(object)) bump_version(impl_of(object));
 }
 
-// Fetch into the caches what view_tensor is going to read behind this object.
+// Fetch the words behind this object that view_tensor is going to read into the caches.
 void expect_tensor(PyObject* object);
 
 }  // namespace fastcoll

@@ -10,7 +10,7 @@ namespace fastcoll {
 // be closed. Never leaves a Python error set.
 PyObject* stand_in_of(PyObject* process_group);
 
-// What a global rank is in a process group with a stand-in, a new reference; null if it is none.
+// A global rank's rank in a process group with a stand-in, a new reference; null if it has none.
 PyObject* group_rank_of(PyObject* process_group, PyObject* global_rank);
 
 // set_stand_in(process_group, communicator, global_ranks)

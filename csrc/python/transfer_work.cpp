@@ -19,7 +19,7 @@ namespace {
 struct TransferWork {
   PyObject ob_base;
   Caller caller;                       // whose object this keeps
-  PyObject* kept;                      // what the memory belongs to
+  PyObject* kept;                      // the owner of the memory
   std::shared_ptr<Transfer> transfer;  // null until it is started
 };
 
@@ -173,7 +173,7 @@ PyTypeObject type = [] {
   return made;
 }();
 
-// Somebody has to move what is open while nobody waits.
+// A thread has to move open transfers while the program waits for none.
 void drive(const Caller& caller) {
   static PyObject* const name = PyUnicode_InternFromString("drive_transfers");
   PyObject* nothing = PyObject_CallMethodNoArgs(caller.object, name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fastcoll._C.TransferWork: the handle of a send or a receive as far as it has to be quick; the
-// class that programs get is its heir in transfers.py. Decides how long the memory of a transfer is
-// kept: by its handle, and if that goes first, until the transfer is over.
+// fastcoll._C.TransferWork: the quick part of the handle of a send or a receive. Programs get its
+// heir, a class in transfer_work.py. Decides how long the memory of a transfer is kept: by its
+// handle, and if that goes first, until the transfer is over.
 #pragma once
 
 #include <Python.h>
@@ -14,10 +14,11 @@
 
 namespace fastcoll {
 
-// A handle of what is not started yet, or null with a Python error set. `kept`: whose memory it is.
+// A handle of a transfer that is not started yet, or null with a Python error set. `kept`: the
+// owner of its memory.
 PyObject* new_transfer_work(const Caller& caller, PyObject* kept);
 
-// Start the transfers of such handles, and see to it that somebody moves them on. Throws
+// Start the transfers of such handles, and see to it that a thread moves them on. Throws
 // Interrupted where a Python error is set.
 void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>> transfers,
                  std::span<PyObject* const> works);

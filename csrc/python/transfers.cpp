@@ -16,10 +16,10 @@ namespace fastcoll {
 
 namespace {
 
-PyTypeObject* p2p_op_type = nullptr;  // what batches consist of
+PyTypeObject* p2p_op_type = nullptr;  // of the items of a batch
 
-// The transfer that is asked for; null if that is no fast call. `peer` may be null or None where
-// it receives: from whoever comes first.
+// The transfer of these arguments; null if it is no fast call. A receive may have a null `peer`, or
+// None: it takes the first message of any rank.
 std::shared_ptr<Transfer> prepare(bool sends, const ProcessGroup& group, PyObject* tensor,
                                   PyObject* peer, PyObject* tag, double timeout_s = -1) {
   const std::optional<TensorView> view = view_argument(tensor);

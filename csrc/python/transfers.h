@@ -15,7 +15,7 @@ PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args);     /
 PyObject* start_transfer(bool sends, const Caller& caller, const Args& args);  // isend, irecv
 PyObject* start_batch(const Caller& caller, const Args& args);                 // batch_isend_irecv
 
-// The class of what a batch consists of: fastcoll.P2POp.
+// The class of a batch's items: fastcoll.P2POp.
 PyObject* set_p2p_op_type(PyObject*, PyObject* object);
 
 }  // namespace fastcoll

@@ -5,7 +5,7 @@
 namespace fastcoll {
 
 enum Param {
-  kTensor,  // what is given, or an output that comes first
+  kTensor,  // the input, or an output that comes first
   kSecond,
   kOp,
   kRoot,  // or the other rank of a send or receive
@@ -15,14 +15,14 @@ enum Param {
   kGroup,
   kAsyncOp,
   kNumObjects,
-  // What these say is read at once; no object is kept.
+  // These options are read at once; no object is kept.
   kAlgorithm = kNumObjects,
   kNumerics,
   kTimeout,
 };
 
-// How a verb takes its tensors: one, or one of each kind; in parts, one for each rank; lists of any
-// length, of which one call is made. A transfer is no collective.
+// How a verb takes its tensors: one, or one of each kind; in parts, one for each rank; in lists of
+// any length. A list makes one call. A transfer is no collective.
 enum class VerbKind { tensors, parts, lists, transfer };
 
 struct Signature {

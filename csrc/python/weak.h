@@ -6,7 +6,7 @@
 
 namespace fastcoll {
 
-// A new reference to what a weak one leads to; null if that is gone.
+// A new reference to the target of a weak one; null if the target is gone.
 inline PyObject* target_of(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030d0000
   PyObject* target = nullptr;

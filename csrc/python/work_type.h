@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handles that are C types have in common: whose they are, and waiting.
+// The common part of the handles that are C types: their group, and waiting.
 #pragma once
 
 #include <Python.h>
@@ -14,12 +14,12 @@ struct Caller {
   PyObject* object;
 };
 
-// Wait for what a handle stands for, that many seconds; 0: without a limit. Null with a Python
-// error set, else whether it is complete.
+// Wait for the call or transfer of a handle, that many seconds; 0: without a limit. Null with a
+// Python error set, else whether it is complete.
 using WaitAtMost = PyObject*(PyObject* self, double limit_s);
 
-// wait(timeout=None): at once if there is no limit, which is None, or nothing of whatever kind
-// (torch gives a timedelta of no length); else by the heir's _wait.
+// wait(timeout=None): waits here if there is no limit, else by the heir's _wait. No limit is None
+// or any false object (torch gives a timedelta of no length).
 template <WaitAtMost* kWait>
 PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   const bool is_usual = !kwnames && num_args <= 1;

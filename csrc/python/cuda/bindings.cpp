@@ -2,8 +2,8 @@
 // fastcoll._cuda: the GPU side, as Python reaches it. Integers for addresses, streams and
 // descriptors; no torch. Plans are those of fastcoll._C, which must be imported first.
 //
-// An extension of its own: it is built only where nvcc is, needs no driver to load, and a failure
-// of it leaves the CPU side as it is.
+// It is an extension of its own, built only where nvcc is. It needs no driver to load, and its
+// failure leaves the CPU side as it is.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -26,8 +26,8 @@ std::byte* to_ptr(uintptr_t address) { return reinterpret_cast<std::byte*>(addre
 uintptr_t to_int(const std::byte* ptr) { return reinterpret_cast<uintptr_t>(ptr); }
 cudaStream_t to_stream(uintptr_t handle) { return reinterpret_cast<cudaStream_t>(handle); }
 
-// What waits for the device, or for other ranks through it, must not hold the GIL: with ranks as
-// threads they may need it to get on.
+// A function that waits for the device, or for other ranks through it, must not hold the GIL. Ranks
+// that are threads may need the GIL to make progress.
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 void bind_devices(py::module_& module) {
@@ -166,7 +166,7 @@ void bind_partials(py::module_& module) {
       },
       py::arg("device"), py::arg("dtype"), py::arg("op"), py::arg("widened"), py::arg("rows"),
       py::arg("output"), py::arg("numel"), py::arg("divisor"), py::arg("stream"));
-  // Events may be asked about from this thread while another one captures a graph.
+  // This thread may query events while another one captures a graph.
   module.def("ignore_captures", [] {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "telling that a thread only asks");
