@@ -44,7 +44,7 @@ class Mutation:
     Attributes:
         file: The source's name.
         line: Where it stands; only for people.
-        text: The line's text, by which it is known as long as nobody changes it.
+        text: The line's code, which names the mutation until the code changes.
         what: What is changed, as "< to <=".
         nth: Which one of several with the same text and change, from 1.
     """
@@ -83,7 +83,7 @@ class _Source:
 
     def add(self, at: int, what: str) -> int:
         start = self.text.rfind("\n", 0, at) + 1
-        line_text = self.text[start : self.text.index("\n", at)].strip()
+        line_text = self.text[start : self.text.index("\n", at)].split("  //")[0].strip()
         self.seen[line_text, what] += 1
         line = self.text.count("\n", 0, at) + 1
         nth = self.seen[line_text, what]
