@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The byte layout of a rank's region, and the one source of offsets: pad | scratch on the CPU,
-// pad | scratch | data on a GPU.
+// The byte layout of a rank's region, and the one source of offsets. A region is pad | scratch on
+// the CPU, pad | scratch | data on a GPU.
 //
 // Every word has ONE writer: the rank whose region it lies in (the owner), unless its comment says
-// otherwise. Peers only read. kernels/README.md tells the protocol of every word: its ordering, its
-// reuse and its wrap. The pad belongs to the group, never to a tensor.
+// otherwise. Peers only read. The ordering, reuse and wrap of every word stand in
+// kernels/README.md. The pad belongs to the group, never to a tensor.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +23,11 @@ inline constexpr int kDepth = 4;
 // (crossover measured between 2 and 3 KiB on Granite-/Sapphire-Rapids-class Xeons).
 inline constexpr size_t kInlineMaxBytes = 2048;
 
-// Staging: 8 slots of 256 KiB, 2 MiB per rank whatever the message. More slots leave the L2 cache.
+// Staging: 8 slots of 256 KiB, 2 MiB per rank for any message. More slots leave the L2 cache.
 inline constexpr int kNumSlots = 8;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
-// Of them a two_shot takes so many: the fewer, the sooner a line is written again, while it is at
-// hand. Three are the least that its pipeline needs.
+// A two_shot takes so many of them: with fewer slots a line is written again sooner, while it is
+// still in the cache. Three are the least that its pipeline needs.
 inline constexpr uint64_t kFewSlots = 4;
 // Signals that one rank may raise in one segment of a schedule.
 inline constexpr uint32_t kMostSignals = uint32_t{1} << 20;
@@ -74,7 +74,7 @@ struct alignas(kLineBytes) SleepLine {
   uint32_t wake;
 };
 
-// What a rank says it is calling, for everybody to read while it is stuck. A sequence lock:
+// A rank's description of its call, for all peers to read while it is stuck. A sequence lock:
 // `sequence` is 2 * call - 1 while the words change and 2 * call when they are whole.
 struct alignas(128) Descriptor {
   static constexpr int kWords = 5;
@@ -93,8 +93,8 @@ struct alignas(128) Descriptor {
 static_assert(sizeof(Descriptor) == 128);
 inline constexpr int kRingEntries = 64;
 
-// Where the program made the call of the descriptor in the same place, within its lock: text, with
-// zeros behind. Only in a group that traces.
+// The program's call site for the descriptor in the same place, within its lock: text, with zeros
+// behind. Only in a group that traces.
 struct alignas(128) SiteText {
   static constexpr size_t kWords = 16;
   uint64_t words[kWords];
@@ -110,8 +110,8 @@ struct alignas(kLineBytes) VerdictPage {
 };
 static_assert(sizeof(VerdictPage) == 2048);
 
-// Who the owner is, for those who look from outside the group (`fastcoll inspect`). Written once,
-// `magic` last.
+// The owner's identity, for readers outside the group (`fastcoll inspect`). Written once, `magic`
+// last.
 struct alignas(kLineBytes) Identity {
   uint64_t magic;
   uint32_t rank;
@@ -131,8 +131,8 @@ struct alignas(4096) Pad {
   Word ping;     // flag-time measurement only
   Word blocked;  // the send or receive this rank waits in: kind | peer << 8; 0: none
   Word polling;  // 1: a thread looks after its transfers all the time, large sends among them
-  // Before the first call: where a sample of the owner's private memory lies, and what the owner
-  // found when it read everybody's (SingleCopy).
+  // Before the first call: the address of a sample of the owner's private memory, and the result of
+  // the owner's reads of all samples (single_copy.h).
   Word sample;
   Word single_copy;
   Descriptor ring[kRingEntries];
@@ -140,9 +140,9 @@ struct alignas(4096) Pad {
   Identity identity;
   SiteText sites[kRingEntries];
   Word signals[kNumSlots];  // of a schedule: raised so far for the segment in each slot
-  // Who goes on after the group has broken (bootstrap/agreement.py); ranks as bits.
-  Word parts_held;  // the owner has what these brought along for the next group
-  Word survivors;   // rank 0's only: 0, or who goes on; written by compare-exchange by any rank
+  // The ranks that go on after the group has broken, as bits (bootstrap/agreement.py).
+  Word parts_held;  // the owner has the parts of the next group of these ranks
+  Word survivors;   // rank 0's only: 0, or the survivors; written by compare-exchange by any rank
 };
 static_assert(kMaxWorld <= 64, "a word has a bit for every rank");
 
@@ -155,8 +155,9 @@ static_assert(kRegionBytes <= size_t{4} << 20,
 static_assert(kSlotBytes % (kMaxWorld * kLineBytes) == 0,
               "a slot holds a whole line for every rank");
 
-// Point-to-point, behind the region in the same memfd: for each peer what its owner sends to it,
-// and what it has taken from it. A pair that never talks takes no memory: pages come when touched.
+// Point-to-point, behind the region in the same memfd. For each peer it holds the owner's messages
+// to it, and the marks of the messages taken from it. A pair that never talks takes no memory:
+// pages come when touched.
 struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is stored last
   static constexpr size_t kPayloadBytes = 216;
   uint64_t number;  // of the pair's messages, from 1; 0: never used
@@ -195,8 +196,8 @@ constexpr size_t mapped_bytes(int world_size) {
   return kRegionBytes + size_t(world_size) * sizeof(PairChannel);
 }
 
-// Where a tensor lies: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48 bits),
-// or, to be copied out of its owner's process, all ones | address there.
+// The place of a tensor: 0 = in scratch (staged), else arena index + 1 (16 bits) | offset (48
+// bits). All ones | address: to be copied out of its owner's process.
 struct Location {
   static constexpr uint64_t kStaged = 0;
   static constexpr int kOffsetBits = 48;
@@ -214,7 +215,7 @@ struct Location {
 
 // ---- GPU ----------------------------------------------------------------------------------------
 // A channel is one thread block of every rank: block b waits for block b of its peers only. It has
-// its own words, LL area and scratch whatever the grid of a call. Signals are PUSHED: rank s writes
+// its own words, LL area and scratch, with any grid of a call. Signals are PUSHED: rank s writes
 // into the pad of the rank that waits, so polling stays in local memory.
 
 inline constexpr int kMaxGpuWorld = 16;
@@ -222,8 +223,8 @@ inline constexpr int kMaxChannels = 64;
 inline constexpr int kMaxBlockThreads = 512;
 inline constexpr size_t kPackBytes = 16;
 
-// Channels with an LL area, and its packs for each parity and source. 16 channels x 512 packs x 8
-// bytes: messages of up to 64 KiB can travel as LL.
+// Channels with an LL area, and its packs for each parity and source. With 16 channels x 512 packs
+// x 8 bytes, messages of up to 64 KiB can travel as LL.
 inline constexpr int kMaxLlChannels = 16;
 inline constexpr int kLlPacks = 512;
 inline constexpr size_t kLlBytes = 8;  // data in one pack
@@ -231,7 +232,7 @@ inline constexpr size_t kLlBytes = 8;  // data in one pack
 // Point-to-point: channels of their own for each peer and direction.
 inline constexpr int kPairChannels = 4;
 
-// One atom. Also what a peer reads to learn where the data lies (see GpuLocation).
+// One atom. It holds the location of the data, too (see GpuLocation).
 struct alignas(kPackBytes) ArrivePack {
   uint64_t slot;  // epoch (32) | stamp (32)
   uint64_t location;
@@ -243,7 +244,7 @@ struct alignas(kPackBytes) LlPack {
   uint64_t slot;
 };
 
-// What one peer tells me on one channel; only that peer writes it.
+// The words of one peer to me on one channel; only that peer writes them.
 struct alignas(kLineBytes) GpuWords {
   ArrivePack arrive[2];  // of the last two pipelined calls, by their parity
   uint64_t progress;     // number of the pipelined call (32) | steps of it that the peer has done
@@ -256,11 +257,11 @@ struct alignas(kPackBytes) StateHalf {
 };
 
 // Kept by the kernel itself in the owner's memory, so that a captured graph can be replayed. Both
-// halves and the turn say which call was the last one: who reads them while they are written knows.
+// halves and the turn hold the epoch of the last call: a read while they are written shows by it.
 struct alignas(kLineBytes) ChannelState {
-  StateHalf last;       // slot of the last call; calls of LL; 1: in the last call that was none of
-                        // LL I waited for every peer
-  StateHalf pipelined;  // slot of the last call that was none of LL; how many those were; the epoch
+  StateHalf last;       // slot of the last call; LL calls; 1: in the last pipelined call I met
+                        // every peer
+  StateHalf pipelined;  // slot of the last pipelined call; how many those were; the epoch
                         // of the last call
   uint64_t turn;        // epoch (32) of the last call | 0 (32), or kTaken while a kernel is in one
 
@@ -268,7 +269,7 @@ struct alignas(kLineBytes) ChannelState {
   static constexpr uint64_t turn_after(uint64_t slot) { return slot >> 32 << 32; }
 };
 
-// For a peer that has waited long: which call I am in. Written by the owner.
+// For a peer that has waited long: the call that I am in. Written by the owner.
 struct alignas(kLineBytes) ChannelStatus {
   uint64_t slot;
 };
@@ -286,7 +287,7 @@ struct GpuPairChannel {
   ChannelStatus status;
 };
 
-// From here on GPU memory. Zeroed by the owner before anybody else maps it.
+// From here on GPU memory. Zeroed by the owner before any peer maps it.
 struct alignas(4096) GpuPad {
   GpuChannel channels[kMaxChannels];
   GpuPairChannel receive[kMaxGpuWorld][kPairChannels];  // by source rank
@@ -308,8 +309,8 @@ inline constexpr size_t kGpuDataOffsetBytes =
     kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kPairChannels * 2 * kPairHalfBytes;
 inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670001ULL;  // "fcollg", layout version 1
 
-// Where a rank's input and output lie, in one word: 0 = staged in scratch, else 1 + packs from the
-// start of the region's data. A tensor that does not start on a pack is staged.
+// The place of a rank's input and output, in one word. 0 = staged in scratch, else 1 + packs from
+// the start of the region's data. A tensor that does not start on a pack is staged.
 struct GpuLocation {
   static constexpr uint32_t kStaged = 0;
   static constexpr uint32_t encode(uint64_t data_offset_bytes) {
@@ -331,7 +332,7 @@ struct GpuLocation {
   static constexpr uint32_t output(uint64_t both) { return uint32_t(both >> 32); }
 };
 
-// The poison word: 0, or what broke the group.
+// The poison word: 0, or the failure that broke the group.
 struct Poison {
   static constexpr uint64_t encode(uint32_t kind, int raiser, int rank, int channel,
                                    uint32_t epoch) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels may do beyond plain C++, in two bodies: PTX here, for nvcc; fibers in
-// csrc/sim/prim.h, for the simulator. The only PTX, the only shared memory and the only barriers of
-// the project.
+// The primitives of kernels beyond plain C++, in two bodies: PTX here, for nvcc; fibers in
+// csrc/sim/prim.h, for the simulator. No other file of the kernels has PTX, shared memory or
+// barriers.
 //
 // Memory that other ranks write or read is touched through these functions alone. No stand-alone
 // fences between ranks: race detectors can't see them. Never `const __restrict__`, __ldg or .nc on
@@ -24,7 +24,7 @@ struct alignas(kPackBytes) Pack {
 #else
 
 #define FASTCOLL_DEVICE __device__ __forceinline__
-// Not inlined: it would be, wherever something is waited for.
+// Not inlined: otherwise every wait would hold a copy of it.
 #define FASTCOLL_SLOW_PATH static __device__ __noinline__
 #define FASTCOLL_KERNEL __global__ __launch_bounds__(kMaxBlockThreads, 1) void
 #define FASTCOLL_ARGUMENT(type) const __grid_constant__ type
@@ -42,7 +42,7 @@ FASTCOLL_DEVICE uint32_t num_threads() { return blockDim.x; }
 FASTCOLL_DEVICE uint32_t block_idx() { return blockIdx.x; }
 FASTCOLL_DEVICE uint32_t num_blocks() { return gridDim.x; }
 
-// Every thread of the block is here, and sees what the others have written.
+// Every thread of the block is here, and sees the writes of the others.
 FASTCOLL_DEVICE void sync_block() { __syncthreads(); }
 // The same; whether any thread said true.
 FASTCOLL_DEVICE bool sync_any(bool value) { return __syncthreads_or(value) != 0; }
@@ -124,7 +124,7 @@ FASTCOLL_DEVICE void store_relaxed(StateHalf* half, StateHalf value) {
       : "memory");
 }
 
-// What stood in the word, in this rank's own memory; now it is `value`.
+// Stores `value` in a word of this rank's own memory; returns the value before.
 FASTCOLL_DEVICE uint64_t exchange(uint64_t* word, uint64_t value) {
   uint64_t seen;
   asm volatile("atom.relaxed.gpu.global.exch.b64 %0, [%1], %2;"
@@ -133,7 +133,8 @@ FASTCOLL_DEVICE uint64_t exchange(uint64_t* word, uint64_t value) {
                : "memory");
   return seen;
 }
-// 0 -> 1, once, in this rank's own memory (peer links may lack atomics); true for who did it.
+// 0 -> 1, once, in this rank's own memory (peer links may lack atomics); true for the thread that
+// did it.
 FASTCOLL_DEVICE bool claim(uint64_t* word) {
   uint64_t seen;
   asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], 0, 1;"
@@ -167,7 +168,7 @@ FASTCOLL_DEVICE void store_data(std::byte* to, T value) {
   }
 }
 
-// ---- the switch: sums of what all regions hold at an offset, and stores into all of them. Kernels
+// ---- the switch: sums of all regions' values at an offset, and stores into all of them. Kernels
 // for older architectures have these bodies too, but no host launches them.
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -204,9 +205,9 @@ FASTCOLL_DEVICE void multimem_store(const Call& call, size_t offset_bytes, const
 }
 #undef FASTCOLL_MULTIMEM_SUM
 
-// What is read and written by a region's address and by the switch's are the same bytes: the memory
-// model promises that only for accesses with this between them, on their way from release to
-// acquire. It orders nothing by itself.
+// A region's address and the switch's address name the same bytes. The memory model promises that
+// only for accesses with this fence between them, on their way from release to acquire. The fence
+// orders nothing by itself.
 FASTCOLL_DEVICE void sync_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
 // ---- the rest
@@ -217,7 +218,7 @@ FASTCOLL_DEVICE uint64_t time_ns() {
   return now;
 }
 
-// A wait has looked in vain. The simulator lets others run, and reports who waits for what when
+// A wait has looked in vain. The simulator lets other fibers run, and reports all waits when
 // nothing moves any more.
 FASTCOLL_DEVICE void spin(int, Phase, uint64_t, uint64_t) {}
 

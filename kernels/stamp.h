@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stamps: what makes two ranks' calls look different when their plans, or the plans of any call
-// before, are. The same numbers on the CPU and on a GPU.
+// Stamps: two ranks' stamps of a call differ when their plans differ, in this call or in any call
+// before. The same numbers on the CPU and on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Mixing in the previous stamp shows, in the next call that waits, a difference nobody waited on.
+// Mixing in the previous stamp shows a difference on which no rank waited, in the next call that
+// waits.
 constexpr uint32_t next_stamp(uint32_t stamp, uint32_t plan_hash) {
   return uint32_t(mix64(uint64_t{stamp} << 32 | plan_hash));
 }

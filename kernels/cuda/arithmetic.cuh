@@ -42,7 +42,7 @@ constexpr auto format_of() {
 template <DType kDType>
 using FormatOf = decltype(format_of<kDType>());
 
-// What an operation comes down to: booleans know only bits, and AVG is a sum until the end.
+// The plain form of an operation: booleans have only bits, and AVG is a sum until the end.
 template <DType kDType>
 FASTCOLL_DEVICE Op plain_op(Op op) {
   if (op == Op::avg) return Op::sum;
@@ -53,8 +53,8 @@ FASTCOLL_DEVICE Op plain_op(Op op) {
   return op;
 }
 
-// Element i of some words, and putting it there; words that take elements of less than 4 bytes
-// start as zeros.
+// Element i of some words, read or written. Words that take elements of less than 4 bytes start as
+// zeros.
 template <class U>
 FASTCOLL_DEVICE U get_element(const uint32_t* words, int i) {
   if constexpr (sizeof(U) == 8) {

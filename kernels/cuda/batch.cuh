@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several sends and receives for one kernel: they come as an argument, so that a captured graph
-// keeps them, and are laid down where send_recv reads its batch. No protocol here: the two kernels
-// follow each other in one stream.
+// Several sends and receives for one kernel. They come as an argument, so that a captured graph
+// keeps them. The kernel here writes them where send_recv reads its batch. No protocol here: the
+// two kernels follow each other in one stream.
 #pragma once
 
 #include "cuda/call.h"
@@ -10,7 +10,7 @@ namespace fastcoll {
 
 inline constexpr int kMaxBatch = 2 * kMaxGpuWorld;
 
-// What one send or receive has of its own; see DeviceCall.
+// The own fields of one send or receive; see DeviceCall.
 struct PairPart {
   std::byte* data;
   uint64_t numel;

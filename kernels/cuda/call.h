@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call as a kernel gets it, and what a kernel has to say when a call fails. Plain data, for the
+// One call as a kernel gets it, and a kernel's verdict when the call fails. Plain data, for the
 // host, the device and the simulator.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace fastcoll {
 // The numbers are those of ErrorKind (csrc/check.h).
 enum class DeviceError : uint32_t { none = 0, usage = 1, timeout = 3, desync = 4 };
 
-// What a waiting thread was waiting for, or saw.
+// The word that a thread waited for, or the mistake that it found.
 enum class Phase : uint32_t {
   previous_call,  // the arrival of a peer in the call before this one
   arrival,        // its arrival in this call

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // chain: accumulators travel from rank 0 to rank n-1, each rank adding its own, and the result
 // travels back. Neighbours only, like a ring, but summed in the order of ranks: the bits of
-// one_shot and two_shot. Pipelined by segments. A reduce_scatter keeps only its own part of what
-// comes back.
+// one_shot and two_shot. Pipelined by segments. A reduce_scatter keeps only its own part of the
+// returning result.
 //
 // Over each link go S bytes of accumulators (4 S of fp8, 2 S of half floats) forward and S back.
 #pragma once
@@ -37,7 +37,7 @@ FASTCOLL_KERNEL chain(FASTCOLL_CALL call) {
                        GpuLocation::both(GpuLocation::kStaged, GpuLocation::kStaged));
   const auto results = [&](int rank, uint32_t k) { return pipeline.slot(rank, k, kPartial); };
 
-  // 1. Add my input to what the left neighbour has summed; the last rank rounds.
+  // 1. Add my input to the left neighbour's sum; the last rank rounds.
   const auto forward = [&](uint32_t k) {
     const Span span = tiles.tile(k);
     for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block's end of a channel: numbering a call, arriving at every peer, waiting with a limit, and
-// what happens when the limit is over. The protocol of kernels/README.md, "On a GPU". Knows no verb
-// and no data. Every function is called by all threads of the block; thread t speaks with peer t,
-// t + num_threads(), ...
+// One block's end of a channel. It numbers a call, arrives at every peer, waits with a limit, and
+// breaks the group when the limit is over. The protocol is that of kernels/README.md, "On a GPU".
+// Knows no verb and no data. Every function is called by all threads of the block; thread t speaks
+// with peer t, t + num_threads(), ...
 //
 // A call takes its channel's turn. Calls in one stream are ordered and need no word for it. But a
 // graph can be replayed in another stream, and then two kernels would number the same call. An
 // exchange in the rank's own memory detects that, in the time that reading the state takes anyway.
-// Its price is one synchronisation of the block: no thread may touch shared memory before all
-// know.
+// Its price is one synchronisation of the block: no thread may touch shared memory before all know
+// the turn.
 #pragma once
 
 #include "cuda/call.h"
@@ -17,7 +17,7 @@
 
 namespace fastcoll {
 
-// How words are written and read. A template parameter of everything above, so that the very same
+// How words are written and read. A template parameter of all files above, so that the very same
 // kernels also run with a planted bug (tests/protocol/sim).
 struct Protocol {
   static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
@@ -28,37 +28,37 @@ struct Protocol {
   }
   static FASTCOLL_DEVICE ArrivePack load(const ArrivePack* pack) { return load_acquire(pack); }
   static FASTCOLL_DEVICE uint64_t load(const uint64_t* word) { return load_acquire(word); }
-  // All threads have done their part of what is to be published.
+  // All threads have done their part of the data to publish.
   static FASTCOLL_DEVICE bool before_arrive(bool failed) { return sync_any(failed); }
-  // All threads may touch what was waited for.
+  // All threads may touch the awaited data.
   static FASTCOLL_DEVICE bool after_wait(bool failed) { return sync_any(failed); }
   // A fast peer may be ahead: on the circle, never ==.
   static FASTCOLL_DEVICE bool reached(uint64_t seen, uint64_t target) {
     return int64_t(seen - target) >= 0;
   }
-  // A kernel of this rank that is in a call of the channel has its turn.
+  // A kernel of this rank that is in a call of the channel holds its turn.
   static FASTCOLL_DEVICE uint64_t take(uint64_t* turn) {
     return exchange(turn, ChannelState::kTaken);
   }
   static constexpr bool kReadsAgain = true;      // the state, if another call has ended meanwhile
   static constexpr uint32_t kParities = 2;       // buffers that calls use in turn
-  static constexpr bool kChecksPrevious = true;  // everybody is through with the call before last
+  static constexpr bool kChecksPrevious = true;  // all ranks have ended the call before last
   static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
   static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
   static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
   static constexpr bool kComparesPlaces = true;  // the switch knows one place for all ranks
 };
 
-// What the threads of a block tell each other.
+// The state that the threads of a block share.
 struct BlockShared {
   uint64_t locations[kMaxGpuWorld];  // as the peers published them
   ChannelState state;                // before this call
   uint64_t poison;
 };
 
-// Tell the host. And break the group, if this rank is the one that found the reason: everybody
-// stops waiting, and later kernels end at once. Only the first thread of a rank that finds or hears
-// of something speaks.
+// Writes the verdict for the host. Breaks the group, too, if this rank found the reason: all ranks
+// stop waiting, and later kernels end at once. Only the first thread of a rank that fails or finds
+// the poison does this.
 FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t expected,
                               uint32_t seen, uint32_t phase) {
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
@@ -72,7 +72,7 @@ FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t 
   verdict.seen_stamp = seen;
   verdict.phase = phase;
   store_release_host(&verdict.kind, Poison::kind(poison));
-  // Behind it: who of this rank ends because of the poison ends with a verdict.
+  // After the verdict: a rank that ends because of the poison has a verdict then.
   if (Poison::raiser(poison) == call.rank)
     for (int rank = 0; rank < call.world_size; ++rank) store_release(&pad(rank)->poison, poison);
 }
@@ -97,7 +97,7 @@ class Channel {
     peers_ = ((1u << call.world_size) - 1) & ~(1u << call.rank);
   }
 
-  // Channel idx of the pair that a send or recv is about: words of its own for each direction.
+  // Channel idx of the pair of a send or recv: words of its own for each direction.
   FASTCOLL_DEVICE Channel(const DeviceCall& call, uint32_t idx)
       : call_(call), idx_(idx), count_(call.pair_channels) {
     const size_t sends = offsetof(GpuPad, send), receives = offsetof(GpuPad, receive);
@@ -132,15 +132,15 @@ class Channel {
     return reinterpret_cast<GpuPad*>(call_.regions[rank]);
   }
 
-  // ---- a call of LL: every rank waits for every rank, in every one. So whoever has arrived in the
-  // last one is through with the one before, whose area this one writes. Returns the area's parity.
+  // ---- a call of LL: every rank waits for every rank, in every one. So a peer that arrived in the
+  // last one has ended the one before, whose area this one writes. Returns the area's parity.
   FASTCOLL_DEVICE uint32_t begin_ll() {
     begin();
     return ++state_.last.count % P::kParities;
   }
 
   // ---- any other call. Returns the parity of its scratch and arrival words. They were last used
-  // by the pipelined call before last: every peer that has arrived in the last one is through with
+  // by the pipelined call before last: every peer that has arrived in the last one has ended
   // it. LL calls in between prove nothing, as they order no memory.
   FASTCOLL_DEVICE uint32_t begin_pipelined() {
     begin();
@@ -156,20 +156,20 @@ class Channel {
     return parity();
   }
 
-  // Tell every peer that I am in this call and where my data lies for it. False: failed.
+  // Publish to every peer that I am in this call, and the location of my data. False: failed.
   template <class Location>
   FASTCOLL_DEVICE bool arrive(Location location) {
     if (sync_to_publish()) return false;
     for_peers(peers_, [&](int peer) {
       GpuWords* words = at<GpuWords>(peer, outbox_);
-      // So that the word is never idle: after 2^31 calls it would look ahead.
+      // Written so that the word is never idle: after 2^31 calls it would look ahead.
       store_relaxed(&words->progress, progress(0));
       P::arrive(&words->arrive[parity()], {slot_, location(peer)});
     });
     return true;
   }
 
-  // Until these peers have arrived; then `locations` says where their data lies.
+  // Wait until these peers have arrived; then `locations` holds the places of their data.
   FASTCOLL_DEVICE void wait_arrivals(uint32_t ranks, uint64_t* locations) {
     for_peers(ranks, [&](int peer) {
       locations[peer] = wait_arrival(peer, Phase::arrival, parity(), slot_);
@@ -182,7 +182,7 @@ class Channel {
     });
   }
 
-  // Until this peer has done a step, or failed.
+  // Wait until this peer has done a step, or the call has failed.
   FASTCOLL_DEVICE void wait_progress(int peer, uint32_t step, Phase phase) {
     const uint64_t* word = &inbox(peer)->progress;
     const uint64_t target = progress(step);
@@ -193,7 +193,7 @@ class Channel {
     }
   }
 
-  // Something that was looked at in vain.
+  // An awaited word, as a look in vain found it.
   struct Awaited {
     int peer;
     Phase phase;
@@ -206,8 +206,8 @@ class Channel {
     uint64_t started_ns, patrolled_ns;
   };
 
-  // After a look in vain. Now and then: is the group broken, does the peer call something else, is
-  // the limit over? Then the call has failed.
+  // After a look in vain. Now and then it checks for poison, for another call of the peer and for
+  // the limit. Each of them fails the call.
   FASTCOLL_DEVICE void look_around(Patience& patience, const Awaited& awaited) {
     spin(awaited.peer, awaited.phase, awaited.expected, awaited.seen);
     if (++patience.polls < kPollsPerLook) return;
@@ -225,13 +225,13 @@ class Channel {
     }
     const uint64_t waited = now - patience.started_ns;
     if (waited < call_.limit_ns) return;
-    // A peer that is in the call too waits for somebody else, and will say for whom.
+    // A peer that is in the call, too, waits for another rank, and will name it.
     const bool here = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot) == awaited.slot;
     if (!here || waited - call_.limit_ns >= call_.limit_ns / 8)
       fail(DeviceError::timeout, awaited, awaited.is_slot ? awaited.seen : 0);
   }
 
-  // The peer is in this call, but what it said of itself can't be: its count, its place.
+  // The peer is in this call, but it published an impossible count or place.
   FASTCOLL_DEVICE void fail_said(int peer, Phase phase) {
     fail(DeviceError::desync, {peer, phase, slot_, slot_, slot_, true}, slot_);
   }
@@ -256,11 +256,11 @@ class Channel {
   }
 
  private:
-  // After some time in a wait, a look at what its peer says it is doing.
+  // After this time in a wait, a look at the peer's status.
   static constexpr uint64_t kPatrolNs = 1000000;
-  static constexpr int kMostTries = 1 << 16;  // far more than memory takes to be of one mind
+  static constexpr int kMostTries = 1 << 16;  // far more than memory takes to be consistent
 
-  // All threads know whether the call has failed already: then nothing of it may be touched.
+  // All threads learn whether the call has failed already: then none of its memory may be touched.
   FASTCOLL_DEVICE void begin() {
     BlockShared& shared = block_shared<BlockShared>();
     if (thread_idx() == 0) {
@@ -281,7 +281,7 @@ class Channel {
     if (thread_idx() == 0) store_relaxed(&at<ChannelStatus>(call_.rank, own_status_)->slot, slot_);
   }
 
-  // Before the turn is known the state is read: each takes as long. So the kernel before may have
+  // The state is read before the turn is known: each takes as long. So the kernel before may have
   // ended in between, if it is in a stream that this one does not wait for.
   FASTCOLL_DEVICE void take_turn(ChannelState& seen) {
     ChannelState* kept = at<ChannelState>(call_.rank, state_offset_);
@@ -300,7 +300,7 @@ class Channel {
   }
 
   FASTCOLL_DEVICE void end() {
-    sync_block();  // nobody still writes or reads for this call
+    sync_block();  // no thread still writes or reads for this call
     if (thread_idx() != 0) return;
     ChannelState* kept = at<ChannelState>(call_.rank, state_offset_);
     state_.last.slot = slot_;
@@ -350,7 +350,7 @@ class Channel {
 
   const DeviceCall& call_;
   uint32_t idx_, count_, peers_;
-  // Offsets in a region: what peers tell me, what I tell them, what they say they are doing.
+  // Offsets in a region: the peers' words to me, my words to them, the peers' status.
   size_t inbox_, stride_, outbox_, state_offset_, own_status_, status_, scratch_, half_bytes_;
   ChannelState state_{};  // before this call, then with it
   uint64_t slot_ = 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct: the verbs that move data, and reduce to one rank. On memory that everyone can read there
-// is nothing to choose: the owner stages (or says where its symmetric tensor lies), the readers
-// copy.
+// direct: the one algorithm of the verbs that move data. The owner stages its data or publishes the
+// place of its symmetric tensor; the readers copy. A reduce by direct runs the kernel of one_shot.
 #pragma once
 
 #include "cuda/ll.cuh"
@@ -11,7 +10,7 @@
 
 namespace fastcoll {
 
-// ---- small: everybody sends to everybody, or to one
+// ---- small: every rank sends to every rank
 
 // all_gather and all_to_all.
 template <class P>
@@ -34,7 +33,8 @@ FASTCOLL_KERNEL move_ll(FASTCOLL_CALL call) {
 
 // ---- any size
 
-// What a verb moves. A chunk that goes from one rank to another has the same size at both.
+// The chunks that a verb moves. A chunk that goes from one rank to another has the same size at
+// both.
 template <class P>
 class Moves {
  public:
@@ -82,7 +82,7 @@ class Moves {
     }
     return most;
   }
-  // What is lost if the call fails: not the tensor of a broadcast's root.
+  // The output that is lost if the call fails: not the tensor of a broadcast's root.
   FASTCOLL_DEVICE uint64_t output_bytes() const {
     const bool is_root = call_.rank == call_.root;
     if (call_.verb == Verb::broadcast ? is_root : call_.verb == Verb::gather && !is_root) return 0;
@@ -155,7 +155,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
   if (!ok) fill_nan(channel, moves.output_bytes());
 }
 
-// Every rank waits for every rank, and what it did before is seen by all. A barrier has no output;
+// Every rank waits for every rank, and all ranks see its earlier writes. A barrier has no output;
 // the meetings of a copy_engine call have the call's.
 template <class P>
 FASTCOLL_KERNEL barrier(FASTCOLL_CALL call) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one step costs: kernels for bench/gpu alone, over the stores and loads that collectives use.
-// A word or an LL pack goes to and fro between two ranks, and packs are copied into another rank's
-// region or out of it. No call of the group may be under way on any rank, as what goes to and fro
-// lies at the start of scratch, like that of the probes.
+// Kernels that measure the cost of one step, for bench/gpu alone, with the stores and loads of
+// collectives. A word or an LL pack goes to and fro between two ranks, and packs are copied into
+// another rank's region or out of it. No call of the group may be under way on any rank: the words
+// lie at the start of scratch, like those of the probes.
 #pragma once
 
 #include "cuda/gauge.h"
@@ -17,7 +17,7 @@ FASTCOLL_DEVICE LlPack* gauge_pack(std::byte* region) {
   return reinterpret_cast<LlPack*>(region + kGpuScratchOffsetBytes + kLineBytes);
 }
 
-// Until look() is what is awaited. False: the limit is over.
+// Wait until look() returns the expected value. False: the limit is over.
 template <class Look>
 FASTCOLL_DEVICE bool await_gauge(const GaugeCall& call, uint64_t expected, Look look) {
   uint64_t started_ns = 0;
@@ -59,8 +59,8 @@ FASTCOLL_KERNEL gauge_signal(FASTCOLL_ARGUMENT(GaugeCall) call) {
       [&] { return load_acquire(gauge_word(call.regions[call.rank])); });
 }
 
-// Data and flag in one atom, which orders no other memory. A pack whose data is another's is none
-// that came.
+// Data and flag in one atom, which orders no other memory. A pack whose data belongs to another
+// flag counts as not arrived.
 FASTCOLL_KERNEL gauge_ll_pack(FASTCOLL_ARGUMENT(GaugeCall) call) {
   to_and_fro(
       call,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel that measures one step is given; see cuda/gauge.cuh. For the host, too.
+// The arguments and answers of a kernel that measures one step; see cuda/gauge.cuh. For the host,
+// too.
 #pragma once
 
 #include "layout.h"
@@ -10,7 +11,7 @@ namespace fastcoll {
 // of it.
 enum class Gauge { signal, ll_pack, put, get };
 
-// The answer of signal and ll_pack: rounds that came to their end, and how long it took from the
+// The answer of signal and ll_pack: the rounds that came to their end, and a time. It runs from the
 // end of the first round to that of the last.
 inline constexpr int kGaugeRounds = 0, kGaugeNs = 1, kGaugeAnswers = 2;
 
@@ -20,7 +21,7 @@ struct GaugeCall {
   uint64_t offset_bytes;             // and where in a region the peer's lies
   uint64_t num_bytes;
   uint64_t token;    // signal, ll_pack: the same on both ranks, and another one each time, so that
-                     // nothing which lies there can be taken for what comes
+                     // no earlier word can be taken for this one's
   uint64_t* answer;  // out: this rank's, kGaugeAnswers words
   uint64_t limit_ns;
   uint32_t rounds;

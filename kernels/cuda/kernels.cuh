@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel carries out which plan: the table behind kernel_for, for the device and for the
-// simulator. Everything that includes this instantiates kernels; csrc/cuda/ does so by element
-// type, in several files.
+// The table behind kernel_for: the kernel of each plan, for the device and for the simulator. Each
+// file that includes this one instantiates kernels; csrc/cuda/ does so by element type, in several
+// files.
 #pragma once
 
 #include "cuda/chain.cuh"

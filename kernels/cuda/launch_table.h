@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel carries out a plan.
+// The kernel of each plan, for the host.
 #pragma once
 
 #include "cuda/call.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of LL packs: 8 bytes of data and the call's slot in one atom, pushed into every
-// peer's pad and compared there on ==. It is arrival and data at once: nothing else is exchanged.
+// The exchange of LL packs. A pack holds 8 bytes of data and the call's slot in one atom. It is
+// pushed into every peer's pad and compared there on ==. It is arrival and data at once: nothing
+// else is exchanged.
 #pragma once
 
 #include "cuda/channel.cuh"
@@ -11,15 +12,15 @@ namespace fastcoll {
 // LL packs whose loads are in flight at the same time.
 inline constexpr int kLlLoadsAtOnce = 8;
 
-// give(rank, offset_bytes) is what goes to a rank; take(rank, offset_bytes, data) is called with
-// what each rank gave, in the order of ranks, mine included; then end(offset_bytes). num_bytes:
-// what one rank gives another. False: failed.
+// The data for a rank is give(rank, offset_bytes); num_bytes of it go to each rank. Then take(rank,
+// offset_bytes, data) gets the data of each rank, in the order of ranks, mine included. At last
+// comes end(offset_bytes). False: failed.
 template <class P, class Give, class Take, class End>
 FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give give, Take take,
                                  End end) {
   const DeviceCall& call = channel.call();
   const uint32_t parity = channel.begin_ll();
-  if (channel.failed()) return false;  // nobody is written to in a broken group
+  if (channel.failed()) return false;  // no store to a peer in a broken group
   const uint64_t packs = (num_bytes + kLlBytes - 1) / kLlBytes;
   const uint64_t part = (packs + channel.count() - 1) / channel.count();
   const uint64_t first = channel.idx() * part;

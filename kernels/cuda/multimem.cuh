@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// multimem: the switch adds (NVLS). Rank r asks the switch for the sum of everybody's part r, and
-// the switch hands the result to everybody. sm_90 and later, where a multicast object over the
-// regions could be made. The switch's order of summing is its own, so this is admitted with
+// multimem: the switch adds (NVLS). Rank r asks the switch for the sum of all ranks' part r, and
+// stores the result into all regions through the switch. It needs sm_90 or later, and a multicast
+// object over the regions. The switch's order of summing is its own, so this is admitted with
 // numerics="fast" only.
 //
-// One address of the switch's means the same offset in every region. Where all ranks stage, or have
-// symmetric tensors at one offset, that is so; for any other mix rank r itself reads and writes
-// everybody's part r, in the order of ranks. The inputs and the outputs are looked at apart.
+// One address of the switch's means the same offset in every region. That holds where all ranks
+// stage, or have symmetric tensors at one offset. With any other mix rank r itself reads and writes
+// all ranks' part r, in the order of ranks. The inputs and the outputs are compared apart.
 //
 // Over the links of each rank go S + S/n bytes of an all_reduce of S bytes on n ranks.
 #pragma once
@@ -17,9 +17,9 @@
 
 namespace fastcoll {
 
-// The protocol of memory that has two addresses: a region's and the switch's. Whatever one rank
-// does through one of them and another rank, or this one's next kernel, through the other has a
-// publication between.
+// The protocol of memory that has two addresses: a region's and the switch's. A publication lies
+// between an access through one of them and an access through the other by another rank or a later
+// kernel.
 template <class P>
 struct TwoAddresses : P {
   static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
@@ -39,7 +39,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   const uint64_t num_bytes = call.numel * dtype_size(kDType);
   const bool scatters = call.verb == Verb::reduce_scatter;
   const Tiles tiles(channel, num_bytes, scatters ? 1 : call.world_size);
-  // A reduce_scatter in place overwrites part r, which nobody but rank r itself reads.
+  // A reduce_scatter in place overwrites part r, which only rank r itself reads.
   Pipeline<TwoAddresses<P>> pipeline(
       channel,
       {.sources = channel.peers(),
@@ -61,7 +61,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   const auto start = [&](const Span& span, int part) {
     return span.start + (scatters ? uint64_t(part) * num_bytes : 0);
   };
-  // Whether all ranks said the same place, as far as `bits` go.
+  // Whether all ranks published the same place, as far as `bits` go.
   constexpr uint64_t kInput = GpuLocation::both(~0u, 0), kOutput = GpuLocation::both(0, ~0u);
   const auto agree = [&](uint64_t bits) {
     uint64_t differs = 0;
@@ -79,8 +79,8 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       copy_tile(pipeline.slot(call.rank, k, part), call.input + start(span, part), span.num_bytes);
     }
   };
-  // 2. The sum of everybody's part that is mine, to my output or to everybody's: into their tensors
-  // or their slots.
+  // 2. The sum of all ranks' part that is mine, to my output or to all outputs: into tensors or
+  // slots.
   const auto reduce = [&](uint32_t k) {
     const Span span = tile(k, call.rank);
     const auto source = [&](int rank) -> const std::byte* {
@@ -97,7 +97,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
     const bool to_all = agree(kOutput);
     const auto sink = [&](uint64_t at, const Pack& pack, uint64_t left) {
       if (scatters) return store_any(call.output + span.start + at, pack, left);
-      // What lies behind the end of a tensor is not ours to write.
+      // The bytes behind the end of a tensor are not ours to write.
       if (to_all && left >= kPackBytes)
         return multimem_store(call, offset(target(call.rank)) + at, pack);
       for (int rank = 0; rank < call.world_size; ++rank) store_any(target(rank) + at, pack, left);
@@ -107,7 +107,8 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
     const bool aligned = start(span, call.rank) % kPackBytes == 0;
     const Op op = device::plain_op<kDType>(call.op);
     for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
-      // Whole packs: what lies behind the part may be another rank's, which overwrites it in place.
+      // Whole packs: the bytes behind the part may be another rank's, which overwrites them in
+      // place.
       if (!by_switch || left < kPackBytes)
         return sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
       device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// nccl: what is left to do where NCCL moves the bytes and the order of ranks counts: the parts of
-// all ranks lie in this rank's memory, and it adds them. No peer, no channel, no wait: nothing of
-// the protocol. Part r starts a whole number of packs behind part r - 1.
+// nccl: NCCL moves the bytes, and this kernel adds them in the order of ranks. The parts of all
+// ranks lie in this rank's memory. No peer, no channel, no wait: nothing of the protocol. Part r
+// starts a whole number of packs behind part r - 1.
 //
 // The same kernel adds behind the copy engines. It has every type and operation with the CPU's
-// bits, and is loaded before anything waits. A Triton kernel would do the same sums a second time,
-// need Triton where nothing else does, and be compiled in the middle of the first call, while the
-// peers' limits run. Triton is for operations that a program fuses behind a reduction; there the
-// kernel waits by itself.
+// bits, and is loaded before anything waits. A Triton kernel would do the same sums a second time
+// and need Triton where nothing else does. It would be compiled in the middle of the first call,
+// while the peers' limits run. Triton is for operations that a program fuses behind a reduction;
+// there the kernel waits by itself.
 #pragma once
 
 #include "cuda/reduce_tile.cuh"

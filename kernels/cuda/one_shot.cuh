@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// one_shot: every rank reads everybody's data and reduces it, in rank order. all_reduce reads all
-// of it, reduce_scatter its own chunk. One synchronisation. For the smallest messages the data
-// travels in LL packs, which are data and flag in one; else it is staged in scratch, or read in
-// place from symmetric tensors.
+// one_shot: every rank reads the data of all ranks and reduces it, in rank order. An all_reduce
+// reads all of it, a reduce_scatter its own chunk. One synchronisation. For the smallest messages
+// the data travels in LL packs, which are data and flag in one. Else it is staged in scratch, or
+// read in place from symmetric tensors.
 //
 // Memory traffic per rank of all_reduce, for S bytes on n ranks: (n + 3) S with copy-in, (n + 1) S
 // from symmetric tensors.
@@ -25,7 +25,7 @@ FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
   device::Reducer<kDType, 2> reducer;
   const bool ok = exchange_ll(
       channel, num_bytes,
-      // What goes to each rank, and what comes from each, in the order of ranks.
+      // The data for each rank, and the data from each, in the order of ranks.
       [&](int rank, uint64_t at) {
         return load_ll(call.input + uint64_t(rank) * scatter_bytes + at, num_bytes - at);
       },
@@ -48,14 +48,14 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
   Channel<P> channel(call);
   const uint64_t num_bytes = call.numel * kElemBytes;
   const bool scatters = call.verb == Verb::reduce_scatter;
-  // A reduce is an all_reduce whose result only the root computes.
+  // A reduce is an all_reduce with a result on the root alone.
   const bool all = call.verb != Verb::reduce, is_root = call.rank == call.root;
   const Tiles tiles(channel, num_bytes);
   // Where the chunk for `rank` starts in an input.
   const auto chunk = [&](int rank) { return scatters ? uint64_t(rank) * num_bytes : 0; };
 
-  // In place, peers would still read what this rank already overwrites. But not of a
-  // reduce_scatter: part r nobody but rank r itself reads.
+  // In place, peers would still read data that this rank already overwrites. A reduce_scatter is
+  // safe: only rank r itself reads part r.
   const uint32_t location =
       !scatters && call.input == call.output ? GpuLocation::kStaged : call.input_location;
   const uint32_t sources = all || is_root ? channel.peers() : 0;

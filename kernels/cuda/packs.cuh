@@ -36,7 +36,7 @@ FASTCOLL_DEVICE void store_pieces(std::byte* to, const Pack& pack, uint64_t num_
   }
 }
 
-// num_bytes: what is left of the message, from `from` on; more than a pack counts as a pack.
+// num_bytes: the rest of the message, from `from` on; more than a pack counts as a pack.
 FASTCOLL_DEVICE Pack load_any(const std::byte* from, uint64_t num_bytes) {
   if (num_bytes < kPackBytes) return load_pieces<uint8_t>(from, num_bytes);
   if (is_aligned(from, kPackBytes)) return load_data<Pack>(from);
@@ -53,7 +53,7 @@ FASTCOLL_DEVICE void store_any(std::byte* to, const Pack& pack, uint64_t num_byt
   store_pieces<uint8_t>(to, pack, kPackBytes);
 }
 
-// The same for what an LL pack carries.
+// The same for the data of an LL pack.
 FASTCOLL_DEVICE uint64_t load_ll(const std::byte* from, uint64_t num_bytes) {
   if (num_bytes >= kLlBytes && is_aligned(from, kLlBytes)) return load_data<uint64_t>(from);
   const uint64_t bytes = num_bytes < kLlBytes ? num_bytes : kLlBytes;
@@ -74,8 +74,8 @@ struct Span {
   uint64_t start, num_bytes;
 };
 
-// Of a pack that lies at `at` in a message, what falls into a window of it, to where that window
-// is.
+// Stores the part of a pack that falls into a window of a message. The pack lies at `at` in the
+// message, and `to` is the window's memory.
 FASTCOLL_DEVICE void store_clipped(std::byte* to, Span window, uint64_t at, const Pack& pack,
                                    uint64_t num_bytes) {
   const uint64_t end = window.start + window.num_bytes;

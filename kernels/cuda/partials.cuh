@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Over several nodes each node's sum of a chunk lies in this rank's memory, and it adds them: in
-// the order of the nodes, in the type that has all their bits, rounded once. No peer, no channel,
-// no wait: nothing of the protocol. It takes as long as memory does, so elements are read one by
-// one.
+// Adds the sums of several nodes, which lie in this rank's memory. It adds in the order of the
+// nodes, in the type that has all their bits, and rounds once. No peer, no channel, no wait:
+// nothing of the protocol. It takes as long as memory does, so elements are read one by one.
 #pragma once
 
 #include "cuda/arithmetic.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What partials.cuh adds. Plain data, for the host, the device and the simulator.
+// The operands of partials.cuh. Plain data, for the host, the device and the simulator.
 #pragma once
 
 #include "dtypes.h"

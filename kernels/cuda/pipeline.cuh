@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine of every algorithm but the LL ones: a systolic pipeline. In iteration i a rank does
-// step s of segment i - s * lag, for every step s of the algorithm, and then says so to its peers
-// with ONE progress word. A step reads what peers wrote `lag` iterations before: the wait for it
-// has had that long to be over. Knows no verb and no arithmetic.
+// step s of segment i - s * lag, for every step s of the algorithm. Then it publishes that to its
+// peers with ONE progress word. A step reads data that peers wrote `lag` iterations before: its
+// wait has had that long to be over. Knows no verb and no arithmetic.
 //
 // Why one engine: an algorithm is a few steps (stage, reduce, copy out; a ring has 2n - 1) that
 // each look at another segment. So one place waits, one rule reuses memory, one proof covers all
@@ -32,8 +32,8 @@ struct Flow {
 template <class P>
 class Pipeline {
  public:
-  // location: see GpuLocation; `both` of the input's where nobody writes into my output. counts: if
-  // ranks exchange different numbers of elements, those that go to each rank, then those that come.
+  // location: see GpuLocation; `both` of the input's where no peer writes into my output. If ranks
+  // exchange different numbers of elements, `counts` has those to each rank, then those from each.
   FASTCOLL_DEVICE Pipeline(Channel<P>& channel, const Flow& flow, uint64_t location,
                            const uint64_t* counts = nullptr)
       : channel_(channel),
@@ -48,7 +48,7 @@ class Pipeline {
         shared_(block_shared<BlockShared>()) {}
 
   FASTCOLL_DEVICE bool staged() const { return GpuLocation::input(location_) == 0; }
-  // Where a source's data lies, once it has arrived.
+  // The place of a source's data, once it has arrived.
   FASTCOLL_DEVICE uint64_t location(int peer) const {
     return peer == call_.rank ? location_ : shared_.locations[peer];
   }
@@ -72,7 +72,7 @@ class Pipeline {
         const uint32_t segment_idx = i - s * lag_;  // before the first: huge
         if (segment_idx < flow_.num_segments) step(s, segment_idx);
       }
-      // What is done in the last iterations nobody waits for.
+      // No rank waits for the steps of the last iterations.
       if (i + lag_ <= last && !publish(i)) return false;
     }
     if (!exit()) return false;
@@ -120,7 +120,7 @@ class Pipeline {
     });
   }
 
-  // What a peer said is used as an address: its tensor must lie where its region is mapped.
+  // A peer's place is used as an address: its tensor must lie where its region is mapped.
   FASTCOLL_DEVICE void check_places() {
     if (!P::kChecksPlaces) return;
     channel_.for_peers(flow_.meets, [&](int peer) {
@@ -134,7 +134,7 @@ class Pipeline {
     });
   }
 
-  // With the locations known: nobody needs to wait for what is not staged.
+  // With the locations known: no rank needs to wait for data that is not staged.
   FASTCOLL_DEVICE void relax() {
     for (int peer = 0; peer < call_.world_size; ++peer) {
       const uint32_t bit = 1u << peer;
@@ -151,7 +151,7 @@ class Pipeline {
     return GpuLocation::input(source) == 0 || (flow_.pushes && GpuLocation::output(reader) == 0);
   }
 
-  // A symmetric tensor is its owner's again when nobody touches it any more.
+  // The owner of a symmetric tensor may use it again when no peer touches it any more.
   FASTCOLL_DEVICE bool exit() {
     const uint32_t told = P::kExits ? touched_ | (counts_ != nullptr ? from_ | to_ : 0) : 0;
     const bool waits = P::kExits && location_ != 0 && flow_.readers != 0;

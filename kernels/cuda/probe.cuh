@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Before a group trusts its mappings: every rank writes into every region and reads from it, with
-// the very stores and loads that collectives use. Each step is a kernel, as all ranks must have
-// written before one reads; the host waits in between. No protocol here: a kernel's end orders its
-// stores.
+// Tests the mappings of a group before their first use: every rank writes into every region and
+// reads from it. The stores and loads are the very ones of collectives. Each step is a kernel, as
+// all ranks must have written before one reads; the host waits in between. No protocol here: a
+// kernel's end orders its stores.
 #pragma once
 
 #include "prim.cuh"
@@ -13,18 +13,18 @@ struct ProbeCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
   std::byte* multicast;              // all of them at once, where the switch is tried
   uint64_t token;                    // of this probe; the same on all ranks
-  uint32_t* seen;                    // out; what stands at each kernel that has something to say
+  uint32_t* seen;                    // out; its meaning stands at each kernel that writes it
   int32_t rank, world_size;
 };
 
-// What rank `from` writes into rank `to`'s region: equal to nothing that was there before.
+// The word of rank `from` in rank `to`'s region: it differs from all words of earlier probes.
 FASTCOLL_DEVICE uint64_t probe_word(uint64_t token, int from, int to) {
   return token * 0x9e3779b97f4a7c15ULL + uint64_t(from) * 64 + uint64_t(to) + 1;
 }
 
-// Everything lies at the start of scratch: words, one for each source rank; operands of the
-// switch's sums, a pack for each type and each rank that asks for it; what it stored, a pack for
-// each rank.
+// All of it lies at the start of scratch. First come words, one for each source rank. Then come
+// operands of the switch's sums, a pack for each type and each asking rank. Last come the stores
+// through the switch, a pack for each rank.
 inline constexpr int kProbeTypes = 3;  // that the switch adds: float32, float16, bfloat16
 FASTCOLL_DEVICE uint64_t* probe_words(std::byte* region) {
   return reinterpret_cast<uint64_t*>(region + kGpuScratchOffsetBytes);
@@ -46,7 +46,7 @@ FASTCOLL_KERNEL probe_put_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
                          probe_word(call.token, call.rank, peer));
 }
 
-// seen, by rank: 1 the peer's store reached my memory, 2 my load sees what the peer has in its own.
+// seen, by rank: 1 the peer's store reached my memory, 2 my load sees the peer's own word.
 FASTCOLL_KERNEL probe_get_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   const int peer = int(thread_idx());
   if (peer >= call.world_size) return;
@@ -63,7 +63,7 @@ FASTCOLL_KERNEL probe_get_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
 FASTCOLL_DEVICE float probe_operand(uint64_t token, int from, int by, int lane) {
   return float(probe_word(token, from, by) * 0x9e3779b97f4a7c15ULL >> (32 + 4 * lane) & 15);
 }
-// The sum of what ranks first to last - 1 give to what rank `by` asks for.
+// The sum of the operands of ranks first to last - 1, for the question of rank `by`.
 template <DType kDType>
 FASTCOLL_DEVICE Pack probe_sum(uint64_t token, int first, int last, int by) {
   constexpr int kPerWord = int(4 / dtype_size(kDType));
@@ -122,7 +122,7 @@ FASTCOLL_KERNEL probe_sum_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   sync_aliases();
 }
 
-// seen, by rank: 1 what it had the switch store is in my memory.
+// seen, by rank: 1 its store through the switch is in my memory.
 FASTCOLL_KERNEL probe_stored_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   const int by = int(thread_idx());
   if (by >= call.world_size) return;

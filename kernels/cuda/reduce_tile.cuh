@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reducing one tile by all threads of a block: each takes every num_threads()-th pack, reads it
-// from every rank in the order of ranks, and hands the result on.
+// Reduces one tile by all threads of a block. Each takes every num_threads()-th pack, reads it from
+// every rank in the order of ranks, and hands the result on.
 //
-// One kernel for all numbers of ranks: it loads the packs of four ranks at once (eight for LL) and
-// asks for each whether it exists, which costs a predicate. Kernels for 2, 4 and 8 ranks would
-// make four of each, and an install would compile them all. Whether more loads in flight are
-// quicker on 8 ranks is not measured; bench/gpu/kernels.py shows GB/s by ranks.
+// One kernel serves all numbers of ranks. It loads the packs of four ranks at once (eight for LL);
+// each load has a predicate for the rank's existence. Kernels for 2, 4 and 8 ranks would make four
+// of each, and an install would compile them all. Whether more loads in flight are quicker on 8
+// ranks is not measured; bench/gpu/kernels.py shows GB/s by ranks.
 #pragma once
 
 #include "cuda/arithmetic.cuh"
@@ -45,8 +45,8 @@ FASTCOLL_DEVICE Pack reduce_pack(const DeviceCall& call, Op op, bool aligned, So
   return device::finish_pack(reducer, call);
 }
 
-// source(rank): where that rank's tile starts. sink(offset_bytes, pack, bytes_left). aligned: every
-// source starts on a pack.
+// The tile of a rank starts at source(rank). The results go to sink(offset_bytes, pack,
+// bytes_left). If `aligned`, every source starts on a pack.
 template <DType kDType, class Source, class Sink>
 FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, bool aligned,
                                  Source source, Sink sink) {

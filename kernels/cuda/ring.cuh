@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// ring: every rank talks to its neighbours only. Chunk c travels as accumulators from rank c + 1 to
-// rank c, each rank adding its own; as a result it goes once more around. Pipelined by segments: in
-// one iteration a rank does every step, each of another segment. The order of the sum differs from
-// chunk to chunk, so this is admitted only where the order can't matter or numerics="fast" was
-// asked for.
+// ring: every rank exchanges data with its neighbours only. Chunk c travels as accumulators from
+// rank c + 1 to rank c, each rank adding its own. As a result it goes once more around. Pipelined
+// by segments: in one iteration a rank does every step, each of another segment. The order of the
+// sum differs from chunk to chunk. So this is admitted only where the order can't matter or
+// numerics="fast" was asked for.
 //
-// Over each link go 2 S (n-1)/n bytes of an all_reduce of S bytes on n ranks; half types travel as
+// Over each link go 2 S (n-1)/n bytes of an all_reduce of S bytes on n ranks. Half types travel as
 // float accumulators on the first way.
 #pragma once
 
@@ -36,7 +36,7 @@ FASTCOLL_KERNEL ring(FASTCOLL_CALL call) {
                         .slot_tiles = slot_tiles(Algorithm::ring, call.verb, kPartial, world),
                         .reads = 1},
                        GpuLocation::both(GpuLocation::kStaged, GpuLocation::kStaged));
-  // What a step leaves for the right neighbour: accumulators, and from `whole` on results.
+  // A step's data for the right neighbour: accumulators, and from `whole` on results.
   const auto area = [&](int rank, uint32_t k, uint32_t step) {
     const uint32_t tile = step < whole ? step * kPartial : whole * kPartial + step - whole;
     return pipeline.slot(rank, k, int(tile));

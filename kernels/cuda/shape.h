@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks and threads a call gets and how large its tiles are: pure functions of what all
-// ranks know to be equal. The constants are first guesses; bench/gpu measures them.
+// The blocks, threads and tiles of a call: pure functions of facts that are equal on all ranks. The
+// constants are first guesses; bench/gpu measures them.
 #pragma once
 
 #include "cuda/call.h"
@@ -11,7 +11,7 @@ namespace fastcoll {
 struct LaunchShape {
   int blocks;           // channels; 1 to kMaxChannels
   int threads;          // of a block
-  uint32_t tile_bytes;  // what one rank's part has of one segment in one channel: whole packs
+  uint32_t tile_bytes;  // of one rank's part, in one segment and one channel: whole packs
 };
 
 // A slot of scratch is filled again kSlots iterations later, when its readers are at most two steps
@@ -19,7 +19,7 @@ struct LaunchShape {
 inline constexpr uint32_t kLag = 2;
 inline constexpr uint32_t kSlots = 3 * kLag;
 
-// Whether a message is cut into a part for each rank, rather than read as a whole by everybody.
+// Whether a message is cut into a part for each rank, rather than read as a whole by all ranks.
 constexpr bool splits_message(Algorithm algorithm, Verb verb) {
   return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter ||
          (verb == Verb::all_reduce &&
@@ -27,8 +27,8 @@ constexpr bool splits_message(Algorithm algorithm, Verb verb) {
            algorithm == Algorithm::multimem));
 }
 
-// Scratch that one segment takes in a channel, in tiles. partial_tiles: what the accumulators of a
-// tile take (2 for half floats).
+// Scratch that one segment takes in a channel, in tiles. The accumulators of a tile take
+// partial_tiles (2 for half floats).
 constexpr uint32_t slot_tiles(Algorithm algorithm, Verb verb, uint32_t partial_tiles,
                               int world_size) {
   const uint32_t steps = uint32_t(world_size) - 1;
@@ -50,9 +50,9 @@ constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
 }
 }  // namespace detail
 
-// part_bytes: of the part of one rank where the message is split, else of the whole; for LL what
-// goes from one rank to another. max_blocks: how many may be resident, agreed by all ranks. The
-// blocks of a send or recv are its pair_channels.
+// part_bytes: the bytes of one rank's part where the message is split, else of the whole. For LL
+// they are the bytes from one rank to another. All ranks have agreed on max_blocks, the most that
+// may be resident. The blocks of a send or recv are its pair_channels.
 constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, bool ll,
                                 uint64_t part_bytes, int world_size, int max_blocks) {
   using detail::clamp, detail::div_up;
@@ -80,8 +80,8 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   return {int(blocks), kMaxBlockThreads, uint32_t(clamp(tile, kPackBytes, most_tile))};
 }
 
-// Whether a call of such a shape has room in the memory of its channels: for shapes that are not
-// shape_for's, which has made sure of it. part_bytes: as there.
+// Whether a call of such a shape has room in the memory of its channels. For shapes other than
+// shape_for's, which always have. The part_bytes are as for shape_for.
 constexpr bool shape_fits(const LaunchShape& shape, Algorithm algorithm, Verb verb, DType dtype,
                           bool ll, uint64_t part_bytes, int world_size) {
   using detail::div_up;
@@ -101,7 +101,8 @@ constexpr bool shape_fits(const LaunchShape& shape, Algorithm algorithm, Verb ve
          steps < (uint64_t{1} << 31);
 }
 
-// The hash of a plan that is launched in such a shape: ranks that ask for others see it.
+// The hash of a plan that is launched in such a shape: ranks with different shapes get different
+// stamps.
 constexpr uint32_t shaped_hash(uint32_t plan_hash, const LaunchShape& shape) {
   const uint64_t grid = uint64_t(shape.blocks) << 32 | uint64_t(shape.threads);
   return uint32_t(mix64(mix64(uint64_t{plan_hash} << 32 | shape.tile_bytes) + grid));

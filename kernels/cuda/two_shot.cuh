@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// two_shot: rank r reduces part r of every segment in the order of ranks, and everybody takes the
+// two_shot: rank r reduces part r of every segment in the order of ranks, and every rank takes the
 // reduced parts of the others. Copy-in, reduction and copy-out of different segments overlap in one
 // kernel; symmetric tensors are read and written where they lie. (A reduce_scatter has one shot
 // only: that is one_shot's.)
@@ -45,7 +45,8 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
       copy_tile(pipeline.slot(call.rank, k, part), call.input + span.start, span.num_bytes);
     }
   };
-  // 2. My part, from every input to every output, or to my slot for those who take it from there.
+  // 2. My part, from every input to every output, or to my slot for the ranks that take it from
+  // there.
   const auto reduce = [&](uint32_t k) {
     const Span span = tiles.tile(k, call.rank);
     const auto source = [&](int rank) -> const std::byte* {
