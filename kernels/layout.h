@@ -309,8 +309,8 @@ inline constexpr size_t kGpuDataOffsetBytes =
     kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kPairChannels * 2 * kPairHalfBytes;
 inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670001ULL;  // "fcollg", layout version 1
 
-// The place of a rank's input and output, in one word. 0 = staged in scratch, else 1 + packs from
-// the start of the region's data. A tensor that does not start on a pack is staged.
+// The place of a rank's input and output, in one word. It is 0 if staged in scratch, else 1 + packs
+// from the start of the region's data. A tensor that does not start on a pack is staged.
 struct GpuLocation {
   static constexpr uint32_t kStaged = 0;
   static constexpr uint32_t encode(uint64_t data_offset_bytes) {

@@ -3,9 +3,9 @@
 
 Decides how an element widens to its accumulator, how accumulators combine and how one is rounded
 back. Floating-point elements travel as the integers of their bits, since neither conversions nor
-NaNs are the same on all machines; the rest is plain loads and stores, which are not in here.
+NaNs are the same on all machines. Loads and stores are not in this file.
 
-A format is a constexpr string, the name of a torch dtype (a key of workspace.FORMATS). Kernels must
+A format is a constexpr string, the name of a torch dtype (a key of call.WORDS). Kernels must
 be launched with enable_fp_fusion=False: nothing here may become a fused multiply-add.
 
 Conversions to half types and the bits of a NaN differ between the interpreter and the

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher is asked to do: checked, and put into the kernels' terms.
+"""A launcher's call: checked, and put into the kernels' terms.
 
-Decides what is a valid call and says what is wrong with one that isn't, how tensors become words,
-and how a message is cut into tiles and chunks. Knows no memory but the tensors it is given.
+Decides which calls are valid, and names the mistake of one that isn't. Decides, too, how tensors
+become words, and how a message is cut into tiles and chunks. Knows no memory but the call's
+tensors.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ _INTEGER_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 # On 0 and 1.
 _BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
 _THREADS_PER_WARP = 32
-# Elements that chunks of an uncut message are multiples of: a pack of the narrowest type.
+# The chunks of an uncut message are multiples of so many elements: a pack of the narrowest type.
 _CHUNK_STEP = 16
 
 
@@ -51,7 +52,7 @@ class Launch:
             for that of its number on every rank: where ranks share a device, all must fit at once.
         num_warps: Warps of each; by rows no more than a row has packs for.
         block: Elements of a tile, a power of two; None: one pack for each thread. By rows, a tile
-            is a row whatever stands here.
+            is a row with any value here.
 
     Raises:
         ValueError: On construction, for a value out of range.
@@ -74,14 +75,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to the elements of a result before they are stored.
+    """A function on the elements of a result, applied before they are stored.
 
     Attributes:
-        function: A @triton.jit function (value, index, mask, row, args) -> value to store. `value`
-            is a tile of the result as the plain call would return it, rounded to the input's dtype,
-            in the type that accumulates it (fp32 for half types and fp8). `index` are the positions
-            of its elements in the output, valid where `mask`. `row` is the number of the row, if
-            `by_rows`. The function may load and store more through pointers in `args`.
+        function: A @triton.jit function (value, index, mask, row, args) -> value to store. The
+            `value` is a tile of the result, rounded to the input's dtype as in the plain call. It
+            has the type of the accumulators (fp32 for half types and fp8). The `index` has the
+            positions of its elements in the output, valid where `mask`. The `row` is the number of
+            the row, if `by_rows`. The function may load and store more through pointers in `args`.
         args: Its last argument: tensors and numbers.
         by_rows: A tile is a row, the last dimension of the output; else it is any BLOCK elements.
     """
@@ -96,7 +97,7 @@ class Call:
     """A checked call.
 
     Attributes:
-        result: What the launcher returns.
+        result: The launcher's return value.
         out: Its words.
         numel: Their number.
         chunk_numel: Words per rank if the message is cut among the ranks.
@@ -119,7 +120,7 @@ class Call:
 
     @property
     def word_type(self) -> tl.dtype:
-        """What the kernels load."""
+        """The type of the words that kernels load."""
         return getattr(tl, _name(WORDS[getattr(torch, self.format)]))
 
     @property
@@ -163,7 +164,7 @@ def as_words(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile's elements and lanes, the warps for it, and what a chunk's size is a multiple of."""
+    """A tile's elements and lanes, its warps, and the step of a chunk's size."""
 
     columns: int
     block: int
@@ -194,14 +195,14 @@ def check(
     epilogue: Epilogue | None,
     launch: Launch,
 ) -> Call:
-    """Check what does not depend on where the input lies.
+    """Check the facts of a call that do not depend on the place of the input.
 
     Args:
         dtype: Of the input.
-        out: Where the result goes.
+        out: The memory of the result.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
         world_size: Number of inputs.
-        epilogue: What is fused behind the reduction.
+        epilogue: A function fused behind the reduction.
         launch: Shape of the launch.
 
     Raises:
@@ -255,10 +256,10 @@ def check_collective(
 
     Args:
         tensor: This rank's input.
-        out: Where the result goes.
+        out: The memory of the result.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
         workspace: The ranks' shared memory.
-        epilogue: What is fused behind the reduction.
+        epilogue: A function fused behind the reduction.
         launch: Shape of the launch; None: all channels.
         parts: How many times the output's elements the input has.
 
@@ -291,7 +292,7 @@ def launch_collective(
     Args:
         kernel: A @triton.jit function of (group, source, out, args, numel, segment_tiles, ...), or
             with chunk_numel behind numel.
-        call: What was checked.
+        call: The checked call.
         source: The words of this rank's input.
         workspace: The ranks' shared memory.
         tile: Elements of a tile in scratch, and bytes of each.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues: what a kernel can do to a reduced tile before it stores it.
+"""Epilogues: functions that a kernel applies to a reduced tile before it stores the tile.
 
-Decides the arithmetic of scaling, quantisation and normalisation behind a reduction. An epilogue is
-given what the plain call would return, so that fused and unfused have the same bits. A user's own
-is a @triton.jit function of the same form, see call.Epilogue. A cast needs none: give the launcher
-an `out` of another dtype.
+Decides the arithmetic of scaling, quantisation and normalisation behind a reduction. An epilogue
+gets the value that the plain call would return, so that fused and unfused have the same bits. A
+user's own is a @triton.jit function of the same form, see call.Epilogue. A cast needs none: give
+the launcher an `out` of another dtype.
 
 In a broken group epilogues get NaN, and hand it on.
 
@@ -44,7 +44,7 @@ def _amax_bits(value, mask):
 
 @triton.jit
 def _scale_of(amax_bits, largest):
-    """What the largest element is divided by to become the format's largest number."""
+    """The divisor that makes the largest element the format's largest number."""
     quotient = tl.div_rn(amax_bits.to(tl.float32, bitcast=True), largest)
     return tl.where(quotient < _LEAST_SCALE, _LEAST_SCALE, quotient)
 
@@ -68,7 +68,7 @@ def _need(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torc
 def quantise_rows(out: torch.Tensor, scales: torch.Tensor) -> Epilogue:
     """Quantise every row (last dimension) to fp8 with a scale of its own.
 
-    A row's scale is amax / the format's largest number, or 2^-126 if that is more; an element is
+    A row's scale is amax / the format's largest number, or 2^-126 if that is more. An element is
     value / scale, rounded to nearest even. Both divisions are true ones.
 
     Args:
@@ -134,12 +134,12 @@ def quantise(
 ) -> torch.Tensor:
     """Quantise a tensor to fp8 with one scale, on the current stream; arithmetic of quantise_rows.
 
-    A launch of its own, behind one with `track_amax`: the largest element is known when the last
-    tile has been reduced, and programs don't wait for each other.
+    It is a launch of its own, behind one with `track_amax`. The largest element is known only when
+    the last tile has been reduced, and programs don't wait for each other.
 
     Args:
-        tensor: What the launch before stored.
-        amax: float32[1], what it tracked.
+        tensor: The result of the launch before.
+        amax: float32[1], tracked by that launch.
         out: float8_e4m3fn or float8_e5m2, of the shape of `tensor`.
         scale: float32[1], written: out * scale is the value.
         launch: Default: 16 programs of 8 warps.
@@ -191,10 +191,11 @@ def add_rms_norm(
 ) -> Epilogue:
     """Add a residual and normalise each row: all_reduce -> add -> RMSNorm in one kernel.
 
-    summed = result + residual, rounded to the residual's dtype; out = summed / sqrt(mean(summed^2)
-    + epsilon) * weight, in fp32, rounded once (Zhang and Sennrich, Root Mean Square Layer
-    Normalization, 2019). `summed` has the bits of the separate steps. The mean's sum runs in an
-    order that the compiler chooses, so `out` may differ in the last digit from another program's.
+    The sum is summed = result + residual, rounded to the residual's dtype. The output is
+    out = summed / sqrt(mean(summed^2) + epsilon) * weight, in fp32, rounded once. (Zhang and
+    Sennrich, Root Mean Square Layer Normalization, 2019.) `summed` has the bits of the separate
+    steps. The mean's sum runs in an order that the compiler chooses, so `out` may differ in the
+    last digit from another program's.
 
     Args:
         out: The launcher's `out`, float32, float16 or bfloat16: [..., columns].

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce tiles of n ranks' memory and store the result, or what an epilogue makes of it.
+"""Reduce tiles of n ranks' memory and store the result, or its value after an epilogue.
 
-Decides the order of the sources (that of the ranks) and what an epilogue is given. The kernel of
-this file waits for nobody: whoever launches it knows that the sources are there (the copy-engine
-path). The algorithms use its parts behind their own waits.
+Decides the order of the sources (that of the ranks) and the arguments of an epilogue. The kernel of
+this file waits for no rank: its launcher knows that the sources are there (the copy-engine path).
+The algorithms use its parts behind their own waits.
 
 Traffic of `reduce`, S bytes and n sources: n S read, S written.
 """
@@ -50,7 +50,7 @@ def emit(
     FORMAT: tl.constexpr,
     OUT_FORMAT: tl.constexpr,
 ):
-    """Store a tile of the result, or what the epilogue makes of it."""
+    """Store a tile of the result, or its value after the epilogue."""
     if EPILOGUE is not None:
         value = EPILOGUE(widen(word, FORMAT), index, mask, row, args)
         word = narrow(value, OUT_FORMAT)
@@ -133,11 +133,11 @@ def reduce(
     epilogue: Epilogue | None = None,
     launch: Launch | None = None,
 ) -> torch.Tensor:
-    """Reduce n arrays that this device can read into one, on the current stream; waits for nobody.
+    """Reduce n arrays that this device can read into one, on the current stream; waits for no rank.
 
     Args:
         sources: int64[n] on the device, their addresses in the order of ranks, aligned to 16.
-        out: Where the result goes, contiguous; the arrays have as many elements.
+        out: The memory of the result, contiguous; the arrays have as many elements.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
         dtype: Of the arrays, if it is another float than that of `out`: the result is rounded to
             this, and from this to that of `out`.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_reduce and reduce_scatter by ring: data and progress go to the neighbours only.
 
-Chunk c is summed in the order c+1, ..., c (mod n) and not in that of the ranks, so floating-point
+Chunk c is summed in the order c+1, ..., c (mod n) and not in that of the ranks. So floating-point
 sums and products differ in bits from the other algorithms'. Partials travel as accumulators: half
 types and fp8 round once.
 
-Traffic per rank, S bytes and n ranks, partials p times as wide as elements: reduce_scatter
-S + 2 p S (n-1)/n + S/n (S read, a partial written and read per step, a chunk written), all_reduce
-another 3 S (n-1)/n + S/n (a chunk written to the neighbour, read and stored per step).
+Traffic per rank, S bytes and n ranks, partials p times as wide as elements. A reduce_scatter moves
+S + 2 p S (n-1)/n + S/n: S read, a partial written and read per step, a chunk written. An all_reduce
+moves another 3 S (n-1)/n + S/n: a chunk written to the neighbour, read and stored per step.
 """
 
 import torch
@@ -33,7 +33,7 @@ from .workspace import Workspace
 
 @triton.jit
 def _turn(group, alive, put, WORLD: tl.constexpr):
-    """Wait until put - 1 has landed here, and `put` may overwrite what the right has had."""
+    """Wait until put - 1 has landed here, and `put` may overwrite the right neighbour's buffer."""
     channel = tl.program_id(0)
     own = words(group, group.rank)
     left = (group.rank + WORLD - 1) % WORLD
@@ -46,7 +46,7 @@ def _turn(group, alive, put, WORLD: tl.constexpr):
 
 @triton.jit
 def _pass_on(group, put, is_last, WORLD: tl.constexpr):
-    """Tell the left that put - 1 is consumed here, and the right that `put` is there, if it is."""
+    """Publish to the left that put - 1 is consumed, and to the right that `put` is there, if so."""
     channel = tl.program_id(0)
     tl.debug_barrier()  # so that the releases cover the loads and stores of the whole block
     store_release(words(group, (group.rank + WORLD - 1) % WORLD) + TAKEN + channel, put - 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks' blocks meet: the words of the Triton sub-area and every wait on them.
 
-Decides where a word lies, how it is published and waited for, and what happens when a peer does not
-come. kernels/README.md holds the contract of every word. Knows nothing of data.
+Decides where a word lies, how it is published and awaited, and how a missing peer breaks the group.
+The contract of every word stands in kernels/README.md. Knows nothing of data.
 
 A channel is one program: program c waits only for program c of its peers. Every word has one writer
 (but `poison`) and lies in the memory of the rank that waits for it, so that polling stays local.
@@ -29,8 +29,8 @@ TAKEN = tl.constexpr(LANDED.value + MAX_CHANNELS.value)
 MEET = tl.constexpr(TAKEN.value + MAX_CHANNELS.value)
 NUM_WORDS = tl.constexpr(MEET.value + MAX_CHANNELS.value * MAX_WORLD.value)
 
-# Offsets in the verdict, in int32 words: what `poison` said, then the target and the last value of
-# this rank's own first wait that ran out.
+# Offsets in the verdict, in int32 words. First comes the value of `poison`. Then come the target
+# and the last value of this rank's own first wait that ran out.
 VERDICT = tl.constexpr(0)
 EXPECTED = tl.constexpr(1)
 SEEN = tl.constexpr(2)
@@ -54,7 +54,7 @@ else:
 
 
 class Group(NamedTuple):
-    """What a kernel is told of its group; one argument.
+    """A kernel's facts of its group, as one argument.
 
     Attributes:
         signals: int64[world], address of every rank's words.
@@ -81,7 +81,7 @@ def load_acquire(word):
 
 @triton.jit
 def store_release(word, value):
-    """What this thread has seen or stored is visible to whoever acquires the value.
+    """Store a value with release: earlier loads and stores of this thread come before it.
 
     Triton has no releasing store, so this is an exchange: peers' memory must take atomics.
     """
@@ -96,7 +96,7 @@ def words(group, rank):
 
 @triton.jit
 def buffer(group, index):
-    """Offset in bytes of buffer 0 to 3 of this program's channel in everybody's scratch."""
+    """Offset in bytes of buffer 0 to 3 of this program's channel in the scratch of any rank."""
     return (tl.program_id(0).to(tl.int64) * 4 + index) * group.buffer_bytes
 
 
@@ -112,7 +112,7 @@ def pointer(table, rank, offset_bytes, DTYPE: tl.constexpr):
 def condemn(group, peer, target, seen, WORLD: tl.constexpr):
     """Make "`peer` did not come to this channel" the group's verdict, unless it has one.
 
-    Writer    any rank; rank 0's word decides between several, and everybody's gets the winner.
+    Writer    any rank; rank 0's word decides between several, and all words get the winner.
     Ordering  acquire and release; `poison` is the whole verdict, so nothing needs to follow it.
     Reuse     never: only new words (zeroed memory) end it.
     """
@@ -133,11 +133,11 @@ def condemn(group, peer, target, seen, WORLD: tl.constexpr):
 def wait(group, alive, word, target, peer, WORLD: tl.constexpr):
     """Poll a word of this rank until it has reached `target`; return 0 if that will not happen.
 
-    Writer    `peer`, through store_release; nobody else, ever.
-    Ordering  acquire: what the peer did before its store is visible to the polling thread.
+    Writer    `peer` alone, through store_release.
+    Ordering  acquire: the peer's work before its store is visible to the polling thread.
     Reuse     words only grow, on the circle. A fast peer may be ahead, so >=, never ==.
     Limit     group.limit_ns from the first look; then, or when a peer has poisoned the group, 0.
-    Callers   put tl.debug_barrier() behind it before other threads use what the peer wrote.
+    Callers   put tl.debug_barrier() behind it before other threads use the peer's data.
     """
     seen = load_acquire(word)
     polls = 0

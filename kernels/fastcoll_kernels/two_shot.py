@@ -2,7 +2,7 @@
 """all_reduce and reduce_scatter by two_shot: rank r reduces chunk r, in the order of ranks.
 
 Traffic per rank, S bytes and n ranks. all_reduce: (5 + 1/n) S: S read and written to
-stage, S read to reduce, S/n written, S read from those who reduced, S written. Two meetings
+stage, S read to reduce, S/n written, S read from the reducing ranks, S written. Two meetings
 per segment. reduce_scatter (S: the whole input): (3 + 1/n) S, one meeting.
 """
 
@@ -137,7 +137,7 @@ def reduce_scatter(
     Collective: every rank launches it in the same order with equal arguments, see workspace.py.
 
     Args:
-        out: Where this rank's chunk goes, contiguous; any shape.
+        out: The memory of this rank's chunk, contiguous; any shape.
         tensor: This rank's part, contiguous: world_size times the elements of `out`.
         workspace: The ranks' shared memory.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.

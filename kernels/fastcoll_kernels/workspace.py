@@ -3,9 +3,9 @@
 
 Decides how scratch is divided and reads the verdict. Allocates and maps nothing.
 
-One workspace carries one sequence of kernels: at most one runs at a time, and all ranks launch the
-same ones in the same order with equal numel, operation, dtypes, epilogue and shape of the launch.
-Whether they do is for the caller to find out; here a difference shows as a peer that does not come.
+One workspace carries one sequence of kernels, of which at most one runs at a time. All ranks launch
+the same kernels in the same order. Their numel, operation, dtypes, epilogue and shape of the launch
+are equal. The caller has to check that; here a difference shows as a peer that does not come.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
         missing: The rank that it waited for.
         channel: The program that waited.
         expected: Epoch that this rank's own first vain wait was for; 0 if it had none.
-        seen: What it saw instead.
+        seen: The epoch that it saw instead.
     """
 
     rank: int
