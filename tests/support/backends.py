@@ -34,7 +34,7 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
 
 
 def in_cpp(rank: Rank) -> tuple[str, str]:
-    """What torch calls, and why it is not the compiled backend, if it is not."""
+    """Return the backend that torch calls, and the reason if it is not the compiled one."""
     from fastcoll.integrations import c10d_build
 
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def no_caches(compiler: str) -> Iterator[None]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether results are equal, tensors bit by bit."""
+    """Return whether results are equal, tensors bit by bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, list | tuple):

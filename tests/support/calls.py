@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective calls as data: what the ranks put in, where it lies, and what must come out.
+"""Collective calls as data: the inputs of the ranks, their memory, and the expected results.
 
-Decides inputs (every special value, and numbers whose sum depends on the order), the words for
-where arguments lie, and how results are compared with the oracle. Runs nothing: perform.py does.
+Decides inputs: every special value, and numbers whose sum depends on the order. Decides the words
+for the memory of arguments, and the comparison with the oracle. Runs nothing: perform.py does.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Call:
         return self.places[rank % len(self.places)]
 
     def numels(self, world: int) -> tuple[int, int]:
-        """Elements of the input and of the output."""
+        """Return the number of elements of the input and of the output."""
         many = self.numel * world
         return (
             many if self.verb in ("reduce_scatter", "scatter", "all_to_all") else self.numel,
@@ -71,16 +71,16 @@ class Call:
         )
 
     def gives(self, rank: int) -> bool:
-        """Whether a rank has an input."""
+        """Return whether a rank has an input."""
         return self.verb not in ("broadcast", "scatter") or rank == self.root
 
     def gets(self, rank: int) -> bool:
-        """Whether a rank has an output."""
+        """Return whether a rank has an output."""
         return self.verb not in ("gather", "reduce") or rank == self.root
 
 
 def mixed(world: int, count: int, seed: int) -> list[Call]:
-    """Small calls of all verbs in a random order."""
+    """Return small calls of all verbs in a random order."""
     rng = random.Random(seed)
     calls = []
     for _ in range(count):
@@ -112,7 +112,7 @@ def _float_words(dtype: str, rank: int, plain: bool) -> np.ndarray:
     if plain:
         return oracle.encode(np.clip(numbers, -2, 2), dtype)
     words = oracle.encode(numbers * wide(4), dtype)
-    # What kind of number an element is, all ranks agree on: else every sum has a NaN in it.
+    # All ranks agree on the kind of an element's number: else every sum has a NaN in it.
     kind = np.random.default_rng(oracle.DTYPES.index(dtype)).random(_PERIOD)
     anything = rng.integers(0, 2 * form.sign_bit, _PERIOD, form.word)
     infinity, sign = form.infinity, form.sign_bit
@@ -130,7 +130,7 @@ def _float_words(dtype: str, rank: int, plain: bool) -> np.ndarray:
 
 @cache
 def _base(dtype: str, rank: int, plain: bool) -> np.ndarray:
-    """A period of words that everything a rank puts in is cut from."""
+    """Return a period of words, from which all inputs of a rank are cut."""
     if dtype in oracle.COMPLEX or dtype in oracle.FLOATS:
         return _float_words(oracle.COMPLEX.get(dtype, dtype), rank, plain)
     rng = np.random.default_rng([oracle.DTYPES.index(dtype), rank])
@@ -144,7 +144,7 @@ def _base(dtype: str, rank: int, plain: bool) -> np.ndarray:
 
 
 def words_in(call: Call, rank: int, world: int) -> np.ndarray:
-    """The bits that a rank puts into a call."""
+    """Return the bits of a rank's input of a call."""
     base = _base(call.dtype, rank, call.numerics == "fast")
     count = call.numels(world)[0] * oracle.lanes(call.dtype)
     start = call.seed * 7919 % _PERIOD
@@ -159,7 +159,7 @@ def words_in(call: Call, rank: int, world: int) -> np.ndarray:
 def expected(
     call: Call, world: int, nodes: Sequence[Sequence[int]] | None = None
 ) -> list[np.ndarray]:
-    """The bits that every rank must find in its output, by rank; none where it has no output."""
+    """Return the expected bits of each rank's output; none where it has no output."""
     if call.verb == "broadcast":
         return [words_in(call, call.root, world)] * world
     if call.verb == "scatter":
@@ -178,7 +178,7 @@ def expected(
 
 
 def _too_far(call: Call, world: int, rank: int, got: np.ndarray) -> np.ndarray:
-    """Where a result of numerics="fast" is further from the exact one than roundings explain."""
+    """Return where a result of numerics="fast" is too far from the exact one for roundings."""
     dtype = oracle.COMPLEX.get(call.dtype, call.dtype)
     form = oracle.FLOATS[dtype]
     inputs = [oracle.decode(words_in(call, peer, world), dtype) for peer in range(world)]
@@ -198,7 +198,7 @@ def _too_far(call: Call, world: int, rank: int, got: np.ndarray) -> np.ndarray:
 
 
 def difference(call: Call, world: int, rank: int, want: np.ndarray, got: np.ndarray) -> str:
-    """What is wrong with the output of a rank; empty if nothing is."""
+    """Return the difference of a rank's output from the expected one; empty if there is none."""
     if got.shape != want.shape:
         return f"{call} on rank {rank} of {world}: {got.size} words, not {want.size}"
     if want.size and call.numerics == "fast" and oracle.order_matters(call.dtype, call.op):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents with one thing wrong at any depth, for whatever reads JSON."""
+"""Documents with one fault at any depth, for readers of JSON."""
 
 import copy
 from typing import Any

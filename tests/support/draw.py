@@ -29,7 +29,7 @@ class Limits:
     Attributes:
         kinds: Where arguments may lie, each as often as it stands here.
         algorithms: Which ones may be asked for.
-        numerics: What a reduction asks for; None: "fast" of a ring, else nothing.
+        numerics: Of reductions; None: "fast" of a ring, else none.
         in_place_only: Verbs without an output of their own.
         meaningless: Pairs of dtype and operation that the site refuses.
         repeats: How often a reduction is made; the second call takes the library's short way.
@@ -49,7 +49,7 @@ EVERYTHING = Limits()
 
 
 def algorithms_of(verb: str, limits: Limits = EVERYTHING) -> tuple[str, ...]:
-    """The algorithms that a call of a verb may ask for."""
+    """Return the algorithms that a call of a verb may ask for."""
     known = ALGORITHMS[: 3 if verb == "reduce" else 5] if verb in REDUCTIONS else ("auto",)
     return tuple(name for name in known if name in limits.algorithms)
 
@@ -75,7 +75,7 @@ def calls_of(
     limits: Limits = EVERYTHING,
     dtypes: Sequence[str] = oracle.DTYPES,
 ) -> Iterator[Call]:
-    """Each dtype, operation and algorithm `rounds` times; of a move, each dtype and root."""
+    """Yield each dtype, operation and algorithm `rounds` times; of a move, each dtype and root."""
     reduces = verb in REDUCTIONS
     rng = np.random.default_rng([world, VERBS.index(verb), limits.seed])
     turn = itertools.count(int(rng.integers(len(sizes))))
@@ -102,7 +102,7 @@ def calls_of(
 
 
 def some(cases: Iterator[Call], count: int, seed: int) -> list[Call]:
-    """A random choice that is the same in every run."""
+    """Return a random choice that is the same in every run."""
     every = list(cases)
     rng = np.random.default_rng(seed)
     return [every[index] for index in sorted(rng.choice(len(every), count, replace=False))]

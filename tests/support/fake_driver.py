@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA driver made of dictionaries, and ranks that come to its memory together.
+"""A CUDA driver made of dictionaries, and ranks that map its memory together.
 
-The driver can refuse things or lose writes on purpose, and it complains about what a real one
-punishes: memory that is freed while another process has it mapped or the switch may read it,
-mappings closed twice, steps that would block. Ranks are threads.
+The driver can refuse calls or lose writes on purpose. It complains about errors that a real driver
+punishes: mappings closed twice, steps that would block, and memory freed too early. Memory is freed
+too early while a peer has it mapped or the switch may read it. Ranks are threads.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ class Object:
 
 
 class Multicast:
-    """What stands for `_cuda.Multicast`: one rank's handle of an object."""
+    """Replaces `_cuda.Multicast`: one rank's handle of an object."""
 
     def __init__(self, driver: Driver, device: int, world_size: int, fd: int) -> None:
         self.driver, self.device, self.ptr = driver, device, 0
@@ -171,7 +171,7 @@ class Multicast:
 
 
 class Group:
-    """What stands for `_cuda.Group`: the kernels that try out what is mapped."""
+    """Replaces `_cuda.Group`: the kernels that probe mapped memory."""
 
     def __init__(self, driver: Driver, device: int, rank: int, regions: list[int]) -> None:
         self.driver, self.device, self.rank, self.regions = driver, device, rank, regions
@@ -255,7 +255,7 @@ class Links:
             try:
                 theirs = gather(fd)
                 copies = [fd if peer == rank else os.dup(one) for peer, one in enumerate(theirs)]
-                self.barrier.wait()  # everybody has its copies
+                self.barrier.wait()  # all ranks have their copies
             except PeerLostError:
                 for copy in copies:
                     os.close(copy)
@@ -283,7 +283,7 @@ def _descriptors() -> dict[str, str]:
 
 @contextlib.contextmanager
 def fake_driver() -> Iterator[Driver]:
-    """A driver in the place of `_cuda`, in which nothing may be left at the end."""
+    """Put a driver in the place of `_cuda`; it must be empty at the end."""
     from fastcoll.gpu import multicast, terms
     from fastcoll.gpu import regions as device
 
@@ -303,7 +303,7 @@ def fake_driver() -> Iterator[Driver]:
 
 
 def map_all(links: Links, devices: list[int], processes: list[str]) -> list[Any]:
-    """What map_regions gives every rank, or raises there."""
+    """Return the result of map_regions on every rank, or its error."""
     from fastcoll.gpu.regions import map_regions
     from fastcoll.gpu.terms import DeviceHello, agree_terms
 

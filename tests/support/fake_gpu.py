@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU made of the CPU: the host side of GPU calls runs as it is, up to the launch of a kernel.
 
-What a kernel would be given (addresses, counts, transfers that share a kernel) is carried out by
-the rank's CPU group instead. So a wrong address, count or order shows as a wrong result or as a
+The rank's CPU group carries out the work of a kernel: its addresses, counts, and transfers that
+share a kernel. So a wrong address, count or order shows as a wrong result or as a
 rank that waits in vain. Gloo stands for NCCL.
 """
 
@@ -45,14 +45,14 @@ _real_view = array._view_tensor
 
 
 class Core:
-    """What stands for `_cuda.Group`: one rank's kernels.
+    """Replaces `_cuda.Group`: one rank's kernels.
 
     Attributes:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch;
             "add" for each addition of what NCCL brought.
         algorithms: Of each launch; what the switch would add is added by two_shot here.
         shapes: Of each launch, where another one than the plan's was asked for.
-        words: What `verdict` says.
+        words: The answer of `verdict`.
         launched_in: The stream of each launch and batch.
         streams: All of them.
         running: Whether a kernel is said to run.
@@ -147,10 +147,10 @@ def _add(plan: Any, source: int, target: int, world_size: int) -> None:
 
 
 class Gloo:
-    """What stands for NCCL's process group: Gloo's, whose sends and receives here go as one, too.
+    """Replaces NCCL's process group by Gloo's, whose sends and receives here go as one, too.
 
     Attributes:
-        log: The names of what was called.
+        log: The names of the functions called.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
@@ -218,7 +218,7 @@ class _Event:
 
 
 class Streams:
-    """What stands for torch's streams: they only say who waits for whom (-1: for an event)."""
+    """Replaces torch's streams: they only log which one waits for which (-1: for an event)."""
 
     Stream = _Stream
     Event = _Event
@@ -251,7 +251,7 @@ def _view_on_gpu(tensor: torch.Tensor, name: str, gpu: bool) -> array.ArrayView:
 
 
 def _by_python(verb: str) -> Callable[..., Any]:
-    """The method of a verb without C++."""
+    """Return the method of a verb without C++."""
     parameters = inspect.signature(VERBS[verb]).parameters
     place = list(parameters).index("group")
 
@@ -271,7 +271,7 @@ def fake_gpu(
     no_nccl: str = "not asked for",
     no_multicast: str = "not asked for",
 ) -> Iterator[Core]:
-    """CPU tensors pass for tensors of a GPU in this rank's process, which must have one thread."""
+    """Let CPU tensors pass for GPU tensors in this rank's process, which must have one thread."""
     core = Core(comm)
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs made of the CPU in a group over several nodes: a node's as in fake_gpu.py, Gloo for NCCL.
 
-A stream does not run by itself here: what a transfer brings is there when a stream waits for it,
-not before, and what it takes must not change until then. So whoever reads without waiting, or
-writes too early, has wrong bits.
+A stream does not run by itself here. Data of a transfer arrives when a stream waits for it, not
+before, and its source must not change until then. So a rank that reads without waiting, or writes
+too early, has wrong bits.
 """
 
 import contextlib
@@ -58,10 +58,10 @@ class LaneTransfer:
 
 
 class Lane(fake_gpu.Gloo):
-    """What stands for NCCL's process group of a lane.
+    """Replaces NCCL's process group of a lane.
 
     Attributes:
-        transfers: What was started and waited for, in order.
+        transfers: The starts and waits, in order.
     """
 
     def __init__(self, store: Any, node: int, num_nodes: int, is_stuck: bool) -> None:
@@ -124,7 +124,7 @@ def _add_partials(
     divisor: int,
     stream: int,
 ) -> None:
-    """What the kernel does (kernels/cuda/partials.cuh)."""
+    """Add partials as the kernel does (kernels/cuda/partials.cuh)."""
     assert (op is Op.AVG) == (divisor != 0), "only an average is divided"
     assert len(rows) <= _MOST_PARTIALS
     partial = DType.float32 if widened else dtype
@@ -134,7 +134,7 @@ def _add_partials(
 
 
 def facts(device: int) -> dict[str, str]:
-    """What a rank says of its GPU."""
+    """Return a rank's description of its GPU."""
     return {"problem": "", "uuid": "its own", "nccl": "2.30.4, several ranks on one GPU"}
 
 
@@ -142,7 +142,7 @@ def facts(device: int) -> dict[str, str]:
 def fake_node_gpus(
     comm: Any, about: Callable[[int], dict[str, str]] = facts, *, is_stuck: bool = False
 ) -> Iterator[SimpleNamespace]:
-    """CPU tensors pass for tensors of a GPU in this rank's process; `comm` is over nodes.
+    """Let CPU tensors pass for GPU tensors in this rank's process; `comm` is over nodes.
 
     Yields `lanes`, which the group's first call fills, `core` of the node, and `is_capturing`.
     """

@@ -2,7 +2,7 @@
 """Streams and events of a made-up GPU that is slow, for transfers through the host.
 
 A stream does what it was given, copies too, only when an event behind that is asked about for the
-third time. So whoever does not wait for an event reads what was there before, or writes too early.
+third time. So a stream that does not wait for an event reads old data, or writes too early.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _ASKED = 3
 
 
 class Stream:
-    """What it was given, in order.
+    """The functions given to it, in order.
 
     Attributes:
         is_stuck: It never gets on.

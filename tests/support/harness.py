@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks for the tests: processes that stay alive and run functions the tests send them.
 
-Decides how ranks are started, given work, watched against a deadline and ended; every process is
-a child of this session, is ended by its own handle and is reaped. Must not know what the functions
-do, and imports the library in the ranks only.
+Decides how ranks are started, given work, watched against a deadline and ended. Every process is a
+child of this session, is ended by its own handle and is reaped. Must know nothing of the functions,
+and imports the library in the ranks only.
 
 A function for the ranks is module-level and takes a `Rank` first. `Pool.run` wants every rank to
 return; `Pool.outcomes` is for tests in which ranks raise or die.
@@ -50,9 +50,9 @@ class Setup:
 
     Attributes:
         init: Call fastcoll.init; otherwise `Rank.comm` is None.
-        timeout_s: What init is given; None leaves it to the environment.
+        timeout_s: The argument of init; None leaves it to the environment.
         env: Variables to set in the ranks, before the library is used.
-        nodes: What each rank takes for its node, by rank; none: what the library finds.
+        nodes: The name of each rank's node, by rank; none: the one that the library finds.
         prepare: Called on each rank first, with its number.
     """
 
@@ -65,7 +65,7 @@ class Setup:
 
 @dataclasses.dataclass
 class Rank:
-    """What a function sees of the rank it runs on."""
+    """The rank that a function runs on."""
 
     rank: int
     world_size: int
@@ -73,27 +73,27 @@ class Rank:
     comm: Any = None
 
     def tell(self, event: str) -> None:
-        """Let everybody know, also the test, that something has happened."""
+        """Tell all ranks, and the test, that an event has happened."""
         self.store.set(event, "")
 
     def wait_for(self, event: str) -> None:
-        """Wait until somebody told it."""
+        """Wait until the event was told."""
         self.store.wait([event], datetime.timedelta(seconds=DEADLINE_S))
 
     def hasty_group(self, limit_s: float) -> Any:
-        """A group of all ranks with a short limit, which coming up may exceed: machines differ."""
+        """Make a group of all ranks with a short timeout; init itself may take longer."""
         from fastcoll.api import making
 
         usual = making.Deadline
         with unittest.mock.patch.object(making, "Deadline", lambda _: usual(TIMEOUT_S)):
             group = self.comm.new_group(timeout_s=limit_s)
-        self.comm.barrier()  # nobody is late in its first call
+        self.comm.barrier()  # no rank is late in its first call
         return group
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one rank's part: a value, an error, or the end of the process."""
+    """The end of one rank's part: a value, an error, or the exit of the process."""
 
     rank: int
     value: Any = None
@@ -113,7 +113,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What a call did that may fail: the error's class, text and `ranks`, and how long it took."""
+    """The result of a call that may fail: the error's class, text and `ranks`, and its time."""
 
     kind: str
     text: str
@@ -143,7 +143,7 @@ class RemoteError(Exception):
 
 @functools.cache
 def _store_server() -> Any:
-    """The session's store; it outlives every rank, so no rank's death takes it along."""
+    """Start the session's store; it outlives every rank, so no rank's death takes it along."""
     import torch.distributed as dist
 
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -170,7 +170,7 @@ def come_up(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
 
 
 def be_patient() -> None:
-    """Bear with the store of a loaded machine, which answers late, where no link to it is cut."""
+    """Wait longer for the store of a loaded machine, in tests that cut no link to it."""
     from fastcoll.nodes.verdict.board import Board
 
     Board.ANSWER_S = LATE_S
@@ -178,7 +178,7 @@ def be_patient() -> None:
 
 def rank_main(conn: Any, me: Rank, log: str, store: tuple[str, int, str], setup: Setup) -> None:
     """Do what the pool asks for, until it asks for nothing more."""
-    # Whatever a rank says belongs to its log: it is shown when the rank fails.
+    # All output of a rank goes to its log, which is shown when the rank fails.
     with open(log, "a") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)

@@ -23,7 +23,7 @@ LIMIT = timedelta(seconds=1)
 
 @dataclass(frozen=True)
 class Mistake:
-    """What rank 1 does where the others do the usual; the error's text has all `words`.
+    """A wrong call of rank 1 beside the usual ones; the error's text has all `words`.
 
     Attributes:
         local: Rank 1's own call is wrong in itself.
@@ -95,12 +95,12 @@ def make(rank: Rank, name: str) -> list[Attempt]:
 
 
 def check(name: str, rows: list[list[Attempt]]) -> None:
-    """Check what the ranks were told."""
+    """Check the errors on all ranks."""
     mistake = MISTAKES[name]
     verdict = rows[0][-1].text
     for rank, (first, then) in enumerate(rows):
         wrong_here = mistake.local and rank == ODD
-        # Who does not wait in the call, as a broadcast's root, learns of it in the next one.
+        # A rank that does not wait in the call, as a broadcast's root, gets the error in the next.
         assert first.kind in (("UsageError",) if wrong_here else ("DesyncError", "")), (rank, first)
         assert then.kind == "DesyncError", (rank, then)
         assert then.text == verdict, (rank, then)
@@ -115,7 +115,7 @@ def check(name: str, rows: list[list[Attempt]]) -> None:
 
 
 def wrong_everywhere(rank: Rank) -> list[Attempt]:
-    """Calls that are wrong in themselves, on all ranks: nothing is sent, the group goes on."""
+    """Make wrong calls on all ranks: no message is sent, and the group goes on."""
     del rank
     calls = [MISTAKES[name].odd for name in MISTAKES if MISTAKES[name].local]
     seen = [attempt(call) for call in calls]
@@ -129,7 +129,7 @@ def wrong_everywhere(rank: Rank) -> list[Attempt]:
 
 
 def stay_away(rank: Rank) -> list[Attempt]:
-    """Rank 1 does not come to any of several groups, whose limit is short."""
+    """Keep rank 1 away from several groups with a short timeout."""
     groups = [dist.new_group(timeout=LIMIT) for _ in range(4)]
     seen = []
     if rank.rank != ODD:
@@ -138,7 +138,7 @@ def stay_away(rank: Rank) -> list[Attempt]:
     if rank.rank == 0:
         seen.append(attempt(dist.send, _ones(1 << 20), ODD, groups[2]))
         seen.append(attempt(dist.recv, _ones(), ODD, groups[3]))
-    dist.barrier()  # nobody leaves before
+    dist.barrier()  # no rank leaves before
     return seen
 
 
@@ -150,7 +150,7 @@ def die(rank: Rank) -> Attempt:
 
 
 def receive_less(rank: Rank) -> list[Attempt]:
-    """Rank 0 sends rank 1 more than it takes, and too much for rank 0 not to wait."""
+    """Send rank 1 more than it receives, and too much for rank 0 not to wait."""
     if rank.rank == 0:
         first = attempt(dist.send, _ones((1 << 20) + 1), ODD)
     elif rank.rank == ODD:
@@ -161,6 +161,6 @@ def receive_less(rank: Rank) -> list[Attempt]:
 
 
 def models_differ(rank: Rank) -> list[Attempt]:
-    """DDP on a model that has another shape on rank 1, which torch tells rank 1 alone."""
+    """Run DDP on a model that has another shape on rank 1, which torch tells rank 1 alone."""
     model = nn.Linear(4, 5 if rank.rank == ODD else 4)
     return [attempt(nn.parallel.DistributedDataParallel, model), attempt(dist.barrier)]

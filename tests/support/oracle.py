@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reduction must give, bit for bit, in plain NumPy.
+"""The expected result of a reduction, bit for bit, in plain NumPy.
 
 Decides the expected result of every dtype and operation: rank order, one rounding, one NaN per
-dtype. Written from the definition of the arithmetic (and the formats' own definitions), never from
-the library's source: it must not know how the library computes, nor import it.
+dtype. Written from the definitions of the arithmetic and of the formats, never from the library's
+source. It must not know how the library computes, nor import it.
 
 Values travel as raw bits: an array of unsigned integers, two per element for complex dtypes.
 """
@@ -85,24 +85,24 @@ class Meaningless(Exception):
 
 
 def ops_of(dtype: str) -> tuple[str, ...]:
-    """The operations that have a meaning for a dtype."""
+    """Return the operations that have a meaning for a dtype."""
     if dtype in FLOATS:
         return FLOAT_OPS
     return ("SUM", "AVG") if dtype in COMPLEX else INTEGER_OPS
 
 
 def order_matters(dtype: str, op: str) -> bool:
-    """Whether another order of the ranks can give other bits."""
+    """Return whether another order of the ranks can give other bits."""
     return (dtype in FLOATS or dtype in COMPLEX) and op not in ("MIN", "MAX")
 
 
 def lanes(dtype: str) -> int:
-    """Words of bits per element."""
+    """Return the number of words of bits per element."""
     return 2 if dtype in COMPLEX else 1
 
 
 def word_of(dtype: str) -> np.dtype[Any]:
-    """The unsigned integer that holds the bits of an element, or of a component of it."""
+    """Return the unsigned integer type of an element's bits, or of its component's."""
     dtype = COMPLEX.get(dtype, dtype)
     if dtype in FLOATS:
         return FLOATS[dtype].word
@@ -115,7 +115,7 @@ def itemsize(dtype: str) -> int:
 
 @cache
 def _values(dtype: str) -> np.ndarray[Any, Any]:
-    """The value of every bit pattern of a narrow format, as float32 (which holds all of them)."""
+    """Return the value of every bit pattern of a narrow format; float32 holds all of them."""
     form = FLOATS[dtype]
     bits = np.arange(1 << form.width, dtype=np.int64)
     mantissa = bits & ((1 << form.mantissa_bits) - 1)
@@ -131,7 +131,7 @@ def _values(dtype: str) -> np.ndarray[Any, Any]:
 
 
 def decode(bits: Bits, dtype: str) -> np.ndarray[Any, Any]:
-    """The numbers in the format that accumulates them: float64 for itself, else float32."""
+    """Return the numbers in the format that adds them up: float64 for itself, else float32."""
     if dtype in ("float32", "float64"):
         return bits.view(np.dtype(dtype))
     return _values(dtype)[bits]
@@ -164,7 +164,7 @@ def encode(values: np.ndarray[Any, Any], dtype: str) -> Bits:
 
 
 def _extreme(arrays: Sequence[Bits], form: FloatFormat, op: str) -> Bits:
-    """MIN or MAX: NaN wins over all, -0 is less than +0."""
+    """Return MIN or MAX: NaN wins over all, -0 is less than +0."""
     top, everything = form.word.type(form.sign_bit), form.word.type(2 * form.sign_bit - 1)
 
     def key(bits: Bits) -> Bits:  # unsigned integers in the order of the numbers
@@ -181,7 +181,7 @@ def _extreme(arrays: Sequence[Bits], form: FloatFormat, op: str) -> Bits:
 
 
 def _fold(arrays: Sequence[Any], step: Callable[..., Any]) -> Any:
-    """((a0 . a1) . a2) . ...: the order of the ranks."""
+    """Fold in the order of the ranks: ((a0 . a1) . a2) . ..."""
     total = arrays[0].copy()
     for array in arrays[1:]:
         step(total, array, out=total)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective calls made: by the ranks of a pool, against the oracle's results.
 
-Decides the memory that arguments lie in (guard bytes around it, outputs poisoned before the call)
-and what besides the result is checked: inputs stay as they were, nothing outside an output is
-written. Must not know how the library runs a call.
+Decides the memory of arguments: guard bytes around it, outputs poisoned before the call. Decides
+the checks besides the result: inputs stay unchanged, and no byte outside an output is written. Must
+not know how the library runs a call.
 """
 
 import weakref
@@ -51,7 +51,7 @@ def check(
 def compare(
     calls: Sequence[Call], wants: Sequence[Sequence[np.ndarray]], results: Sequence[list[Result]]
 ) -> list[str]:
-    """What is wrong with the results that the ranks returned."""
+    """Return the problems of the results that the ranks returned."""
     problems = []
     for rank, rows in enumerate(results):
         for call, want, (words, problem) in zip(calls, wants, rows, strict=True):
@@ -73,7 +73,7 @@ def perform_all(rank: Rank, calls: Sequence[Call]) -> list[Result]:
 
 
 def arena_of(comm: Any) -> torch.Tensor:
-    """This group's symmetric memory for tests; collective at first use."""
+    """Return this group's symmetric memory for tests; collective at first use."""
     if comm not in _arenas:
         _arenas[comm] = comm.empty((_ARENA_BYTES,), dtype=torch.uint8)
     return _arenas[comm]
@@ -113,11 +113,11 @@ class Memory:
         self.array = whole[::step]
 
     def words(self, part: slice = _ALL) -> np.ndarray:
-        """The bits of the elements, in an array of its own."""
+        """Return the bits of the elements, in an array of its own."""
         return self._cells[part].flatten().view(self._word)
 
     def copy(self) -> np.ndarray:
-        """All the bytes, in an array of its own."""
+        """Return all bytes, in an array of its own."""
         return self._bytes.copy()
 
     def fill(self, words: np.ndarray, first: int = 0) -> None:
@@ -132,7 +132,7 @@ class Memory:
         self._cells[part] = rows[part, : self._size]
 
     def untouched_around(self) -> bool:
-        """Whether everything around the elements still holds the poison."""
+        """Return whether all bytes around the elements still hold the poison."""
         return all((part == _POISON).all() for part in (self._before, self._gaps, self._after))
 
 
@@ -140,7 +140,7 @@ class Started:
     """A call that was made on this rank, and may still be under way.
 
     Attributes:
-        work: What the library returned: None unless `async_op`.
+        work: The library's return value: None unless `async_op`.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Started:
 
 
 def split(array: Any, count: int) -> list[Any]:
-    """Equal parts of an array of one dimension."""
+    """Return equal parts of an array of one dimension."""
     numel = len(array) // count
     return [array[start : start + numel] for start in range(0, numel * count, numel or 1)] or [
         array

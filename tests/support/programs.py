@@ -20,7 +20,7 @@ import pytest
 
 
 def need(*tools: str) -> None:
-    """Skips where a tool or a file is missing, but not in CI: there that is a failure."""
+    """Skip where a tool or a file is missing; fail there in CI."""
     missing = [tool for tool in tools if shutil.which(tool) is None and not Path(tool).is_file()]
     if missing and os.environ.get("CI"):
         pytest.fail(f"missing: {', '.join(missing)}")
@@ -42,7 +42,7 @@ def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
 
 
 def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: float) -> None:
-    """Compiles one source at a time, all at once: ccache keeps no program of several sources."""
+    """Compile each source on its own, all at once: ccache keeps no program of several sources."""
     objects = [program.with_name(f"{source.stem}.o") for source in sources]
     commands = [
         [*command, "-c", str(source), "-o", str(target)]
@@ -56,7 +56,7 @@ def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: f
 
 
 def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the docs in a folder, by the command that its first line gives."""
+    """Run a program of the docs in a folder, by the command that its first line gives."""
     told = re.match(r"# (\w+\.py): run it with  torchrun (.*)\n", text)
     assert told, text
     folder.joinpath(told[1]).write_text(text)
@@ -72,7 +72,7 @@ def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def load_script(path: Path) -> ModuleType:
-    """The module that a script is, with what lies beside it; it is not run."""
+    """Load a script as a module, with its neighbours importable; its main is not run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +85,7 @@ def load_script(path: Path) -> ModuleType:
 
 
 def mutations() -> set[tuple[str, str]]:
-    """The rows of kernels/README.md's table of mutations: what is planted, and what catches it."""
+    """Return the rows of kernels/README.md's table of mutations: the mutation and its catcher."""
     text = Path(__file__).parents[2].joinpath("kernels/README.md").read_text()
     section = text.split("## Mutations\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (.*?) \|$", section, re.MULTILINE)

@@ -36,9 +36,9 @@ class Site:
         world: The number of ranks.
         nodes: The node of each rank, a letter each; "" if all share one.
         pools: The fixture that has the ranks.
-        perform: What a rank runs to make calls.
+        perform: The function that a rank runs to make calls.
         limits: Which calls can be made.
-        in_new_group: What runs a program in a group that it may break.
+        in_new_group: The function that runs a program in a group that it may break.
         small, large: Sizes in elements; small ones meet every dtype, operation and algorithm.
         pool: The ranks; the fixture `site` fills it in.
     """
@@ -58,13 +58,13 @@ class Site:
         return dataclasses.replace(self, pool=pool)
 
     def small_calls(self, verb: str, rounds: int = 1) -> Iterator[Call]:
-        """Every dtype, operation and algorithm at a small size, each round at another one."""
+        """Return calls of every dtype, operation and algorithm at small sizes, a size a round."""
         return calls_of(
             verb, self.world, self.small or small_sizes(self.world), rounds, self.limits
         )
 
     def large_calls(self, verb: str) -> Iterator[Call]:
-        """A few dtypes at a large size."""
+        """Return calls of a few dtypes at a large size."""
         return calls_of(verb, self.world, self.large, 1, self.limits, KINDS_OF_DTYPE[:2])
 
     def check(self, calls: Iterable[Call], batch: int = 200) -> int:
@@ -74,7 +74,7 @@ class Site:
 
 
 def ranks_by_node(nodes: str) -> list[list[int]] | None:
-    """The ranks of each node; None if there is one node."""
+    """Return the ranks of each node; None if there is one node."""
     names = dict.fromkeys(nodes)
     return [[rank for rank, name in enumerate(nodes) if name == node] for node in names] or None
 
@@ -92,7 +92,7 @@ def _all_by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
 
 
 def in_new_group_of_torch(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    """As `in_new_group`, with torch's group, calls and barrier."""
+    """Run as `in_new_group` does, with torch's group, calls and barrier."""
     return on_backend(rank, "fastcoll", _in_world, program, *args)
 
 
@@ -146,7 +146,7 @@ def across(nodes: str) -> Site:
     """Return ranks on several nodes, the node of each given by a letter."""
     seed = zlib.crc32(nodes.encode())
     limits = Limits(algorithms=("auto",), numerics="same_bits", repeats=1, seed=seed)
-    # Beyond a header, whatever the type and verb; the largest has several segments.
+    # Beyond a header for every type and verb; the largest has several segments.
     small, large = (0, 1, 3, 17, 1001, 4099, 70_001), (65_537, 70_001, 81_919)
     return Site(len(nodes), nodes, "clusters", limits=limits, small=small, large=large)
 

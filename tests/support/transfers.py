@@ -19,7 +19,7 @@ LARGE = 1 << 20  # more than a sender can put down without its receiver
 
 
 def tags(rank: Rank) -> list[Any]:
-    """Messages of several tags, sent to the next rank in one order and received in another."""
+    """Send messages of several tags to the next rank in one order, receive them in another."""
     me, world = rank.rank, rank.world_size
     after, before = (me + 1) % world, (me - 1) % world
     sends = [
@@ -39,7 +39,7 @@ def tags(rank: Rank) -> list[Any]:
 
 
 def any_source(rank: Rank) -> list[Any]:
-    """Receives from whoever comes, in a group whose ranks have other names in the world."""
+    """Receive from any source, in a group whose ranks have other names in the world."""
     me, last = rank.rank, rank.world_size - 1
     group = dist.new_group([1, 0] if last == 1 else [last, 1])
     results = []
@@ -63,7 +63,7 @@ def any_source(rank: Rank) -> list[Any]:
 
 
 def among_collectives(rank: Rank) -> list[Any]:
-    """Transfers that are open while collectives run and wait, in both directions."""
+    """Keep transfers in flight while collectives run and wait, in both directions."""
     me, world = rank.rank, rank.world_size
     after, before = (me + 1) % world, (me - 1) % world
     results = []
@@ -83,7 +83,7 @@ def among_collectives(rank: Rank) -> list[Any]:
 
 
 def unattended(rank: Rank) -> list[Any]:
-    """What a rank receives while it does something else, and more than a sender can put down."""
+    """Receive in a busy rank, and more bytes than a sender can put into its channel."""
     sent, started = (f"{dist.get_backend()} {what}" for what in ("sent", "started"))
     tensor = torch.zeros(LARGE)
     if rank.rank == 0:
@@ -103,7 +103,7 @@ LIKE_GLOO = (tags, any_source, among_collectives, unattended)
 
 
 def kinds(rank: Rank) -> list[Any]:
-    """Every size, type and layout, both ways at once: each by its own, then all in a batch."""
+    """Send every size, type and layout both ways at once: one by one, then all in a batch."""
     me, world = rank.rank, rank.world_size
     after, before = (me + 1) % world, (me - 1) % world
 
@@ -136,7 +136,7 @@ def kinds(rank: Rank) -> list[Any]:
 
 
 def handles(rank: Rank) -> list[Any]:
-    """What the Work of a transfer says before it is over, and after."""
+    """Check the Work of a transfer before the transfer is over, and after."""
     peer, tensor = 1 - rank.rank, torch.full((LARGE,), float(rank.rank))
     if rank.rank == 1:
         rank.wait_for("looked")
@@ -167,7 +167,7 @@ def handles(rank: Rank) -> list[Any]:
 
 
 def dropped(rank: Rank) -> list[Any]:
-    """What nobody has a handle of, nor of its memory, arrives all the same."""
+    """Check that messages arrive whose sender dropped the handle and the memory."""
     if rank.rank == 0:
         for turn in range(4):
             dist.isend(torch.full((LARGE,), float(turn)), 1, tag=turn)
@@ -184,7 +184,7 @@ def dropped(rank: Rank) -> list[Any]:
 
 
 def wrong_by_itself(rank: Rank) -> list[Attempt]:
-    """Transfers that are refused before anything is sent; the group goes on."""
+    """Make transfers that are refused before a byte is sent; the group goes on."""
     peer, group = 1 - rank.rank, dist.group.WORLD
     assert group is not None
     tensor = torch.ones(4)
@@ -203,7 +203,7 @@ def wrong_by_itself(rank: Rank) -> list[Attempt]:
 
 
 def other_types(rank: Rank) -> list[Attempt]:
-    """A receive of another dtype than what is sent: whoever waits is told, by every question."""
+    """Receive another dtype than is sent: a waiting rank gets the error from every question."""
     peer, group = 1 - rank.rank, dist.new_group()
     if rank.rank == 0:
         work = dist.isend(torch.ones(LARGE), peer, group)
@@ -218,12 +218,12 @@ def other_types(rank: Rank) -> list[Attempt]:
     assert not work.is_success()
     seen.append(Attempt(type(error).__name__, str(error), 0))
     seen += [attempt(dist.isend, torch.ones(1), peer, group), attempt(dist.barrier, group)]
-    dist.barrier()  # nobody leaves before
+    dist.barrier()  # no rank leaves before
     return seen
 
 
 def left_open(rank: Rank) -> list[Attempt]:
-    """A receive that is open when its group is destroyed: its handle keeps what it needs of it."""
+    """Destroy a group with an open receive, whose handle keeps the parts that it needs."""
     from fastcoll.api.groups import communicator_of
 
     group = dist.new_group()
@@ -250,7 +250,7 @@ def left_open(rank: Rank) -> list[Attempt]:
 
 
 def nobody_sends(rank: Rank) -> list[Attempt]:
-    """The group's limit holds for a receive from a rank, one from any, and in a batch."""
+    """Check the group's timeout of a receive from a rank, one from any, and one in a batch."""
     groups = [dist.new_group(timeout=timedelta(seconds=1)) for _ in range(3)]
     seen = []
     if rank.rank == 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every verb with one tensor that it reads and one that it writes.
 
-Decides the sizes and the roots. What a test does to the two tensors is its own.
+Decides the sizes and the roots. Each test decides how it uses the two tensors.
 """
 
 from collections.abc import Callable
