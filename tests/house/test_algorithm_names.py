@@ -16,7 +16,7 @@ from fastcoll.types import DType, Op, Request, Verb
 
 SCHEMA = Path(table.__file__).with_name("tuning.schema.json")
 LISTS = 3 << 56  # splits of a list of three tensors
-# Declared verb -> what the core does, for the verbs that take an algorithm.
+# Declared verb -> verb of the core, for the verbs that take an algorithm.
 REDUCING = {
     "all_reduce": Verb.all_reduce,
     "reduce": Verb.reduce,
@@ -28,7 +28,7 @@ REDUCING = {
 
 
 def names_for(verb: Verb, on_gpu: bool, splits: int = 0) -> set[str]:
-    """The algorithms that can carry out a large call of a verb, asked for by name."""
+    """Return the algorithms that can carry out a large call of a verb, asked for by name."""
     request = Request(verb, DType.float32, Op.SUM, 1 << 26, 0, 2, "auto", "fast", 2, splits)
     request = dataclasses.replace(
         request, single_copy="auto", **({"num_channels": 8, "ranks_per_gpu": 1} if on_gpu else {})
@@ -41,7 +41,7 @@ def names_for(verb: Verb, on_gpu: bool, splits: int = 0) -> set[str]:
 
 
 def named_in(text: str) -> set[str]:
-    """The names that an `algorithm:` entry of a docstring lists, but for auto and schedule:NAME."""
+    """Return the names in a docstring's `algorithm:` entry, but for auto and schedule:NAME."""
     [entry] = re.findall(r"^ +algorithm: (.*?)(?=^ +\w+: |^ *$|\Z)", text, re.DOTALL | re.MULTILINE)
     head = re.split(r"\.\s|; for tensors on GPUs", entry)[0]
     return set(re.findall(r'"(\w+)"', head)) - {"auto"}

@@ -14,7 +14,7 @@ ROOMS = (ROOT / "python/fastcoll/README.md").read_text()
 MOST_LINES = 250
 NUM_WORDS = 20
 
-# What a reader wants to change, and the file that he must come to: by the page, or by a room.
+# The part that a reader wants to change, and its file: found by the page, or by a room.
 TASKS = {
     "how a dead peer is noticed": "csrc/cpu/group_wait.h",
     "which rank an error names during init": "python/fastcoll/bootstrap/farewell.py",
@@ -44,17 +44,17 @@ _KINDS = ["verb", "algorithm", "dtype", "operation", "carrier", "device"]
 
 
 def named_paths(text: str) -> list[str]:
-    """The files and folders of the repository that a page names."""
+    """Return the files and folders of the repository that a page names."""
     return _PATH.findall(text)
 
 
 def missing(paths: Sequence[str]) -> list[str]:
-    """Those that are not there."""
+    """Return those that do not exist."""
     return [path for path in paths if not list(ROOT.glob(path))]
 
 
 def leads_to(answer: str, page: str, rooms: str) -> bool:
-    """Whether a page names a file or its folder, or the rooms' README has a heading for it."""
+    """Return whether a page names a file or its folder, or the rooms' README has its heading."""
     folder = answer.rsplit("/", 1)[0]
     if {answer, folder, folder + "/"} & set(named_paths(page)):
         return True
@@ -63,7 +63,7 @@ def leads_to(answer: str, page: str, rooms: str) -> bool:
 
 
 def unanswered(tasks: Mapping[str, str], page: str, rooms: str) -> list[str]:
-    """The tasks whose answer is no file, or is named neither by itself nor by its folder."""
+    """Return the tasks whose answer is no file, or is named neither itself nor by its folder."""
     return [
         task
         for task, answer in tasks.items()
@@ -72,12 +72,12 @@ def unanswered(tasks: Mapping[str, str], page: str, rooms: str) -> list[str]:
 
 
 def lists_of_places(page: str) -> dict[str, tuple[str, list[str]]]:
-    """By kind of addition: the example, and the files in which it is written."""
+    """Return by kind of addition the example, and the files in which it is written."""
     return {kind: (like, named_paths(text)) for kind, like, text in _ADDED.findall(page)}
 
 
 def places_without(example: str, paths: Sequence[str]) -> list[str]:
-    """Files of a list that don't name the example, in whatever case."""
+    """Return the files of a list that don't name the example, in upper or lower case."""
     wrong = []
     for path in paths:
         file = ROOT / path
@@ -87,7 +87,7 @@ def places_without(example: str, paths: Sequence[str]) -> list[str]:
 
 
 def glossary(page: str) -> list[str]:
-    """The words of the glossary; a row may explain two that belong together."""
+    """Return the words of the glossary; a row may explain two that belong together."""
     [section] = re.findall(r"^## 2\..*?(?=^## 3\.)", page, re.MULTILINE | re.DOTALL)
     return re.findall(r"^\| (?!word |-)([^|]+) \|", section, re.MULTILINE)
 

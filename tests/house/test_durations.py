@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order files of tests start, and what a run keeps for that."""
+"""The order in which files of tests start, and the durations that a run keeps for it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def item(file: str, test: str, *marks: str) -> SimpleNamespace:
 
 
 def order(cache: Cache | None) -> list[str]:
-    """How a run with this cache begins its tests."""
+    """Return the order in which a run with this cache begins its tests."""
     items = [
         item("quick.py", "a"),
         item("half.py", "a"),

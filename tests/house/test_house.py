@@ -50,7 +50,7 @@ def lines_with(pattern: str) -> Finder:
 
 
 def without_licence(path: str, text: str) -> Iterator[int]:
-    """The SPDX line is the first, or the second after a shebang."""
+    """Find a missing SPDX line: it is the first, or the second after a shebang."""
     del path
     lines = text.splitlines()
     where = 1 if lines and lines[0].startswith("#!") else 0
@@ -70,7 +70,7 @@ ARM_GUARDS = ("__aarch64__",)
 
 
 def unguarded_intrinsics(path: str, text: str) -> Iterator[int]:
-    """Intrinsics and their headers stand inside an #if that names their architecture."""
+    """Find intrinsics and their headers outside an #if that names their architecture."""
     del path
     conditions: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -98,7 +98,7 @@ CXX_HEIGHT = {folder: -row for row, folders in enumerate(CXX_LAYERS) for folder 
 
 
 def upward_includes(path: str, text: str) -> Iterator[int]:
-    """Includes of a header of csrc that lies no lower than the file's own folder."""
+    """Find includes of a header of csrc that lies no lower than the file's own folder."""
     here = path.split("/")[1] if path.count("/") > 1 else ""
     for number, line in enumerate(text.splitlines(), 1):
         included = re.match(r'\s*#\s*include "([\w./]+)"', line)
@@ -114,7 +114,7 @@ def declared_variables() -> set[str]:
 
 
 def undeclared_variables(path: str, text: str) -> Iterator[int]:
-    """In C++ only a quoted name can be a variable of the environment; the rest are macros."""
+    """Find undeclared variables; in C++ only a quoted name can be one, the rest are macros."""
     pattern = r'"(FASTCOLL_[A-Z0-9_]+)"' if path.endswith(CXX) else r"\b(FASTCOLL_[A-Z0-9_]+)\b"
     known = declared_variables()
     for number, line in enumerate(text.splitlines(), 1):
@@ -244,7 +244,7 @@ def rule_named(start: str) -> Rule:
 
 
 def violations(rule: Rule, root: Path) -> list[str]:
-    """All violations of one rule below a root, as path:line."""
+    """Return all violations of one rule below a root, as path:line."""
     found = []
     # .git: a file, in a second work tree
     candidates = [path for path in root.iterdir() if path.is_file() and path.name != ".git"]
@@ -297,12 +297,12 @@ def test_every_variable_has_a_help_and_is_listed() -> None:
 
 
 def rooms_described(text: str) -> list[str]:
-    """The rooms of a README, in its order, each with a sentence of its own."""
+    """Return the rooms of a README, in its order, each with a sentence of its own."""
     return re.findall(r"^## (\w+)\n\S[^\n]*\.$", text, flags=re.MULTILINE)
 
 
 def layer_of_rooms() -> dict[str, int]:
-    """The layer of each room in import-linter's contract, counted from the highest."""
+    """Return the layer of each room in import-linter's contract, counted from the highest."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     return {room: i for i, layer in enumerate(layers) for room in re.findall(r"\w+", layer)}

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def attempt(*command: str | Path, cwd: Path, **env: str) -> tuple[int, str]:
-    """Runs with every warning shown; the exit code and the output."""
+    """Run with every warning shown; return the exit code and the output."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -49,7 +49,7 @@ def warnings_of_build(output: str) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the tree in a folder with a space in its name."""
+    """Make a copy of the tree in a folder with a space in its name."""
     copy = tmp_path / "a checkout"
     copy.mkdir()
     listed = subprocess.run(
@@ -126,7 +126,7 @@ def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
 
 
 def path_without_nvcc(folder: Path) -> str:
-    """The tools of PATH, but for nvcc."""
+    """Return a PATH with all tools but nvcc."""
     folder.mkdir()
     for part in reversed(os.environ["PATH"].split(os.pathsep)):
         for tool in Path(part).glob("*") if Path(part).is_dir() else ():
@@ -152,7 +152,7 @@ def test_gpu_support_that_is_asked_for_needs_nvcc(checkout: Path, tmp_path: Path
     assert not (checkout / "out").exists(), "told before anything was compiled"
 
 
-# What a toolkit is asked before it compiles, answered as a good one would.
+# The answers of a good toolkit to the questions before it compiles.
 HONEST = """case "$*" in
   *--dryrun*) echo "#$ TOP=$PWD" >&2; exit 0 ;;
   *--list-gpu-arch*) echo compute_90; exit 0 ;;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What --skip-proved leaves out: only what passed with the same bytes and the same tools."""
+"""--skip-proved leaves out only tests that passed with the same bytes and the same tools."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ class Project:
         tool.chmod(0o755)
 
     def run(self, *options: str) -> str:
-        """Return what pytest says; "N proved" counts what it left out."""
+        """Return the output of pytest; "N proved" counts the tests that it left out."""
         env = {
             **os.environ,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows works as it stands there."""
+"""The examples and commands of the README work as they stand there."""
 
 import re
 import subprocess

@@ -24,7 +24,7 @@ TABLE = sizes.read_table()
 
 
 def complaints(found: dict[str, int], listed: dict[str, int]) -> list[str]:
-    """Where a list of exceptions is broken: a new one, one that grew, one that is needless."""
+    """Return the faults of a list of exceptions: new ones, ones that grew, needless ones."""
     grown = [
         f"{name} has {lines} lines, {listed[name]} allowed"
         for name, lines in found.items()

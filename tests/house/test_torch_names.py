@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed has a name for keeps that name, and its arguments' names and order."""
+"""Functions of torch.distributed keep its names, and the names and order of its arguments."""
 
 import inspect
 

@@ -84,14 +84,14 @@ def mutants(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 
 
 class TooMany(Exception):
-    """There are more states than anybody wants to look at."""
+    """A schedule has more states than the limit."""
 
 
 class Interleavings:
-    """Runs a schedule in every order that there is; `fault` is what can go wrong, or None.
+    """Runs a schedule in every order that there is; `fault` is a fault that it found, or None.
 
-    A rank enters (its input appears), runs its channels step by step, and returns (its output is
-    taken; input and output are no longer its own).
+    A rank enters: its input appears. It runs its channels step by step. Then it returns: its output
+    is taken, and it owns input and output no longer.
     """
 
     def __init__(self, schedule: Schedule, max_states: int = 400_000) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every builder, for every number of ranks, is proven; what it moves is what is claimed of it."""
+"""Every builder, for every number of ranks, is proven; it moves the bytes that the docs claim."""
 
 from collections.abc import Iterable, Iterator
 
@@ -66,7 +66,7 @@ def test_nodes_of_every_shape_are_proven(verb: str, algorithm: str) -> None:
 
 
 def test_which_algorithms_add_in_rank_order() -> None:
-    """The claim behind numerics="same_bits": which orders are 0 + 1 + ... + n-1."""
+    """Check the claim behind numerics="same_bits": which orders are 0 + 1 + ... + n-1."""
     ordered = {
         (verb, algorithm)
         for verb, algorithm in ALL
@@ -107,7 +107,7 @@ def test_the_orders_are_those_on_paper() -> None:
     ],
 )
 def test_every_rank_gets_what_the_books_say(verb, algorithm, chunks_in) -> None:
-    """In units of the message's n-th part; Thakur et al. 2005, Patarasuk and Yuan 2009."""
+    """Count in units of the message's n-th part; Thakur et al. 2005, Patarasuk and Yuan 2009."""
     for n in (2, 3, 7, 8, 12):
         schedule = build(verb, algorithm, n)
         proof = check(schedule)
@@ -136,7 +136,7 @@ def test_a_ring_only_speaks_to_neighbours() -> None:
 
 
 def crossing_blocks(schedule: Schedule, local_size: int) -> int:
-    """Blocks that go from one node to another."""
+    """Count the blocks that go from one node to another."""
     return sum(
         src.num_blocks
         for rank in range(schedule.world_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker: what it must catch, and that it neither misses nor invents faults."""
+"""The checker: the faults that it must catch; it neither misses nor invents any."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.model.mutations import Interleavings, mutants
 
 pytestmark = pytest.mark.proof("python/fastcoll_model")
 
-# What a mistake changes nothing about: it copies the same value from elsewhere, or swaps two steps
+# Mistakes that change nothing: one copies the same value from elsewhere, another swaps two steps
 # that have nothing to do with each other.
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 SLOWEST = ("all_reduce", "bidirectional_ring")
@@ -36,12 +36,12 @@ def result(rank: int, start: int = 0, count: int = 1) -> Span:
 
 
 def two_ranks(*steps: list[Step], verb: str = "all_reduce", num_blocks: int = 1) -> Schedule:
-    """A schedule with the steps of rank 0 and of rank 1."""
+    """Return a schedule with the steps of rank 0 and of rank 1."""
     return Schedule(verb, "by hand", len(steps), num_blocks, lambda rank, _: iter(steps[rank]))
 
 
 def exchange(me: int) -> list[Step]:
-    """The right one: an all_reduce of one block between two ranks."""
+    """Return a right schedule: an all_reduce of one block between two ranks."""
     peer = 1 - me
     return [
         Copy(scratch(me), given(me)),
@@ -135,7 +135,7 @@ def test_the_wrong_chunk() -> None:
 
 
 def pipeline(*, credit: bool) -> Schedule:
-    """Rank 0 gives two blocks through one slot of scratch."""
+    """Return a schedule in which rank 0 gives two blocks through one slot of scratch."""
     back = [Wait(1)] if credit else []
     giver = [
         Copy(scratch(0), given(0, 0)),
@@ -225,7 +225,7 @@ def judged(schedule: Schedule) -> dict[str, str]:
 
 @pytest.mark.parametrize(("verb", "algorithm"), SMALL)
 def test_every_mutant_of_two_ranks_is_judged_right(verb: str, algorithm: str) -> None:
-    """One mistake in a step, at every step: rejected, or listed and right in all interleavings."""
+    """Plant a mistake at every step: rejected, or listed and right in all interleavings."""
     found = judged(build(verb, algorithm, 2))
     passed = {f"{verb} by {algorithm}: {k}: {v}" for k, v in found.items() if v != "rejected"}
     start = f"{verb} by {algorithm}: "
@@ -237,7 +237,7 @@ def test_every_mutant_of_two_ranks_is_judged_right(verb: str, algorithm: str) ->
 @settings(max_examples=60, deadline=None)
 @given_drawn(data=st.data())
 def test_schedules_with_several_mistakes_are_judged_right(data: st.DataObject) -> None:
-    """Any schedule of two ranks with two or three mistakes, against all its interleavings."""
+    """Judge schedules of two ranks with two or three mistakes, against all interleavings."""
     schedule = build(*data.draw(st.sampled_from(SMALL)), 2)
     for _ in range(data.draw(st.integers(2, 3))):
         names = list(mutants(schedule))

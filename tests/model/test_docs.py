@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages of docs/ say is what the code says: examples, commands, pictures, links."""
+"""The pages of docs/ agree with the code: examples, commands, pictures, links."""
 
 import doctest
 import io
@@ -37,7 +37,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def whole_programs(text: str) -> list[str]:
-    """The blocks that are files to run, and not typed at a prompt."""
+    """Return the blocks that are files to run, and not typed at a prompt."""
     return [block for block in blocks(text, "python") if ">>> " not in block]
 
 
@@ -49,7 +49,7 @@ PROGRAMS = [
 
 
 def wrong_examples(text: str) -> str:
-    """What doctest says of a page's examples, which share their names; "" if all is as printed.
+    """Return doctest's report of a page's examples, which share their names; "" if all agree.
 
     They may import the page's whole programs, which may add recipes.
     """
@@ -66,7 +66,7 @@ def wrong_examples(text: str) -> str:
 
 
 def wrong_commands(text: str) -> list[str]:
-    """The first line of each command's block that it does not print behind those before."""
+    """Return the first line of each command's block that the command does not print in turn."""
     found = []
     for block in blocks(text, "console"):
         command, *expected = block.splitlines()
@@ -102,14 +102,14 @@ def test_a_program_that_computes_something_else_fails(tmp_path: Path) -> None:
 
 
 def value(formula: str, n: int) -> float:
-    """What a formula of the table of builders is for n = 2^k ranks."""
+    """Return the value of a formula of the table of builders for n = 2^k ranks."""
     times = re.sub(r"(\d) (?=\(|log)", r"\1 * ", formula)
     names = {"n": n, "k": n.bit_length() - 1}
     return float(eval(times.replace("log n", "k"), {"__builtins__": {}}, names))
 
 
 def wrong_rows(text: str) -> list[str]:
-    """The rows of the table of builders that differ from what is counted on their schedules."""
+    """Return the rows of the table of builders that differ from the counts on their schedules."""
     rows = [
         tuple(cell.strip() for cell in line.strip("|").split("|"))
         for line in re.findall(r"^\| (?:all_|reduce|broad|gather|scatter).*\|$", text, re.M)
@@ -169,9 +169,9 @@ def test_every_page_and_picture_is_linked_and_every_link_leads_somewhere() -> No
 
 
 def parts(svg: str) -> list[tuple[str, str, str, list[float]]]:
-    """Every element: its tag, its text, what its attributes say, and their numbers.
+    """Return of every element its tag, its text, its attributes, and their numbers.
 
-    Without the metadata (the version of what drew it), and names made of hashes.
+    Leaves out the metadata (the version of matplotlib), and names made of hashes.
     """
     found = []
     for element in ElementTree.fromstring(svg).iter():
@@ -185,7 +185,7 @@ def parts(svg: str) -> list[tuple[str, str, str, list[float]]]:
 
 
 def same_picture(one: str, other: str) -> bool:
-    """Whether two pictures show the same: a point to and fro is another version's layout."""
+    """Return whether two pictures are the same, but for a point: layouts differ by version."""
     first, second = parts(one), parts(other)
     return [each[:3] for each in first] == [each[:3] for each in second] and all(
         a[3] == pytest.approx(b[3], abs=1.0) for a, b in zip(first, second, strict=True)
@@ -216,7 +216,7 @@ def test_a_picture_that_takes_simulations_is_up_to_date(name: str) -> None:
 
 
 def test_a_picture_that_is_out_of_date_would_be_noticed() -> None:
-    """The negative control: another algorithm, another number in a text, a point elsewhere."""
+    """Plant another algorithm, another number in a text, and a point elsewhere."""
     ring = (DOCS / "pictures" / "ring.svg").read_text()
     assert same_picture(ring, ring)
     assert not same_picture(ring, (DOCS / "pictures" / "two_shot.svg").read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice on paper: what is refused and why, what wins where, and what nothing can beat."""
+"""The choice on paper: refused algorithms, the winners by size, and the lower bounds."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_same_bits_refuses_what_adds_in_another_order() -> None:
 
 
 def test_the_paper_agrees_with_the_library_about_same_bits() -> None:
-    """The algorithms that same_bits admits are those that the checker finds in rank order."""
+    """Compare the algorithms that same_bits admits with those that the checker finds in order."""
     from fastcoll.choose import algorithms
     from fastcoll.types import DType, Op, Request, Verb
 
@@ -110,7 +110,7 @@ def test_what_has_a_root_is_priced_step_by_step() -> None:
 
 
 def test_over_nodes_same_bits_adds_node_by_node() -> None:
-    """As fastcoll.nodes.reductions does: what the ranks of a node have added, in order."""
+    """Add the sums of the nodes in their order, as fastcoll.nodes.reductions does."""
     proof = check(build("all_reduce", "hierarchical_direct", 6, local_size=2))
     assert set(proof.orders.values()) == {"0 + 1 + (2 + 3) + (4 + 5)"} == {node_by_node(3, 2)}
     assert node_by_node(1, 3) == node_by_node(3, 1) == "0 + 1 + 2"

@@ -44,7 +44,7 @@ def test_formula_and_simulation_agree(verb: str, algorithm: str) -> None:
 
 
 def test_agreement_would_notice_a_wrong_formula() -> None:
-    """The negative control: one message, one n-th of the bytes, one addition more are seen."""
+    """Plant one message, one n-th of the bytes, or one addition more: the test fails."""
     n, size = 8, 5_000
     right = estimate_us("all_reduce", "ring", n, size, MACHINE)
     assert right == pytest.approx(simulated_us("all_reduce", "ring", n, size), rel=1e-9)
@@ -96,7 +96,7 @@ def test_where_latency_and_bandwidth_weigh_the_same() -> None:
 
 
 def test_naive_against_ring() -> None:
-    """2 (K - 1) full messages against 2 (K - 1) messages of n / K."""
+    """Compare 2 (K - 1) full messages with 2 (K - 1) messages of n / K."""
     k, size, tier = 8, 64 * MIB, TIERS["NDR"]
     naive = naive_all_reduce_us(k, size, tier)
     ring = estimate_us("all_reduce", "ring", k, size, tier)
@@ -112,10 +112,10 @@ def test_gradients_of_a_7b_model_on_32_gpus() -> None:
 
 
 def test_volumes_per_rank() -> None:
-    """D, D/N, D(N-1), 2D(N-1)/N: broadcast, scatter, all_gather, ring all_reduce.
+    """Count D, D/N, D(N-1), 2D(N-1)/N: broadcast, scatter, all_gather, ring all_reduce.
 
     D is the textbook's: the message for broadcast, scatter and all_reduce, a rank's own part for
-    all_gather. What a rank gets is read off the schedules.
+    all_gather. The bytes that a rank gets are counted on the schedules.
     """
     from fastcoll_model.checker import check
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libraries can reach: of algorithms that there are, on devices that they know."""
+"""The best times of libraries: by algorithms that exist, on devices that they support."""
 
 import json
 

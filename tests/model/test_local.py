@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has, read from a sysfs and an NVML that are made up here."""
+"""The parts of a machine, read from a sysfs and an NVML that are made up here."""
 
 import json
 import types
@@ -26,7 +26,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def two_sockets(root: Path) -> Path:
-    """2 sockets of 4 cores with 2 CPUs each; CPU c and c + 8 are one core; a cache per socket."""
+    """Write 2 sockets of 4 cores with 2 CPUs each: c and c + 8 are a core; a cache per socket."""
     files = {}
     for cpu in range(16):
         socket, folder = cpu % 8 // 4, f"devices/system/cpu/cpu{cpu}"
@@ -112,7 +112,7 @@ def switched(handle: int) -> list[str]:
     return [""] * 18
 
 
-# Who has how many NVLinks with whom in a DGX-1V.
+# The number of NVLinks between each two GPUs of a DGX-1V.
 HYBRID_MESH = {
     0: {1: 1, 2: 1, 3: 2, 4: 2},
     1: {0: 1, 2: 2, 3: 1, 5: 2},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups get the neighbours: every rank in one group of each kind, and what orders cost."""
+"""Which groups get the neighbours: every rank in one group of each kind, and the cost of orders."""
 
 import json
 from math import prod
@@ -52,7 +52,7 @@ def test_tensor_groups_get_the_neighbours() -> None:
 
 
 def test_an_order_costs_what_the_plan_says_of_it() -> None:
-    """The planner's tensor x data is the order (tensor, data) of 8 x 2."""
+    """Compare the planner's tensor x data with the order (tensor, data) of 8 x 2."""
     cluster = h100s(2)
     [inside, outside] = Planner(LLAMA, cluster).tensor().phrases
     found = mappings(axes_of(LLAMA, {"tensor": 8, "data": 2}), cluster)

@@ -31,7 +31,7 @@ def test_sizes_that_the_fit_did_not_see_are_predicted() -> None:
 
 
 def test_the_score_would_notice_a_model_that_knows_nothing() -> None:
-    """The negative control: predicting each series by its mean misses by far."""
+    """Predict each series by its mean: the score must be far worse."""
     errors = []
     for series in load_series():
         times = [time_us for _, time_us in series["points"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: one page that is whole, that needs no other, and says what the commands print."""
+"""The report: one page that is whole, that needs no other, and agrees with the commands."""
 
 import base64
 import json
@@ -37,7 +37,7 @@ OUTSIDE = ("src", "href", "srcset", "data", "action")
 
 
 class Reader(HTMLParser):
-    """Takes a page apart; whatever HTML does not allow is an error."""
+    """Takes a page apart; text that HTML does not allow is an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

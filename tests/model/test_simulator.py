@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator: how links are shared, what a run adds up to, and one rank in place of all."""
+"""The simulator: shared links, the times of a run, and one rank in place of all."""
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +40,7 @@ def test_shares_are_feasible_and_nobody_can_get_more(links, capacity) -> None:
     load = [sum(r for r, used in zip(rates, links, strict=True) if i in used) for i in range(6)]
     assert all(x <= c * (1 + 1e-9) for x, c in zip(load, capacity, strict=True))
     for rate, used in zip(rates, links, strict=True):
-        # Some link of mine is full, and nobody on it is faster than I am.
+        # Some link of mine is full, and no flow on it is faster than mine.
         assert any(
             load[i] >= capacity[i] * (1 - 1e-9)
             and all(
@@ -61,7 +61,7 @@ def test_every_byte_crosses_a_port_up_and_a_port_down(verb: str, algorithm: str)
     ups = sum(b for (_, way), b in timing.link_bytes.items() if way == "up")
     downs = sum(b for (_, way), b in timing.link_bytes.items() if way == "down")
     assert ups == pytest.approx(downs)
-    # No link can carry what it carried in less time.
+    # No link can carry its bytes in less time.
     assert timing.time_us >= max(timing.link_bytes.values()) * 0.01
     assert timing.time_us > 1.0
 
@@ -73,7 +73,7 @@ def test_multimem_moves_s_and_s_over_n_each_way() -> None:
 
 
 def test_segments_bring_multimem_to_its_bandwidth() -> None:
-    """A load and a store of the switch overlap once there are segments: S + S/n, not 2 S."""
+    """Let a load and a store of the switch overlap by segments: S + S/n, not 2 S."""
     n, size, beta = 8, 8e6, 0.001
     times = [
         simulate(build("all_reduce", "multimem", n, num_segments=m), OneSwitch(n, 0.0, beta), size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines and networks as data, clusters of them, and what simulation says of them."""
+"""Machines and networks as data, clusters of them, and their simulation."""
 
 import dataclasses
 import json
@@ -88,7 +88,7 @@ def test_an_oversubscribed_spine_is_shared() -> None:
 
 
 def test_inside_a_node_and_between_nodes_the_formula_holds() -> None:
-    """Two tiers, no link shared: simulation, one rank in place of all, and formula agree."""
+    """Compare simulation, one rank in place of all, and formula on two tiers of unshared links."""
     cluster, size = h100s(8), float(64 << 20)
     gamma = cluster.reduce_us_per_byte
     inside = Constants(1.0, 1 / 370e3, gamma)
@@ -292,7 +292,7 @@ SHIPPED = [
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path_factory, data: st.DataObject) -> None:
-    """No damage may end in anything but a ModelError."""
+    """Check that a damaged file raises a ModelError or is read."""
     load, path = data.draw(st.sampled_from(SHIPPED))
     document = damaged(data, json.loads(path.read_text()))
     target = tmp_path_factory.getbasetemp() / "damaged.json"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of results says what the result files say, and so does the README's table."""
+"""The page of results and the README's table agree with the result files."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_the_table_of_the_readme(summary: ModuleType) -> None:
 
 
 def test_another_figure_is_another_page(summary: ModuleType, tmp_path: Path) -> None:
-    """What a page would hide that is typed by hand."""
+    """Change a figure of a file: the page must follow, which a page typed by hand would not."""
     path = summary.RESULTS / FIRST / "python-float32.json"
     document = json.loads(path.read_text())
     document["rows"][0]["ratios"]["gloo"]["median"] = 3.21

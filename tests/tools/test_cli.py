@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: what it refuses, and small runs of each command."""
+"""The command line: refused arguments, and small runs of each command."""
 
 import contextlib
 import importlib
@@ -243,7 +243,7 @@ def test_asynchronous_calls_are_measured(tmp_path: Path) -> None:
     ids=["symmetric", "async", "compiled"],
 )
 def test_every_verb_is_measured(libraries: tuple[str, ...], options: Any, tmp_path: Path) -> None:
-    """The ranks of one bench measure any verb: `bench VERB` asks them for one."""
+    """Measure every verb with the ranks of one bench: `bench VERB` asks them for one."""
     settings = BenchSettings("all_reduce", "float32", "sum", 2, (), libraries[1:], **options)
     pools = [make_pool(settings, library, tmp_path, [0, 1]) for library in libraries]
     budget = Budget(window_us=200, num_rounds=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's training and its checks: what they accept, and what each of them catches."""
+"""The demo's training and its checks: results that they accept, and faults that each catches."""
 
 from importlib.util import find_spec
 from typing import Any

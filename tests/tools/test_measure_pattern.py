@@ -18,7 +18,7 @@ def inputs_of(cell: Cell) -> list[torch.Tensor]:
 
 
 def result_of(cell: Cell, rank: int) -> torch.Tensor:
-    """What `rank` must get, by the plainest means."""
+    """Return the expected result of `rank`, by the plainest means."""
     inputs = inputs_of(cell)
     mine = slice(rank * cell.numel, (rank + 1) * cell.numel)
     if cell.verb in ("all_gather", "gather"):

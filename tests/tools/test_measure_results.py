@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves behind: figures of the windows, and a file that fits its schema."""
+"""The output of a run: figures of the windows, and a file that fits its schema."""
 
 import copy
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries side by side: what is checked, whose turn it is, and what a failure leaves."""
+"""Libraries side by side: the checks, the order of turns, and the results after a failure."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ BUDGET = Budget(window_us=100, min_windows=2, max_windows=2, num_rounds=3)
 
 
 class FakePool(Pool):
-    """Two ranks that take `call_us` per call, and count what they are told."""
+    """Two ranks that take `call_us` per call, and count their commands."""
 
     def __init__(self, name: str, call_us: float, num_wrong: int = 0, dies_at: int = 99) -> None:
         super().__init__(name, 2, "", [])
@@ -83,7 +83,7 @@ def test_a_library_that_ends_leaves_no_figure_and_the_others_go_on() -> None:
 
 
 class Local(Library):
-    """A world of one rank whose call is whatever the test says."""
+    """A world of one rank whose call is the one of the test."""
 
     def __init__(self, call: Callable[[torch.Tensor], object]) -> None:
         super().__init__(WorkerConfig("local", 1, "", "", None, rank=0))
