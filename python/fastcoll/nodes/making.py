@@ -86,12 +86,12 @@ def make_lanes(
             try:
                 lanes.append(make_lane(make, store, node, node_map.num_nodes))
             except CollectiveTimeout as error:
-                look()  # torch may have wrapped what ended the wait
+                look()  # torch may have wrapped the error that ended the wait
                 raise _late(own, seat, lane, error) from error
     except BaseException as error:
         raise decide_verdict(board, seat, error) from error
     try:
-        # Who waits here hears of one that dies in its lanes, and tells the other nodes.
+        # A rank that waits here notices a node's rank that dies in its lanes, and tells the nodes.
         node_group.issue(Call(verb=Verb.barrier))
     except BaseException as error:
         raise decide_node_verdict(board, seat, error) from error
@@ -112,7 +112,7 @@ def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> Collec
     """Return an error that names the missing ranks; if all began to, the others of the lane."""
     places = seat.node_map.places
     missing: list[int] = []
-    with contextlib.suppress(RuntimeError, TimeoutError):  # the store may be what is late
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the store itself may be late
 
         def look() -> list[int]:
             return [rank for rank in places if not own.check([f"come/{rank}"])]

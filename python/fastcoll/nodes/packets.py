@@ -6,7 +6,7 @@ more bytes than it expects. So nothing else crosses before all nodes have agreed
 message fits into its packets is over after one trip.
 
 All packets of a node together have room for 64 KiB. Where a second trip takes longer than 64 KiB,
-this is the quickest way: at 1 Gbit/s with 2 ms, by arithmetic, 2.5 ms for 64 KiB instead of 4.5 ms.
+this is the quickest way. At 1 Gbit/s with 2 ms, by arithmetic, 64 KiB take 2.5 ms instead of 4.5.
 On other links it loses little.
 """
 
@@ -24,8 +24,9 @@ from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
 
 _WORDS = struct.Struct("=QQQiBBBBB")
 _HEADER_BYTES = 64
-# Bytes of all packets of a node together. Saving a second trip is worth that many: they take as
-# long as a trip on a link of 10 Gbit/s and 50 us, or of 1 Gbit/s and 0.5 ms; on longer links less.
+# Bytes of all packets of a node together. Saving a second trip is worth that many. They take as
+# long as a trip on a link of 10 Gbit/s and 50 us, or of 1 Gbit/s and 0.5 ms. On longer links they
+# take less.
 _MOST_BYTES = 64 << 10
 # Of a packet, where it has to be sent whole.
 _FIXED_BYTES = 4096 - _HEADER_BYTES
@@ -72,7 +73,7 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        """Read what `pack` wrote."""
+        """Read the bytes that `pack` returns."""
         sequence, numel, splits, root, *codes, by_carrier, on_gpus = _WORDS.unpack_from(data)
         kinds = Verb(codes[0]), DType(codes[1]), Op(codes[2])
         return Header(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
@@ -96,7 +97,7 @@ class Header:
         return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
 
     def given_bytes(self, world_size: int) -> int:
-        """Return what each rank gives; of broadcast and scatter only the root's means anything."""
+        """Return the bytes of each rank's input; in broadcast and scatter only the root has one."""
         many = (Verb.reduce_scatter, Verb.scatter, Verb.all_to_all)
         return self.numel * ITEMSIZE[self.dtype] * (world_size if self.verb in many else 1)
 

@@ -23,13 +23,13 @@ def reduce(
     given: Sequence[torch.Tensor],
     got: Sequence[torch.Tensor],
 ) -> None:
-    """Reduce within the node, then over the nodes on each leader, who tells the node."""
+    """Reduce within the node, then over the nodes on each leader, which tells the node."""
     numel = len(given) * header.numel
     partials = torch.empty(numel, dtype=TORCH_DTYPES[how.partial])
     for place, part in zip(split(partials, max(header.numel, 1)), given, strict=False):
         how.widen(place, part)
     partials = lanes.node_reduce(partials, partial_op(how.op), how.numerics)
-    # A byte more: nobody goes on before the leader has seen that all nodes make this call.
+    # A byte more: no rank goes on before the leader has seen that all nodes make this call.
     told = torch.zeros(numel * TORCH_DTYPES[how.dtype].itemsize + 1, dtype=torch.uint8)
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
     if lanes.is_leader:

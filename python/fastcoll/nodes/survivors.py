@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The survivors of a broken group over several nodes: one answer for all of them.
 
-Within a node the ranks agree first (bootstrap/shrink.py). Then the nodes do, over the store: each
-says which of its ranks are left, and the first list that reaches the store is the answer. So the
-answer is one as long as the store lives; without it nobody goes on. Decides which nodes are waited
-for, and how long. Must not know how the survivors are used.
+Within a node the ranks agree first (bootstrap/shrink.py). Then the nodes do, over the store. Each
+node says which of its ranks are left, and the first list that reaches the store is the answer. So
+there is one answer as long as the store lives; without it no rank goes on. Decides which nodes are
+waited for, and how long. Must not know how the survivors are used.
 
-Only the first of a node's survivors speaks for it, and none of the others takes its place if it
-stops there: who is left on the node is settled by then, with that rank among them, and so is the
-memory of their next group. They would have to agree once more while the other nodes may count them
-in already. So they raise an error, and the other nodes go on without them; or, if the node had said
-before who is left there, they fail when they connect, with a limit and a name, as after any loss.
+Only the first of a node's survivors speaks for it. None of the others takes its place if it stops
+there. By then the node's survivors are decided, with that rank among them, and so is the memory of
+their next group. They would have to agree once more while the other nodes may count them in
+already. So they raise an error, and the other nodes go on without them. If the node had named its
+survivors before, the other nodes fail when they connect. That failure has a limit and a name, as
+after any loss.
 """
 
 import json
@@ -37,7 +38,7 @@ _NONCE_BYTES = 16
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who goes on.
+    """The ranks that go on.
 
     Attributes:
         ranks: Their ranks in the group before, ascending: the new rank is the place in this list.
@@ -71,15 +72,15 @@ def agree(
     lost: Collection[int],
     limit_s: float,
 ) -> Survivors:
-    """Return who goes on. Collective over the ranks that are left.
+    """Return the ranks that go on. Collective over the ranks that are left.
 
     Args:
         board: The board of the group that broke.
         node_map: Its map.
         rank: This process's rank in it.
         node_group: The new group of those that are left on this node.
-        lost: Ranks that an error named. A node of such a rank from which nobody comes within a
-            moment is not waited for any longer.
+        lost: Ranks that an error named. A node of such a rank is waited for a moment only, unless
+            a rank of it comes.
         limit_s: How long to wait for the other nodes.
 
     Raises:
@@ -125,7 +126,7 @@ class _Nodes:
         self._began_s = running_s()
 
     def decide(self, node: int, left: list[int]) -> Survivors:
-        """Say which ranks of this node are left; return who of all goes on."""
+        """Publish the ranks that are left on this node; return all ranks that go on."""
         self._board.say(f"left/{node}", json.dumps(left), _GRACE_S)
         while True:
             decision = self._read("survivors")
@@ -139,7 +140,7 @@ class _Nodes:
             time.sleep(_PAUSE_S)
 
     def _waits(self) -> bool:
-        """Take down who has come; return whether there is somebody to wait for."""
+        """Note the nodes that have come; return whether there is one to wait for."""
         for node in sorted(self._missing):
             if left := self._read(f"left/{node}"):
                 self._ranks += json.loads(left)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symmetric tensors of a group over several nodes: every node gets its own, or none does.
 
-Decides what all ranks hear of a node that has no room and of sizes that differ. Must not know how
+Decides the error that all ranks raise if a node has no room or if sizes differ. Must not know how
 a node shares memory.
 """
 
@@ -24,11 +24,11 @@ def agreed(
     gather_words: Callable[[list[int]], list[list[int]]],
     gather_bytes: Callable[[bytes], list[bytes]],
 ) -> torch.Tensor:
-    """Return what this node's ranks made, once all nodes' have theirs. Collective: one transfer.
+    """Return this node's tensor, once all nodes have theirs. Collective: one transfer.
 
     Args:
         made: The tensor; None: there is a problem.
-        problem: What all ranks of this node raised in place of making one.
+        problem: The error that all ranks of this node raised in place of making one.
         num_bytes: The size on this rank.
         node_map: The group's map.
         gather_words: Gathers integers from all ranks.

@@ -11,7 +11,7 @@ from fastcoll.nodes.carriers import torch as torch_carrier
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
 from fastcoll.nodes.verdict.store import PollingStore
 
-_GRACE_S = 1.0  # for a carrier to say itself what it waited for
+_GRACE_S = 1.0  # for a carrier to name itself the ranks that it waited for
 CARRIERS: dict[str, MakeCarrier] = {
     "gloo": torch_carrier.gloo,
     "mpi": mpi_carrier.mpi,

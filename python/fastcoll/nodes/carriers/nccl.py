@@ -3,7 +3,7 @@
 
 Decides nothing but how it is ended. A transfer runs in NCCL's own stream, behind the work that the
 current stream has when it starts. `wait` of its handle makes the then current stream wait for its
-end. Must not know what the bytes are.
+end. Must not know the bytes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class NcclCarrier(TorchCarrier):
 
     def abandon(self) -> None:
         """See `Carrier`; its kernels end."""
-        with contextlib.suppress(RuntimeError):  # the device may be what broke it
+        with contextlib.suppress(RuntimeError):  # the device itself may be broken
             self._group.abort()
 
     def close(self) -> None:

@@ -5,10 +5,10 @@ Streams wait for the transfers; the host of a call never waits. Decides when suc
 late, or different from the call on other nodes, and how it is ended then. Must not know the data.
 
 NCCL compares nothing and waits for ever. So with each call the ranks of a lane send each other its
-header, on the CPUs' carrier and beside the data, and a thread compares them. Another call ends in a
-`DesyncError`. A late transfer ends in a `CollectiveTimeout` that names the nodes which do not wait
-in it. Both end NCCL and this node's kernels; the board tells the other nodes. In a graph this
-covers the capture only: replays send no headers, and their transfers have no limit.
+header, on the CPUs' carrier and beside the data. A thread compares the headers. A different call
+ends in a `DesyncError`. A late transfer ends in a `CollectiveTimeout` that names the nodes which do
+not wait in it. Both end NCCL and this node's kernels; the board tells the other nodes. In a graph
+this covers the capture only: replays send no headers, and their transfers have no limit.
 """
 
 import copy
@@ -24,7 +24,7 @@ from fastcoll.nodes.carriers.carrier import Carrier, Started
 from fastcoll.nodes.packets import Packets
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 
-# Between two looks at what runs. A call that takes longer says so on the board, and looks there.
+# Between two looks at the calls. A call that takes longer says so on the board, and looks there.
 _LOOK_S = 0.1
 _POLL_S = 0.001
 
@@ -61,7 +61,7 @@ class CallInFlight:
     def is_over(self) -> bool:
         """Return whether its transfers are over, too."""
         if self.deadline is None and (self._began is None or self._began.query()):
-            self.deadline = Deadline(self._limit_s)  # its own: what was before it in the stream ran
+            self.deadline = Deadline(self._limit_s)  # its own: earlier work of the stream is done
         running = [one for one in self.transfers if not one.is_completed()]
         return self.is_agreed() and self.is_issued and not running
 
@@ -82,7 +82,7 @@ class CallsInFlight:
             watch: Decides the group's verdict.
             carriers: Of this rank's lanes, on its GPU.
             is_capturing: Whether the current stream is.
-            enter_thread: What the thread does first, so that it may ask about events.
+            enter_thread: The thread's first call, so that it may ask about events.
         """
         self._watch = watch
         self._carriers = carriers
@@ -99,7 +99,7 @@ class CallsInFlight:
     # ---- for the call ----------------------------------------------------------------------------
 
     def begin(self, call: CallInFlight) -> None:
-        """Start a call: what `wait` is given from here on belongs to it.
+        """Start a call: transfers given to `wait` from here on belong to it.
 
         Raises:
             FastcollError: An earlier call was another one on other nodes.
@@ -188,7 +188,7 @@ class CallsInFlight:
 
     def _forget(self, call: CallInFlight) -> None:
         with self._changed:
-            if call in self._calls:  # who stops forgets all
+            if call in self._calls:  # stopping forgets all calls
                 self._calls.remove(call)
 
     def _about(self, call: CallInFlight | None) -> Watch:

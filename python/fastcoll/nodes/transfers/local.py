@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives within a node, of a group over several nodes.
 
-Decides what the whole group is told: the ranks they wait for, and the error that broke them, with
-the group's numbers of the ranks. Must not know of other nodes' transfers.
+Decides the facts that the whole group is told: the peers of its waits, and its errors, with the
+group's numbers of the ranks. Must not know of other nodes' transfers.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _Timeout = float | timedelta | None
 
 
 class _LocalTransfer(TransferWork):
-    """What the transfers within a node do alike."""
+    """The common base of the transfers within a node."""
 
     __slots__ = ()
     _transfer: Transfer
@@ -38,7 +38,7 @@ class _LocalTransfer(TransferWork):
         return self._transfers.waited(self, self._transfer, super().wait, timeout)
 
     def source_rank(self) -> int:
-        """Return the group rank that sent what was received here; for complete transfers."""
+        """Return the group rank of the sender of a complete receive."""
         return self._transfers.ranks[super().source_rank()]
 
 
@@ -49,7 +49,7 @@ class LocalWork(_LocalTransfer):
 
 
 class StridedLocalWork(_LocalTransfer, StridedTransferWork):
-    """A transfer within a node of what lies in pieces."""
+    """A transfer within a node of a strided tensor."""
 
     __slots__ = ("_transfer", "_transfers")
 
@@ -92,7 +92,7 @@ class LocalTransfers(Transfers):
             raise self._verdict(error) from error
 
     def _verdict(self, error: FastcollError) -> FastcollError:
-        """Return what an error of the node is in the whole group, which it ends."""
+        """Return the whole group's error for an error of the node, which ends the group."""
         try:
             self._group.check()
         except FastcollError as broken:

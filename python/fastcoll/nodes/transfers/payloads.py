@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a message between two ranks, as the CPU's memory has them: piece by piece.
 
-Decides how large pieces are, and how a tensor on a GPU gets through the host: its pieces take turns
-in two pieces of pinned memory, which a stream of fastcoll's own copies to or from. The sender cuts:
-what lies on a CPU is one piece, and a copy of the whole if the receiver is on a GPU. Must not know
-who the message is for, nor what carries it.
+Decides how large pieces are, and how a tensor on a GPU gets through the host. Its pieces take turns
+in two pieces of pinned memory, which a stream of fastcoll's own copies to or from. The sender cuts.
+A tensor on a CPU is one piece, and a copy of the whole if the receiver is on a GPU. Must not know
+the peer, nor the carrier.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from fastcoll.types import TORCH_DTYPES, DType
 PIECE_BYTES = 8 << 20
 _NUM_SLOTS = 2  # one is copied while the other one travels
 
-# Waits until what it is given returns True; raises what ends that.
+# Waits until its argument returns True; raises the error that ends the wait.
 WaitFor: TypeAlias = Callable[[Callable[[], bool]], None]
 
 
@@ -38,7 +38,7 @@ class Payload(Protocol):
     """A message's bytes.
 
     Attributes:
-        piece_bytes: Of each piece but the last one, which has what is left.
+        piece_bytes: Of each piece but the last one, which has the rest.
         num_pieces: None for an empty message.
         num_slots: How many pieces have memory of their own at a time: piece k is in the place of
             piece k - num_slots.
@@ -52,7 +52,7 @@ class Payload(Protocol):
         """Return the payload that receives a message with these pieces."""
 
     def here(self) -> AbstractContextManager[object]:
-        """Let this thread use what follows."""
+        """Let this thread use the methods below."""
 
     def piece(self, index: int) -> torch.Tensor:
         """Return a piece's memory on the CPU (uint8)."""
@@ -111,7 +111,7 @@ class GpuPayload:
     All but the making is for a thread of fastcoll's own, inside of `here`.
 
     Attributes:
-        transfer: What it is the payload of.
+        transfer: The transfer of this payload.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -131,7 +131,7 @@ class GpuPayload:
                     "one node, in a group of these alone (new_group())"
                 )
             self._dense = array if array.dense else dense_copy(array, fill=transfer.sends)
-            # What was there before has written what is sent, or reads what shall be overwritten.
+            # Earlier work of the stream writes the sent tensor, or reads the one to overwrite.
             self._before = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._before.record(torch.cuda.current_stream(self.device))
         self._stream = _stream(self.device, transfer.sends)
@@ -158,7 +158,7 @@ class GpuPayload:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """Let this thread work on the GPU, whatever other ones capture.
+        """Let this thread work on the GPU, also while others capture.
 
         Raises:
             DriverError: The GPU, or torch, refused something.
@@ -242,7 +242,7 @@ def _stream(device: int, sends: bool) -> torch.cuda.Stream:
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:
-    """Return memory that copy engines reach; torch keeps it for the next one who asks."""
+    """Return memory that copy engines reach; torch keeps it for the next request."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 

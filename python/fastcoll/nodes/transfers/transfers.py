@@ -50,7 +50,7 @@ class NodeTransfers(Transfers):
         self._turns: defaultdict[int, Turns] = defaultdict(Turns)
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
-        """Start transfers; they move on whether or not somebody waits for them."""
+        """Start transfers; they move on with or without a wait for them."""
         checked = [self._checked(call) for call in calls]
         count_writes(array for transfer, _ in checked for array in transfer.written())
         return [self._start(one) for one in checked]
@@ -64,7 +64,7 @@ class NodeTransfers(Transfers):
         return work.source_rank()
 
     def close(self) -> None:
-        """End what is not complete."""
+        """End the transfers that are not complete."""
         with self._lock:
             self._is_closed = True
             for one in (*self._any.values(), *self._channels.values()):
@@ -89,7 +89,7 @@ class NodeTransfers(Transfers):
         return transfer, GpuPayload(transfer)
 
     def _start(self, checked: _Checked, *, waits: bool = False) -> AnyTransferWork:
-        """Start a transfer; `waits`: it is waited for at once, so nobody else has to drive it."""
+        """Start a transfer; `waits`: the caller waits for it at once, and so drives it."""
         transfer, payload = checked
         if transfer.peer == ANY:
 

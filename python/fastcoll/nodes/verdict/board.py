@@ -2,9 +2,9 @@
 """A group's entries in the store: its verdict, and the progress of each node.
 
 Decides the keys, and that the first verdict wins. Every wait for the store has a limit: a store
-behind a cut link does not answer. All boards of a process share one connection to
-their store: torch asks a name server whenever it connects, and waits for one that does not answer.
-Must not know a verdict's reason.
+behind a cut link does not answer. All boards of a process share one connection to their store.
+Whenever torch connects, it asks a name server, and waits for one that does not answer. Must not
+know a verdict's reason.
 """
 
 import json
@@ -28,7 +28,7 @@ from fastcoll.errors import (
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
-# What stands in for a store; gone with its last board.
+# The own connection of the boards of each store; gone with its last board.
 _connections: "weakref.WeakKeyDictionary[Store, Store]" = weakref.WeakKeyDictionary()
 _lock: threading.Lock
 
@@ -50,7 +50,7 @@ def _without_prefixes(store: Store) -> Store:
 
 
 def _own_connection(store: Store, limit_s: float) -> Store:
-    """Return a store like this one that no user waits in, who would hold up a verdict."""
+    """Return a connection to this store of its own: a user's wait would hold up a verdict."""
     with _lock:
         known = _connections.get(store)
     if known is None:  # without the lock: to connect may take long
@@ -109,7 +109,7 @@ class Board:
         return self._ask(look, limit_s)
 
     def append(self, key: str, text: str, limit_s: float) -> None:
-        """Write something behind what others wrote there, if the store answers in time."""
+        """Add a text behind those of the others, if the store answers in time."""
 
         def write() -> None:
             number = self._store.add(key, 1)
@@ -118,7 +118,7 @@ class Board:
         self._ask(write, limit_s)
 
     def appended(self, key: str, known: int) -> list[str]:
-        """Return what was appended after the first `known` texts, as far as the store answers."""
+        """Return the texts after the first `known` ones, as far as the store answers."""
 
         def look() -> list[str]:
             texts: list[str] = []
@@ -154,7 +154,7 @@ class Board:
         return self._ask(look)
 
     def _values(self, keys: list[str]) -> dict[str, bytes]:
-        """Return what stands under some keys: few questions, if most were written, or none."""
+        """Return the values of some keys: few questions, if most were written, or none."""
         written = self._written(keys)
         if not self._store.has_extended_api():  # type: ignore[attr-defined]
             return {key: self._store.get(key) for key in written}
@@ -177,13 +177,13 @@ class Board:
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
         try:
             return ask(question, self.ANSWER_S if limit_s is None else limit_s)
-        except (RuntimeError, TimeoutError):  # it is gone: so is what it could have told
+        except (RuntimeError, TimeoutError):  # the store is gone, and its answer with it
             return None
 
     def _ignore_errors(self, task: Callable[[], object]) -> None:
         try:
             task()
-        except RuntimeError:  # the store is gone: so is what it could have told
+        except RuntimeError:  # the store is gone, and its answer with it
             return
 
 

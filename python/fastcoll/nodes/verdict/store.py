@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose waits hold up nobody, and can be ended.
+"""A store whose waits hold up no other wait, and can be ended.
 
-torch's stores keep their one connection while they wait, so two waits of a process stop each other;
-this one asks again and again.
+A store of torch keeps its one connection while it waits, so two waits of a process stop each other.
+This one asks again and again.
 
 The ranks of a lane meet here before they connect, and either all of them connect or none. Nothing
-ends Gloo's wait for a connection, which lasts five times the limit that Gloo is given; a rank that
+ends Gloo's wait for a connection, which lasts five times the limit that Gloo is given. A rank that
 left for an error elsewhere would leave its peer there. So one entry, written once, says whether the
-lane connects: the last rank to arrive writes yes, a rank that must leave writes no. After that only
+lane connects. The last rank to arrive writes yes; a rank that must leave writes no. After that only
 the loss of a rank ends a wait, and Gloo is given a fifth of the limit.
 """
 
@@ -23,7 +23,7 @@ from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.verdict.backoff import wait_until
 
 _PAUSES_S = 1e-3, 0.05  # each question is one to the store
-_LAST_S = 0.5  # for the store to answer who asks at the end of his limit
+_LAST_S = 0.5  # for the store to answer a question at the end of the limit
 _GO, _STOP = b"go", b"stop"
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class PollingStore(Store):
         look: Callable[[], None],
         ranks: Iterable[int],
     ) -> None:
-        """Stand for a part of `store` that `ranks` use; `look` raises what ends a wait."""
+        """Stand for a part of `store` that `ranks` use; an error of `look` ends a wait."""
         super().__init__()
         self.deadline = deadline
         self._look = look
@@ -53,8 +53,8 @@ class PollingStore(Store):
     def meet(self) -> None:
         """Wait until all ranks are here; after that only the loss of one of them ends a wait.
 
-        Whether all go on is decided once, by the first to know: the last one to come, or one who
-        hears why it is to leave.
+        One rank decides, once, whether all go on: the last one to come, or the first that gets an
+        error and has to leave.
         """
         try:
             if self.add("here", 1) == len(self._ranks):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chain of waits in sends and receives: each rank writes on the board which rank it waits for.
 
-So a timeout names the rank at the end of a chain, on whatever node, and not the next rank, which
-may be waiting itself. Must not know how messages travel.
+So a timeout names the rank at the end of a chain, on any node, and not the next rank, which may be
+waiting itself. Must not know how messages travel.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Waits:
         self._board.say(f"waits/{self._rank}", text)
 
     def follow(self, peer: int) -> tuple[str, int]:
-        """Return whom a rank waits for, and so on, as text; and the rank at the end.
+        """Return the chain of waits from a rank on, as text, and the rank at its end.
 
         A chain that ends nowhere leaves the rank that it began with.
         """

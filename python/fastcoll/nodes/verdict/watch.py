@@ -7,9 +7,9 @@ The rank also breaks its node's group with it: ranks that wait there wake up wit
 not know the data.
 
 Gloo does not report everything. When a connection breaks, Gloo tells every operation that waits for
-it, except the one whose bytes were in flight (`Pair::signalException` in
-gloo/transport/tcp/pair.cc: a received one is no longer on the list, and of sent ones it looks at
-bound buffers only). So a rank that waits also asks the operations that it has started behind.
+it, except the one whose bytes were in flight. The code is `Pair::signalException` in
+gloo/transport/tcp/pair.cc: A received operation is no longer on its list, and of sent ones it looks
+at bound buffers only. So a rank that waits also asks the operations that it has started behind.
 Without any, the death of a whole node in the middle of a message shows at the limit only, as
 `CollectiveTimeout`. While a rank of that node lives, it tells the others.
 """
@@ -27,15 +27,15 @@ from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board, told_in, written
 
-# A wait this long says so on the board, and looks there for a verdict: rarely enough for a store
-# that serves a thousand nodes, often enough to hear of an error well within a second.
+# A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
+# store that serves a thousand nodes, and lets a rank see an error well within a second.
 _LONG_S = 0.05
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 _GRACE_S = 1.0
-# The time from a rank's timeout until its node knows: it listens, asks who is
-# missing and settles the verdict, if the store does not answer.
+# The time from a rank's timeout until its node knows, if the store does not answer. The rank
+# listens, asks for the missing nodes, and decides the verdict.
 SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
-# Characters of an error that fit into a node's verdict, whatever of them is escaped.
+# Characters of an error that fit into a node's verdict, even if all of them are escaped.
 _NODE_TEXT = 800
 
 
@@ -76,7 +76,7 @@ class Watch:
         """Wait for transfers to be over; `behind` are others under way.
 
         Raises:
-            FastcollError: The group's verdict, or what shall become it.
+            FastcollError: The group's verdict, or the error that shall become it.
         """
         for index, transfer in enumerate(transfers):
             self._wait(transfer, deadline, (*transfers[index + 1 :], *behind))
@@ -99,7 +99,7 @@ class Watch:
             self._check_node_group()
             if verdict := self._board.verdict():
                 raise verdict
-            # Gloo does not tell the transfer in whose middle a connection broke.
+            # Gloo does not tell the transfer whose bytes were in flight when a connection broke.
             for other in behind:
                 if other.is_completed():
                     self._end(other)
