@@ -31,10 +31,10 @@ def kernels(
     """Return the transfers of each kernel, in the order in which the kernels run.
 
     A kernel has each peer and direction at most once, and no more blocks than may be resident. The
-    n-th transfer of a pair in its batch is so on both sides; within these go the distances from
-    sender to receiver, a few in each kernel: as every rank has one send and one receive of a
-    distance, all ranks come to the kernels of a distance together, and none waits for another one's
-    later kernel.
+    order is first by the number of a transfer within its pair, which is equal on both sides. Next
+    it is by the distance from sender to receiver, a few distances in each kernel. Every rank has
+    one send and one receive of a distance. So all ranks come to the kernels of a distance together,
+    and none waits for another one's later kernel.
 
     Args:
         pairs: Whether a transfer sends, and its peer.

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce by the GPUs' copy engines: who copies what, in which stream, behind what.
+"""all_reduce by the GPUs' copy engines.
 
-Decides the order of copies, of the kernel that adds, and of the meetings of all ranks. A meeting is
-the plan's own kernel: it waits for the same kernel on every rank, at most to the limit. Must not
-know when this algorithm is chosen.
+Decides the order and the streams of copies, of the kernel that adds, and of the meetings of all
+ranks. A meeting is the plan's own kernel: it waits for the same kernel on every rank, at most to
+the limit. Must not know when this algorithm is chosen.
 
-A wave of the message at a time: every rank stages its input where all can read it; meeting; the
-copy streams bring its part of every rank's input, and the main stream adds each segment of that in
-rank order behind them; meeting; the copy streams take everybody's sums. What a wave overwrites, the
-one before is through with: its staged input and what was brought of it were read before the
-second meeting, its sums before the next wave's first one. At the end all meet once more, so that a
-call that failed leaves NaN in its output, whatever was copied there.
+The message goes in waves. In each, every rank stages its input where all can read it. Meeting. The
+copy streams fetch this rank's part of every rank's input. Behind them the main stream adds each
+segment of that part in rank order. Meeting. The copy streams fetch the sums of all ranks.
+
+A wave may overwrite the memory of the wave before. The staged input and the fetched parts of that
+wave were read before its second meeting, its sums before the next wave's first meeting. At the end
+all ranks meet once more, so that a failed call leaves NaN in its output, over all copied bytes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from fastcoll.memory.heap import Block
 from fastcoll.native import _C
 from fastcoll.types import ITEMSIZE, DType
 
-# Not measured. A wave is what is staged at once; less than a segment is not worth its launches.
+# Not measured. A wave is staged at once; less than a segment is not worth its launches.
 WAVE_BYTES = 64 << 20
 NUM_SEGMENTS = 8
 LEAST_SEGMENT_BYTES = 256 << 10
@@ -95,8 +96,8 @@ class CopyEngine:
                 torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 for _ in range(NUM_STREAMS)
             ]
-        # What this rank staged, what was brought to it, its sums: rows of a wave's largest part,
-        # always in the same places, as each is free at another time.
+        # This rank's staged input, the parts that it fetched, its sums: rows of a wave's largest
+        # part. They always have the same places, as each is free at another time.
         self._most = _packs(-(-WAVE_BYTES // len(self._ptrs)))
         block = self._heap.allocate((2 * len(self._ptrs) + 1) * self._most)
         self._place = block.ptr - self._ptrs[self._rank]
@@ -108,7 +109,7 @@ class CopyEngine:
             self._take_memory(main)
         call = _Call(plan, flat, main, limit_s)
         num_bytes = plan.numel * ITEMSIZE[DType(plan.dtype)]
-        self._join(main)  # behind earlier calls, whatever their streams: these end in the same
+        self._join(main)  # behind earlier calls of any stream: these end in the same
         for start in range(0, num_bytes, WAVE_BYTES):
             self._wave(call, start, min(WAVE_BYTES, num_bytes - start))
         self._join(main)
@@ -126,7 +127,7 @@ class CopyEngine:
 
         given, taken = call.flat.input_ptr + start, call.flat.output_ptr + start
         self._core.copy([(staged[me], given, num_bytes)], main.cuda_stream)
-        self._join(main)  # nobody overwrites sums that this rank still takes
+        self._join(main)  # else a peer may overwrite sums that this rank still fetches
         self._meet(call)
         self._fork(main)
         step = max(LEAST_SEGMENT_BYTES, _packs(-(-row // NUM_SEGMENTS)))
@@ -144,7 +145,7 @@ class CopyEngine:
         self._copy_all([(taken + begins[r], sums[r], sizes[r]) for r in range(world)])
 
     def _meet(self, call: _Call) -> None:
-        """Let the main stream wait for everybody's to come here."""
+        """Let the main stream wait until the main streams of all ranks come here."""
         flat = call.flat
         self._core.launch(
             call.plan, flat.input_ptr, flat.output_ptr, call.main.cuda_stream, call.limit_s
@@ -164,8 +165,8 @@ class CopyEngine:
     def _join(self, main: Any) -> None:
         """Let the main stream wait for the current work of the copy streams.
 
-        In a capture that means what the capture has: how a replay stands to eager calls is up to
-        the streams on which the program replays it.
+        In a capture this covers the work of the capture only. The order of a replay and eager calls
+        is up to the streams on which the program replays it.
         """
         captured = _is_captured(main)
         for stream in self._streams:

@@ -52,7 +52,7 @@ class DeviceGroup:
 
     Attributes:
         device: Index of the device.
-        terms: What the ranks agreed on.
+        terms: The agreement of the ranks.
         route: How they reach each other's memory.
         reasons: Why earlier routes were not taken.
     """
@@ -72,7 +72,7 @@ class DeviceGroup:
         self._host = host
         self._pid = os.getpid()
         self._stopped = False
-        self._last_call: object = None  # its text is what counts
+        self._last_call: object = None  # only its text is used
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = GpuLink(host)
@@ -113,7 +113,7 @@ class DeviceGroup:
 
     @property
     def core(self) -> _cuda.Group:
-        """What starts kernels; for measurements, which start some that no call does."""
+        """The extension's group, which starts kernels. For measurements, which start their own."""
         return self._core
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class DeviceGroup:
 
         Raises:
             UnsupportedError: One receives from any rank, or the group has too few thread blocks.
-            UsageError: What goes to this rank itself has no other side here.
+            UsageError: A transfer to this rank itself has no other side here.
         """
         if any(one.peer == ANY for one in transfers):
             raise UnsupportedError(
@@ -238,7 +238,7 @@ class DeviceGroup:
             self._host.fail(TIMEOUT, nccl_is_late(self._host.name, str(self._last_call)), ())
 
     def _check_host(self) -> None:
-        """Raise what broke the group on its CPUs, if anything has; then no kernel waits on."""
+        """Raise the error that broke the group on its CPUs, if any; then no kernel waits on."""
         try:
             self._host.check_host()
         except FastcollError as error:
@@ -253,7 +253,7 @@ class DeviceGroup:
         self._stopped = True
         others = [rank for rank in culprits if rank != me]
         self._nccl.stop()
-        with contextlib.suppress(FastcollError):  # the device may be what broke it
+        with contextlib.suppress(FastcollError):  # the device itself may be broken
             self._core.give_up(others[0] if others else (me + 1) % world_size)
 
     def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
@@ -264,7 +264,7 @@ class DeviceGroup:
         self._next_look = now + _LOOK_S
         host = self._host
         gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
-        if not starting:  # who did its part and left is no loss: what runs here gets to its end
+        if not starting:  # a peer that did its part and left is no loss for calls here
             gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
         if not gone or not (starting or self._keeps_busy(_GRACE_S)):
             return
@@ -324,7 +324,7 @@ class DeviceGroup:
             return  # a forked child can't use its parent's GPU
         try:
             with contextlib.suppress(FastcollError):
-                self._check_host()  # or kernels would wait to their limit for who is gone
+                self._check_host()  # or kernels would wait to their limit for a peer that is gone
             self._nccl.close()
             self._core.close()
             self._journal.finish()
@@ -343,5 +343,5 @@ def _describe(transfer: Transfer) -> str:
 
 
 def _content(transfer: Transfer) -> str:
-    """What must be equal on both sides."""
+    """Return the facts that must be equal on both sides, as text."""
     return f"{transfer.array.dtype.name}, numel={transfer.array.numel}, tag={transfer.tag}"

@@ -26,7 +26,7 @@ class Journal:
     """The last calls of every rank of a group. Making one is collective."""
 
     def __init__(self, rank: int, world_size: int, exchange: Callable[[int], list[int]]) -> None:
-        """Make this rank's pages; `exchange` gives a descriptor and returns everybody's."""
+        """Make this rank's pages; `exchange` gives a descriptor and returns those of all ranks."""
         self._last = _entries_of(False, world_size)[:1]  # behind those of all peers
         num_bytes = self._last.stop * _ENTRY_BYTES
         fd = os.memfd_create("fastcoll-journal", os.MFD_CLOEXEC)
@@ -38,7 +38,7 @@ class Journal:
             for one in fds:
                 os.close(one)
         self._rank = rank
-        self._numbers: Counter[range] = Counter()  # of what was written, by its entries
+        self._numbers: Counter[range] = Counter()  # of the texts written, by their entries
 
     def write(self, call: str, site: str = "") -> None:
         """Write this rank's next call, and its place in the program if that is known."""

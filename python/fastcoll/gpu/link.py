@@ -19,14 +19,14 @@ class Link(Protocol):
     socket_fds: list[int]
 
     def gather(self, facts: Facts) -> list[Facts]:
-        """Give `facts` and return everybody's, by rank. Collective."""
+        """Give `facts` and return those of all ranks, by rank. Collective."""
 
     def exchange_fds(self, fd: int) -> list[int]:
-        """Give a descriptor and return everybody's, by rank. Collective."""
+        """Give a descriptor and return those of all ranks, by rank. Collective."""
 
 
 def try_together(link: Link, step: Callable[[], object], problem: str = "") -> str:
-    """Take a step, unless there is a problem already, and return everybody's. Collective.
+    """Take a step, unless there is a problem already; return all ranks' problems. Collective.
 
     Returns:
         Which ranks failed and why, the same on all; empty if all went well.
@@ -44,5 +44,5 @@ def problem_of(step: Callable[[], object]) -> str:
 
 
 def problems(rows: Sequence[Facts]) -> str:
-    """Return the ranks with a problem, and its text; empty if nobody has."""
+    """Return the ranks with a problem, and its text; empty if no rank has one."""
     return "; ".join(f"rank {rank}: {r['problem']}" for rank, r in enumerate(rows) if r["problem"])

@@ -35,7 +35,7 @@ class BoundRegions(Protocol):
 
 
 def join_multicast(regions: BoundRegions, link: Link, group: _cuda.Group) -> str:
-    """Put everybody's region behind one address and let `group` use it. Collective.
+    """Put the regions of all ranks behind one address and let `group` use it. Collective.
 
     Returns:
         Why it can't be had, the same on all ranks; empty: the regions have it, and close it.
@@ -73,7 +73,7 @@ class _Joining:
         # All give a descriptor, but only rank 0's is the object's.
         mine = self._fds.pop() if self._fds else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._fds = link.exchange_fds(mine)
-        # The driver would block who binds or maps before all have added their devices.
+        # The driver would block a rank that binds or maps before all have added their devices.
         for step in (self._add, self._bind, self._map, self._sum, self._look):
             if problem := try_together(link, step):
                 return problem
@@ -115,7 +115,7 @@ class _Joining:
             )
 
     def close_fds(self) -> None:
-        """Close what was handed over: whoever opened the object keeps it."""
+        """Close the descriptors that were handed over: a rank that opened the object keeps it."""
         for fd in self._fds:
             os.close(fd)
         self._fds = []

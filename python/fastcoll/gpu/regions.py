@@ -44,7 +44,7 @@ class _Memory:
             self._free()
 
 
-# What ranks of this process offer to each other, by a random key.
+# The memory that ranks of this process offer to each other, by a random key.
 _offers: dict[str, _Memory] = {}
 
 
@@ -86,7 +86,7 @@ class Regions:
         _offers[self._key] = self._own
 
     def exchange(self, problem: str) -> tuple[list[Facts], list[int]]:
-        """Offer this rank's region and return everybody's offers and descriptors. Collective.
+        """Offer this rank's region; return the offers and descriptors of all ranks. Collective.
 
         Without descriptors if not all ranks have something to offer.
         """
@@ -98,7 +98,7 @@ class Regions:
         return offers, self._link.exchange_fds(fd)
 
     def open(self, offers: Sequence[Facts], fds: Sequence[int]) -> None:
-        """Map everybody's region."""
+        """Map the regions of all ranks."""
         for rank, offer in enumerate(offers):
             if rank == self._link.rank and self._own is not None:
                 self.ptrs[rank] = self._own.ptr
@@ -180,7 +180,7 @@ class Pin:
 class _Parked:
     """A rank's own region, waiting to be freed; the process's end frees it too.
 
-    It waits for its tensors and, where memory must outlive its mappings, for the peers to leave: a
+    It waits for its tensors and, where memory must outlive its mappings, for the peers to leave. A
     peer lets go of its mappings before it leaves, and leaving shows on its socket.
     """
 
@@ -195,7 +195,7 @@ class _Parked:
             connection.shutdown(socket.SHUT_WR)
 
     def alone(self) -> bool:
-        """Whether nobody needs it any more."""
+        """Whether no tensor and no peer needs it any more."""
         if self.pin is not None and self.pin() is not None:
             return False
         poll = select.poll()
@@ -209,7 +209,7 @@ _parked: list[_Parked] = []
 
 
 def reap() -> None:
-    """Free the regions that were left and that nobody needs any more."""
+    """Free the regions that were left and are not needed any more."""
     for parked in list(_parked):
         if parked.alone() and parked in _parked:
             _parked.remove(parked)
@@ -221,7 +221,7 @@ def reap() -> None:
 def map_regions(
     hellos: Sequence[DeviceHello], terms: Terms, link: Link
 ) -> tuple[Regions | None, _cuda.Group, dict[str, str]]:
-    """Map everybody's region by the first route that works on every pair. Collective.
+    """Map the regions of all ranks by the first route that works on every pair. Collective.
 
     Returns:
         The regions, the C++ group on them, and why each earlier route was not taken. Without
@@ -244,7 +244,7 @@ def map_regions(
             del reasons[route]
             return regions, group, reasons
         regions.unmap()
-        link.gather({})  # nobody has a peer's region mapped any more
+        link.gather({})  # no rank has a peer's region mapped any more
         regions.free()
     if not terms.no_nccl:
         own = hellos[link.rank].device

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many thread blocks may wait on a GPU at once, over all groups of this process.
 
-A kernel that waits for its peers must be resident together with theirs: blocks that do not fit
+A kernel that waits for its peers must be resident together with theirs. Blocks that do not fit
 would wait for ever for those that do. So every group claims its blocks, and a claim that does not
-fit is refused. Decides the count; must not know groups. Other processes on the device are their
-ranks' business: a group's terms count all of its ranks there.
+fit is refused. Decides the count; must not know groups. Other processes on the device are counted
+elsewhere: a group's terms count all of its ranks there.
 """
 
 import threading
@@ -18,7 +18,7 @@ class Residency:
         self._claimed: dict[int, int] = {}
 
     def free(self, device: int, capacity: int) -> int:
-        """Return how many of `capacity` blocks nobody has claimed."""
+        """Return how many of `capacity` blocks are not claimed."""
         with self._lock:
             return capacity - self._claimed.get(device, 0)
 

@@ -37,10 +37,10 @@ def explain(
     """Return the kind, text and guilty ranks of the error.
 
     Args:
-        verdict: What the kernel left.
+        verdict: The words that the kernel left.
         me: This rank.
         where: The group and this rank, as text.
-        last_call: What this rank started last.
+        last_call: The last call that this rank started.
         peer_is_gone: Whether the process of `verdict.rank` ended or left.
         both: The call in which this rank and the other one differ, if that is known.
     """

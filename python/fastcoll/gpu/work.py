@@ -53,9 +53,9 @@ def beside(
     body: Callable[[torch.cuda.Stream], None],
     arrays: Sequence[ArrayView],
 ) -> Started:
-    """Start something in a stream beside the current one, behind what that has now.
+    """Start something in a stream beside the current one, behind that one's current work.
 
-    `arrays`: what it uses, which must not be given away before.
+    `arrays`: the arrays that it uses, whose memory must not be given away before.
     """
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -65,7 +65,7 @@ def beside(
     for array in arrays:
         if isinstance(array.source, torch.Tensor):
             array.source.record_stream(side)
-    # Other libraries know no such thing: the handle keeps what is theirs.
+    # Other libraries know no such thing: the handle keeps their arrays.
     theirs = [array.source for array in arrays if array.stream is not None]
     return Started(event, side, stream_of(arrays, device), theirs)
 
@@ -73,9 +73,9 @@ def beside(
 class DeviceWork(Work):
     """A call that was started on a GPU with `async_op=True`.
 
-    As with torch's own GPU backends, `wait` makes the current stream wait, not the program; for
-    arrays of CuPy's kind, the stream that was current there when the call was made, too. Their
-    memory lives as long as this handle: keep it until `wait`.
+    As with torch's own GPU backends, `wait` makes the current stream wait, not the program. For
+    arrays of CuPy's kind the stream that was current there at the call waits, too. Their memory
+    lives as long as this handle: keep it until `wait`.
     """
 
     def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
@@ -97,7 +97,7 @@ class DeviceWork(Work):
             True.
 
         Raises:
-            FastcollError: What broke the group, if that is known already.
+            FastcollError: The error that broke the group, if that is known already.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
         limit_s = limit_of_wait(timeout)
@@ -118,7 +118,7 @@ class DeviceWork(Work):
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def exception(self) -> Exception | None:
-        """Return what broke the group; None while the call runs or if it went well."""
+        """Return the error that broke the group; None while the call runs or if it went well."""
         if not self.is_completed():
             return None
         try:
