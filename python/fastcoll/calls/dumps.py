@@ -29,7 +29,7 @@ _dumped: set[tuple[str, str]] = set()  # file names and reasons: a verdict is ra
 
 
 def dump(reason: str) -> None:
-    """Write what this process did last to FASTCOLL_DUMP_DIR; C++ calls this with every error.
+    """Write this process's last calls to FASTCOLL_DUMP_DIR; C++ calls this with every error.
 
     One file for each group that is broken and that the reason names. The process's own files are
     new ones: no other file is read, followed or overwritten. If a file can't be written, stderr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays on GPUs that are not torch's, CuPy's above all: their memory and their streams.
 
-Decides how a tensor is laid on their memory, and in which stream a call on them runs: the one in
+Decides how a tensor is laid on their memory, and the stream of a call on them. It is the stream in
 which their library works now. Must not know verbs or ranks.
 """
 
@@ -68,9 +68,9 @@ def _stream(pointer: int, device: int) -> Any:
 def in_their_stream(arrays: Sequence[Placed], device: int) -> Iterator[None]:
     """Let their stream be the current one.
 
-    Where a call has tensors too, or arrays of several libraries, it comes behind what all their
-    streams have now, and they go on behind it. Nothing else is ordered: a stream that is being
-    captured can't wait for one that is not.
+    A call may have tensors, too, or arrays of several libraries. Then it comes behind the current
+    work of all their streams, and they go on behind it. Nothing else is ordered: a stream that is
+    being captured can't wait for one that is not.
     """
     main = stream_of(arrays, device)
     if main is None:

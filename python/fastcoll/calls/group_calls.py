@@ -22,7 +22,7 @@ from fastcoll.memory.region import agree
 from fastcoll.types import Verb
 
 T = TypeVar("T")
-# What is smaller is allocated without a question to the others.
+# Smaller memory is allocated without a question to the others.
 _ASKED_BYTES = 1 << 20
 
 
@@ -70,7 +70,7 @@ class GroupCalls(VerbMethods):
         raise NotImplementedError
 
     def allocated(self, make: Callable[[], T], num_bytes: int) -> T:
-        """Make room for what comes, on every rank or on none.
+        """Make room for a call's incoming data, on every rank or on none.
 
         Collective if `num_bytes`, which all ranks know, is large: a rank without memory tells the
         others, before they wait for it.

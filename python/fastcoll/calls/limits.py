@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit of a wait: the call's own, else the group's, else FASTCOLL_TIMEOUT_S, else 30 s.
 
-Decides which one holds, and what the longest is. Must not know who waits.
+Decides which one holds, and the longest limit. Must not know the waits.
 """
 
 from datetime import timedelta
@@ -10,7 +10,7 @@ from math import inf, nan
 from fastcoll import env
 from fastcoll.errors import UsageError
 
-# Eleven days: what sockets and stores can still be told in their units. Longer is as good as that.
+# Eleven days: sockets and stores can still take that in their units. Longer limits become this.
 MOST_S = 1e6
 GROUP_LIMIT = -1.0  # tells the C++ core to use the group's own limit
 

@@ -93,7 +93,7 @@ def check_list(call: ListCall, rank: int, world_size: int) -> list[Operands] | l
 
 
 def _check_apart(checked: Sequence[Operands]) -> None:
-    """Check that no output overlaps what belongs to another tensor of the list."""
+    """Check that no output overlaps the input or output of another tensor of the list."""
     written, read = [], []
     for one in checked:
         if not one.input or not one.output:

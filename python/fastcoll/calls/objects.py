@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs for Python objects, and the barrier that names who is missing, as methods of a group.
+"""Verbs for Python objects, and the barrier that names missing ranks, as methods of a group.
 
 Objects travel as pickles between the processes of one user, which is checked when a group is made.
-A caller who does not trust pickles can have torch save the objects. Decides how they become bytes,
+With `weights_only` torch saves and loads the objects instead. Decides how they become bytes,
 and that a rank has at most one copy: of its own packed objects and of those that it receives. Must
 not know how a call is carried out.
 """
@@ -193,7 +193,7 @@ def _packed(obj: Any, weights_only: bool) -> io.BytesIO:
 
 
 def _all_unpacked(files: list[io.BytesIO], weights_only: bool) -> list[Any]:
-    """Unpack what each rank sent; each file is gone before the next one is unpacked."""
+    """Unpack the objects of each rank; each file is gone before the next one is unpacked."""
     objects: list[Any] = []
     files.reverse()
     while files:

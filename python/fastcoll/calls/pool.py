@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process's worker threads of Python.
 
-Decides how many there are and when they end. Must not know what they do.
+Decides how many there are and when they end. Must not know their tasks.
 """
 
 import os
@@ -42,8 +42,8 @@ class _Pool:
             try:
                 self._executor.submit(run)
             except RuntimeError:
-                # The executor keeps a task for which it could start no thread. Nobody is to run it
-                # later, unless an idle thread has begun to.
+                # The executor keeps a task for which it could start no thread. No thread may run it
+                # later, unless an idle one has begun to.
                 if claim.acquire(blocking=False):
                     raise
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder as seen from outside: what the ranks of running groups did last.
+"""The flight recorder as seen from outside: the last calls of the ranks of running groups.
 
-Every rank keeps its last 64 calls in its own shared memory, which other processes of its user can
-read through /proc, also while it is stuck or stopped. Decides how the ranks are found and how
+Every rank keeps its last 64 calls in its own shared memory. Other processes of its user can read it
+through /proc, also while the rank is stuck or stopped. Decides how the ranks are found and how
 their calls become a trace. Must not know how it is shown.
 """
 
@@ -83,7 +83,7 @@ def find_pids() -> list[int]:
 
 
 def read_process(pid: int) -> list[RankStatus]:
-    """Return what a process is in each of its groups.
+    """Return a process's rank and state in each of its groups.
 
     Raises:
         OSError: There is no such process, or it is another user's.

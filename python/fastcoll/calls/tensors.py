@@ -77,8 +77,8 @@ class Operands:
     """The checked arguments of a call.
 
     Attributes:
-        input: What this rank gives; None where it only gets (broadcast).
-        output: What this rank gets; None where it only gives.
+        input: This rank's input; None where it only receives (broadcast).
+        output: This rank's output; None where it only gives.
     """
 
     dtype: DType

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives: the handle a user gets, and who moves them while nobody waits.
+"""Sends and receives: the handle a user gets, and the thread that moves them without a wait.
 
-Decides which thread drives the open transfers of a group: whoever waits for one, else one thread
-of the process's pool. Must not know how bytes travel.
+Decides which thread drives the open transfers of a group: a thread that waits for one, else one
+thread of the process's pool. Must not know how bytes travel.
 """
 
 import threading
@@ -26,7 +26,7 @@ OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 class TransferWork(_C.TransferWork, NativeHandle):
-    """A send or a receive that was started; what must be quick of it is in C++."""
+    """A send or a receive that was started; its quick parts are in C++."""
 
     __slots__ = ("__weakref__", "_future")
     WHAT = "transfer"
@@ -42,14 +42,14 @@ class TransferWork(_C.TransferWork, NativeHandle):
 
 
 class StridedTransferWork(TransferWork):
-    """A transfer of what lies in pieces; a dense copy of it travels."""
+    """A transfer of a strided tensor; a dense copy of it travels."""
 
     __slots__ = ("_copy_lock", "_is_back")
     _copy_lock: threading.Lock
     _is_back: bool
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """See `TransferWork.wait`; what was received is put where it belongs."""
+        """See `TransferWork.wait`; copies received elements to their places."""
         super().wait(timeout)
         with self._copy_lock:
             if not self._is_back:
@@ -145,7 +145,7 @@ OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[GpuTransferWor
 
 
 class Transfers:
-    """The transfers of one group that nobody waits for yet."""
+    """The transfers of one group, also those without a wait for them."""
 
     def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
         self._group = group
@@ -154,7 +154,7 @@ class Transfers:
         self._has_thread = False
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
-        """Start transfers; they move on whether or not somebody waits for them.
+        """Start transfers; they move on with or without a wait for them.
 
         All on GPUs, or all on the CPU.
         """
@@ -189,7 +189,7 @@ class Transfers:
         return work.source_rank()
 
     def post(self, transfer: Transfer) -> TransferWork:
-        """Start one of the CPU's memory that is waited for soon: nobody else moves it on."""
+        """Start one of the CPU's memory that is waited for soon: only that wait moves it on."""
         return post(self._group, transfer)
 
     def drive(self) -> None:
@@ -209,7 +209,7 @@ class Transfers:
                         return
         except BaseException:
             with self._lock:
-                self._has_thread = False  # who waits for a transfer moves it on
+                self._has_thread = False  # a wait for a transfer moves it on
             raise
 
 

@@ -68,7 +68,7 @@ def check_transfer(call: TransferCall, world_size: int) -> Transfer:
 
 
 def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pair a rank's sends to itself with its receives, in their order: from what to what.
+    """Pair a rank's sends to itself with its receives, in their order: source and target.
 
     Raises:
         UsageError: One has no other side among them, or another one than it expects.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous calls: the handle a user gets, and the queue behind it.
 
-Decides in which thread a call runs that needs Python: first in, first out within a group, at most
-one thread per group with queued calls, from the process's pool. Those that need none are queued in
-C++ (csrc/group/call_queue.h). Must not know what a call does.
+Decides in which thread a call runs that needs Python: first in, first out within a group. A group
+with queued calls has at most one thread, from the process's pool. Calls that need no Python are
+queued in C++ (csrc/group/call_queue.h). Must not know the verbs.
 """
 
 import os
@@ -56,7 +56,7 @@ class Work:
             True.
 
         Raises:
-            FastcollError: What the call raised.
+            FastcollError: The call's error.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
         raise NotImplementedError
@@ -66,7 +66,7 @@ class Work:
         raise NotImplementedError
 
     def exception(self) -> Exception | None:
-        """Return what the call raised; None while it runs or if it went well."""
+        """Return the call's error; None while it runs or if it went well."""
         raise NotImplementedError
 
     def is_success(self) -> bool:
@@ -88,7 +88,7 @@ class Work:
 
 
 class NativeHandle:
-    """What need not be quick of a handle whose C++ half waits; a base beside that half."""
+    """The slow parts of a handle whose C++ half waits; a base beside that half."""
 
     __slots__ = ()
     WHAT = "call"
@@ -113,7 +113,7 @@ class NativeHandle:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Return what went wrong; None while it goes on or if it went well."""
+        """Return the error; None while it goes on or if it went well."""
         if self.is_completed():
             try:
                 self.wait()
@@ -175,7 +175,7 @@ class QueuedWork(Work):
         return self._done.is_set()
 
     def exception(self) -> Exception | None:
-        """Return what the call raised; None while it runs or if it went well."""
+        """Return the call's error; None while it runs or if it went well."""
         return self._error if self._done.is_set() else None
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -268,7 +268,7 @@ class CallQueue:
         return work
 
     def put(self, work: QueuedWork) -> None:
-        """Queue what a handle stands for."""
+        """Queue the call of a handle."""
         with self._lock:
             if not self._has_thread:
                 run_in_pool(self._drain)
@@ -277,10 +277,10 @@ class CallQueue:
             self._waiting.append(work)
 
     def join(self) -> None:
-        """Wait until everything that was queued is over, well or not.
+        """Wait until all queued calls are over, well or not.
 
         Each call has a limit, and `_drain` fails the calls that it leaves behind. A forked child
-        has no thread for what its parent queued, so it waits for nothing.
+        has no thread for its parent's queued calls, so it waits for nothing.
         """
         if self._pid != os.getpid():
             return
@@ -298,7 +298,8 @@ class CallQueue:
                 with self._lock:
                     self._waiting.popleft()
                     self._owner.async_end()
-                # Only now: who waited for it finds the group idle and calls without a detour.
+                # Only now: a thread that waited for it finds the group idle, and makes its next
+                # call without the queue.
                 late += work._finish()
         except BaseException as error:
             late += self._lose_all(error)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of the ranks of one node: from a checked call to a running one.
 
-Decides how a call on CPUs starts, who allocates symmetric memory, and how a group comes and goes.
-Must not know torchrun, default groups or torch's process groups, nor how plans are chosen.
+Decides how a call on CPUs starts, which part allocates symmetric memory, and how a group is made
+and closed. Must not know torchrun, default groups or torch's process groups, nor how plans are
+chosen.
 """
 
 import operator
@@ -118,14 +119,14 @@ class Communicator(_C.Group, BaseGroup):
         return self._gpus.issue(calls, async_op)
 
     def check(self) -> None:
-        """Raise what broke the group, if anything has; does not wait for a GPU."""
+        """Raise the error that broke the group, if any; does not wait for a GPU."""
         if self._gpus.group is not None:
             self._gpus.group.check()
         else:
             super().check()
 
     def check_host(self) -> None:
-        """Raise what broke the group on its CPUs; part of the GPU side's interface."""
+        """Raise the error that broke the group on its CPUs; part of the GPU side's interface."""
         super().check()
 
     @property
@@ -203,7 +204,7 @@ class Communicator(_C.Group, BaseGroup):
         return self.arena_ptr(arena_idx)
 
     def exchange_fds(self, fd: int) -> list[int]:
-        """Give every rank a copy of `fd` and return everybody's, by rank. Collective.
+        """Give every rank a copy of `fd` and return those of all ranks, by rank. Collective.
 
         Raises:
             DriverError: A rank has no room for them; on all of them. The group can still be used.
@@ -250,7 +251,7 @@ class Communicator(_C.Group, BaseGroup):
     def _of_survivors(self, limit_s: float) -> "Communicator":
         found = shrink(self._mesh, self, lambda: create_region(self.world_size), limit_s)
         peers = Peers(found.mesh, [self._hellos[rank] for rank in found.ranks])
-        # Without trying: what was agreed on holds, even if one of them dies on the way.
+        # Without trying: the old agreement holds, even if one of them dies on the way.
         may_copy = (self.single_copy, self.single_copy_report)
         group = Communicator(
             self._name_after_shrink(),
@@ -266,9 +267,9 @@ class Communicator(_C.Group, BaseGroup):
     def abort(self, reason: str | None = None) -> None:
         """End the group from any thread or signal handler, with one verdict for all ranks.
 
-        Not collective. Whoever waits in a call of the group, in this process and in every other,
-        raises AbortedError with the reason within milliseconds, and so does every later call.
-        A group that has a verdict already keeps it. The group is still to be closed.
+        Not collective. Every wait in a call of the group, in this process and in all others,
+        raises AbortedError with the reason within milliseconds. So does every later call. A group
+        that has a verdict already keeps it. The group is still to be closed.
 
         Raises:
             UsageError: The group was closed.
@@ -301,7 +302,7 @@ class Communicator(_C.Group, BaseGroup):
 
 
 def close_all() -> None:
-    """Close every group of this process; what is broken already does not matter."""
+    """Close every group of this process; a broken group does not stop it."""
     for group in list(_living):
         try:
             group.close()
@@ -310,7 +311,7 @@ def close_all() -> None:
 
 
 def _forget_queues() -> None:
-    """Drop what a forked child inherited of its parent's queues, whose threads it has not."""
+    """Drop the queues that a forked child inherited from its parent, without their threads."""
     for group in list(_living):
         group.forget_queue()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process can see of the CPUs: how many, which NUMA nodes, which caches.
+"""The CPUs that this process can see: how many, which NUMA nodes, which caches.
 
-Reads the scheduler and sysfs and never raises: what can't be read is left out. Knows nothing of
+Reads the scheduler and sysfs and never raises: unreadable facts are left out. Knows nothing of
 ranks.
 """
 
@@ -65,7 +65,7 @@ def cache_sizes() -> dict[str, str]:
 
 
 def vendor() -> str:
-    """Return who makes the CPU ("GenuineIntel", "AuthenticAMD"), or an empty string."""
+    """Return the CPU's vendor ("GenuineIntel", "AuthenticAMD"), or an empty string."""
     return _cpuinfo().get("vendor_id", "")
 
 
@@ -83,7 +83,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def fingerprint() -> dict[str, object]:
-    """Return what must be equal for measurements of one machine to hold on another."""
+    """Return the facts that must be equal for measurements of one machine to hold on another."""
     return {
         "cpu_model": cpu_model(),
         "architecture": platform.machine(),

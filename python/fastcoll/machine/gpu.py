@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process can see of the GPUs, and why it can't use them where it can't.
+"""The GPUs that this process can see, and the reason where it can't use them.
 
 Reads the driver through the extension `_cuda`, which is there only in builds with nvcc. Knows
 nothing of ranks.
@@ -44,7 +44,7 @@ class Gpu:
 
     @property
     def no_multicast(self) -> str:
-        """Why a switch can't add what lies in its memory, or is not to; empty: it can."""
+        """Why a switch can't add data in its memory, or is not to; empty: it can."""
         if not self.has_multicast:
             return "its GPU or driver has no multicast (NVLink SHARP)"
         return "FASTCOLL_GPU_MULTICAST=never" if env.GPU_MULTICAST.get() == "never" else ""
@@ -121,7 +121,7 @@ def nccl_version() -> tuple[int, ...]:
 
 
 def nccl_name() -> str:
-    """Return NCCL's version as text, with what this process lets it do; empty if torch has none."""
+    """Return NCCL's version, and whether GPUs may be shared, as text; empty if torch has none."""
     version = nccl_version()
     sharing = version >= SHARING_NCCL and env.nccl_shares_gpus()
     return ".".join(map(str, version)) + (NCCL_SHARES if version and sharing else "")
@@ -160,7 +160,7 @@ def driver_version() -> str:
 
 
 def fingerprint(driver_folder: Path = Path("/proc/driver/nvidia")) -> dict[str, object]:
-    """Return what must be equal for measurements of GPUs to hold here.
+    """Return the facts that must be equal for measurements of GPUs to hold here.
 
     Where the kernel module tells, its own version is the driver's, and all of the machine's GPUs
     count: a process may see one of them.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The symmetric heap of a group: blocks at the same place of every rank's arenas.
 
-Decides where a block lies and when its memory is free: only once every rank has released it,
-whatever order their garbage collectors run in. All ranks run the same allocator on the same
+Decides where a block lies and when its memory is free: only once every rank has released it. The
+order of their garbage collectors does not matter. All ranks run the same allocator on the same
 facts, which they gather at each allocation. Must not know tensors or verbs.
 """
 
@@ -16,7 +16,7 @@ from fastcoll.memory.spans import Spans
 
 ALIGNMENT_BYTES = 256
 ARENA_BYTES = 64 << 20  # sparse: pages come with their first use
-MOST_BYTES = 1 << 60  # of a block: far from what an address or a word of a request can hold
+MOST_BYTES = 1 << 60  # of a block: far below the range of an address or a word of a request
 _PAGE_BYTES = 2 << 20
 # Requested bytes, number of releases, releases still to come, then ids: 512 bytes, which travel
 # in the flag lines.
@@ -25,10 +25,10 @@ _IDS = _WORDS - 3
 
 
 class HeapHost(Protocol):
-    """What the heap needs of its group."""
+    """The group's methods that the heap needs."""
 
     def gather_words(self, words: list[int]) -> list[list[int]]:
-        """Return everybody's words, by rank. Collective."""
+        """Return the words of all ranks, by rank. Collective."""
 
     def add_shared_arena(self, num_bytes: int) -> int:
         """Make an arena of every rank's memory and return its address here. Collective."""
@@ -63,7 +63,7 @@ class SymmetricHeap:
     def __init__(
         self, host: HeapHost, rank: int, world_size: int, arena: tuple[int, int] | None = None
     ) -> None:
-        """Make an empty heap; `arena`: address and bytes of what it has from the start."""
+        """Make an empty heap; `arena`: address and bytes of its first memory."""
         self._host = host
         self._rank = rank
         self._world_size = world_size
@@ -110,7 +110,7 @@ class SymmetricHeap:
         return -1, None
 
     def _collect(self, num_bytes: int) -> None:
-        """Gather everybody's request and releases, and free what all have released."""
+        """Gather the requests and releases of all ranks, and free the blocks released by all."""
         more = True
         while more:
             ids = [self._released.popleft() for _ in range(min(_IDS, len(self._released)))]

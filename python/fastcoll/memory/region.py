@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory without a name: what a rank makes and hands to its peers as a descriptor.
+"""Shared memory without a name, which a rank makes and hands to its peers as a descriptor.
 
-Decides the names that /proc/<pid>/maps shows, and what is too large. Must not know how descriptors
+Decides the names that /proc/<pid>/maps shows, and the largest size. Must not know how descriptors
 travel.
 """
 
@@ -52,7 +52,7 @@ def agree(problem: str, what: str, gather_bytes: GatherBytes) -> None:
 
     Args:
         problem: Why this rank can't go on; empty if it can.
-        what: What can't be had then.
+        what: The missing resource, for the text of the error.
         gather_bytes: Gathers bytes from all ranks.
 
     Raises:
@@ -66,10 +66,10 @@ def agree(problem: str, what: str, gather_bytes: GatherBytes) -> None:
 
 
 def _shortage(num_bytes: int, world_size: int) -> str:
-    """Return what this process lacks to make an arena and map one of each rank; "": nothing.
+    """Return why this process can't make an arena and map one of each rank; "" if it can.
 
-    Pages come with their first use, so the kernel would refuse too late: by killing who writes. Of
-    an arena of the usual size few may ever be used.
+    Pages come with their first use, so the kernel would refuse too late: by killing a process that
+    writes. Of an arena of the usual size few may ever be used.
     """
     if num_bytes > ARENA_BYTES and num_bytes * world_size > _machine_bytes():
         return "its machine has less memory"

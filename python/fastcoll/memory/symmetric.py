@@ -2,7 +2,7 @@
 """Tensors on blocks of the symmetric heap.
 
 Decides how a torch tensor is laid on foreign memory and how its end is noticed. Must not know
-groups; `owner` is whatever has to live as long as the memory is used.
+groups; `owner` is an object that has to live as long as the memory is used.
 """
 
 import ctypes
