@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `fastcoll COMMAND`, one file per command.
 
-Decides names and help of the commands; what they do is in fastcoll.measure and in the commands'
+Decides names and help of the commands. Their work is in fastcoll.measure and in the commands'
 own files.
 """
 

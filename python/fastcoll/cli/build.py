@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll build`: compile what fits the installed torch only, once.
+"""`fastcoll build`: compile, once, the backend that fits only the installed torch.
 
-Decides what is shown. What is compiled, how and where to, is the integration's matter.
+Decides the output of the command. The compiler's call and the place of the build are in
+fastcoll.integrations.c10d_build.
 """
 
 import typer

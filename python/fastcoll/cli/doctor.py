@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll doctor`: what was found on this machine, and every setting.
+"""`fastcoll doctor`: findings about this machine, and every setting.
 
-Decides what is worth knowing. Never raises: a probe that fails is a finding.
+Decides which facts are worth a line. Never raises: a probe that fails is a finding.
 """
 
 import importlib.util
@@ -145,7 +145,7 @@ def _peer() -> Findings:
 
 
 def _why_staged() -> str:
-    """Return what to change so that ranks may read each other; Yama is the usual reason."""
+    """Return the setting to change so that ranks may read each other; Yama is the usual reason."""
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
@@ -191,7 +191,7 @@ def _pidfd() -> Findings:
 
 
 def _gpu_driver() -> str:
-    """Return what is known of NVIDIA GPUs without torch."""
+    """Return the facts about NVIDIA GPUs that are known without torch."""
     if importlib.util.find_spec("pynvml") is not None:
         import pynvml
 
@@ -334,7 +334,7 @@ def examine() -> Iterator[Finding]:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what was found on this machine, and every FASTCOLL_ variable."""
+    """Show the findings about this machine, and every FASTCOLL_ variable."""
     console = make_console()
     findings = list(examine())
     if as_json:

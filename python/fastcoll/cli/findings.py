@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says of a topology, as numbers. Decides what is priced; knows no page."""
+"""The numbers of a report on a topology. Decides which calls are priced; knows no page."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,12 +31,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report says, as numbers.
+    """The numbers of a report.
 
     Attributes:
         curve: all_reduce in any order of summation, at every size of the curves.
         tables: Every verb in rank order, at two sizes.
-        others: For each of these, what libraries can reach.
+        others: For each of these, the times that libraries can reach.
         no_plan: Why there is no plan, or "".
         fitted: Published times of this machine that a fitted line predicts.
         unfitted: Published times of this machine that its constants predict.
@@ -79,12 +79,12 @@ class Findings:
 def find_all(
     cluster: Cluster, ranks: int, workload: Workload, measured: Sequence[Path]
 ) -> Findings:
-    """Simulate, plan, and read what was measured.
+    """Simulate, plan, and read the measurements.
 
     Args:
-        cluster: Where.
-        ranks: Ranks that take part: the first ones.
-        workload: What is planned.
+        cluster: The machines.
+        ranks: Number of ranks that take part: the first ones.
+        workload: The workload to plan.
         measured: Files of `fastcoll regret` and `fastcoll tune`.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print, as a page: tables, trees, lines and pictures in one HTML file.
+"""The output of commands as a page: tables, trees, lines and pictures in one HTML file.
 
 Decides how a page looks. It needs nothing from outside the file, and knows nothing of its contents.
 """

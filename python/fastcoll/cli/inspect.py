@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll inspect`: what the ranks of this machine did last, read from outside.
+"""`fastcoll inspect`: the last calls of the ranks of this machine, read from outside.
 
 Decides how it is shown; the ranks need not answer and may be stuck or stopped.
 """
@@ -19,7 +19,7 @@ from fastcoll.errors import DriverError
 
 
 def _collect(pids: list[int]) -> list[RankStatus]:
-    """Read some processes, or all there are; who can't be read is named and left out."""
+    """Read some processes, or all there are; unreadable ones are named and left out."""
     found = []
     for pid in pids or find_pids():
         try:
@@ -79,7 +79,7 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Show what ranks did last, from outside: live, stuck or stopped ones of the same user."""
+    """Show the last calls of ranks, from outside: live, stuck or stopped, of the same user."""
     statuses = _collect(pid or [])
     now_us = time.monotonic_ns() // 1000
     if trace is not None:

@@ -12,7 +12,10 @@ from fastcoll.bootstrap.node_map import NodeMap
 
 
 def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> tuple[NodeMap, str]:
-    """Return the map of a launch's ranks, and what parts some of a machine. Collective."""
+    """Return the map of a launch's ranks, and the reason that parts some of one machine.
+
+    Collective.
+    """
     deadline = Deadline(limit_s)
     store = connect_store(launch, limit_s)
     exchange = StoreExchange(store, launch.rank, launch.world_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine lets processes do with each other, found out by doing it.
+"""Probes of the system calls by which processes of this machine work together.
 
 Decides how each ability is tried; a probe raises when it fails. Knows no tables and no fastcoll
 groups.
@@ -57,10 +57,10 @@ class _Iovec(ctypes.Structure):
 
 @dataclass(frozen=True)
 class PeerFindings:
-    """What worked between this process and one it started.
+    """The results between this process and one it started.
 
     Attributes:
-        reads_us: Whether the child could read this process: what ranks, which are siblings, need.
+        reads_us: Whether the child could read this process. Ranks, which are siblings, need that.
         reads_error: Why not.
         read_by_us: Whether this process could read its child.
     """
@@ -163,7 +163,7 @@ def try_gpu_ranks(num_gpus: int) -> str:
     """Reduce between two processes on GPUs and return by which route they did.
 
     Raises:
-        OSError: It did not work; the text is what a rank said last.
+        OSError: It did not work; the text is a rank's last message.
     """
     from torch.distributed import TCPStore
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bandwidths as nccl-tests defines them (its doc/PERFORMANCE.md).
 
-`size_bytes` is the larger of what a rank gives and what it gets: the tensor of all_reduce, reduce
-and broadcast, the input of reduce_scatter and scatter, the output of all_gather and gather, either
-side of all_to_all, what is sent in sendrecv. `*_gbps` is 10^9 bytes a second.
-algbw = size / time. busbw = algbw times the share of the size that every rank must move at least,
-so that it can be held against the bandwidth of one link whatever the number of ranks.
+`size_bytes` is the larger of a rank's input and output. For all_reduce, reduce and broadcast it is
+the tensor; for reduce_scatter and scatter the input; for all_gather and gather the output.
+For all_to_all it is either side, for sendrecv the sent message. `*_gbps` is 10^9 bytes a second.
+
+The algbw is size / time. The busbw is algbw times the share of the size that every rank must move
+at least. So it can be held against the bandwidth of one link for any number of ranks.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of `fastcoll demo`: the phases, their checks, and the document it ends in.
 
-Decides what must hold for the demo to have worked. Knows nothing of tables, options or pictures.
+Decides the checks of a demo that worked. Knows nothing of tables, options or pictures.
 """
 
 import statistics
@@ -28,7 +28,7 @@ OnStep = Callable[[str, int, float], None]
 def make_config(
     folder: Path, world_size: int, num_params: int, num_steps: int, symmetric: bool
 ) -> DemoConfig:
-    """Return the demo's settings: a batch of about 128 whatever the number of ranks."""
+    """Return the demo's settings: a batch of about 128 for any number of ranks."""
     large = num_params > 1_000_000
     training = TrainingConfig(
         num_params=num_params,
@@ -89,7 +89,7 @@ def phase_record(phase: str, ends: Sequence[Reply]) -> Json:
 
 
 def make_checks(phases: Sequence[Json]) -> list[Json]:
-    """Return what must hold: equal bits on all ranks, the losses of one process, it learned."""
+    """Return the checks: equal bits on all ranks, the losses of one process, it learned."""
     alone = next(phase for phase in phases if phase["name"] == ALONE)
     checks = []
     for phase in phases:

@@ -2,7 +2,7 @@
 """A rank of the demo: `python -m fastcoll.measure.demo_rank CONFIG_JSON RANK`.
 
 Trains when told to, in phases: gradients averaged by fastcoll, by Gloo, or alone on the whole
-batch. Decides what counts as communication. Knows nothing of checks or pictures.
+batch. Decides which time counts as communication. Knows nothing of checks or pictures.
 """
 
 import json
@@ -25,7 +25,7 @@ _PROGRESS_INTERVAL_S = 0.3
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What a rank is told at its start."""
+    """The settings of a rank, from its command line."""
 
     training: TrainingConfig
     socket_path: str
@@ -98,7 +98,7 @@ class Rank:
         fastcoll.init(dist.group.WORLD)
 
     def run(self, phase: str) -> Reply:
-        """Run one phase and return what came of it."""
+        """Run one phase and return its results."""
         config, training_config = self.config, self.config.training
         alone = phase == ALONE
         buffer = None

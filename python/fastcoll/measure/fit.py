@@ -43,7 +43,7 @@ def fit(points: Sequence[Point]) -> Fit | None:
     if len(points) < 2 * len(_NAMES):
         return None
     units = [Costs(*row) for row in np.eye(len(_NAMES)).tolist()]
-    # Divided by the measured times: what is left are relative errors.
+    # Divided by the measured times: the residuals are relative errors.
     shares = np.array(
         [[_FORMULAS[p.algorithm](p.request, unit) / p.time_us for unit in units] for p in points]
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured on GPUs: calls timed by the device's own clock, and fastcoll's own.
+"""The calls measured on GPUs, timed by the device's own clock, and fastcoll among the libraries.
 
 Decides how calls are captured, and when a comparison would not be fair: it then says why, and
-nothing is timed. The libraries beside fastcoll are gpu_peers.py's matter.
+nothing is timed. The libraries beside fastcoll are in gpu_peers.py.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class OnGpu(Library):
         return float(start.elapsed_time(end)) * 1e-3 * iterations / num_calls
 
     def calls(self, iterations: int) -> tuple[Callable[[], None], int]:
-        """Return what makes at least `iterations` calls of what was prepared, and how many."""
+        """Return a function that makes `iterations` prepared calls or more, and how many."""
 
         def run() -> None:
             fn, args = self._call
@@ -82,7 +82,7 @@ class InGraph(OnGpu):
     _graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their calls; None: eager
 
     def prepare(self, cell: Cell) -> int | None:
-        # Once eagerly, as what a library makes at its first call can't be captured.
+        # Once eagerly, as the allocations of a library's first call can't be captured.
         self._graphs = None
         num_wrong = super().prepare(cell)
         if not self.captures:
@@ -112,7 +112,7 @@ class InGraph(OnGpu):
     def capture(
         self, run: Callable[[], None], stream: torch.cuda.Stream | None = None
     ) -> torch.cuda.CUDAGraph:
-        """Return the graph of what `run` starts, captured in `stream` or one of torch's."""
+        """Return the graph of the work of `run`, captured in `stream` or one of torch's."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as NCCL's, may do as they like meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -21,7 +21,7 @@ from fastcoll.group.communicator import Communicator
 
 @dataclass
 class GpuRank:
-    """What a function sees of the rank it runs on; the stream is the current one there."""
+    """A rank, as the function that runs on it sees it; the stream is the current one there."""
 
     rank: int
     world_size: int
@@ -39,11 +39,11 @@ _one_at_a_time = threading.Lock()  # torch's captures of several threads would m
 
 
 def capture(me: GpuRank, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Capture what `body` launches in the rank's stream, for replays at any time. Collective.
+    """Capture the launches of `body` in the rank's stream, for replays at any time. Collective.
 
-    Nothing of the group may run. A capture waits for the device, and what a graph needs of it would
-    else be had at its first launch, which could mean to wait for a kernel that waits for this rank.
-    So nobody goes on before every rank has uploaded its graph.
+    Nothing of the group may run, as a capture waits for the device. Without the upload a graph
+    would take its resources at its first launch. That launch could wait for a kernel that waits for
+    this rank. So no rank goes on before every rank has uploaded its graph.
     """
     graph = capture_alone(me, body)
     me.comm.barrier()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: each library's own call for each verb.
+"""The measured calls: each library's own call for each verb.
 
 Decides which function of a library stands for a verb, in the form that costs least. Knows nothing
 of the process that measures, of windows, or of other libraries.
@@ -174,7 +174,7 @@ class Gloo(Library):
 
 
 class Mpi(Library):
-    """Any MPI, through mpi4py; the wheel in use is decided by who launched the process."""
+    """Any MPI, through mpi4py; the launcher of the process decides the wheel in use."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
@@ -258,7 +258,7 @@ class Mpi(Library):
 def _torch_call(
     library: Any, cell: Cell, rank: int, output: torch.Tensor, source: torch.Tensor
 ) -> Bound:
-    """Return the call of `cell` by the functions of torch.distributed, or of who names them so."""
+    """Return the call of `cell` by torch.distributed, or by a library with the same names."""
     op, is_root = _torch_op(cell.op), rank == cell.root
     match cell.verb:
         case "all_reduce":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measured library has to offer, and what all of them share: buffers, check, loop.
+"""The interface of a measured library, and the parts that all share: buffers, check, loop.
 
 Decides how buffers are made, filled and checked, for every library alike. Knows no library, no
 window and nothing of the process that measures.
@@ -17,13 +17,13 @@ from fastcoll.measure.timer import time_calls
 
 IN_GRAPH = "_graph"  # behind a library's name: its calls in a captured graph, on GPUs
 _POISON = 77
-# A function and the arguments that make it one call of what is measured.
+# A function and the arguments that make it one measured call.
 Bound = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a rank process is told at its start.
+    """The settings of a rank process, from its command line.
 
     Attributes:
         library: Key of `libraries.LIBRARIES`.
@@ -69,7 +69,7 @@ class Library(ABC):
         """Return the function and arguments that run `cell` (in place: source is output)."""
 
     def asynchronous(self, call: Bound) -> Bound:
-        """Return what starts a call and waits for it."""
+        """Return a call that starts `call` asynchronously and waits for it."""
         raise NotImplementedError(f"{self.config.library} has no asynchronous calls here")
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -108,12 +108,12 @@ class Library(ABC):
         return self.asynchronous(call) if self.config.async_op else call
 
     def loop(self, iterations: int) -> float:
-        """Return the seconds of `iterations` back-to-back calls of what was prepared."""
+        """Return the seconds of `iterations` back-to-back calls of the prepared cell."""
         fn, args = self._call
         return time_calls(fn, args, iterations)
 
     def terms(self) -> dict[str, Any]:
-        """Return what the ranks agreed on, as far as it decides which calls they can make."""
+        """Return the terms of the ranks that decide which calls they can make."""
         raise NotImplementedError(f"{self.config.library} has no terms")
 
     def choose(self, algorithm: str, segment_bytes: int) -> None:
@@ -125,7 +125,7 @@ class Library(ABC):
         raise NotImplementedError(f"{self.config.library} has no flag to time")
 
     def release(self) -> None:
-        """Free what `prepare` allocated."""
+        """Free the buffers of `prepare`."""
         self._call = (self.barrier, ())
         self._input = self._output = torch.empty(0)
 

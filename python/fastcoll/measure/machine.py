@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What machine, code and versions a measurement was made on.
+"""The machine, code and versions of a measurement.
 
 Decides which facts go into a result file. No absolute path goes in: result files are committed.
 """
@@ -94,7 +94,7 @@ def read_commit(*folders: Path) -> Commit | None:
         head = _git(folder, "rev-parse", "HEAD")
         if top is None or head is None or not (Path(top) / "python" / "fastcoll").is_dir():
             continue
-        # Results themselves may be new: they do not change what was measured.
+        # Results themselves may be new: they do not change the measured code.
         kept = ("--", ":/", ":(top,exclude)bench/results")
         return Commit(head, bool(_git(folder, "status", "--porcelain", *kept)))
     return None

@@ -3,8 +3,8 @@
 
 Decides each MPI's settings (its best reasonable ones for one machine). The wheels overwrite each
 other's files, so each lives in a folder of its own (`pip install --prefix`, see
-bench/setup_mpi.sh); an MPI of the running environment itself is found too. Knows nothing of
-verbs or of what is timed.
+bench/setup_mpi.sh). An MPI of the running environment itself is found too. Knows nothing of
+verbs or of the timed calls.
 """
 
 import os
@@ -26,9 +26,9 @@ class Flavour:
     Attributes:
         marker: File under the prefix that only this MPI has.
         libmpi: Its shared library under the prefix.
-        options: What its mpiexec is always told: ranks are pinned by themselves, like all
-            libraries' ranks, so mpiexec must not.
-        crowded_options: What is added when there are more ranks than cores.
+        options: Options that its mpiexec always gets. Ranks pin themselves, like all libraries'
+            ranks, so mpiexec must not pin them.
+        crowded_options: More options, when there are more ranks than cores.
         variables: Environment, with {prefix} for the folder.
     """
 

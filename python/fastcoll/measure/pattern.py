@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test data whose reductions are exact, and the check of a result against it.
 
-Decides the numbers that each rank puts in and what must come out; mpi_loop.c holds the same
+Decides the numbers of each rank's input and the expected output; mpi_loop.c holds the same
 formula. Independent of fastcoll: a reference that shared its code would share its mistakes.
 """
 
@@ -26,10 +26,10 @@ _GET_PARTS = ("all_gather", "gather", "all_to_all")
 class Cell:
     """One call to measure.
 
-    `numel` counts the message as fastcoll does: the tensor of all_reduce, reduce and broadcast, the
-    output of reduce_scatter and scatter, the input of all_gather and gather, one part of
-    all_to_all, 0 for barrier. In sendrecv, as in nccl-tests, every rank sends a message to the next
-    one and gets the one before's.
+    `numel` counts the message as fastcoll does. For all_reduce, reduce and broadcast that is the
+    tensor. For reduce_scatter and scatter it is the output, for all_gather and gather the input,
+    for all_to_all one part, for barrier 0. In sendrecv, as in nccl-tests, every rank sends a
+    message to the next rank and gets one from the rank before it.
     """
 
     verb: str
@@ -40,7 +40,7 @@ class Cell:
     root: int = 0
 
     def request(self, **fields: Any) -> Request:
-        """Return what all ranks know of this call; `fields` say the rest, by whom and with what."""
+        """Return this call's request; `fields` are the facts that the cell does not have."""
         return Request(
             verb=Verb[self.verb],
             dtype=DType[self.dtype],
@@ -146,7 +146,7 @@ def _count_unequal(tensor: torch.Tensor, period: torch.Tensor, first_idx: int) -
 
 
 def count_wrong(output: torch.Tensor, cell: Cell, rank: int) -> int:
-    """Return how many elements of rank's `output` (one dimension) are not what must come out."""
+    """Return how many elements of rank's `output` (one dimension) are wrong."""
     dtype, root = cell.torch_dtype, cell.root
     if cell.verb in ("reduce", "gather") and rank != root:
         return 0

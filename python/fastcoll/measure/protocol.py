@@ -7,10 +7,10 @@ whose turn it is. Knows nothing of libraries.
 
     prepare VERB DTYPE OP NUMEL ROOT    allocate, check one call -> {"num_wrong": N}
     time ITERATIONS WINDOWS             -> {"seconds": [...], "idle_cpu_s": S}
-    choose ALGORITHM SEGMENT_BYTES      how to carry out what is, or will be, prepared
-    terms                               what the ranks agreed on -> {"num_channels": N, ...}
+    choose ALGORITHM SEGMENT_BYTES      how to carry out the calls prepared now or later
+    terms                               the agreement of the ranks -> {"num_channels": N, ...}
     flag ITERATIONS                     one-way flag of fastcoll's pads -> {"seconds": S}
-    release                             free what prepare allocated
+    release                             free the buffers of prepare
     quit
 """
 
@@ -67,8 +67,8 @@ def connect(path: str, rank: int) -> Line:
             connection.connect(path)
             break
         except (FileNotFoundError, ConnectionRefusedError):
-            # Under torchrun a rank may be faster than the process that listens; but no folder, or
-            # a socket that refuses for long, means that it has ended.
+            # Under torchrun a rank may be faster than the process that listens. But if the folder
+            # is gone, or the socket refuses for long, that process has ended.
             if not Path(path).parent.is_dir() or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

@@ -74,7 +74,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median: two of the sorted values, whatever the distribution.
+    """Return the 95 % interval of the median: two of the sorted values, for any distribution.
 
     The number of values below the median is binomial; its normal approximation is a little wide
     for few values. Up to five values say nothing narrower than their range.
@@ -89,8 +89,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 def rounds_interval(values: Sequence[float], num_rounds: int) -> tuple[float, float]:
     """Return the 95 % interval of the median of values that were taken in rounds of equal length.
 
-    That of the rounds' medians: values of one round were taken in one state of the machine, so many
-    of them say no more of the next state than one does.
+    It is the interval of the rounds' medians. The values of one round were taken in one state of
+    the machine. So many of them say no more about the next state than one does.
     """
     length = max(1, len(values) // num_rounds)
     rounds = [values[begin : begin + length] for begin in range(0, len(values), length)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank process: `python -m fastcoll.measure.worker CONFIG_JSON RANK`.
 
-Decides the order within a command (idle clock, barrier, window) and what is done when a library
-refuses. Which library and which buffers is libraries.py's matter.
+Decides the order within a command (idle clock, barrier, window) and the reaction when a library
+refuses. The library and the buffers are chosen in libraries.py.
 """
 
 import json
