@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON files that people write or pass on: read, and held against a schema.
 
-Decides how a refusal is worded: the file, the path in it, what is wrong and what to write instead.
+Decides how a refusal is worded: the file, the path in it, the fault and the text to write instead.
 """
 
 import json
@@ -14,7 +14,7 @@ from fastcoll.errors import UsageError
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file says.
+    """Return the contents of a file.
 
     Raises:
         UsageError: It can't be read, or is no JSON; NaN and Infinity are none.
@@ -32,7 +32,7 @@ def _no_number(text: str) -> float:
 
 
 def worst_fault(document: Any, schema_path: Path) -> Exception | None:
-    """Return the jsonschema.ValidationError that says best why a document is not what it should be.
+    """Return the jsonschema.ValidationError that says best why a document is not valid.
 
     The schema is read, and itself checked, once.
     """

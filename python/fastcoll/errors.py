@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of fastcoll: one class per kind of failure, raised by Python and by C++ alike.
 
-Decides the names and what each error carries. Knows nothing of groups, tensors or torch; the
+Decides the names and the fields of each error. Knows nothing of groups, tensors or torch; the
 C++ extension finds these classes by name.
 """
 
@@ -25,7 +25,7 @@ class UsageError(FastcollError):
 
 
 class UnsupportedError(FastcollError):
-    """The call has no meaning or no implementation here; the text names what does work."""
+    """The call has no meaning or no implementation here; the text names calls that work."""
 
 
 class DesyncError(FastcollError):

@@ -18,9 +18,9 @@ _MOST_CHARACTERS = 1000  # up to four bytes each: an empty page of a pipe (4096 
 
 
 def printable(text: str) -> str:
-    """Return the text as one line, with escapes in place of what is not printable.
+    """Return the text as one line, with escapes in place of characters that are not printable.
 
-    For what another process wrote: it may hold a terminal's control sequences, or line ends.
+    For another process's text: it may hold a terminal's control sequences, or line ends.
     """
     return _C.printable(text.encode(errors="replace"))
 

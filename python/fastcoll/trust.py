@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a file can be believed: code that is loaded, tables that decide.
 
-Decides who may have written one: this user or root. Must not know what the file says.
+Decides which users may have written one: this user or root. Must not know the file's contents.
 """
 
 import errno
@@ -18,7 +18,7 @@ def require_trusted(path: Path) -> Path:
     """Return the real path of a file that only this user and root can have written or replaced.
 
     Every folder and symbolic link on the way is held against the rule, from the root downwards.
-    Nobody else can change what is checked already, so the path stays good until it is opened.
+    No other user can change a checked part, so the path stays good until it is opened.
 
     Raises:
         UsageError: Another user owns a part of the path, or may write to it.
@@ -65,7 +65,7 @@ def _require_ours(part: Path, status: os.stat_result, path: Path) -> None:
             f"{path} is not used: user {status.st_uid} owns {part}, and could have put anything "
             f"there. Use a path that only user {os.geteuid()} and root own"
         )
-    # In a sticky folder, as /tmp is, nobody renames or removes what belongs to another user.
+    # In a sticky folder, as /tmp is, users rename or remove only their own files.
     is_sticky = is_folder and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky and not is_link:
         raise UsageError(
@@ -77,8 +77,8 @@ def _require_ours(part: Path, status: os.stat_result, path: Path) -> None:
 def _owners(*, is_folder: bool) -> set[int]:
     """Return the users whose files are believed.
 
-    Where a user namespace has no root, as in many rootless containers, the machine's root shows as
-    the user that stands for all who have no number there: its folders are needed on every path.
+    A user namespace may have no root, as in many rootless containers. Then the machine's root shows
+    as the user that stands for all users without a number there. Its folders are on every path.
     """
     owners = {0, os.geteuid()}
     if is_folder and not _has_root():

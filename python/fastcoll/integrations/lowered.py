@@ -2,10 +2,10 @@
 # mypy: disable-error-code="no-untyped-call"
 """How torch's code generator takes the operators of `ops.py`: as collectives, like its own.
 
-Inductor orders kernels by what they need and by memory, which may differ between ranks where sizes
-do (split sizes, ragged batches). All ranks must make their calls in one order; what it knows as a
-collective it leaves in the order of the program. Imported only where the generator is: see
-`compile.py`.
+Inductor orders kernels by their inputs and by memory. That order may differ between ranks where
+sizes do (split sizes, ragged batches). All ranks must make their calls in one order. Inductor
+leaves the operators that it knows as collectives in the order of the program. Imported only where
+the generator is: see `compile.py`.
 
 Marking the operators as effects did not keep them in order (torch 2.13).
 """

@@ -135,7 +135,7 @@ def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
 
 
 def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Tensor]:
-    """Let the leaders, who call this, see that all nodes make the same call.
+    """Compare the calls of all nodes, and trade contents. Collective over the leaders.
 
     Args:
         lanes: This rank's lanes.
