@@ -147,7 +147,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
     """
     try:
         ptr, held_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
-    except RuntimeError as error:  # of what torch.func hands out
+    except RuntimeError as error:  # of torch.func's tensors
         raise _in_transform(name) from error
     if tensor.numel() == 0:
         return ptr

@@ -13,8 +13,8 @@ import torch
 
 from fastcoll.errors import UnsupportedError
 
-_LEGACY = 1  # what the interface calls the default stream, as 0 would say nothing
-_UNORDERED = -1  # of DLPack's protocol: who asks sees to the order itself
+_LEGACY = 1  # the interface's name of the default stream, as 0 would say nothing
+_UNORDERED = -1  # of DLPack's protocol: the consumer orders the streams itself
 
 
 class Placed(Protocol):

@@ -70,7 +70,7 @@ class ObjectMethods(GroupCalls):
         self.broadcast(message, root)
         if not gives:
             _replace(object_list, file, root, weights_only)
-        elif weights_only:  # the others refuse what is not allowed; so does this rank
+        elif weights_only:  # the others refuse objects that are not allowed; so does this rank
             _unpacked(file, weights_only, root, device="meta")
 
     def gather_object(
@@ -123,7 +123,7 @@ class ObjectMethods(GroupCalls):
             gives = [_packed(obj, weights_only) for obj in scatter_object_input_list or ()]
         lengths = np.array([file.getbuffer().nbytes for file in gives], np.int64)
         self.broadcast(lengths, root)
-        mine, gives[root] = gives[root], io.BytesIO()  # what the root keeps
+        mine, gives[root] = gives[root], io.BytesIO()  # the root keeps its own object
         gets = [io.BytesIO() for _ in range(self.world_size)]
         mine = self.allocated(
             lambda: mine if self.rank == root else _file_of(int(lengths[self.rank])),

@@ -188,7 +188,7 @@ class Communicator(_C.Group, BaseGroup):
         require_room(num_bytes, self.world_size, self.gather_bytes)
 
         def make() -> int:
-            self.check_host()  # who comes late would find what the others sent, and they gave up
+            self.check_host()  # a late rank would find the others' messages, and they gave up
             return create_arena(num_bytes)
 
         try:

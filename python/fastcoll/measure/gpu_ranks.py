@@ -107,7 +107,7 @@ class GpuRanks:
             thread.submit(function, first, *args)
             for thread, first in zip(self._threads, firsts, strict=True)
         ]
-        failed, self.failed = self.failed, True  # also if somebody breaks off the wait
+        failed, self.failed = self.failed, True  # also if the wait is broken off
         wait(jobs)
         problems = [(rank, job.exception()) for rank, job in enumerate(jobs) if job.exception()]
         if problems:
