@@ -128,6 +128,14 @@ constexpr bool verb_has_root(Verb verb) {
          verb == Verb::reduce;
 }
 
+// Every rank gives a part to each rank, or the root does; and the same of what it gets.
+constexpr bool verb_gives_parts(Verb verb) {
+  return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter;
+}
+constexpr bool verb_gets_parts(Verb verb) {
+  return verb == Verb::all_gather || verb == Verb::all_to_all || verb == Verb::gather;
+}
+
 constexpr const char* algorithm_name(Algorithm algorithm) {
   return detail::kAlgorithmNames[static_cast<int>(algorithm)];
 }

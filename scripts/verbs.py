@@ -36,6 +36,7 @@ MEANINGS = {
     "numerics": "kNumerics",
     "timeout_s": "kTimeout",
 }
+CALLS = ("Call", "ListCall", "PartsCall")  # what a declaration makes
 PYTHON_ONLY = ("group_src", "group_dst", "device_ids", "timeout")
 WIDTH = 100
 TORCH_NAMES = "python/fastcoll/integrations/torch_names.py"
@@ -73,13 +74,22 @@ class Argument:
 
 @dataclass(frozen=True)
 class Verb:
-    """One declaration."""
+    """One declaration.
+
+    Attributes:
+        core: The member of `fastcoll.types.Verb` that carries it out; "" for a transfer.
+        input: The argument that holds what a rank gives.
+        output: The argument that the result goes to.
+    """
 
     name: str
     kind: str
     arguments: tuple[Argument, ...]
     returns: str
     aliases: tuple[str, ...]
+    core: str = ""
+    input: str = ""
+    output: str = ""
 
     @property
     def first(self) -> str:
@@ -101,6 +111,10 @@ class Verb:
             raise ValueError(f"{self.name}: {argument.name} is no array: add it to MEANINGS")
         return "kTensor" if argument.name == self.first else "kSecond"
 
+    def lists(self) -> set[str]:
+        """Return the arguments that are lists of arrays."""
+        return {one.name for one in self.arguments if "Sequence[Array]" in one.type}
+
     def methods_arguments(self) -> list[Argument]:
         """Return the arguments of the method."""
         return [one for one in self.arguments if one.name != "group"]
@@ -108,7 +122,12 @@ class Verb:
 
 def declared(root: Path = ROOT) -> list[Verb]:
     """Read the declarations of a work tree."""
-    return [verb for module in KINDS for verb in _declared_in(root / API, module)]
+    return [verb for verbs in declared_by_module(root).values() for verb in verbs]
+
+
+def declared_by_module(root: Path = ROOT) -> dict[str, list[Verb]]:
+    """Read the declarations of a work tree, by the module of each."""
+    return {module: [*_declared_in(root / API, module)] for module in KINDS}
 
 
 def _declared_in(folder: Path, module: str) -> Iterator[Verb]:
@@ -119,9 +138,26 @@ def _declared_in(folder: Path, module: str) -> Iterator[Verb]:
         if isinstance(node, ast.FunctionDef) and "verb" in map(ast.unparse, node.decorator_list):
             aliases = [ast.unparse(name) for name, of in others if ast.unparse(of) == node.name]
             returns = ast.unparse(node.returns) if node.returns else "None"
-            calls = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
-            kind = "parts" if "PartsCall" in calls else KINDS[module]
-            yield Verb(node.name, kind, (*_arguments(node, text),), returns, (*aliases,))
+            made, fields = _call_of(node)
+            kind = "parts" if made == "PartsCall" else KINDS[module]
+            arguments = (*_arguments(node, text),)
+            yield Verb(node.name, kind, arguments, returns, (*aliases,), **fields)
+
+
+def _call_of(node: ast.FunctionDef) -> tuple[str, dict[str, str]]:
+    """Return the class of the call that a declaration makes, and who has which part in it."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and (made := ast.unparse(one.func)) in CALLS:
+            values = {keyword.arg: keyword.value for keyword in one.keywords}
+            sides = {"input": "input", "output": "output", "inputs": "input", "outputs": "output"}
+            fields = {side: _source(values[name]) for name, side in sides.items() if name in values}
+            return made, fields | {"core": ast.unparse(values["verb"]).removeprefix("Verb.")}
+    return "", {}
+
+
+def _source(value: ast.expr) -> str:
+    """Return the argument that a field is taken from: of two the one that may be left out."""
+    return ast.unparse(value.orelse if isinstance(value, ast.IfExp) else value)
 
 
 def _arguments(node: ast.FunctionDef, text: str) -> Iterator[Argument]:
@@ -168,12 +204,15 @@ def _cxx_row(verb: Verb) -> Iterator[str]:
     read = verb.read()
     meanings = [meaning for _, meaning in read]
     takes_root = verb.kind != "transfer" and "kRoot" in meanings
-    takes_sequences = any("Sequence[Array]" in one.type for one in verb.arguments)
     yield f'    {{.name = "{verb.name}",'
     yield (
         f"     .kind = VerbKind::{verb.kind}, .takes_root = {_word(takes_root)}, "
-        f".takes_sequences = {_word(takes_sequences)},"
+        f".takes_sequences = {_word(bool(verb.lists()))},"
     )
+    if verb.core:
+        meaning_of = {one.name: meaning for one, meaning in read}
+        output = meaning_of.get(verb.output, "kTensor")
+        yield f"     .core = Verb::{verb.core}, .output = {output},"
     yield (
         f"     .num_positional = {sum(not one.by_name_only for one, _ in read)}, "
         f".num_params = {len(read)}, .group_place = {meanings.index('kGroup')},"

@@ -41,9 +41,7 @@ struct Call {
   bool gets(int rank) const { return plan.verb != Verb::reduce || rank == plan.root; }
   // Elements of a rank's whole input.
   size_t input_numel() const {
-    const bool has_all_parts =
-        scatters() || plan.verb == Verb::all_to_all || plan.verb == Verb::scatter;
-    return has_all_parts ? plan.numel * size_t(world_size()) : plan.numel;
+    return verb_gives_parts(plan.verb) ? plan.numel * size_t(world_size()) : plan.numel;
   }
   // Of a rank's input that has a part for each rank: where an element of one of them lies.
   size_t input_start(int part, size_t start) const {

@@ -17,20 +17,16 @@ namespace fastcoll {
 // The arguments that a call writes on this rank.
 template <FastVerb kVerb>
 std::span<PyObject* const> written_by(const ProcessGroup& group, const Args& args) {
-  const auto one = [&](Param param) { return std::span<PyObject* const>(&args.objects[param], 1); };
-  constexpr bool kGathers = kVerb == FastVerb::gather || kVerb == FastVerb::gather_single;
-  if constexpr (kVerb == FastVerb::barrier) return {};
-  if constexpr (kVerb == FastVerb::broadcast || kVerb == FastVerb::reduce || kGathers) {
+  constexpr Signature kSignature = signature_of(kVerb);
+  if constexpr (kSignature.core == Verb::barrier) return {};
+  if constexpr (kSignature.takes_root && kSignature.core != Verb::scatter) {
     const int root = args[kRoot] ? root_of(group, args[kRoot]).value_or(-1) : 0;
-    if ((group.rank() == root) == (kVerb == FastVerb::broadcast)) return {};
+    if ((group.rank() == root) == (kSignature.core == Verb::broadcast)) return {};
   }
-  if constexpr (kVerb == FastVerb::all_gather || kVerb == FastVerb::gather)
-    return items_of(args[kSecond]);
-  if constexpr (kVerb == FastVerb::all_to_all || takes_lists(kVerb)) return items_of(args[kTensor]);
-  if constexpr (kVerb == FastVerb::gather_single) return one(kSecond);
-  if constexpr (kVerb == FastVerb::all_reduce || kVerb == FastVerb::reduce)
-    return one(given(args[kSecond]) ? kSecond : kTensor);
-  return one(kTensor);
+  constexpr bool kGetsLists = takes_lists(kVerb) || verb_gets_parts(kSignature.core);
+  PyObject* const& output = args.objects[kSignature.output];
+  if constexpr (kSignature.takes_sequences && kGetsLists) return items_of(output);
+  return {given(output) ? &output : &args.objects[kTensor], 1};
 }
 
 inline void count_writes(std::span<PyObject* const> written) {

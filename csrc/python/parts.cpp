@@ -58,56 +58,32 @@ class Sizes {
 
 Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                        Parts& parts) {
-  Views first, second;
-  Sizes output_sizes, input_sizes;
-  PartsCall call{Verb::all_to_all, group.rank(), group.world_size()};
-  switch (verb) {
-    case FastVerb::gather:
-    case FastVerb::gather_single:
-    case FastVerb::scatter: {
-      const bool gathers = verb != FastVerb::scatter;
-      call.verb = gathers ? Verb::gather : Verb::scatter;
-      call.cuts = verb == FastVerb::gather_single;
-      const std::optional<int> root = args[kRoot] ? root_of(group, args[kRoot]) : 0;
-      if (!root || !first.read_one(args[kTensor])) return {};
-      call.root = *root;
-      if (call.cuts) {  // the others' is ignored, as torch does
-        if (group.rank() == *root && !second.read_one(args[kSecond])) return {};
-      } else if (group.rank() != *root ? given(args[kSecond]) : !second.read_list(args[kSecond])) {
-        return {};
-      }
-      call.outputs = gathers ? second.views() : first.views();
-      call.inputs = gathers ? first.views() : second.views();
-      break;
-    }
-    case FastVerb::all_gather:
-      call.verb = Verb::all_gather;
-      if (!first.read_one(args[kTensor]) || !second.read_list(args[kSecond])) return {};
-      call.inputs = first.views();
-      call.outputs = second.views();
-      break;
-    case FastVerb::reduce_scatter:
-      call.verb = Verb::reduce_scatter;
-      if (!first.read_one(args[kTensor]) || !second.read_list(args[kSecond])) return {};
-      call.outputs = first.views();
-      call.inputs = second.views();
-      break;
-    case FastVerb::all_to_all:
-    case FastVerb::all_to_all_single:
-      call.cuts = verb == FastVerb::all_to_all_single;
-      if (call.cuts ? !first.read_one(args[kTensor]) || !second.read_one(args[kSecond]) ||
-                          !output_sizes.read(group, args[kOutSplits]) ||
-                          !input_sizes.read(group, args[kInSplits])
-                    : !first.read_list(args[kTensor]) || !second.read_list(args[kSecond]))
-        return {};
-      call.outputs = first.views();
-      call.inputs = second.views();
-      call.output_sizes = output_sizes.sizes();
-      call.input_sizes = input_sizes.sizes();
-      break;
-    default:
-      return {};
+  const Signature& signature = signature_of(verb);
+  PartsCall call{signature.core, group.rank(), group.world_size()};
+  call.cuts = !signature.takes_sequences;
+  if (signature.takes_root && args[kRoot]) {
+    const std::optional<int> root = root_of(group, args[kRoot]);
+    if (!root) return {};
+    call.root = *root;
   }
+  const bool is_elsewhere = signature.takes_root && call.rank != call.root;
+  const auto read = [&](Views& views, Param param, bool has_parts) {
+    if (!has_parts) return views.read_one(args[param]);
+    // What others than the root give in place of its one tensor is ignored, as torch does.
+    if (is_elsewhere) return call.cuts || !given(args[param]);
+    return call.cuts ? views.read_one(args[param]) : views.read_list(args[param]);
+  };
+  Views outputs, inputs;
+  Sizes output_sizes, input_sizes;
+  const Param input = signature.output == kTensor ? kSecond : kTensor;
+  if (!read(outputs, signature.output, verb_gets_parts(call.verb)) ||
+      !read(inputs, input, verb_gives_parts(call.verb)) ||
+      !output_sizes.read(group, args[kOutSplits]) || !input_sizes.read(group, args[kInSplits]))
+    return {};
+  call.outputs = outputs.views();
+  call.inputs = inputs.views();
+  call.output_sizes = output_sizes.sizes();
+  call.input_sizes = input_sizes.sizes();
   const std::optional<PartsKind> kind = read_parts(call, parts);
   if (!kind) return {};
   const bool reduces = call.verb == Verb::reduce_scatter;

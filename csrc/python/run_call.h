@@ -55,12 +55,6 @@ bool run_one(ProcessGroup& group, const Args& args, Op op) {
   return true;
 }
 
-constexpr Verb verb_of_lists(FastVerb verb) {
-  if (verb == FastVerb::all_reduce_coalesced) return Verb::all_reduce;
-  return verb == FastVerb::reduce_scatter_tensor_coalesced ? Verb::reduce_scatter
-                                                           : Verb::all_gather;
-}
-
 // Null if it is no fast call; then nothing has happened.
 template <FastVerb kVerb>
 PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
@@ -75,8 +69,8 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     if (!one.is_fast()) return nullptr;
     call->is_to_run(one);
   } else {
-    auto lists =
-        prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond], op, args.options);
+    auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor], args[kSecond], op,
+                               args.options);
     if (lists.empty()) return nullptr;
     call->is_to_run(std::move(lists));
   }
@@ -122,8 +116,8 @@ PyObject* run_collective(const Caller& caller, Args& args) {
     if constexpr (!takes_lists(kVerb)) {
       return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
     } else {
-      const auto lists = prepare_lists(verb_of_lists(kVerb), group, args[kTensor], args[kSecond],
-                                       *op, args.options);
+      const auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor],
+                                       args[kSecond], *op, args.options);
       if (lists.empty()) return nullptr;
       count_writes(written_by<kVerb>(group, args));
       PythonHost host;
