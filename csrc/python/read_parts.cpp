@@ -108,7 +108,7 @@ std::optional<PartsKind> read_rooted(const PartsCall& call, Parts& parts) {
       return std::nullopt;
   }
   reader.put(gathers ? parts.inputs : parts.outputs, gathers ? call.rank : call.root, mine,
-             is_in_place && gathers);
+             is_in_place && (gathers || call.cuts));
   return reader.kind(mine.numel);
 }
 

@@ -18,7 +18,7 @@ struct PartsCall {
   int rank, world_size, root = 0;
   std::span<const TensorView> outputs = {}, inputs = {};  // on a side without parts, one
   // Of an all_to_all: each side is one tensor, to be cut by rows, equally where no sizes are given.
-  // Of a gather: the root's result is one tensor.
+  // Of a gather or a scatter: the root's side is one tensor, cut equally.
   bool cuts = false;
   std::span<const int64_t> output_sizes = {}, input_sizes = {};
 };

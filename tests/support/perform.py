@@ -6,15 +6,27 @@ the checks besides the result: inputs stay unchanged, and no byte outside an out
 not know how the library runs a call.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+import verbs
 
 from tests.support import oracle
-from tests.support.calls import MOVES, Call, Place, difference, expected, words_in
+from tests.support.calls import (
+    MOVES,
+    REDUCTIONS,
+    ROOTED,
+    Call,
+    Place,
+    difference,
+    expected,
+    words_in,
+)
 from tests.support.harness import Pool, Rank
 
 _GUARD_BYTES = 64
@@ -214,48 +226,52 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
         return comm.issue(CheckedCall(verb=verb, input=ins, output=outs, **how))
     if call.verb == "broadcast":
         return comm.issue(CheckedCall(verb=verb, input=ins, output=ins, **how))
-    at_root, several = comm.rank == call.root, comm.world_size
-    if call.verb == "gather":
-        outs = split(outs, several) if at_root else None
-    elif call.verb == "scatter":
-        ins = split(ins, several) if at_root else None
+    if call.verb in ("gather", "scatter"):  # a list on the root, or one tensor
+        how["single"] = single = call.numel % 2 == 1
+        whole = outs if call.verb == "gather" else ins
+        whole = (
+            None if comm.rank != call.root else whole if single else split(whole, comm.world_size)
+        )
+        ins, outs = (ins, whole) if call.verb == "gather" else (whole, outs)
     return comm.issue(PartsCall(verb=verb, input=ins, output=outs, **how))
 
 
+@cache
+def forms_of(core: str) -> list[verbs.Verb]:
+    """The declared verbs that one verb of the core carries out; the one of plain tensors first."""
+    found = [one for one in verbs.declared() if one.core == core and one.kind != "lists"]
+    return sorted(found, key=lambda one: one.kind != "tensors")
+
+
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
-    """Hand a call with these arguments to the library."""
+    """Hand a call to the library; sizes take turns with the forms of the verb."""
     import fastcoll
 
-    # Defaults are left out: what is given takes a slower way through the library.
-    given = {"algorithm": call.algorithm != "auto", "numerics": call.numerics is not None}
-    options: dict[str, Any] = {
-        name: getattr(call, name) for name, wanted in given.items() if wanted
-    }
-    if async_op:
-        options["async_op"] = True
-    op = getattr(fastcoll.ReduceOp, call.op)
     if call.verb in MOVES and call.algorithm != "auto":
         return move_by(comm, call, ins, outs)
-    if call.verb == "all_reduce":
-        if ins is not outs:
-            options["out"] = outs
-        return fastcoll.all_reduce(ins, op, comm, **options)
-    if call.verb == "reduce_scatter":
-        return fastcoll.reduce_scatter_tensor(outs, ins, op, comm, **options)
-    if call.verb == "all_gather":
-        return fastcoll.all_gather_into_tensor(outs, ins, comm, **options)
-    if call.verb == "reduce":
-        if ins is not outs:
-            options["out"] = outs
-        return fastcoll.reduce(ins, call.root, op, comm, **options)
-    if call.verb == "all_to_all":
-        return fastcoll.all_to_all_single(outs, ins, group=comm, **options)
-    at_root = comm.rank == call.root
-    if call.verb == "gather":
-        parts = (outs if call.numel % 2 else split(outs, comm.world_size)) if at_root else None
-        gather = fastcoll.gather_single if call.numel % 2 else fastcoll.gather
-        return gather(ins, parts, call.root, comm, **options)
-    if call.verb == "scatter":
-        parts = split(ins, comm.world_size) if at_root else None
-        return fastcoll.scatter(outs, parts, call.root, comm, **options)
-    return fastcoll.broadcast(ins, call.root, comm, **options)
+    forms = forms_of(call.verb)
+    verb = forms[call.numel % len(forms)]
+    arrays = {verb.output: outs, verb.input: ins}
+    if ins is outs:
+        arrays.pop("out", None)
+    has_parts = {"gather": verb.output, "scatter": verb.input}.get(call.verb)
+    if has_parts and comm.rank != call.root:
+        arrays[has_parts] = None
+    given: dict[str, Any] = {"group": comm}
+    for name, array in arrays.items():
+        is_list = name in verb.lists() and array is not None
+        given[name] = split(array, comm.world_size) if is_list else array
+    if call.verb in REDUCTIONS:
+        given["op"] = getattr(fastcoll.ReduceOp, call.op)
+    if call.verb in ROOTED:
+        given["dst" if call.verb in ("gather", "reduce") else "src"] = call.root
+    # Defaults are left out: what is given takes a slower way through the library.
+    options = {"algorithm": "auto", "numerics": None}
+    given |= {
+        name: getattr(call, name) for name, usual in options.items() if getattr(call, name) != usual
+    }
+    given |= {"async_op": True} if async_op else {}
+    # By place as far as all before is given.
+    by_place = (one.name for one in verb.arguments if not one.by_name_only)
+    places = [*itertools.takewhile(given.__contains__, by_place)]
+    return getattr(fastcoll, verb.name)(*[given.pop(name) for name in places], **given)

@@ -41,7 +41,8 @@ class PartsCall(BaseCall):
     """A call with a part for each rank; a list has one array for each.
 
     all_to_all has two arrays, cut by rows into `input_splits` and `output_splits` (None: equally),
-    or two lists. A gather that is `single` has one array as output, which only the root's counts.
+    or two lists. A gather or scatter that is `single` has one array in place of the root's list;
+    what the other ranks give there is ignored.
     """
 
     input: Array | Sequence[Array] | None
@@ -214,7 +215,10 @@ _GATHERS = (Verb.all_gather, Verb.gather)
 
 
 def _names_of(call: PartsCall) -> tuple[str, str]:
-    return ("tensor", "gather_tensor") if call.single else _NAMES[call.verb]
+    source, target = _NAMES[call.verb]
+    if not call.single:
+        return source, target
+    return source.replace("_list", "_tensor"), target.replace("_list", "_tensor")
 
 
 def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> None:
@@ -229,7 +233,7 @@ def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> 
 
 def _side(arrays: object, name: str, world_size: int) -> Side:
     """Look at an array, or at a list of one for each rank."""
-    if name == "gather_tensor":
+    if name.endswith("_tensor"):  # in place of a list
         whole = view(arrays, name, gpu=True)
         if whole.numel % world_size:
             raise UsageError(
@@ -346,7 +350,7 @@ def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: 
         if one.dense and other.dense:
             is_in_place = source.parts()[rank][0] == target.parts()[rank][0]
         else:  # a strided whole does not say where its parts are
-            is_whole = other.numel != target.numels[rank]
+            is_whole = one.numel != source.numels[rank] or other.numel != target.numels[rank]
             is_in_place = not is_whole and one.ptr == other.ptr
             is_in_place = is_in_place and one.strides_bytes == other.strides_bytes
         if is_in_place:
