@@ -21,7 +21,7 @@ import pytest
 OPTION = "--skip-proved"
 CPP = ("csrc", "kernels")
 LIBRARY = (*CPP, "python")
-ALWAYS = ("tests/*.py", "tests/support/*.py", "constraints.txt", "setup.py")
+ALWAYS = ("tests/*.py", "tests/support/*.py", "scripts/*.py", "constraints.txt", "setup.py")
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")
 DIGEST = pytest.StashKey[str]()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import oracle
 from tests.support.calls import Call, expected, words_in
+from tests.support.draw import IN_RANK_ORDER, algorithms_of
 from tests.support.harness import Pools, Rank
 from tests.support.perform import make
 
@@ -120,12 +121,12 @@ def cases(draw: st.DrawFn) -> Case:
         "float32",
         math.prod(shape),
         draw(st.sampled_from(["SUM", "MAX"])),
-        draw(st.sampled_from(["auto", "one_shot", "two_shot", "chain"])),
+        draw(st.sampled_from(IN_RANK_ORDER)),
         root=draw(st.integers(0, WORLD - 1)),
         seed=draw(st.integers(0, 1000)),
     )
     in_place = verb == "broadcast" or (not in_parts and draw(st.booleans()))
-    if verb in ("broadcast", "all_gather") or (verb == "reduce" and call.algorithm == "chain"):
+    if call.algorithm not in algorithms_of(verb):
         call = dataclasses.replace(call, algorithm="auto")
     outputs = None if in_place else draw(everyone)
     return Case(call, shape, draw(everyone), outputs, draw(st.booleans()))

@@ -16,11 +16,11 @@ import torch
 
 from tests.support import oracle
 from tests.support.calls import Call, Place
+from tests.support.draw import IN_RANK_ORDER
 from tests.support.harness import Pools, Rank
 from tests.support.perform import Started, check, perform_all
 
 SENSITIVE = [name for name in oracle.DTYPES if oracle.order_matters(name, "SUM")]
-ALGORITHMS = ("auto", "one_shot", "two_shot", "chain")
 SIZES = (1, 5, 64, 600, 4100, 9001)
 PLACES = (
     Place(),
@@ -35,7 +35,7 @@ PLACES = (
 def variations(dtype: str, op: str) -> list[Call]:
     """The same message, or a part of it from its start, in many ways."""
     places = [(place,) for place in PLACES] + [PLACES]
-    ways = itertools.product(ALGORITHMS, SIZES)
+    ways = itertools.product(IN_RANK_ORDER, SIZES)
     return [
         Call(
             "all_reduce", dtype, numel, op, algorithm, places=places[number % len(places)], seed=11
@@ -72,7 +72,7 @@ def absorb(rank: Rank, algorithm: str, numel: int) -> list[float]:
     return results
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", IN_RANK_ORDER)
 def test_sums_run_in_the_order_of_the_ranks(pools: Pools, algorithm: str) -> None:
     for numel in (1, 3, 500, 20_000, 300_000):
         assert pools(3).run(absorb, algorithm, numel) == [[0.0, 1.0]] * 3
@@ -80,7 +80,7 @@ def test_sums_run_in_the_order_of_the_ranks(pools: Pools, algorithm: str) -> Non
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_reduce_scatter_gives_the_bits_of_all_reduce(pools: Pools, world: int) -> None:
-    for dtype, algorithm in itertools.product(("float32", "bfloat16"), ALGORITHMS):
+    for dtype, algorithm in itertools.product(("float32", "bfloat16"), IN_RANK_ORDER):
         numel = 1237
         calls = [
             Call("all_reduce", dtype, numel * world, "SUM", seed=3),
@@ -186,7 +186,7 @@ def test_the_thread_does_not_matter(pools: Pools) -> None:
 @pytest.mark.timeout(900)
 def test_from_one_element_to_64_mebibytes(pools: Pools) -> None:
     """Every prefix length agrees with the longest message's bits."""
-    for algorithm in ALGORITHMS:
+    for algorithm in IN_RANK_ORDER:
         sizes = [1, 17, 4099, 262_147, (1 << 20) + 1, 1 << 24]
         calls = [Call("all_reduce", "float32", numel, "SUM", algorithm, seed=1) for numel in sizes]
         assert_prefixes(pools(2).run(perform_all, calls))

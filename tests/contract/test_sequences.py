@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
+from tests.support.draw import IN_ANY_ORDER, algorithms_of
 from tests.support.harness import Pool, Pools, Rank
 from tests.support.perform import Result, Started, check, compare
 
@@ -42,9 +43,8 @@ def one_call(draw: st.DrawFn, world: int) -> Call:
     op = draw(st.sampled_from(oracle.ops_of(dtype))) if verb in REDUCTIONS else "SUM"
     algorithm = "auto"
     if verb in REDUCTIONS:
-        ways = ["auto", "one_shot", "two_shot", "chain"]
-        ways += [] if oracle.order_matters(dtype, op) else ["ring"]
-        ways = [way for way in ways if verb != "reduce" or way not in ("chain", "ring")]
+        barred = IN_ANY_ORDER if oracle.order_matters(dtype, op) else []
+        ways = [way for way in algorithms_of(verb) if way not in barred]
         algorithm = draw(st.sampled_from(ways))
     sizes = st.one_of(st.integers(0, 20), st.integers(0, 3000), st.integers(30_000, 120_000))
     places = draw(st.lists(one_place(), min_size=1, max_size=world))

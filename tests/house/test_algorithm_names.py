@@ -1,87 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of algorithms in docstrings and in the tuning schema are those of the registry."""
 
-import dataclasses
-import json
-import re
+import inspect
+import shutil
 from pathlib import Path
-from typing import Any
 
+import algorithm_names
 import pytest
+import verbs
 
 from fastcoll.api import VERBS
-from fastcoll.choose import algorithms, table
-from fastcoll.machine import gpu
-from fastcoll.types import DType, Op, Request, Verb
+from fastcoll.choose import Candidate, algorithms
+from fastcoll.types import Algorithm, Verb
 
-SCHEMA = Path(table.__file__).with_name("tuning.schema.json")
-LISTS = 3 << 56  # splits of a list of three tensors
-# Declared verb -> verb of the core, for the verbs that take an algorithm.
-REDUCING = {
-    "all_reduce": Verb.all_reduce,
-    "reduce": Verb.reduce,
-    "reduce_scatter_tensor": Verb.reduce_scatter,
-    "reduce_scatter": Verb.reduce_scatter,
-    "all_reduce_coalesced": Verb.all_reduce,
-    "reduce_scatter_tensor_coalesced": Verb.reduce_scatter,
-}
+MODULE = "python/fastcoll/api/reductions.py"
 
 
-def names_for(verb: Verb, on_gpu: bool, splits: int = 0) -> set[str]:
-    """Return the algorithms that can carry out a large call of a verb, asked for by name."""
-    request = Request(verb, DType.float32, Op.SUM, 1 << 26, 0, 2, "auto", "fast", 2, splits)
-    request = dataclasses.replace(
-        request, single_copy="auto", **({"num_channels": 8, "ranks_per_gpu": 1} if on_gpu else {})
-    )
-    return {
-        one.name
-        for one in algorithms.ALL
-        if one.admits(dataclasses.replace(request, algorithm=one.name)) is None
-    }
+def test_the_written_names_are_current() -> None:
+    assert algorithm_names.outdated() == []
 
 
-def named_in(text: str) -> set[str]:
-    """Return the names in a docstring's `algorithm:` entry, but for auto and schedule:NAME."""
-    [entry] = re.findall(r"^ +algorithm: (.*?)(?=^ +\w+: |^ *$|\Z)", text, re.DOTALL | re.MULTILINE)
-    head = re.split(r"\.\s|; for tensors on GPUs", entry)[0]
-    return set(re.findall(r'"(\w+)"', head)) - {"auto"}
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        (MODULE, '"two_shot", "ring", "chain", on GPUs', '"two_shot", "chain", on GPUs'),
+        (MODULE, '"ring", "multimem" and most', '"multimem" and most'),
+        (MODULE, 'on GPUs "nccl", or', 'on GPUs "nccl" or "magic", or'),
+        ("python/fastcoll/api/lists.py", '"one_shot" or "two_shot";', '"one_shot" or "ring";'),
+        (algorithm_names.SCHEMA, '"direct", "single_copy"', '"direct"'),
+        (algorithm_names.SCHEMA, '"multimem", "nccl", "nccl_moves"', '"nccl", "nccl_moves"'),
+    ],
+)
+def test_another_name_makes_them_outdated(path: str, old: str, new: str, tmp_path: Path) -> None:
+    for name in algorithm_names.written():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(verbs.ROOT / name, tmp_path / name)
+    text = (tmp_path / path).read_text()
+    assert old in text
+    (tmp_path / path).write_text(text.replace(old, new, 1))
+    assert algorithm_names.outdated(tmp_path) == [path]
 
 
-def test_every_verb_with_an_algorithm_is_here() -> None:
-    takes = {name for name, verb in VERBS.items() if "algorithm" in verb.__annotations__}
-    assert takes == set(REDUCING)
+def test_every_verb_with_an_algorithm_says_which() -> None:
+    for verb in verbs.declared():
+        text = VERBS[verb.name].__doc__ or ""
+        takes = "algorithm" in [one.name for one in verb.arguments]
+        assert takes == ("algorithm: " in text)
+        assert not takes or algorithm_names.choices(verb) in " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", REDUCING)
-def test_a_docstring_lists_the_algorithms_of_its_verb(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "has_kernel", lambda *_, **__: True)
-    splits = LISTS if name.endswith("_coalesced") else 0
-    want = names_for(REDUCING[name], on_gpu=False, splits=splits)
-    if not splits:  # on GPUs the tensors of a list are reduced one by one
-        want |= names_for(REDUCING[name], on_gpu=True)
-    assert named_in(VERBS[name].__doc__ or "") == want
+def test_the_names_are_those_that_the_registry_admits() -> None:
+    """Some by hand, so that a fault in the asking shows."""
+    assert algorithm_names.names_for(Verb.reduce) == ["one_shot", "two_shot"]
+    assert "single_copy" in algorithm_names.names_for(Verb.broadcast)
+    assert "multimem" in algorithm_names.names_for(Verb.all_reduce, on_gpu=True)
+    assert "multimem" not in algorithm_names.names_for(Verb.all_reduce)
+    assert "ring" in algorithm_names.in_any_order()
+    assert "chain" not in algorithm_names.in_any_order()
 
 
-def test_the_schema_lists_the_algorithms_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "has_kernel", lambda *_, **__: True)
-    schema: Any = json.loads(SCHEMA.read_text())
-    rows = {
-        row: set(schema["$defs"][row]["properties"]["algorithm"]["enum"])
-        for row in ("row", "gpu_row")
-    }
-    on_cpu = {name for verb in Verb for name in names_for(verb, on_gpu=False)}
-    on_gpu = {name for verb in Verb for name in names_for(verb, on_gpu=True)}
-    assert rows["row"] == on_cpu
-    # copy_engine is never measured: it runs only where a call asks for it.
-    assert rows["gpu_row"] == (on_gpu - {"copy_engine"}) | {table.NCCL_MOVES}
-
-
-def test_a_name_that_is_left_out_is_seen() -> None:
-    text = """
-        algorithm: "auto", "ring" or
-            "chain". "x" is in another sentence.
-        numerics: "fast"
-    """
-    assert named_in(text) == {"ring", "chain"}
+@pytest.mark.parametrize("algorithm", algorithms.ALL, ids=lambda one: one.name)
+def test_every_algorithm_offers_what_the_selection_asks_for(algorithm: Candidate) -> None:
+    """As the registry imports modules by name, no type checker sees them."""
+    assert Algorithm[algorithm.name] in Algorithm
+    for name in ("admits", "estimate_us", "plan"):
+        asked = inspect.signature(getattr(Candidate, name)).parameters.values()
+        offered = inspect.signature(getattr(algorithm, name)).parameters.values()
+        wanted = [(one.name, one.default, one.annotation) for one in asked if one.name != "self"]
+        assert [(one.name, one.default, one.annotation) for one in offered] == wanted

@@ -37,9 +37,9 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("csrc", "kernels", "tests/protocol/native", "tests/support", "bin"):
+        for name in ("csrc", "kernels", "tests/protocol/native", "tests/support", "scripts", "bin"):
             (folder / name).mkdir(parents=True)
-        for name in ("constraints.txt", "setup.py", "tests/support/harness.py"):
+        for name in ("constraints.txt", "setup.py", "tests/support/harness.py", "scripts/verbs.py"):
             (folder / name).touch()
         (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = proof\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)

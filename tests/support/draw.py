@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from algorithm_names import in_any_order, names_for
 
+from fastcoll.types import Verb
 from tests.support import oracle
 from tests.support.calls import MOVES, NUMPY_DTYPES, REDUCTIONS, ROOTED, Call, Place
 
 VERBS = (*REDUCTIONS, *MOVES)
-ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
+ALGORITHMS = ("auto", *names_for(Verb.all_reduce))
+IN_ANY_ORDER = in_any_order()
+IN_RANK_ORDER = tuple(name for name in ALGORITHMS if name not in IN_ANY_ORDER)
 PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
 # A float, a half type, an integer, pairs of floats, 8 bits of a float, and what has no sum.
 KINDS_OF_DTYPE = ("float32", "bfloat16", "int64", "complex64", "float8_e4m3fn", "bool")
@@ -29,7 +33,7 @@ class Limits:
     Attributes:
         kinds: Where arguments may lie, each as often as it stands here.
         algorithms: Which ones may be asked for.
-        numerics: Of reductions; None: "fast" of a ring, else none.
+        numerics: Of reductions; None: "fast" where an algorithm needs that.
         in_place_only: Verbs without an output of their own.
         meaningless: Pairs of dtype and operation that the site refuses.
         repeats: How often a reduction is made; the second call takes the library's short way.
@@ -50,8 +54,8 @@ EVERYTHING = Limits()
 
 def algorithms_of(verb: str, limits: Limits = EVERYTHING) -> tuple[str, ...]:
     """Return the algorithms that a call of a verb may ask for."""
-    known = ALGORITHMS[: 3 if verb == "reduce" else 5] if verb in REDUCTIONS else ("auto",)
-    return tuple(name for name in known if name in limits.algorithms)
+    known = names_for(Verb[verb]) if verb in REDUCTIONS else []
+    return tuple(name for name in ("auto", *known) if name in limits.algorithms)
 
 
 def small_sizes(world: int) -> list[int]:
@@ -91,7 +95,7 @@ def calls_of(
             if reduces:
                 roots = [int(rng.choice(roots))]
             numerics = limits.numerics if reduces else None
-            if algorithm == "ring" and oracle.order_matters(dtype, op):
+            if algorithm in IN_ANY_ORDER and oracle.order_matters(dtype, op):
                 numerics = "fast"
             repeats = limits.repeats if reduces and algorithm == "auto" else 1
             for root in roots * repeats:

@@ -39,8 +39,8 @@ def all_reduce(
         out: Where the result goes, of the shape and dtype of `tensor`.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
             "copy_engine", or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
-            "ring", "multimem" and most schedules add in another order than that of the ranks:
-            where that may show, they need `numerics="fast"`. Over several nodes "auto" alone.
+            "ring", "multimem" and most schedules add in another order than that of the ranks: where
+            that may show, they need `numerics="fast"`. Over several nodes "auto" alone.
         numerics: "same_bits" or "fast"; None takes the group's.
         timeout_s: Limit of this call; None takes the group's.
 
@@ -94,8 +94,8 @@ def reduce(
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
         out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
-        algorithm: "auto", "one_shot", "two_shot", on GPUs "nccl", or on CPUs "schedule:NAME" with
-            a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", on GPUs "nccl", or on CPUs "schedule:NAME" with a
+            name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank of the group, whatever kind that is.
@@ -136,8 +136,8 @@ def reduce_scatter_tensor(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
-            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
+            on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
@@ -177,8 +177,8 @@ def reduce_scatter(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl",
-            or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
+        algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
+            on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
