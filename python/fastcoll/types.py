@@ -88,8 +88,13 @@ ITEMSIZE: dict[DType, int] = {key: value.itemsize for key, value in TORCH_DTYPES
 REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)
 
 FLOAT_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith(("float", "bfloat")))
-COMPLEX_DTYPES = frozenset((DType.complex64, DType.complex128))
+COMPLEX_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith("complex"))
 INTEGER_DTYPES = frozenset(DType) - FLOAT_DTYPES - COMPLEX_DTYPES - {DType.bool}
+
+
+def accumulator(dtype: DType) -> DType:
+    """Return the type that sums of `dtype` are held in until they are rounded."""
+    return DType.float32 if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else dtype
 
 
 def supported_ops(dtype: DType) -> tuple[Op, ...]:
@@ -209,6 +214,7 @@ __all__ = [
     "Request",
     "SingleCopy",
     "Verb",
+    "accumulator",
     "nccl_adds",
     "num_tensors",
     "order_matters",

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
+from fastcoll.types import DType
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
 POISON = -7.0
+FOREIGN_DTYPES = {"float8_e8m0fnu", "complex32"} - {dtype.name for dtype in DType}
 Mistake = tuple[Callable[[Any], Any], str, tuple[str, ...]]  # the call, the error, words of it
 
 
@@ -184,16 +186,14 @@ def mistakes(world: int) -> dict[str, Mistake]:
             unsupported,
             ("byte order", "astype('float32')"),
         ),
-        "float8_e8m0fnu": (
-            all_reduce(torch.empty(6, dtype=torch.float8_e8m0fnu)),
-            unsupported,
-            ("float8_e8m0fnu", "float8_e5m2"),
-        ),
-        "complex32": (
-            all_reduce(torch.empty(6, dtype=torch.complex32)),
-            unsupported,
-            ("complex32", "float32"),
-        ),
+        **{
+            name: (
+                all_reduce(torch.empty(6, dtype=getattr(torch, name))),
+                unsupported,
+                (name, "float32", "float8_e5m2"),
+            )
+            for name in FOREIGN_DTYPES
+        },
         "input too small": (scatter(six, filled(6 * world + 1)), usage, ("input", f"{6 * world}")),
         "output too large": (scatter(filled(7), filled(6)), usage, ("input", f"{7 * world}")),
         "scatter, dtypes differ": (

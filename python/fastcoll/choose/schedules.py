@@ -11,12 +11,11 @@ from fastcoll.choose.algorithms import shared
 from fastcoll.choose.plan import Plan
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import (
-    FLOAT_DTYPES,
-    ITEMSIZE,
     REDUCTIONS,
     Algorithm,
     Request,
     Verb,
+    accumulator,
     order_matters,
 )
 from fastcoll_model.compiled import Compiled, compiled
@@ -65,7 +64,7 @@ def _check_bits(request: Request, found: Compiled) -> None:
                 f"{request.algorithm} does not add in rank order, as "
                 'numerics="same_bits" asks for; use numerics="fast"'
             )
-        if request.dtype in FLOAT_DTYPES and ITEMSIZE[request.dtype] < 4:
+        if accumulator(request.dtype) is not request.dtype:
             raise UnsupportedError(
                 f"{request.algorithm} rounds {request.dtype.name} at every addition, which "
                 'numerics="same_bits" forbids; use numerics="fast"'

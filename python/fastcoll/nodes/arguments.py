@@ -23,11 +23,11 @@ from fastcoll.nodes.packets import Header, meet, trade
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import (
     COUNTED,
-    FLOAT_DTYPES,
     ITEMSIZE,
     REDUCTIONS,
     Numerics,
     Verb,
+    accumulator,
     order_matters,
 )
 
@@ -116,7 +116,7 @@ def by_carrier(
     dtype, op = operands.dtype, operands.op
     numerics = call.numerics or settings.numerics_between
     if numerics is None:
-        numerics = "fast" if dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4 else "same_bits"
+        numerics = "same_bits" if accumulator(dtype) is dtype else "fast"
     return (
         numerics == "fast"
         and call.verb in REDUCTIONS

@@ -12,7 +12,7 @@ import torch
 
 from fastcoll.memory.symmetric import bytes_at
 from fastcoll.native import _C
-from fastcoll.types import FLOAT_DTYPES, ITEMSIZE, TORCH_DTYPES, DType, Op, order_matters
+from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Op, accumulator, order_matters
 
 
 def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch.Tensor:
@@ -37,8 +37,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def partial_dtype(dtype: DType, op: Op) -> DType:
     """Return the type in which partial results have all their bits."""
-    narrow = dtype in FLOAT_DTYPES and ITEMSIZE[dtype] < 4
-    return DType.float32 if narrow and order_matters(dtype, op) else dtype
+    return accumulator(dtype) if order_matters(dtype, op) else dtype
 
 
 def partial_op(op: Op) -> Op:
