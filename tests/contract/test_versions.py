@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Autograd and the verbs: a call counts as a write of its outputs, and of nothing else."""
 
+import re
+
 import pytest
 import torch
 
+from fastcoll.api import VERBS as DECLARED
 from tests.support.harness import Pools, Rank, attempt
 from tests.support.written import KNOWN, VERBS, make_known
 
@@ -28,6 +31,11 @@ def saved(rank: Rank, name: str) -> list[str]:
         if not gets and written.kind:
             wrong.append(f"turn {turn}: what was not written: {written.text}")
     return wrong
+
+
+def test_every_declared_verb_is_here() -> None:
+    found = {name for text in VERBS for name in re.findall(r"\w+", text)}
+    assert set(DECLARED) - found == {"barrier"}
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -5,8 +5,11 @@ Each check has a control: a text or a list with a planted fault, in which it mus
 """
 
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -41,6 +44,14 @@ TASKS = {
 _PATH = re.compile(r"`((?:python|csrc|kernels|tests|bench|scripts)/[\w./*-]*|\w+\.(?:py|md|toml))`")
 _ADDED = re.compile(r"^\*\*An? ([\w ]+)\*\*, like `(\w+)`[^:]*:\n((?:\S.*\n)+)", re.MULTILINE)
 _KINDS = ["verb", "algorithm", "dtype", "operation", "carrier", "device"]
+# The most files that are written by hand for CPUs, and how the library names an example.
+MOST_BY_HAND = {"verb": 6, "algorithm": 5, "dtype": 7}
+NAMED = {
+    "verb": r"\b{}\b",
+    "algorithm": r'Algorithm(::|\.){0}\b|"{0}"|/{0}\.\w',
+    "dtype": r'DType(::|\.){0}\b|"{0}"|torch\.{0}\b|_row<std::{0}_t>',
+}
+_SOURCES = ("csrc", "kernels", "python/fastcoll", "scripts", "tests/support")
 
 
 def named_paths(text: str) -> list[str]:
@@ -71,9 +82,22 @@ def unanswered(tasks: Mapping[str, str], page: str, rooms: str) -> list[str]:
     ]
 
 
-def lists_of_places(page: str) -> dict[str, tuple[str, list[str]]]:
-    """Return by kind of addition the example, and the files in which it is written."""
-    return {kind: (like, named_paths(text)) for kind, like, text in _ADDED.findall(page)}
+def lists_of_places(page: str) -> dict[str, tuple[str, str]]:
+    """Return by kind of addition the example, and the text that names its files."""
+    return {kind: (like, text) for kind, like, text in _ADDED.findall(page)}
+
+
+def by_hand(text: str) -> list[str]:
+    """Return the files of a list that are written by hand, for CPUs."""
+    return named_paths(text.split(";")[0])
+
+
+def places_of(kind: str, example: str, roots: Sequence[str] = _SOURCES) -> list[str]:
+    """Return the sources that name the example of a kind."""
+    pattern = re.compile(NAMED[kind].format(example))
+    command = ["git", "ls-files", "--", *roots]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.split() if pattern.search((ROOT / path).read_text())]
 
 
 def places_without(example: str, paths: Sequence[str]) -> list[str]:
@@ -130,12 +154,29 @@ def test_an_unanswered_task_is_found() -> None:
 def test_each_list_of_places_holds_the_example() -> None:
     found = lists_of_places(PAGE)
     assert list(found) == _KINDS
-    for example, paths in found.values():
+    for example, text in found.values():
+        paths = named_paths(text)
         assert len(paths) >= 5
         assert places_without(example, paths) == [], example
 
 
+@pytest.mark.parametrize("kind", NAMED)
+def test_each_list_of_places_is_whole_and_short(kind: str) -> None:
+    example, text = lists_of_places(PAGE)[kind]
+    assert set(places_of(kind, example)) <= set(named_paths(text))
+    assert 3 <= len(by_hand(text)) <= MOST_BY_HAND[kind]
+
+
+def test_a_place_that_a_list_leaves_out_is_found() -> None:
+    assert "csrc/cpu/run.h" in places_of("algorithm", "chain")
+    assert "kernels/cuda/kernels.cuh" in places_of("algorithm", "two_shot")
+    assert "csrc/cpu/reduce_kernels.inc" in places_of("dtype", "uint32")
+    assert "python/fastcoll/api/moves.py" in places_of("verb", "scatter")
+    assert places_of("verb", "no_such_verb") == []
+
+
 def test_a_place_without_the_example_is_found() -> None:
     page = "**A dtype**, like `uint16` (wide):\n`csrc/dtypes.h`, `csrc/plan.h`,\n`csrc/no.h`.\n"
-    [(example, paths)] = lists_of_places(page).values()
-    assert places_without(example, paths) == ["csrc/plan.h", "csrc/no.h"]
+    [(example, text)] = lists_of_places(page).values()
+    assert places_without(example, named_paths(text)) == ["csrc/plan.h", "csrc/no.h"]
+    assert by_hand("`csrc/plan.h`, `csrc/no.h`; then\n`csrc/dtypes.h`.\n") == named_paths(text)[1:]
