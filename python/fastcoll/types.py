@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Literal
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp as ReduceOp
 
 Numerics = Literal["same_bits", "fast"]
 SingleCopy = Literal["never", "auto", "always"]
@@ -89,7 +89,6 @@ REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)
 
 FLOAT_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith(("float", "bfloat")))
 COMPLEX_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith("complex"))
-INTEGER_DTYPES = frozenset(DType) - FLOAT_DTYPES - COMPLEX_DTYPES - {DType.bool}
 
 
 def accumulator(dtype: DType) -> DType:
@@ -194,29 +193,3 @@ class Request:
         """Bytes that one rank publishes for its peers to read."""
         parts = self.world_size if self.verb in _GIVE_EACH_A_PART else 1
         return parts * self.numel * ITEMSIZE[self.dtype]
-
-
-__all__ = [
-    "COMPLEX_DTYPES",
-    "COUNTED",
-    "FLOAT_DTYPES",
-    "FROM_TORCH",
-    "INTEGER_DTYPES",
-    "ITEMSIZE",
-    "REDUCE_OPS",
-    "REDUCTIONS",
-    "TORCH_DTYPES",
-    "Algorithm",
-    "DType",
-    "Numerics",
-    "Op",
-    "ReduceOp",
-    "Request",
-    "SingleCopy",
-    "Verb",
-    "accumulator",
-    "nccl_adds",
-    "num_tensors",
-    "order_matters",
-    "supported_ops",
-]

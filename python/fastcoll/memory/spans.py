@@ -33,7 +33,3 @@ class Spans:
             else:
                 merged.append((start, size))
         self._free = merged
-
-    def free_bytes(self) -> int:
-        """Return how much is free in all."""
-        return sum(size for _, size in self._free)

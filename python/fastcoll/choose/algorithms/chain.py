@@ -4,9 +4,10 @@
 A ring's links with the bits of rank order; 2 (n - 1) steps over the whole message.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import Algorithm, Request
 
 name = "chain"
@@ -27,6 +28,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return steps * shared.sync_us(request, costs) + moving_us * shared.share(request)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.chain)
+plan = partial(shared.make_plan, algorithm=Algorithm.chain)

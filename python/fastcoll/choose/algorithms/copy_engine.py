@@ -6,9 +6,10 @@ multiprocessors are kept busy; every step is started by the host. Only where it 
 has run it yet, so nobody knows where it is the fastest.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import shared, two_shot
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, Request, Verb, num_tensors
 
@@ -41,6 +42,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return _LAUNCHES_US + two_shot.estimate_us(request, calibrated)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.copy_engine)
+plan = partial(shared.make_plan, algorithm=Algorithm.copy_engine)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """direct: readers copy from where the owner's data lies; for all verbs that only move data."""
 
+from functools import partial
+
 from fastcoll.choose.algorithms import moving, shared, single_copy
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import REDUCTIONS, Algorithm, Request
 
 name = "direct"
@@ -23,8 +24,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return moving.staged_us(request, calibrated)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(
-        request, Algorithm.direct, inline=shared.fits_inline(request, Algorithm.direct)
-    )
+plan = partial(shared.make_plan, algorithm=Algorithm.direct, may_be_inline=True)

@@ -6,9 +6,10 @@ switch sums in an order of its own, and rounds before an AVG divides: only where
 mind.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import Algorithm, Op, Request, Verb
 
 name = "multimem"
@@ -44,6 +45,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return (2 if gathers else 1) * shared.sync_us(request, costs) + moving_us
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.multimem)
+plan = partial(shared.make_plan, algorithm=Algorithm.multimem)

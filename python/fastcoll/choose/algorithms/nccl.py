@@ -5,9 +5,10 @@ It adds by itself where the order of the ranks may be its own. Else it moves the
 rank adds its part in rank order: the same bits as by every other algorithm.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import moving, one_shot, shared, two_shot
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.machine import gpu
 from fastcoll.types import REDUCTIONS, Algorithm, Request, Verb
 
@@ -40,6 +41,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return _CALL_US + moving.staged_us(request, calibrated)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.nccl)
+plan = partial(shared.make_plan, algorithm=Algorithm.nccl)

@@ -5,9 +5,10 @@ One synchronisation; (n + 3) S bytes per rank. For small messages; the smallest 
 flag lines.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import shared, two_shot
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb
 
 name = "one_shot"
@@ -40,8 +41,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return shared.sync_us(request, costs) + moving_us
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(
-        request, Algorithm.one_shot, inline=shared.fits_inline(request, Algorithm.one_shot)
-    )
+plan = partial(shared.make_plan, algorithm=Algorithm.one_shot, may_be_inline=True)

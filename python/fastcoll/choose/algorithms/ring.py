@@ -5,9 +5,10 @@
 can't matter, or where the user does not mind.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb, order_matters
 
 name = "ring"
@@ -39,6 +40,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return syncs_us + (max(1, steps) * step_us + added_us) * shared.share(request)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.ring)
+plan = partial(shared.make_plan, algorithm=Algorithm.ring)

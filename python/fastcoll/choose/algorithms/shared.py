@@ -65,8 +65,8 @@ def fits_inline(request: Request, algorithm: Algorithm) -> bool:
     return num_bytes <= most and gpu.has_kernel(algorithm, request.verb, request.dtype, ll=True)
 
 
-def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -> Plan:
-    """Return the plan that runs `request` by `algorithm`."""
+def make_plan(request: Request, algorithm: Algorithm, *, may_be_inline: bool = False) -> Plan:
+    """Return the plan that runs `request` by `algorithm`; inline if it may be and the data fits."""
     return Plan(
         verb=request.verb,
         dtype=request.dtype,
@@ -76,7 +76,7 @@ def make_plan(request: Request, algorithm: Algorithm, *, inline: bool = False) -
         root=request.root,
         segment_bytes=_segment_bytes(request),
         fast_numerics=request.numerics == "fast",
-        inline=inline,
+        inline=may_be_inline and fits_inline(request, algorithm),
         splits=request.splits,
         channels=request.num_channels,
     )

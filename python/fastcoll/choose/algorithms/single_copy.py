@@ -5,9 +5,10 @@ For large messages of verbs that only move data, between ranks that the kernel l
 other's memory.
 """
 
+from functools import partial
+
 from fastcoll.choose.algorithms import moving, shared
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb, num_tensors
 
 name = "single_copy"
@@ -38,6 +39,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return moving.read_us(request, calibrated)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.single_copy)
+plan = partial(shared.make_plan, algorithm=Algorithm.single_copy)

@@ -5,10 +5,10 @@ Two synchronisations, pipelined by segments; (5 - 2/n) S bytes per rank. For lar
 """
 
 from dataclasses import replace
+from functools import partial
 
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.choose.plan import Plan
 from fastcoll.types import Algorithm, Request, Verb
 
 name = "two_shot"
@@ -44,6 +44,4 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     return syncing_us + moving_us * shared.share(request)
 
 
-def plan(request: Request) -> Plan:
-    """Return the plan that runs the request."""
-    return shared.make_plan(request, Algorithm.two_shot)
+plan = partial(shared.make_plan, algorithm=Algorithm.two_shot)
