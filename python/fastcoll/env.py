@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastcoll.errors import UsageError
 
@@ -18,14 +18,20 @@ T = TypeVar("T")
 _MOST_PORT = 65535
 
 
+VARIABLES: list["Variable[Any]"] = []
+
+
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One FASTCOLL_* variable."""
+    """One FASTCOLL_* variable; making one adds it to VARIABLES."""
 
     name: str
     default: T
     help: str
     parse: Callable[[str], T]
+
+    def __post_init__(self) -> None:
+        VARIABLES.append(self)
 
     def get(self) -> T:
         """Return the value in force.
@@ -174,27 +180,6 @@ CARRIER = Variable(
     "what moves bytes between nodes, on CPUs, unless init() says more; on GPUs NCCL does",
     str,
 )
-
-VARIABLES: tuple[Variable[float] | Variable[str] | Variable[int], ...] = (
-    TIMEOUT_S,
-    NUMERICS,
-    LOG,
-    SINGLE_COPY,
-    SIMD,
-    CUDA,
-    CUDA_ARCHS,
-    GPU_CHANNELS,
-    GPU_HEAP_MIB,
-    GPU_MULTICAST,
-    TORCH_BACKEND,
-    CACHE_DIR,
-    DEBUG,
-    DUMP_DIR,
-    TUNING,
-    NODE_ID,
-    CARRIER,
-)
-
 
 # Read by scripts/, not by the library.
 OF_SCRIPTS = ("FASTCOLL_VENV", "FASTCOLL_TORCH")
