@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fastcoll.machine.gpu import SHARING_NCCL, nccl_version
 from fastcoll.measure.gpu_libraries import FastcollInGraph, FastcollOnGpu, InGraph, OnGpu
 from fastcoll.measure.libraries import Gloo
-from fastcoll.measure.library import Bound, Library, WorkerConfig
+from fastcoll.measure.library import IN_GRAPH, Bound, Library, WorkerConfig
 from fastcoll.measure.pattern import Cell
 
 _HOST = "127.0.0.1"
@@ -225,30 +225,6 @@ def _agree_on_port(config: WorkerConfig) -> int:
     return int(store.get("port"))
 
 
-class NcclInGraph(InGraph, Nccl):
-    """NCCL in a captured graph."""
-
-
-class NcclNowinInGraph(InGraph, NcclNowin):
-    """The same with NCCL_SYM_NOWIN_ENABLE."""
-
-
-class NcclWindowInGraph(InGraph, NcclWindow):
-    """The same on registered memory."""
-
-
-class SymmOneShotInGraph(InGraph, SymmOneShot):
-    """one_shot in a captured graph."""
-
-
-class SymmTwoShotInGraph(InGraph, SymmTwoShot):
-    """two_shot in a captured graph."""
-
-
-class SymmMultimemInGraph(InGraph, SymmMultimem):
-    """multimem in a captured graph."""
-
-
 class CupyInGraph(InGraph, Cupy):
     """CuPy's NCCL in a captured graph."""
 
@@ -262,21 +238,24 @@ class CupyInGraph(InGraph, Cupy):
         return super().capture(run_there, stream)
 
 
+def _in_graph(kind: type[OnGpu]) -> type[Library]:
+    """Return a library's calls in a captured graph."""
+    return type(f"{kind.__name__}InGraph", (InGraph, kind), {"__doc__": "In a captured graph."})
+
+
+_WAYS: dict[str, type[OnGpu]] = {
+    "nccl_default": Nccl,
+    "nccl_nowin": NcclNowin,
+    "nccl_window": NcclWindow,
+    "symm_one_shot": SymmOneShot,
+    "symm_two_shot": SymmTwoShot,
+    "symm_multimem": SymmMultimem,
+}
 GPU_LIBRARIES: dict[str, type[Library]] = {
     "fastcoll_gpu": FastcollOnGpu,
     "fastcoll_graph": FastcollInGraph,
-    "nccl_default": Nccl,
-    "nccl_default_graph": NcclInGraph,
-    "nccl_nowin": NcclNowin,
-    "nccl_nowin_graph": NcclNowinInGraph,
-    "nccl_window": NcclWindow,
-    "nccl_window_graph": NcclWindowInGraph,
-    "symm_one_shot": SymmOneShot,
-    "symm_one_shot_graph": SymmOneShotInGraph,
-    "symm_two_shot": SymmTwoShot,
-    "symm_two_shot_graph": SymmTwoShotInGraph,
-    "symm_multimem": SymmMultimem,
-    "symm_multimem_graph": SymmMultimemInGraph,
+    **_WAYS,
+    **{name + IN_GRAPH: _in_graph(kind) for name, kind in _WAYS.items()},
     "cupy": Cupy,
-    "cupy_graph": CupyInGraph,
+    "cupy" + IN_GRAPH: CupyInGraph,
 }
