@@ -19,11 +19,19 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.choose import algorithms
 from fastcoll.choose import schedules as scheduled
-from fastcoll.cli.console import complain, make_console, picture, quiet_progress, writable
+from fastcoll.cli.console import (
+    complain,
+    make_console,
+    make_table,
+    picture,
+    quiet_progress,
+    writable,
+)
 from fastcoll.cli.points import Sizes, parse_sizes_option
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.library import IN_GRAPH
+from fastcoll.measure.plot import plot_bench
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
 from fastcoll.measure.session import (
@@ -239,8 +247,6 @@ def _measure(
         write(document, json_path)
         typer.echo(f"result: {json_path}")
     if plot_path is not None:
-        from fastcoll.measure.plot import plot_bench
-
         plot_bench(document, plot_path)
         typer.echo(f"picture: {plot_path}")
     if any(row["cells"][0]["status"] != "measured" for row in document["rows"]):
@@ -277,10 +283,8 @@ def print_document(document: Json, console: Console) -> None:
 
 
 def _own_table(rows: list[Json], peers: list[str]) -> Table:
-    table = Table(title="fastcoll", title_justify="left")
     names = "size count type op time_us best min max skew algbw_gbps busbw_gbps #wrong"
-    for name in names.split():
-        table.add_column(name, justify="right")
+    table = make_table("fastcoll", names.split(), names.split())
     for peer in peers:
         table.add_column(f"{peer} / fastcoll", justify="right", style="green")
     for row in rows:
@@ -297,10 +301,8 @@ def _own_table(rows: list[Json], peers: list[str]) -> Table:
 
 
 def _peer_table(rows: list[Json], names: list[str]) -> Table:
-    table = Table(title="all libraries: median us (best us)", title_justify="left")
-    table.add_column("size", justify="right")
-    for name in names:
-        table.add_column(name, justify="right")
+    columns = ("size", *names)
+    table = make_table("all libraries: median us (best us)", columns, columns)
     for row in rows:
         cells = []
         for cell in row["cells"]:

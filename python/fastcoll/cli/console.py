@@ -3,25 +3,44 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from fastcoll.text import printable_lines
 
 # A table cut to 80 columns is no use in a log; a terminal tells its own width.
 _LOG_WIDTH = 200
 _PICTURES = (".svg", ".png", ".pdf")
+T = TypeVar("T")
 
 
 def make_console() -> Console:
     """Return the console that results go to."""
     return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+
+
+def make_table(title: str, names: Iterable[str], numbers: Collection[str] = ()) -> Table:
+    """Return a table with these columns, of which some hold numbers."""
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right" if name in numbers else "left")
+    return table
+
+
+def parsed(parse: Callable[[str], T], text: str, option: str) -> T:
+    """Return the value of an option's text; `parse` raises ValueError if it has none."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def complain(text: str) -> None:

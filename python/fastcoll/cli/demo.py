@@ -11,10 +11,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fastcoll.cli.console import complain, make_console, picture, quiet_progress, writable
+from fastcoll.cli.console import (
+    complain,
+    make_console,
+    make_table,
+    parsed,
+    picture,
+    quiet_progress,
+    writable,
+)
 from fastcoll.measure.demo import PHASES, make_config, run_demo
+from fastcoll.measure.plot import plot_demo
 from fastcoll.measure.pool import NotMeasured
 from fastcoll.measure.results import write
 from fastcoll.measure.sizes import format_number, parse_count
@@ -52,10 +60,7 @@ def demo(
         if importlib.util.find_spec(module) is None:
             complain(f"the demo needs {package}: pip install 'fastcoll[demo]'")
             raise typer.Exit(2)
-    try:
-        num_params = parse_count(params)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--params") from None
+    num_params = parsed(parse_count, params, "--params")
     num_steps = steps or (_LARGE_STEPS if num_params > _LARGE_PARAMS else _DEFAULT_STEPS)
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
@@ -86,8 +91,6 @@ def demo(
 
 
 def _save(document: Json, plot: Path, json_path: Path | None) -> None:
-    from fastcoll.measure.plot import plot_demo
-
     plot_demo(document, plot)
     typer.echo(f"picture: {plot}")
     if json_path is not None:
@@ -100,11 +103,9 @@ def _milliseconds(phase: Json, key: str) -> str:
 
 
 def _print_document(document: Json, console: Console) -> None:
-    table = Table(title="median per step, slowest rank", title_justify="left")
-    table.add_column("gradients averaged by")
     names = ("communication ms", "waiting ms", "compute ms", "first loss", "last loss", "accuracy")
-    for name in names:
-        table.add_column(name, justify="right")
+    columns = ("gradients averaged by", *names)
+    table = make_table("median per step, slowest rank", columns, names)
     for phase in document["phases"]:
         table.add_row(
             phase["name"],

@@ -15,16 +15,16 @@ from fastcoll import env
 from fastcoll.choose import algorithms, select, tuning
 from fastcoll.choose.tuning import Tuning
 from fastcoll.cli.bench import Device
-from fastcoll.cli.console import make_console
+from fastcoll.cli.console import make_console, make_table, parsed
 from fastcoll.cli.probes import try_peer
-from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
+from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine import gpu
 from fastcoll.measure.busbw import VERBS as MEASURED
 from fastcoll.measure.busbw import busbw_gbps
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import available_cpus
-from fastcoll.measure.sizes import format_number, format_size
+from fastcoll.measure.sizes import format_number, format_size, parse_size
 from fastcoll.measure.variants import request_of
 from fastcoll.native import _C
 from fastcoll.types import Numerics, Request, SingleCopy
@@ -56,7 +56,7 @@ def explain(
     this machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by
     the model; of GPUs, if each reaches the others whose memory the driver says it reaches.
     """
-    size_bytes = size_option(size, "SIZE")
+    size_bytes = parsed(parse_size, size, "SIZE")
     if numerics not in ("same_bits", "fast"):
         raise typer.BadParameter("write same_bits or fast", param_hint="--numerics")
     kind = cast(Numerics, numerics)
@@ -125,9 +125,8 @@ def _explain_here(
     console = make_console()
     cpus, gpus = f"{request.num_cpus} CPUs", f"GPUs, {request.ranks_per_gpu} on each"
     where = f"{world_size} ranks on {gpus if on_gpus else cpus}"
-    table = Table(title=f"{verb} of {format_size(size_bytes)}: {where}", title_justify="left")
-    table.add_column("algorithm")
-    table.add_column("time, or why not")
+    names = ("algorithm", "time, or why not")
+    table = make_table(f"{verb} of {format_size(size_bytes)}: {where}", names)
     for name, reason in choice.reasons.items():
         table.add_row(name, reason)
     console.print(table)
@@ -152,9 +151,8 @@ def libraries(found: Comparison, cluster: Cluster, numerics: Numerics) -> list[O
 
 def library_table(others: list[Offer]) -> Table:
     """Return what each library can reach."""
-    table = Table(title="libraries, at what these wires allow", title_justify="left")
-    for name in ("library", "algorithm", "time us", ""):
-        table.add_column(name, justify="right" if name == "time us" else "left")
+    names = ("library", "algorithm", "time us", "")
+    table = make_table("libraries, at what these wires allow", names, ("time us",))
     for one in others:
         time_us = "" if one.time_us is None else format_number(one.time_us, 4)
         table.add_row(one.library, one.algorithm, time_us, one.remark)
@@ -175,17 +173,9 @@ def comparison_table(found: Comparison, cluster: Cluster) -> Table:
     if cluster.network is not None and cluster.num_nodes > 1:
         where = f"{cluster.num_nodes} x {where}, {cluster.network.title}"
     size = format_size(found.size_bytes)
-    table = Table(
-        title=f"{found.verb} of {size} on {found.world_size} ranks: {where}", title_justify="left"
-    )
-    for name, justify in (
-        ("algorithm", "left"),
-        ("time us", "right"),
-        ("busbw GB/s", "right"),
-        ("of the limit", "right"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    numbers = ("time us", "busbw GB/s", "of the limit")
+    title = f"{found.verb} of {size} on {found.world_size} ranks: {where}"
+    table = make_table(title, ("algorithm", *numbers, ""), numbers)
     for candidate in found.candidates:
         if candidate.time_us is None:
             table.add_row(candidate.algorithm, "", "", "", candidate.reason)

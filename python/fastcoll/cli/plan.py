@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, matplotlib_is_there, picture
+from fastcoll.cli.console import make_console, make_table, matplotlib_is_there, parsed, picture
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll_model.charts import plan_bars
@@ -89,11 +89,10 @@ def _print_mappings(found: list[Mapped], cluster: Cluster, as_json: bool) -> Non
         typer.echo(json.dumps([{**asdict(one), "time_us": one.time_us} for one in found], indent=1))
         return
     title = f"{cluster.num_ranks} ranks: {cluster.num_nodes} x {cluster.machine.name}"
-    table = Table(title=f"{title}, ms of communication per step", title_justify="left")
-    table.add_column("neighbours first")
     axes = sorted(found[0].order)
-    for name in (*axes, "all", "of the best"):
-        table.add_column(name, justify="right")
+    numbers = (*axes, "all", "of the best")
+    columns = ("neighbours first", *numbers)
+    table = make_table(f"{title}, ms of communication per step", columns, numbers)
     for one in found:
         times = [format_number(one.axis_us[name] / 1e3) for name in axes]
         ratio = one.time_us / found[0].time_us if found[0].time_us else 1.0
@@ -108,10 +107,7 @@ def _print_mappings(found: list[Mapped], cluster: Cluster, as_json: bool) -> Non
 
 def count_option(text: str) -> int:
     """Return the number of parameters that --params gives."""
-    try:
-        count = parse_count(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--params") from None
+    count = parsed(parse_count, text, "--params")
     if count == 0:
         raise typer.BadParameter("a model has parameters", param_hint="--params")
     return count
@@ -159,11 +155,8 @@ def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> 
 
 def plan_table(sentences: list[Sentence], title: str) -> Table:
     """Return what each strategy says, moves, waits for and needs."""
-    table = Table(title=title, title_justify="left")
-    for name in ("strategy", "verbs per step"):
-        table.add_column(name)
-    for name in ("moving ms", "exposed ms", "GB per rank", "efficiency"):
-        table.add_column(name, justify="right")
+    numbers = ("moving ms", "exposed ms", "GB per rank", "efficiency")
+    table = make_table(title, ("strategy", "verbs per step", *numbers), numbers)
     for one in sentences:
         said = "\n".join(map(_said, one.phrases))
         if one.bubble_us:

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from fastcoll.cli.console import complain, quiet_progress
+from fastcoll.cli.console import complain, parsed, quiet_progress
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_size, parse_sizes
@@ -58,10 +58,7 @@ def _worlds(text: str, usual: list[int], most: int) -> tuple[int, ...]:
 
 def parse_sizes_option(text: str) -> tuple[int, ...]:
     """Return the sizes of an option, ascending."""
-    try:
-        return tuple(parse_sizes(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    return tuple(parsed(parse_sizes, text, "--sizes"))
 
 
 def parse_verbs(text: str) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fastcoll.cli.console import matplotlib_is_there, writable
+from fastcoll.cli.console import make_table, matplotlib_is_there, writable
 from fastcoll.cli.explain import choice, comparison_table, library_table
 from fastcoll.cli.findings import Findings, find_all
 from fastcoll.cli.html import Section, page
@@ -123,10 +122,8 @@ def _costs(found: Findings) -> Section:
                 curves.setdefault(candidate.algorithm, []).append(point)
     least: list[tuple[float, float]] = [(one.size_bytes, one.least_us) for one in found.curve]
     title = "Time of all_reduce, added in any order"
-    table = Table(title=f"{title}, us")
-    table.add_column("algorithm")
-    for one in found.curve:
-        table.add_column(format_size(one.size_bytes), justify="right")
+    sizes = [format_size(one.size_bytes) for one in found.curve]
+    table = make_table(f"{title}, us", ("algorithm", *sizes), sizes)
     for name, curve in {**curves, "least possible": least}.items():
         known = dict(curve)
         times = [known.get(one.size_bytes) for one in found.curve]
@@ -147,9 +144,9 @@ def _published(found: Findings) -> Section:
         ("One alpha and one beta per system, fitted to the sizes between", found.fitted),
         ("The topology's constants alone, fitted to nothing", found.unfitted),
     ):
-        table = Table(title=f"{title}: median error {median_error(rows):.0%}")
-        for name in ("system", "size", "published us", "predicted us", "error", "source"):
-            table.add_column(name, justify="left" if name in ("system", "source") else "right")
+        numbers = ("size", "published us", "predicted us", "error")
+        columns = ("system", *numbers, "source")
+        table = make_table(f"{title}: median error {median_error(rows):.0%}", columns, numbers)
         for row in rows:
             times = f"{row.published_us:g}", format_number(row.predicted_us)
             cells = row.system, format_size(row.size_bytes), *times, f"{row.error:+.0%}"

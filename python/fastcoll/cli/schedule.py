@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, matplotlib_is_there, picture
-from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals, size_option
-from fastcoll.measure.sizes import format_size
+from fastcoll.cli.console import make_console, make_table, matplotlib_is_there, parsed, picture
+from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
+from fastcoll.measure.sizes import format_size, parse_size
 from fastcoll_model.builders import build
 from fastcoll_model.checker import Proof, check
 from fastcoll_model.fabric import Fabric, OneSwitch
@@ -41,7 +41,7 @@ def schedule(
 
     Without --topology on an ideal switch: 1 us and 1 GB/s for every pair.
     """
-    size_bytes = size_option(size, "--size")
+    size_bytes = parsed(parse_size, size, "--size")
     if plot is not None:
         matplotlib_is_there()
     with refusals():
@@ -71,10 +71,8 @@ def _print(built: Schedule, proof: Proof, timing: Timing, title: str) -> None:
 
 def schedule_table(built: Schedule, timing: Timing, title: str) -> Table:
     """Return what every rank does at each time at which something starts to move."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("start us", justify="right")
-    for rank in range(built.world_size):
-        table.add_column(f"rank {rank}")
+    ranks = [f"rank {rank}" for rank in range(built.world_size)]
+    table = make_table(title, ("start us", *ranks), ("start us",))
     for start, cells in rows(built, timing):
         table.add_row(f"{start:.1f}", *cells)
     return table

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from fastcoll.cli.console import make_console, writable
+from fastcoll.cli.console import make_console, make_table, writable
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.machine.cpu import affinity
 from fastcoll_model.machines.described import describe
@@ -97,9 +97,7 @@ def _look_around(console: Console, json_path: Path | None) -> None:
 
 
 def _list() -> Table:
-    table = Table(title="topologies that come with fastcoll", title_justify="left")
-    table.add_column("name")
-    table.add_column("what")
+    table = make_table("topologies that come with fastcoll", ("name", "what"))
     for name in MACHINES:
         table.add_row(name, load_machine(name).title)
     table.add_section()
@@ -132,10 +130,8 @@ def machine_tree(machine: Machine) -> Tree:
 
 def bandwidth_matrix(machine: Machine) -> Table:
     """Return the bandwidth from every rank to every other one."""
-    table = Table(title="GB/s from rank to rank, of the slowest wire", title_justify="left")
-    table.add_column("")
-    for rank in machine.ranks:
-        table.add_column(rank, justify="right")
+    title = "GB/s from rank to rank, of the slowest wire"
+    table = make_table(title, ("", *machine.ranks), machine.ranks)
     for one in machine.ranks:
         cells = [
             "" if one == other else f"{machine.bottleneck(one, other).gbps:g}"

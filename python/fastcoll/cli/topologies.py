@@ -9,7 +9,6 @@ import typer
 from fastcoll.cli.console import complain
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity
-from fastcoll.measure.sizes import parse_size
 from fastcoll_model.errors import ModelError
 from fastcoll_model.machines.cluster import Cluster
 from fastcoll_model.machines.described import describe
@@ -55,14 +54,6 @@ def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Clu
             f"--network, one of {', '.join(NETWORKS)}"
         )
     return Cluster(node, num_nodes, load_network(network) if network else None)
-
-
-def size_option(text: str, name: str) -> int:
-    """Return the size that an option gives."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=name) from None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.choose.algorithms import shared
 from fastcoll.cli.bench import Device, agree_on_folder
-from fastcoll.cli.console import complain, make_console, writable
+from fastcoll.cli.console import complain, make_console, make_table, writable
 from fastcoll.cli.points import (
     ALL_VERBS,
     SIZES_HELP,
@@ -71,9 +71,8 @@ def tune(
     if device is Device.cuda:
         _tune_gpus(out, ranks, sizes or _GPU_SIZES, parse_verbs(verbs), 60 * minutes)
         return
-    settings = TuneSettings(
-        parse_worlds(ranks), parse_sizes_option(sizes or _SIZES), parse_verbs(verbs), 60 * minutes
-    )
+    sizes_bytes, limit_s = parse_sizes_option(sizes or _SIZES), 60 * minutes
+    settings = TuneSettings(parse_worlds(ranks), sizes_bytes, parse_verbs(verbs), limit_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         _print(_measure(settings, out, partial(run_tune, folder=Path(folder))), out)
 
@@ -81,7 +80,7 @@ def tune(
 def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_s: float) -> None:
     launch, num_gpus = env.launch(), torch.cuda.device_count()
     worlds = (launch.world_size,) if launch else parse_gpu_worlds(ranks, num_gpus)
-    settings = TuneSettings(worlds, parse_sizes_option(sizes), verbs, limit_s)
+    settings = TuneSettings(worlds, parse_sizes_option(sizes), verbs, limit_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         place = OnGpus(num_gpus, Path(folder), launch.rank if launch else None)
         if any(place.are_threads(world) for world in worlds):
@@ -131,9 +130,9 @@ def _print_part(part: Json, path: Path, remarks: list[str]) -> None:
 
 def fastest_table(document: Json) -> Table:
     """Return which variant a tuning table, or its part of GPUs, has as the fastest, by size."""
-    table = Table(title="fastest, by size of what a rank publishes", title_justify="left")
-    for name in ("verb", "ranks", "from", "to", "algorithm", "us"):
-        table.add_column(name, justify="left" if name in ("verb", "algorithm") else "right")
+    names = ("verb", "ranks", "from", "to", "algorithm", "us")
+    numbers = ("ranks", "from", "to", "us")
+    table = make_table("fastest, by size of what a rank publishes", names, numbers)
     for run in _winners(document["rows"]):
         table.add_row(*run)
     return table
