@@ -11,9 +11,6 @@ import pytest
 
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.results import (
-    BenchRecord,
-    LibraryRecord,
-    bench_document,
     command_line,
     provenance,
     row_record,
@@ -32,13 +29,20 @@ def bench_file() -> Json:
     own = Outcome("fastcoll", None, 0, 10, [[1.0, 2.0], [3.0, 2.5], [2.0, 2.0]])
     peer = Outcome("gloo", None, 0, 1, [[200.0, 180.0], [220.0, 100.0], [190.0, 210.0]])
     absent = Outcome("openmpi", "MPI has no bfloat16")
-    libraries = [
-        LibraryRecord("fastcoll", "measured", None, "1", ["python"], [0, 1]),
-        LibraryRecord("gloo", "measured", None, "2", ["python"], None),
-        LibraryRecord("mpich", "not measured", "not installed", None, None, None),
-    ]
-    record = BenchRecord({"world_size": 2}, libraries, [row_record(cell, [own, peer, absent])])
-    return bench_document(record, provenance())
+    fields = ("name", "status", "reason", "version", "command", "cpus")
+    libraries = (
+        ("fastcoll", "measured", None, "1", ["python"], [0, 1]),
+        ("gloo", "measured", None, "2", ["python"], None),
+        ("mpich", "not measured", "not installed", None, None, None),
+    )
+    return {
+        "kind": "bench",
+        **provenance(),
+        "settings": {"world_size": 2},
+        "libraries": [dict(zip(fields, row, strict=True)) for row in libraries],
+        "rows": [row_record(cell, [own, peer, absent])],
+        "one_way_flag_us": None,
+    }
 
 
 def demo_file() -> Json:

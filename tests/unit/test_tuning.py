@@ -24,12 +24,12 @@ from fastcoll.measure import regret
 from fastcoll.measure.fit import Point, fit
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import Pool
-from fastcoll.measure.regret import RegretSettings, is_good, judge, run_regret
+from fastcoll.measure.regret import is_good, judge, run_regret
 from fastcoll.measure.results import validate
 from fastcoll.measure.rounds import Outcome
 from fastcoll.measure.timer import median_interval, rounds_interval
 from fastcoll.measure.tune import make_document, write_table
-from fastcoll.measure.variants import VERBS, Variant, request_of, variants_of
+from fastcoll.measure.variants import VERBS, Points, Variant, request_of, variants_of
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
 from tests.support.damage import damaged
 from tests.unit.test_select import requests
@@ -354,7 +354,7 @@ def test_regret_judges_every_verb_that_has_a_choice(
 
     monkeypatch.setattr(regret, "running_ranks", lambda *_: nullcontext())
     monkeypatch.setattr(regret, "measure_cell", measured)
-    settings = RegretSettings((2,), (64, 1 << 20))
+    settings = Points((2,), (64, 1 << 20))
     document = run_regret(settings, tmp_path, lambda *_: None)
     validate(document)
     rows = {

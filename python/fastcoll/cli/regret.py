@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, writable
+from fastcoll.cli.console import make_console, make_table, writable
 from fastcoll.cli.points import (
     ALL_VERBS,
     Ranks,
@@ -22,9 +22,10 @@ from fastcoll.cli.points import (
     parse_worlds,
     point_progress,
 )
-from fastcoll.measure.regret import LIMIT, RegretSettings, is_good, run_regret
+from fastcoll.measure.regret import LIMIT, is_good, run_regret
 from fastcoll.measure.results import write
 from fastcoll.measure.sizes import format_size
+from fastcoll.measure.variants import Points
 
 Json = dict[str, Any]
 
@@ -42,7 +43,7 @@ def regret(
     Every result is checked before it is timed. Where one algorithm alone can do a call, it is said.
     With FASTCOLL_TUNING set, the choice is the table's. Nothing else should run then.
     """
-    settings = RegretSettings(parse_worlds(ranks), parse_sizes_option(sizes), parse_verbs(verbs))
+    settings = Points(parse_worlds(ranks), parse_sizes_option(sizes), parse_verbs(verbs))
     with (
         tempfile.TemporaryDirectory(prefix="fc") as folder,
         point_progress(settings.cells(), "not measured") as show,
@@ -62,9 +63,9 @@ def regret(
 
 def regret_table(document: Json) -> Table:
     """Return the choices that were neither near the best nor tied with it."""
-    table = Table(title="choices that are not the best one's equal", title_justify="left")
-    for name in ("verb", "ranks", "size", "numerics", "chosen", "best", "regret"):
-        table.add_column(name, justify="left" if name in ("verb", "chosen", "best") else "right")
+    names = ("verb", "ranks", "size", "numerics", "chosen", "best", "regret")
+    numbers = ("ranks", "size", "numerics", "regret")
+    table = make_table("choices that are not the best one's equal", names, numbers)
     for row in document["rows"]:
         if is_good(row):
             continue

@@ -4,22 +4,23 @@
 Decides whether ranks are processes or threads, and which algorithms run. Knows nothing of tables.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fastcoll.choose import algorithms
 from fastcoll.choose.table import NCCL_MOVES
 from fastcoll.measure.gpu_libraries import mps_runs
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.measure.gpu_variants import ThreadVariants, request_on_gpus
-from fastcoll.measure.library import Library, WorkerConfig
+from fastcoll.measure.library import Library
 from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, own_commands
+from fastcoll.measure.pool import NotMeasured, Pool, own_pool
 from fastcoll.measure.protocol import Reply
 from fastcoll.measure.rounds import Contender
+from fastcoll.measure.variants import Variant
 from fastcoll.measure.worker import Worker
 from fastcoll.types import REDUCTIONS
 
@@ -62,23 +63,27 @@ class ThreadRanks:
                 raise NotMeasured(reply["error"])
         return replies
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the group and end the threads."""
         self._ranks.close()
 
 
 @dataclass(frozen=True)
-class GpuVariant:
-    """One algorithm, as tables call it, on the ranks of `ranks`; a `rounds.Contender`."""
+class GpuVariant(Variant):
+    """One algorithm, as tables call it."""
 
-    ranks: Contender
-    name: str
-    num_channels: int
+    num_channels: int = 0
 
     @property
-    def is_running(self) -> bool:
-        """Whether the ranks answer."""
-        return self.ranks.is_running
+    def name(self) -> str:
+        """As outcomes call it."""
+        return self.algorithm
 
     @property
     def row(self) -> Json:
@@ -89,12 +94,6 @@ class GpuVariant:
     def is_excused(self, reason: str) -> bool:
         """Whether the rest is measured without it: NCCL may not run here, for its own reasons."""
         return self.name.startswith("nccl") and not reason.startswith("wrong result")
-
-    def command(self, text: str) -> list[Reply]:
-        """Send one command to every rank, as something to do with this algorithm."""
-        if text != "release":
-            self.ranks.command(f"choose {self.name} 0")
-        return self.ranks.command(text)
 
 
 class OnGpus:
@@ -131,37 +130,22 @@ class OnGpus:
         """Whether ranks are threads: processes that share a GPU take turns, except under MPS."""
         return world_size > self._num_gpus and self._own_rank is None and not mps_runs()
 
-    @contextmanager
-    def running(self, world_size: int) -> Iterator[Contender]:
+    def running(self, world_size: int) -> AbstractContextManager[Contender]:
         """Start ranks that take any variant: a process on each GPU, else threads that share some.
+
+        They run inside of the `with`.
 
         Raises:
             NotMeasured: A rank did not come up.
         """
         if self.are_threads(world_size):
-            devices = [f"cuda:{rank % self._num_gpus}" for rank in range(world_size)]
-            ranks: ThreadRanks | Pool = ThreadRanks(devices)
-        else:
-            ranks = self.pool(world_size)
-            ranks.start()
-        try:
-            yield ranks
-        finally:
-            ranks.close()
+            return ThreadRanks([f"cuda:{rank % self._num_gpus}" for rank in range(world_size)])
+        return self.pool(world_size)
 
     def pool(self, world_size: int) -> Pool:
         """Return ranks that are processes, not started."""
-        cpus = available_cpus()
-        config = WorkerConfig(
-            library="fastcoll_gpu_variants",
-            world_size=world_size,
-            socket_path=str(self.folder / f"{world_size}.sock"),
-            store_path=str(self.folder / f"{world_size}.store"),
-            cpus=cpus[:world_size] if world_size <= len(cpus) else None,
-        )
-        own = range(world_size) if self._own_rank is None else [self._own_rank]
-        commands = own_commands(config, list(own))
-        return Pool("fastcoll", world_size, config.socket_path, commands)
+        ranks = None if self._own_rank is None else [self._own_rank]
+        return own_pool("fastcoll_gpu_variants", world_size, self.folder, ranks)
 
     def variants(self, ranks: Contender, cell: Cell) -> list[GpuVariant]:
         """Return every algorithm that runs a cell, NCCL's two ways to reduce among them."""
@@ -174,7 +158,7 @@ class OnGpus:
                 self.left_out.setdefault(name, terms[without])
         if "nccl" in names and request.verb in REDUCTIONS:
             names.append(NCCL_MOVES)
-        return [GpuVariant(ranks, name, request.num_channels) for name in names]
+        return [GpuVariant(ranks, name, num_channels=request.num_channels) for name in names]
 
     def leave_out(self, variant: GpuVariant, reason: str) -> None:
         """Note that a variant could not be measured."""

@@ -12,9 +12,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from fastcoll.machine.cpu import affinity
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
@@ -56,11 +58,34 @@ def loop_command(program: Path, config: WorkerConfig, rank: int) -> list[str]:
     return [str(program), config.socket_path, str(rank), str(config.world_size), str(cpu)]
 
 
-def own_commands(config: WorkerConfig, ranks: list[int]) -> list[list[str]]:
+def own_commands(config: WorkerConfig, ranks: Sequence[int]) -> list[list[str]]:
     """Return the commands of a library whose ranks need no launcher."""
     word = _ENVIRONMENT.get(config.library.removesuffix(IN_GRAPH))
     prefix = ["env", word] if word else []
     return [prefix + worker_command(config, rank) for rank in ranks]
+
+
+def own_pool(
+    library: str, world_size: int, folder: Path, ranks: Sequence[int] | None = None
+) -> "Pool":
+    """Return ranks of fastcoll's own, each on a core of its own where there are enough.
+
+    Args:
+        library: Key of `libraries.LIBRARIES`, or of those on GPUs.
+        world_size: How many there are.
+        folder: An empty folder for sockets; its path must be short.
+        ranks: Those that this process starts; None: all.
+    """
+    cpus = available_cpus()
+    config = WorkerConfig(
+        library=library,
+        world_size=world_size,
+        socket_path=str(folder / f"{world_size}.sock"),
+        store_path=str(folder / f"{world_size}.store"),
+        cpus=cpus[:world_size] if world_size <= len(cpus) else None,
+    )
+    commands = own_commands(config, range(world_size) if ranks is None else ranks)
+    return Pool("fastcoll", world_size, config.socket_path, commands)
 
 
 def mpi_commands(
@@ -79,6 +104,8 @@ def mpi_commands(
 class Pool:
     """All ranks of one library, blocked in a read whenever no command runs.
 
+    A context manager: they run inside of its `with`.
+
     Attributes:
         commands: What is started, one process each.
         versions: What the ranks say the library's version is.
@@ -93,6 +120,13 @@ class Pool:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     listener: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def _log_path(self) -> Path:

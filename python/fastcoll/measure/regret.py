@@ -6,43 +6,24 @@ the two can't be told apart. Calls that one algorithm alone can carry out are no
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from fastcoll import env
 from fastcoll.choose import TuningTable, algorithms, select, tuning
-from fastcoll.measure.pattern import Cell, make_cell
+from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.results import provenance
 from fastcoll.measure.rounds import Outcome, measure_cell
 from fastcoll.measure.timer import Budget, median_interval
-from fastcoll.measure.variants import VERBS, Variant, request_of, running_ranks
+from fastcoll.measure.variants import Points, Variant, request_of, running_ranks
 from fastcoll.types import REDUCTIONS, Numerics, Request, SingleCopy, Verb
 
 LIMIT = 0.10
 _BUDGET = Budget(window_us=1500, min_windows=3, max_windows=9, num_rounds=4)
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RegretSettings:
-    """The points: every verb, size and world."""
-
-    worlds: tuple[int, ...]
-    sizes_bytes: tuple[int, ...]
-    verbs: tuple[str, ...] = VERBS
-    dtype: str = "float32"
-
-    def cells(self) -> list[Cell]:
-        """Return the points."""
-        return [
-            make_cell(verb, self.dtype, "sum", size_bytes, world)
-            for world in self.worlds
-            for verb in self.verbs
-            for size_bytes in self.sizes_bytes
-        ]
 
 
 def admitted(request: Request) -> list[str]:
@@ -144,9 +125,7 @@ def is_good(row: Json) -> bool:
     return bool(row["is_tie"] or row["regret"] <= LIMIT)
 
 
-def run_regret(
-    settings: RegretSettings, folder: Path, on_turn: Callable[[Cell, str], None]
-) -> Json:
+def run_regret(settings: Points, folder: Path, on_turn: Callable[[Cell, str], None]) -> Json:
     """Measure all algorithms at all points, each point interleaved; return the result document.
 
     Args:

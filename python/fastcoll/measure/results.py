@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,6 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:/[^/\s\"',:=]+)*/([^/\s\"',:=]+)")
 SCHEMA_NAME = "fastcoll-result-1"
 _SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LibraryRecord:
-    """One library of a run: what it was and how its ranks were started."""
-
-    name: str
-    status: str
-    reason: str | None
-    version: str | None
-    command: list[str] | None
-    cpus: list[int] | None
-
-
-@dataclass
-class BenchRecord:
-    """A whole `fastcoll bench` run."""
-
-    settings: Json
-    libraries: list[LibraryRecord]
-    rows: list[Json] = field(default_factory=list)
-    one_way_flag_us: list[float] | None = None
 
 
 def shorten(argument: str) -> str:
@@ -118,11 +96,6 @@ def row_record(cell: Cell, outcomes: Sequence[Outcome]) -> Json:
     }
 
 
-def bench_document(record: BenchRecord, origin: Json) -> Json:
-    """Return the result file of a bench run."""
-    return {"kind": "bench", **origin, **asdict(record)}
-
-
 def validate(document: Json) -> None:
     """Check a document against the schema.
 
@@ -143,19 +116,28 @@ def write(document: Json, path: Path) -> None:
     """
     validate(document)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_dump(document))
+    path.write_text(in_lines(document) + "\n")
 
 
-def _dump(document: Json) -> str:
-    """Write one line per entry, and per element of long lists: readable, and fit for git."""
+def in_lines(document: Json, margin: str = "") -> str:
+    """Return JSON with a line per entry, and per element of long lists: readable, and fit for git.
+
+    `margin` stands before each line of an entry that is a document itself.
+    """
     entries = []
     for key, value in document.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            text = "[\n  " + ",\n  ".join(json.dumps(element) for element in value) + "\n ]"
-        else:
-            text = json.dumps(value)
-        entries.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+        text = json.dumps(value)
+        if _is_long(value):
+            rows = ",".join(f"\n{margin}  {json.dumps(element)}" for element in value)
+            text = f"[{rows}\n{margin} ]"
+        elif isinstance(value, dict) and any(map(_is_long, value.values())):
+            text = in_lines(value, margin + " ")
+        entries.append(f"\n{margin} {json.dumps(key)}: {text}")
+    return "{" + ",".join(entries) + f"\n{margin}}}"
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _rounded(value: float) -> float:

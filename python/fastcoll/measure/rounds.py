@@ -101,7 +101,7 @@ def measure_cell(
     cell: Cell,
     budget: Budget,
     on_turn: Callable[[str], None],
-    beside_first: Callable[[], None] = lambda: None,
+    beside_first: Callable[[], None] | None = None,
 ) -> list[Outcome]:
     """Check and time `cell` with every library, interleaved.
 
@@ -131,7 +131,7 @@ def measure_cell(
 
     def take_turn(idx: int) -> None:
         _take_turn(pools[idx], outcomes[idx], num_windows[idx])
-        if idx == 0:
+        if idx == 0 and beside_first is not None:
             beside_first()
 
     for idx in range(len(pools)):

@@ -5,7 +5,7 @@ Decides how each library is launched and pinned. Knows nothing of tables, option
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,7 @@ from fastcoll.measure import mpi
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, mpi_commands, own_commands
-from fastcoll.measure.results import (
-    BenchRecord,
-    LibraryRecord,
-    bench_document,
-    provenance,
-    row_record,
-    shorten,
-)
+from fastcoll.measure.results import provenance, row_record, shorten
 from fastcoll.measure.rounds import measure_cell, one_way_flag_us
 from fastcoll.measure.timer import Budget
 from fastcoll.native import _C
@@ -134,15 +127,6 @@ def _mpi_commands(
         raise NotMeasured(str(error)) from None
 
 
-@contextmanager
-def _all_closed(pools: list[Pool]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for pool in pools:
-            pool.close()
-
-
 def run_bench(
     settings: BenchSettings,
     folder: Path,
@@ -160,30 +144,37 @@ def run_bench(
     Raises:
         NotMeasured: fastcoll itself cannot be started.
     """
-    origin = provenance()
-    record = BenchRecord(settings.document(), [])
-    libraries = ("fastcoll", *settings.peers)
-    made = {name: _made(settings, name, folder, own_ranks) for name in libraries}
-    with _all_closed([one for one in made.values() if isinstance(one, Pool)]):
+    libraries: list[Json] = []
+    rows: list[Json] = []
+    flags: list[float] = []
+    document = {"kind": "bench", **provenance(), "settings": settings.document()}
+    names = ("fastcoll", *settings.peers)
+    made = {name: _made(settings, name, folder, own_ranks) for name in names}
+    with ExitStack() as stack:
+        for one in made.values():
+            if isinstance(one, Pool):
+                stack.callback(one.close)
         pools = []
         for library, pool, reason in _started(made, settings.device == "cuda", on_turn):
             if pool is not None:
                 pools.append(pool)
             elif library == "fastcoll":
                 raise NotMeasured(reason)
-            record.libraries.append(_library_record(settings, library, pool, reason, folder))
-        flags: list[float] = []
-        for size_bytes in _sizes(settings):
+            libraries.append(_library_record(settings, library, pool, reason, folder))
+
+        def add_flag() -> None:
+            if (flag_us := one_way_flag_us(pools[0], _FLAG_ITERATIONS)) is not None:
+                flags.append(flag_us)
+
+        for size_bytes in (0,) if settings.verb == "barrier" else settings.sizes_bytes:
             cell = make_cell(
                 settings.verb, settings.dtype, settings.op, size_bytes, settings.world_size
             )
             turn = partial(_tell, on_turn, cell.size_bytes)
             # Beside the first size, whose time is told in flags.
-            flag = partial(_add_flag, flags, pools[0]) if not record.rows else _nothing
-            outcomes = measure_cell(pools, cell, settings.budget, turn, flag)
-            record.rows.append(row_record(cell, outcomes))
-        record.one_way_flag_us = flags or None
-    return bench_document(record, origin)
+            flag = None if rows else add_flag
+            rows.append(row_record(cell, measure_cell(pools, cell, settings.budget, turn, flag)))
+    return {**document, "libraries": libraries, "rows": rows, "one_way_flag_us": flags or None}
 
 
 def _made(settings: BenchSettings, library: str, folder: Path, own_ranks: list[int]) -> Pool | str:
@@ -224,28 +215,16 @@ def _tell(on_turn: Callable[[str, int], None], size_bytes: int, library: str) ->
     on_turn(library, size_bytes)
 
 
-def _add_flag(flags: list[float], own: Pool) -> None:
-    if (flag_us := one_way_flag_us(own, _FLAG_ITERATIONS)) is not None:
-        flags.append(flag_us)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _sizes(settings: BenchSettings) -> tuple[int, ...]:
-    return (0,) if settings.verb == "barrier" else settings.sizes_bytes
-
-
 def _library_record(
     settings: BenchSettings, library: str, pool: Pool | None, reason: str | None, folder: Path
-) -> LibraryRecord:
+) -> Json:
+    """Return one library of a run: its version, and how its ranks were started."""
     cpus = worker_config(settings, library, folder).cpus
-    return LibraryRecord(
-        name=library,
-        status="not measured" if reason else "measured",
-        reason=reason,
-        version=pool.version if pool else None,
-        command=[shorten(word) for word in pool.commands[0]] if pool else None,
-        cpus=list(cpus) if cpus else None,
-    )
+    return {
+        "name": library,
+        "status": "not measured" if reason else "measured",
+        "reason": reason,
+        "version": pool.version if pool else None,
+        "command": [shorten(word) for word in pool.commands[0]] if pool else None,
+        "cpus": list(cpus) if cpus else None,
+    }

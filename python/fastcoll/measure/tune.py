@@ -24,47 +24,26 @@ from fastcoll.measure.machine import now
 from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.measure.pool import NotMeasured, Pool
-from fastcoll.measure.results import command_line
+from fastcoll.measure.results import command_line, in_lines
 from fastcoll.measure.rounds import Contender, measure_cell
 from fastcoll.measure.timer import Budget, rounds_interval
-from fastcoll.measure.variants import VERBS, request_of, running_ranks, variants_of
+from fastcoll.measure.variants import Points, Variant, request_of, running_ranks, variants_of
 from fastcoll.trust import require_trusted
 
-_DTYPE = "float32"
 # Many short rounds: what comes and goes on the machine then meets all variants alike.
 _BUDGET = Budget(window_us=1500, min_windows=2, max_windows=4, num_rounds=8)
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TuneSettings:
+class TuneSettings(Points):
     """What one run measures, and how long it may take."""
 
-    worlds: tuple[int, ...]
-    sizes_bytes: tuple[int, ...]
-    verbs: tuple[str, ...] = VERBS
     limit_s: float = 270.0
 
-    def cells(self) -> list[Cell]:
-        """Return all points, in the order in which they are measured: by world, verb and size."""
-        return [
-            make_cell(verb, _DTYPE, "sum", size_bytes, world)
-            for world in self.worlds
-            for verb in self.verbs
-            for size_bytes in self.sizes_bytes
-            if size_bytes >= world * 4  # each rank's part has an element
-        ]
-
-
-class Variant(Contender, Protocol):
-    """One way to carry out a call."""
-
-    @property
-    def row(self) -> Json:
-        """What a table's row says of it."""
-
-    def is_excused(self, reason: str) -> bool:
-        """Whether the rest is measured without it if it fails for this reason."""
+    def cells(self, least_bytes: int = 4) -> list[Cell]:
+        """Return the points in the order in which they are measured: each rank has an element."""
+        return super().cells(least_bytes)
 
 
 class Place(Protocol):
@@ -101,7 +80,7 @@ class OnCpus:
     def running(self, world_size: int) -> AbstractContextManager[Pool]:
         return running_ranks(world_size, self.folder)
 
-    def variants(self, ranks: Pool, cell: Cell) -> Sequence[Variant]:
+    def variants(self, ranks: Contender, cell: Cell) -> Sequence[Variant]:
         return variants_of(ranks, cell)
 
     def leave_out(self, variant: Variant, reason: str) -> None:
@@ -178,7 +157,7 @@ def fit_rows(rows: Sequence[Json]) -> Fit | None:
     """Fit the cost model to a table's rows: each algorithm's best segment size at each point."""
     best: dict[tuple[Any, ...], Point] = {}
     for row in rows:
-        cell = make_cell(row["verb"], _DTYPE, "sum", row["size_bytes"], row["world_size"])
+        cell = make_cell(row["verb"], Points.dtype, "sum", row["size_bytes"], row["world_size"])
         if row["algorithm"] == "single_copy":
             continue  # what the kernel takes for it is none of the model's constants
         point = Point(request_of(cell, "fast"), row["algorithm"], row["time_us"])
@@ -213,21 +192,8 @@ def write_table(document: Json, path: Path) -> None:
     validate(json.loads(json.dumps(document)))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
-    beside.write_text(_text_of(document) + "\n")
+    beside.write_text(in_lines(document) + "\n")
     beside.replace(path)
-
-
-def _text_of(document: Json, margin: str = "") -> str:
-    """Return JSON with a line for every row."""
-    lines = []
-    for key, value in document.items():
-        if key == "rows":
-            rows = ",".join(f"\n{margin}  {json.dumps(row)}" for row in value)
-            text = f"[{rows}\n{margin} ]"
-        else:
-            text = _text_of(value, margin + " ") if key == "gpu" else json.dumps(value)
-        lines.append(f"\n{margin} {json.dumps(key)}: {text}")
-    return "{" + ",".join(lines) + f"\n{margin}}}"
 
 
 def _document_of_before(path: Path) -> Json | None:

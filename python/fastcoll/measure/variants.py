@@ -4,8 +4,7 @@
 Decides which algorithms and segment sizes there are to compare. Knows nothing of tables.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 from fastcoll.choose import algorithms
 from fastcoll.machine import cpu
 from fastcoll.machine.cpu import cpu_quota
-from fastcoll.measure.library import WorkerConfig
-from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import Pool, available_cpus, own_commands
+from fastcoll.measure.pattern import Cell, make_cell
+from fastcoll.measure.pool import Pool, available_cpus, own_pool
 from fastcoll.measure.protocol import Reply
+from fastcoll.measure.rounds import Contender
 from fastcoll.types import Numerics, Request, SingleCopy
 
 # What has most to choose comes first: an interrupted run is worth most so. A barrier, a send and a
@@ -38,12 +37,32 @@ _LEAST_SEGMENTED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One algorithm and segment size on the ranks of `pool`; a `rounds.Contender`."""
+class Points:
+    """What is measured: every verb, size and number of ranks."""
 
-    pool: Pool
+    worlds: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+    verbs: tuple[str, ...] = VERBS
+    dtype: str = "float32"
+
+    def cells(self, least_bytes: int = 0) -> list[Cell]:
+        """Return the points of at least so many bytes for each rank: by world, verb and size."""
+        return [
+            make_cell(verb, self.dtype, "sum", size_bytes, world)
+            for world in self.worlds
+            for verb in self.verbs
+            for size_bytes in self.sizes_bytes
+            if size_bytes >= world * least_bytes
+        ]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One algorithm and segment size on ranks that take any; a `rounds.Contender`."""
+
+    ranks: Contender
     algorithm: str
-    segment_bytes: int
+    segment_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -62,13 +81,13 @@ class Variant:
     @property
     def is_running(self) -> bool:
         """Whether the ranks answer."""
-        return self.pool.is_running
+        return self.ranks.is_running
 
     def command(self, text: str) -> list[Reply]:
         """Send one command to every rank, as something to do with this algorithm."""
         if text != "release":
-            self.pool.command(f"choose {self.algorithm} {self.segment_bytes}")
-        return self.pool.command(text)
+            self.ranks.command(f"choose {self.algorithm} {self.segment_bytes}")
+        return self.ranks.command(text)
 
 
 def cpus_between(world_size: int) -> int:
@@ -89,7 +108,7 @@ def request_of(
     )
 
 
-def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
+def variants_of(ranks: Contender, cell: Cell) -> list[Variant]:
     """Return every algorithm that runs a cell, at every segment size that makes a difference.
 
     reduce_scatter has one shot only: its one_shot is two_shot, and is left out, but where it
@@ -98,7 +117,7 @@ def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
     request = request_of(cell, "fast", single_copy="auto")
     segmented = request.staged_bytes > _LEAST_SEGMENTED_BYTES
     return [
-        Variant(pool, candidate.name, segment_bytes)
+        Variant(ranks, candidate.name, segment_bytes)
         for candidate in algorithms.ALL
         if candidate.admits(request) is None
         and (
@@ -113,25 +132,10 @@ def variants_of(pool: Pool, cell: Cell) -> list[Variant]:
     ]
 
 
-@contextmanager
-def running_ranks(world_size: int, folder: Path) -> Iterator[Pool]:
-    """Start ranks that take any variant, each on a core of its own where there are enough.
+def running_ranks(world_size: int, folder: Path) -> AbstractContextManager[Pool]:
+    """Start ranks that take any variant, in a `with`.
 
     Raises:
         NotMeasured: A rank did not come up.
     """
-    cpus = available_cpus()
-    config = WorkerConfig(
-        library="fastcoll_variants",
-        world_size=world_size,
-        socket_path=str(folder / f"{world_size}.sock"),
-        store_path=str(folder / f"{world_size}.store"),
-        cpus=cpus[:world_size] if world_size <= len(cpus) else None,
-    )
-    commands = own_commands(config, list(range(world_size)))
-    pool = Pool("fastcoll", world_size, config.socket_path, commands)
-    pool.start()
-    try:
-        yield pool
-    finally:
-        pool.close()
+    return own_pool("fastcoll_variants", world_size, folder)
