@@ -175,7 +175,7 @@ class BaseGroup(ObjectMethods):
 
     def shrink(self, *, timeout_s: float | None = None) -> "BaseGroup":
         """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
-        limit_s = self._settings.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        limit_s = self._settings.limit_of(timeout_s)
         try:
             # Everybody is to leave the calls of this group, also of one that nothing broke so far.
             self.abort("it calls shrink()")

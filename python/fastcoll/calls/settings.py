@@ -33,9 +33,17 @@ class Settings:
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
 
+    def limit_of(self, timeout_s: float | timedelta | None) -> float:
+        """Return the limit of a call that gives this one, in seconds.
+
+        Raises:
+            UsageError: It is not a positive number of seconds.
+        """
+        return self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+
     def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
         """Return the settings of a part of this group, with some of them replaced."""
-        limit_s = self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+        limit_s = self.limit_of(timeout_s)
         # A part of a group is made by calls of the whole one, whose limit holds, too.
         result = replace(self, timeout_s=limit_s, making_s=min(limit_s, self.timeout_s))
         if numerics is not None:

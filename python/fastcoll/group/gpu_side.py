@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastcoll.calls.group import GpuCall
-from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Operands
@@ -60,9 +59,8 @@ class GpuSide:
         starts: list[tuple[_C.Plan, Operands | PartsOperands, float]] = []
         for call, operands in calls:
             group = self.on(operands.device)
-            limit_s = call_limit_s(call.timeout_s)
-            limit_s = self._settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
-            starts.append((self._planner.plan(call, operands, group.terms), operands, limit_s))
+            plan = self._planner.plan(call, operands, group.terms)
+            starts.append((plan, operands, self._settings.limit_of(call.timeout_s)))
         return group.run(starts, async_op=async_op)
 
     def transfer(

@@ -11,7 +11,7 @@ import torch
 
 from fastcoll.calls.arrays import ArrayView
 from fastcoll.calls.group import AnyCall
-from fastcoll.calls.limits import GROUP_LIMIT, call_limit_s
+from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.parts import PartsOperands, Side
 from fastcoll.calls.settings import Settings, checked_numerics
 from fastcoll.calls.tensors import Operands
@@ -96,12 +96,6 @@ def check_options(call: AnyCall) -> None:
         )
     if call.numerics is not None:
         checked_numerics(call.numerics)
-
-
-def limit_of(call: AnyCall, settings: Settings) -> float:
-    """Return the limit of a call in seconds."""
-    limit_s = call_limit_s(call.timeout_s)
-    return settings.timeout_s if limit_s == GROUP_LIMIT else limit_s
 
 
 def numerics_of(call: AnyCall, settings: Settings) -> Numerics:

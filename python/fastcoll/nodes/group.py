@@ -36,7 +36,6 @@ from fastcoll.nodes.arguments import (
     carry_out,
     check_options,
     gather_in_call,
-    limit_of,
     numerics_of,
 )
 from fastcoll.nodes.carriers import maker_of
@@ -200,7 +199,7 @@ class HierarchicalCommunicator(BaseGroup):
                 by_carrier(call, operands, self._settings, self._lanes),
             )
             self._watch.begin(self._sequence, call.verb.name)
-            limit_s = limit_of(call, self._settings)
+            limit_s = self._settings.limit_of(call.timeout_s)
             try:
                 self._lanes.begin(limit_s)
                 carry_out(

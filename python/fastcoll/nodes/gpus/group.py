@@ -34,13 +34,7 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.work import DeviceWork, beside
 from fastcoll.machine import gpu
-from fastcoll.nodes.arguments import (
-    Arguments,
-    by_carrier,
-    limit_of,
-    numerics_of,
-    run_phases,
-)
+from fastcoll.nodes.arguments import Arguments, by_carrier, numerics_of, run_phases
 from fastcoll.nodes.arrays import copy
 from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
@@ -259,7 +253,7 @@ class NodeGpus:
         self, call: AnyCall, operands: Operands | PartsOperands, stream: torch.cuda.Stream
     ) -> None:
         settings, world_size = self._settings, self._host.world_size
-        limit_s = limit_of(call, settings)
+        limit_s = settings.limit_of(call.timeout_s)
         rounds = by_carrier(call, operands, settings, self._lanes)
         began = None
         if not captures.is_capturing():
