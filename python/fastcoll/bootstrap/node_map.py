@@ -57,15 +57,9 @@ class NodeMap:
         """Return the ranks that serve a lane, one of each node."""
         return [ranks[lane % len(ranks)] for ranks in self.nodes]
 
-    def lane_of_slot(self, node: int, local_rank: int, slot: int) -> int | None:
-        """Return a lane that a rank serves by its number among them, None if there is none."""
-        lane = local_rank + slot * len(self.nodes[node])
-        return lane if lane < self.num_lanes else None
-
-    def rank_in_lane(self, node: int, lane: int) -> int | None:
-        """Return the rank whose own lane this is on a node, None if it has no such rank."""
-        ranks = self.nodes[node]
-        return ranks[lane] if lane < len(ranks) else None
+    def owners_of(self, lane: int) -> list[int | None]:
+        """Return the rank whose own lane this is on each node, None where there is no such rank."""
+        return [ranks[lane] if lane < len(ranks) else None for ranks in self.nodes]
 
     def describe(self, nodes: Sequence[int] | None = None) -> str:
         """Return some nodes, by default all, with their hosts and ranks."""

@@ -162,7 +162,7 @@ def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
     """
     rows = torch.empty(len(lanes.node_map.places), len(words), dtype=torch.int64)
     mine = torch.tensor(words, dtype=torch.int64)
-    moves.all_gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
+    moves.gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
     result: list[list[int]] = rows.tolist()
     return result
 
@@ -182,11 +182,9 @@ def _reduce(lanes: Lanes, header: Header, arguments: Arguments, how: Reduction) 
         reductions.reduce_scatter(lanes, how, arguments.given, arguments.got[0])
         return
     source = arguments.given[0]
-    if header.verb is Verb.reduce:
-        target = arguments.got[0] if arguments.got else None
-        reductions.reduce(lanes, how, header.root, source, target)
-        return
-    reductions.all_reduce(lanes, how, source, arguments.got[0])
+    target = arguments.got[0] if arguments.got else None
+    root = header.root if header.verb is Verb.reduce else None
+    reductions.reduce(lanes, how, source, target, root)
 
 
 def _move(lanes: Lanes, header: Header, arguments: Arguments, gather_words: GatherWords) -> None:
@@ -195,11 +193,11 @@ def _move(lanes: Lanes, header: Header, arguments: Arguments, gather_words: Gath
     if header.verb is Verb.broadcast:
         moves.broadcast(lanes, header.root, got[0])
     elif header.verb is Verb.gather:
-        moves.gather(lanes, header.root, given[0], got or None)
+        moves.gather(lanes, given[0], got or None, header.root)
     elif header.verb is Verb.scatter:
         moves.scatter(lanes, header.root, given or None, got[0])
     elif header.verb is Verb.all_gather:
-        moves.all_gather(lanes, given[0], got)
+        moves.gather(lanes, given[0], got)
     else:
         _all_to_all(lanes, header, given, got, gather_words)
 

@@ -12,7 +12,7 @@ more over the link. A network as quick as memory was not measured.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -235,6 +235,14 @@ class Lanes:
         places = buffer.view(self.num_local, self.num_slots, -1)
         n = self.num_local
         return [places[lane % n, lane // n] for lane in range(self.num_lanes)]
+
+    def by_rank(self, buffer: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield each rank and its place in a lane buffer that has one for every rank."""
+        for lane, place in enumerate(self.by_lane(buffer)):
+            rows = place.view(self.num_nodes, -1)
+            for rank, row in zip(self.node_map.owners_of(lane), rows, strict=True):
+                if rank is not None:
+                    yield rank, row
 
     @property
     def in_order(self) -> bool:

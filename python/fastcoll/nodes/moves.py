@@ -49,90 +49,71 @@ def _broadcast(lanes: Lanes, root: int, data: torch.Tensor) -> Segment:
         piece.copy_(place[: piece.numel()])
 
 
-def all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Put everybody's bytes into `parts`, one for each rank; they may differ in size."""
-    lanes.drive(
-        _all_gather(lanes, data[first:last], [part[first:last] for part in parts])
-        for first, last in cuts(max(part.numel() for part in parts), _columns(lanes))
-    )
-
-
-def _all_gather(lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor]) -> Segment:
-    nodes, sizes = range(lanes.num_nodes), [part.numel() for part in parts]
-    # In the node all places are as long as the longest part.
-    mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, max(sizes))
-    mine[0, lanes.node, : data.numel()] = data
-    exchanges = []
-    for slot, lane in lanes.lanes():
-        given = [data if slot == 0 and node != lanes.node else None for node in nodes]
-        exchanges.append(lanes.exchange(slot, given, _from_owners(lanes, lane, sizes)))
-    yield [transfer for _, transfer in exchanges]
-    for slot, (rows, _) in enumerate(exchanges):
-        _put(mine[slot], rows)
-    _hand_out(lanes, lanes.node_all_gather(mine.view(-1)), parts)
-
-
 def _from_owners(lanes: Lanes, lane: int, sizes: Sequence[int]) -> list[int]:
     """Return the bytes from each other node in a lane, if rank r gives `sizes[r]`."""
-    ranks = [lanes.node_map.rank_in_lane(node, lane) for node in range(lanes.num_nodes)]
     return [
-        0 if rank is None or node == lanes.node else sizes[rank] for node, rank in enumerate(ranks)
+        0 if rank is None or node == lanes.node else sizes[rank]
+        for node, rank in enumerate(lanes.node_map.owners_of(lane))
     ]
 
 
-def _put(target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-    for place, row in zip(target, rows, strict=True):
-        if row.numel() > 0:
-            place[: row.numel()].copy_(row)
-
-
-def _hand_out(lanes: Lanes, everything: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Copy each rank's bytes from a lane buffer to their places."""
-    for lane, place in enumerate(lanes.by_lane(everything)):
-        for node, piece in enumerate(place.view(lanes.num_nodes, -1)):
-            rank = lanes.node_map.rank_in_lane(node, lane)
-            if rank is not None:
-                parts[rank].copy_(piece[: parts[rank].numel()])
-
-
 def gather(
-    lanes: Lanes, root: int, data: torch.Tensor, parts: Sequence[torch.Tensor] | None
+    lanes: Lanes,
+    data: torch.Tensor,
+    parts: Sequence[torch.Tensor] | None,
+    root: int | None = None,
 ) -> None:
-    """Put everybody's bytes into the root's `parts`."""
+    """Put everybody's bytes into the root's `parts`, without a root into everybody's.
+
+    Without a root the parts may differ in size.
+    """
+    longest = data.numel() if parts is None else max(part.numel() for part in parts)
     lanes.drive(
         _gather(
             lanes,
-            root,
             data[first:last],
             None if parts is None else [part[first:last] for part in parts],
+            root,
         )
-        for first, last in cuts(data.numel(), _columns(lanes))
+        for first, last in cuts(longest, _columns(lanes))
     )
 
 
 def _gather(
-    lanes: Lanes, root: int, data: torch.Tensor, parts: Sequence[torch.Tensor] | None
+    lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int | None
 ) -> Segment:
-    root_node, local_root = lanes.node_map.places[root]
-    nodes, size, here = range(lanes.num_nodes), data.numel(), lanes.node == root_node
-    nothing = [0] * lanes.num_nodes
+    root_node, local_root = (lanes.node, 0) if root is None else lanes.node_map.places[root]
+    sizes = [data.numel()] * len(lanes.node_map.places)
+    if parts is not None:
+        sizes = [part.numel() for part in parts]
+    gets = lanes.node == root_node
+    takers = [
+        node != lanes.node and (root is None or node == root_node)
+        for node in range(lanes.num_nodes)
+    ]
     exchanges = []
     for slot, lane in lanes.lanes():
-        gives = slot == 0 and not here
-        given = [data if gives and node == root_node else None for node in nodes]
-        sizes = [size] * len(lanes.node_map.places)
-        expected = _from_owners(lanes, lane, sizes) if here else nothing
+        given = [data if slot == 0 and takes else None for takes in takers]
+        expected = _from_owners(lanes, lane, sizes) if gets else [0] * lanes.num_nodes
         exchanges.append(lanes.exchange(slot, given, expected))
     yield [transfer for _, transfer in exchanges]
-    if not here:
+    if not gets:
         return
-    mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, size)
-    mine[0, lanes.node] = data
+    # In the node all places are as long as the longest part.
+    mine = data.new_zeros(lanes.num_slots, lanes.num_nodes, max(sizes))
+    mine[0, lanes.node, : data.numel()] = data
     for slot, (rows, _) in enumerate(exchanges):
-        _put(mine[slot], rows)
-    everything = lanes.node_gather(mine.view(-1), local_root)
+        for place, row in zip(mine[slot], rows, strict=True):
+            if row.numel() > 0:
+                place[: row.numel()].copy_(row)
+    everything: torch.Tensor | None
+    if root is None:
+        everything = lanes.node_all_gather(mine.view(-1))
+    else:
+        everything = lanes.node_gather(mine.view(-1), local_root)
     if parts is not None and everything is not None:
-        _hand_out(lanes, everything.view(-1), parts)
+        for rank, piece in lanes.by_rank(everything.view(-1)):
+            parts[rank].copy_(piece[: parts[rank].numel()])
 
 
 def scatter(
@@ -160,15 +141,12 @@ def _scatter(
         buffer = None
         if parts is not None:
             buffer = data.new_zeros(lanes.num_local * mine.numel())
-            for lane, place in enumerate(lanes.by_lane(buffer)):
-                for node, piece in enumerate(place.view(lanes.num_nodes, size)):
-                    rank = lanes.node_map.rank_in_lane(node, lane)
-                    if rank is not None:
-                        piece.copy_(parts[rank])
+            for rank, piece in lanes.by_rank(buffer):
+                piece.copy_(parts[rank])
         lanes.node_scatter(buffer, mine.view(-1), local_root)
     exchanges = []
     for slot, lane in lanes.lanes():
-        owners = [lanes.node_map.rank_in_lane(node, lane) for node in nodes]
+        owners = lanes.node_map.owners_of(lane)
         given = [
             mine[slot, node] if here and node != root_node and owners[node] is not None else None
             for node in nodes
@@ -213,7 +191,7 @@ def _all_to_all(
     nodes = range(lanes.num_nodes)
     sources, exchanges = [], []  # of each slot, the rank on each node whose lane it is
     for slot, lane in lanes.lanes():
-        owners = [node_map.rank_in_lane(node, lane) for node in nodes]
+        owners = node_map.owners_of(lane)
         outgoing: list[torch.Tensor | None] = [None] * lanes.num_nodes
         for node in nodes:
             if slot == 0 and node != lanes.node:
@@ -253,16 +231,15 @@ def _distribute(
         rank
         for local in range(lanes.num_local)
         for slot, lane in enumerate(node_map.lanes_of(lanes.node, local))
-        for node in range(lanes.num_nodes)
-        if (rank := node_map.rank_in_lane(node, lane)) is not None
-        and not (node == lanes.node and slot > 0)
+        for node, rank in enumerate(node_map.owners_of(lane))
+        if rank is not None and not (node == lanes.node and slot > 0)
     ]
     sizes = [counts[rank][lanes.rank] for rank in origins]
     holder = {
         rank: lane % lanes.num_local
         for lane in range(lanes.num_lanes)
-        for node in range(lanes.num_nodes)
-        if (rank := node_map.rank_in_lane(node, lane)) is not None
+        for rank in node_map.owners_of(lane)
+        if rank is not None
     }
     expected = [0] * lanes.num_local
     for rank, size in zip(origins, sizes, strict=True):

@@ -78,65 +78,49 @@ class Reduction:
         finish(target, total, self.dtype, self.op, self.world_size)
 
 
-def all_reduce(lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Reduce `source` of all ranks into everybody's `target`; they may be one."""
-    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
-    lanes.drive(
-        _all_reduce(lanes, how, source[first:last], target[first:last])
-        for first, last in cuts(source.numel(), step)
-    )
-
-
 def reduce(
-    lanes: Lanes, how: Reduction, root: int, source: torch.Tensor, target: torch.Tensor | None
+    lanes: Lanes,
+    how: Reduction,
+    source: torch.Tensor,
+    target: torch.Tensor | None,
+    root: int | None = None,
 ) -> None:
-    """Reduce `source` of all ranks into the root's `target`; they may be one."""
+    """Reduce `source` of all ranks into the root's `target`, without a root into everybody's.
+
+    `source` and `target` may be one.
+    """
     step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
     lanes.drive(
         _reduce(
-            lanes, how, root, source[first:last], None if target is None else target[first:last]
+            lanes, how, source[first:last], None if target is None else target[first:last], root
         )
         for first, last in cuts(source.numel(), step)
     )
 
 
-def _all_reduce(
-    lanes: Lanes, how: Reduction, source: torch.Tensor, target: torch.Tensor
-) -> Segment:
-    chunks = _of_node(lanes, how, source)
-    result, results = _room(lanes, chunks, target.dtype)
-    if how.by_carrier:
-        yield from _by_carrier(lanes, how, chunks, results)
-    elif _goes_whole(lanes, chunks):
-        yield from _whole_chunks(lanes, how, chunks, results)
-    else:
-        sums = yield from _sum_shards(lanes, how, chunks, results)
-        yield from _gather_shards(lanes, sums, results)
-    _collect(lanes, result, target)
-
-
 def _reduce(
     lanes: Lanes,
     how: Reduction,
-    root: int,
     source: torch.Tensor,
     target: torch.Tensor | None,
+    root: int | None,
 ) -> Segment:
-    root_node, local_root = lanes.node_map.places[root]
+    root_node, local_root = (None, 0) if root is None else lanes.node_map.places[root]
     chunks = _of_node(lanes, how, source)
     result, results = _room(lanes, chunks, source.dtype)
     if how.by_carrier:
         yield from _by_carrier(lanes, how, chunks, results)
     elif _goes_whole(lanes, chunks):
-        yield from _whole_chunks(lanes, how, chunks, results, only=root_node)
+        yield from _whole_chunks(lanes, how, chunks, results, root_node)
     else:
         sums = yield from _sum_shards(lanes, how, chunks, results)
-        yield from _gather_shards_on(lanes, root_node, sums, results)
-    if lanes.node != root_node:
-        return
-    everything = lanes.node_gather(result, local_root)
-    if target is not None and everything is not None:
-        _put_in_order(lanes, everything.view(-1), target)
+        yield from _gather_shards(lanes, sums, results, root_node)
+    if root_node is None:
+        _collect(lanes, result, target)
+    elif lanes.node == root_node:
+        everything = lanes.node_gather(result, local_root)
+        if target is not None and everything is not None:
+            _put_in_order(lanes, everything.view(-1), target)
 
 
 def _of_node(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
@@ -176,8 +160,9 @@ def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> t
     return buffer
 
 
-def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor) -> None:
+def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor | None) -> None:
     """Gather everybody's lanes and put them where they belong."""
+    assert target is not None, "every rank gets the result"
     size = result.numel() * lanes.num_local
     if lanes.in_order and size == target.numel():
         lanes.node_all_gather(result, target)
@@ -218,7 +203,7 @@ def _whole_chunks(
     how: Reduction,
     chunks: list[torch.Tensor],
     results: list[torch.Tensor],
-    only: int | None = None,
+    only: int | None,
 ) -> Segment:
     """Give chunks to all nodes, or to the one that wants the result."""
     exchanges = [_give(lanes, slot, chunk, only) for slot, chunk in enumerate(chunks)]
@@ -252,7 +237,13 @@ def _sum_shards(
     return sums
 
 
-def _gather_shards(lanes: Lanes, sums: list[torch.Tensor], results: list[torch.Tensor]) -> Segment:
+def _gather_shards(
+    lanes: Lanes, sums: list[torch.Tensor], results: list[torch.Tensor], only: int | None
+) -> Segment:
+    """Give the sums of shards to all nodes, or to the one that wants the result."""
+    if only is not None:
+        yield from _gather_shards_on(lanes, only, sums, results)
+        return
     gathered = [one.new_empty(one.numel() * lanes.num_nodes) for one in sums]
     yield [
         lanes.carrier(slot).all_gather(as_bytes(whole), as_bytes(one))
@@ -291,17 +282,14 @@ def _reduce_scatter(
     num_nodes, numel = lanes.num_nodes, target.numel()
     size = lanes.num_local * lanes.num_slots * num_nodes * numel
     buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=target.device)
-    for lane, place in enumerate(lanes.by_lane(buffer)):
-        for node, piece in enumerate(place.view(num_nodes, numel)):
-            rank = lanes.node_map.rank_in_lane(node, lane)
-            if rank is not None:
-                how.widen(piece, parts[rank])
+    for rank, piece in lanes.by_rank(buffer):
+        how.widen(piece, parts[rank])
     mine = lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     partials = mine.view(lanes.num_slots, num_nodes, numel)
     own_bytes = partials[0, 0].nbytes
     exchanges = []
     for slot, lane in lanes.lanes():
-        ends = [lanes.node_map.rank_in_lane(node, lane) for node in range(num_nodes)]
+        ends = lanes.node_map.owners_of(lane)
         ends[lanes.node] = None
         given = [
             None if end is None else row for end, row in zip(ends, partials[slot], strict=True)
