@@ -7,6 +7,7 @@ for them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import ParamSpec, Protocol, TypeAlias
 
 import torch
@@ -44,11 +45,24 @@ class Failed:
 P = ParamSpec("P")
 
 
+def starting(start: Callable[P, Started]) -> Callable[P, Started]:
+    """Let an error of a start wait for `wait`, which makes it the error of the group."""
+
+    @wraps(start)
+    def run(*args: P.args, **options: P.kwargs) -> Started:
+        try:
+            return start(*args, **options)
+        except RuntimeError as error:
+            return Failed(error, args, options)
+
+    return run
+
+
 class Carrier(ABC):
     """One lane: as many ranks as there are nodes, numbered like these.
 
     All methods but `abandon` and `close` are collective over the lane. Tensors are contiguous, and
-    stay untouched until the transfer is over.
+    stay untouched until the transfer is over. Each method that starts one is `starting`.
 
     Attributes:
         takes_less: In `all_to_all` a node may give less than another one expects, but not nothing.
@@ -60,6 +74,7 @@ class Carrier(ABC):
     def reduces(self, dtype: DType, op: Op) -> bool:
         """Return whether `all_reduce` can be asked for this."""
 
+    @abstractmethod
     def all_to_all(
         self,
         output: torch.Tensor,
@@ -68,37 +83,18 @@ class Carrier(ABC):
         input_bytes: Sequence[int],
     ) -> Started:
         """Give each node its part of `input` (uint8), and get each one's part of `output`."""
-        return _started(self._all_to_all, output, input, output_bytes, input_bytes)
 
+    @abstractmethod
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         """Put everybody's `input` one after another into `output`."""
-        return _started(self._all_gather, output, input)
 
+    @abstractmethod
     def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         """Copy a node's tensor to all others."""
-        return _started(self._broadcast, tensor, node)
 
+    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         """Reduce in the carrier's own order and with its own roundings."""
-        return _started(self._all_reduce, tensor, op)
-
-    @abstractmethod
-    def _all_to_all(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_bytes: Sequence[int],
-        input_bytes: Sequence[int],
-    ) -> Started: ...
-
-    @abstractmethod
-    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started: ...
-
-    @abstractmethod
-    def _broadcast(self, tensor: torch.Tensor, node: int) -> Started: ...
-
-    @abstractmethod
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Started: ...
 
     @abstractmethod
     def abandon(self) -> None:
@@ -107,14 +103,6 @@ class Carrier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the lane; nothing is under way."""
-
-
-def _started(start: Callable[P, Started], *args: P.args, **options: P.kwargs) -> Started:
-    """Start a transfer. An error waits for `wait`, which makes it the error of the group."""
-    try:
-        return start(*args, **options)
-    except RuntimeError as error:
-        return Failed(error, args, options)
 
 
 # Makes a lane from a store of its own, this node, their number, and a limit in seconds. Collective

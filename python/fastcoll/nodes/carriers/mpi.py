@@ -21,7 +21,7 @@ from torch.distributed import Store
 
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.errors import UsageError
-from fastcoll.nodes.carriers.carrier import Carrier, Started
+from fastcoll.nodes.carriers.carrier import Carrier, Started, starting
 from fastcoll.types import FROM_TORCH, DType, Op
 
 _MOST_TAG = 32767  # that every MPI has
@@ -119,7 +119,8 @@ class MpiCarrier(Carrier):
         num_nodes = self._communicator.Get_size()
         return num_nodes & (num_nodes - 1) == 0 and dtype in _TYPES and op in _OPS
 
-    def _all_to_all(
+    @starting
+    def all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -140,14 +141,17 @@ class MpiCarrier(Carrier):
             place += size
         return self._started(requests, output, input)
 
-    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
+    @starting
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         request = self._communicator.Iallgather(self._memory(input), self._memory(output))
         return self._started([request], output, input)
 
-    def _broadcast(self, tensor: torch.Tensor, node: int) -> Started:
+    @starting
+    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         return self._started([self._communicator.Ibcast(self._memory(tensor), node)], tensor)
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
+    @starting
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         kind, operation = _TYPES[FROM_TORCH[tensor.dtype]], _OPS[op]
         request = self._communicator.Iallreduce(
             self._mpi.IN_PLACE, self._memory(tensor, kind), getattr(self._mpi, operation)

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp, Store
 
 from fastcoll.errors import UsageError
-from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
+from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started, starting
 from fastcoll.types import DType, Op
 
 # Sums of other types, and AVG, are none of Gloo's.
@@ -48,7 +48,8 @@ class TorchCarrier(Carrier):
         """See `Carrier`."""
         return dtype in self._sums and op in (Op.SUM, Op.PRODUCT)
 
-    def _all_to_all(
+    @starting
+    def all_to_all(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -60,18 +61,21 @@ class TorchCarrier(Carrier):
         started: Started = self._group.alltoall_base(output, input, *sizes, options)
         return started
 
-    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
+    @starting
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
         options = _unlimited(AllgatherOptions())
         started: Started = self._group._allgather_base(output, input, options)
         return started
 
-    def _broadcast(self, tensor: torch.Tensor, node: int) -> Started:
+    @starting
+    def broadcast(self, tensor: torch.Tensor, node: int) -> Started:
         options = _unlimited(dist.BroadcastOptions())
         options.rootRank, options.rootTensor = node, 0
         started: Started = self._group.broadcast([tensor], options)
         return started
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
+    @starting
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         options = _unlimited(dist.AllreduceOptions())
         options.reduceOp = getattr(ReduceOp, op.name)
         started: Started = self._group.allreduce([tensor], options)
