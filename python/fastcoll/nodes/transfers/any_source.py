@@ -12,29 +12,27 @@ from collections.abc import Callable
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
 from fastcoll.calls.transfers import Transfer
-from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.nodes.transfers.channels import Channel, Ends, Turns, Uncounted, senders_key
+from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, Turns, senders_key
 from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 _FIRST_LOOK_S = 1e-3
 
 
-class AnySource(Uncounted):
-    """The receives from any rank with one tag, first in, first out."""
+class AnySource(InOrder):
+    """The receives from any rank with one tag."""
 
     def __init__(
         self, ends: Ends, tag: int, turns: Turns, channel: Callable[[Transfer, int], Channel]
     ) -> None:
         """Take what returns the channel on which a rank sends."""
-        self._ends = ends
+        super().__init__(ends)
         self._key = senders_key(ends.seat.rank, tag)
         self._turns = turns
         self._channel = channel
         self._num_senders = 0
         self._channels: list[Channel] = []  # the next one to be asked first
-        self._queue = CallQueue(self)
 
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
         """Queue a receive; `post` makes it one of the node's too."""
@@ -47,11 +45,6 @@ class AnySource(Uncounted):
             self._turns.leave(receive)
             raise
         return work
-
-    def close(self) -> None:
-        """End what is not complete."""
-        self.is_closed = True
-        self._queue.join()
 
     def _run(self, receive: Transfer, local: TransferWork) -> int:
         deadline = self._ends.deadline(receive)
@@ -85,7 +78,7 @@ class AnySource(Uncounted):
             if local.is_completed():
                 return None
             if (now := time.monotonic()) >= next_look:
-                self._ends.check(self.is_closed)
+                self._check()
                 self._find_senders(receive)
                 next_look, look_s = now + look_s, min(2 * look_s, LOOK_EVERY_S)
             for channel in self._channels:

@@ -79,6 +79,11 @@ class Ends:
         if verdict := self.watch.verdict():
             raise verdict
 
+    def name(self, sends: bool, peer: int, tag: int) -> str:
+        """Return how an error calls a transfer of this rank."""
+        verb, to = ("send", "to") if sends else ("recv", "from")
+        return f"{verb} {to} rank {peer} with tag {tag} (rank {self.seat.rank})"
+
     def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
         """Return how a transfer waits for this rank's GPU."""
 
@@ -121,10 +126,24 @@ class Turns:
             return next(one for one in self._open if one.peer in (peer, ANY)) is receive
 
 
-class Uncounted:
-    """What a queue asks of its owner, for one that counts nothing."""
+class InOrder:
+    """Transfers that run one after another, first in, first out; nobody counts them."""
 
     is_closed = False
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self._queue = CallQueue(self)
+
+    def close(self) -> None:
+        """End what is not complete."""
+        self.is_closed = True
+        self._queue.join()
+
+    def _check(self) -> None:
+        self._ends.check(self.is_closed)
+
+    # What the queue asks of its owner:
 
     def idle(self) -> bool:
         return False
@@ -135,18 +154,17 @@ class Uncounted:
     async_end = await_native = async_begin
 
 
-class Channel(Uncounted):
-    """Messages with one tag from one rank to another one, first in, first out."""
+class Channel(InOrder):
+    """Messages with one tag from one rank to another one."""
 
     def __init__(self, ends: Ends, transfer: Transfer, peer: int, turns: Turns) -> None:
-        self._ends = ends
+        super().__init__(ends)
         self.peer = peer
         self._sends, self._tag = transfer.sends, transfer.tag
         self._turns = turns
         self._carrier: Carrier | None = None
         self._header: tuple[torch.Tensor, Started] | None = None  # asked for, of the next message
         self._is_lost = False
-        self._queue = CallQueue(self)
 
     def start(self, transfer: Transfer, payload: Payload | None = None) -> TransferBetween:
         """Queue a transfer; `payload` if it is on a GPU."""
@@ -167,8 +185,7 @@ class Channel(Uncounted):
 
     def close(self) -> None:
         """Leave; transfers that are not complete fail."""
-        self.is_closed = True
-        self._queue.join()
+        super().close()
         if self._carrier is None or self._ends.watch.error is not None:
             return
         if self._header is None:
@@ -295,9 +312,6 @@ class Channel(Uncounted):
                     [self.peer],
                 ) from error
 
-    def _check(self) -> None:
-        self._ends.check(self.is_closed)
-
     def _late(self, deadline: Deadline) -> FastcollError:
         if verdict := self._ends.watch.heard():
             return verdict
@@ -320,8 +334,7 @@ class Channel(Uncounted):
             )
 
     def _name(self) -> str:
-        verb, to = ("send", "to") if self._sends else ("recv", "from")
-        return f"{verb} {to} rank {self.peer} with tag {self._tag} (rank {self._ends.seat.rank})"
+        return self._ends.name(self._sends, self.peer, self._tag)
 
     def _abandon(self, *what: object) -> None:
         _abandoned.append(what)

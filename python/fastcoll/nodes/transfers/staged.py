@@ -21,9 +21,8 @@ from functools import partial
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
 from fastcoll.calls.transfers import Transfer
-from fastcoll.calls.work import CallQueue
 from fastcoll.errors import FastcollError
-from fastcoll.nodes.transfers.channels import Ends, Uncounted
+from fastcoll.nodes.transfers.channels import Ends, InOrder
 from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
 from fastcoll.nodes.verdict.backoff import wait_until
@@ -66,16 +65,15 @@ class StagedTransfers:
             for way in self._ways.values():
                 way.is_closed = True
         for way in self._ways.values():
-            way.join()
+            way.close()
 
 
-class Way(Uncounted):
-    """The sends to one rank with one tag, or the receives, first in, first out."""
+class Way(InOrder):
+    """The sends to one rank with one tag, or the receives."""
 
     def __init__(self, ends: Ends, local: LocalTransfers) -> None:
-        self._ends = ends
+        super().__init__(ends)
         self._local = local
-        self._queue = CallQueue(self)
 
     def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
         """Queue a transfer."""
@@ -103,10 +101,6 @@ class Way(Uncounted):
         self._queue.put(work)
         return work
 
-    def join(self) -> None:
-        """Wait until everything is over, well or not."""
-        self._queue.join()
-
     def _pass_on(self, transfer: Transfer) -> None:
         self._await(self._post(transfer))
 
@@ -132,9 +126,8 @@ class Way(Uncounted):
         self, transfer: Transfer, payload: GpuPayload, host: Transfer, deadline: Deadline
     ) -> None:
         """Copy all pieces to the CPU, or from there."""
-        verb, way = ("send", "to") if transfer.sends else ("recv", "from")
         peer = self._local.ranks[transfer.peer]
-        name = f"{verb} {way} rank {peer} with tag {transfer.tag} (rank {self._ends.seat.rank})"
+        name = self._ends.name(transfer.sends, peer, transfer.tag)
         wait = self._ends.for_gpu(name, self._check, deadline)
         payload.move_all(HostPayload(host), wait)
 
@@ -145,6 +138,3 @@ class Way(Uncounted):
         """Wait for the node, whose limit ends it."""
         wait_until(local.is_completed, self._check)
         local.wait()
-
-    def _check(self) -> None:
-        self._ends.check(self.is_closed)
