@@ -4,7 +4,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from tests.support import oracle
@@ -69,40 +68,3 @@ def test_layouts(pools: Pools) -> None:
             "read-only input": total,
             "array in, tensor out": total,
         }
-
-
-def refuse(rank: Rank) -> list[str]:
-    import fastcoll
-
-    fixed = np.zeros(3)
-    fixed.setflags(write=False)
-    cases: list[tuple[Any, type[Exception], str]] = [
-        (fixed, fastcoll.UsageError, "read-only"),
-        (np.zeros(3, ">f4"), fastcoll.UnsupportedError, "dtype"),
-        (np.zeros(3, "f4,i4"), fastcoll.UnsupportedError, "dtype"),
-        (np.array(["a"]), fastcoll.UnsupportedError, "dtype"),
-        (np.array([None]), fastcoll.UnsupportedError, "dtype"),
-        (np.zeros(3, "datetime64[s]"), fastcoll.UnsupportedError, "dtype"),
-        ([1.0, 2.0], fastcoll.UsageError, "NumPy array"),
-        (1.0, fastcoll.UsageError, "NumPy array"),
-        (None, fastcoll.UsageError, "NumPy array"),
-        (np.float32(1), fastcoll.UsageError, "NumPy array"),
-    ]
-    wrong = []
-    for array, kind, words in cases:
-        try:
-            fastcoll.all_reduce(array)
-            wrong.append(f"{array!r} was accepted")
-        except fastcoll.FastcollError as error:
-            if type(error) is not kind or words not in str(error):
-                wrong.append(f"{array!r}: {error!r}")
-    good = np.ones(3)
-    fastcoll.all_reduce(good)
-    assert good.tolist() == [float(rank.world_size)] * 3
-    assert (fixed == 0).all()
-    return wrong
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_what_is_no_usable_array_is_refused(pools: Pools, world: int) -> None:
-    assert pools(world).run(refuse) == [[]] * world

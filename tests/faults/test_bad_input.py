@@ -5,8 +5,6 @@ Each mistake is made before and after good calls of the same shape, because a ca
 knows takes a shorter way through it, and on one rank alone, because the others must not notice.
 """
 
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -14,274 +12,37 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import fastcoll
-from fastcoll.types import DType
+from tests.faults import bad_arguments, bad_lists
+from tests.faults.bad_arguments import Mistake, filled
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
 POISON = -7.0
-FOREIGN_DTYPES = {"float8_e8m0fnu", "complex32"} - {dtype.name for dtype in DType}
-Mistake = tuple[Callable[[Any], Any], str, tuple[str, ...]]  # the call, the error, words of it
-
-
-def filled(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.full(shape, 1, dtype=dtype)
-
-
-def all_reduce(tensor: Any, *args: Any, **options: Any) -> Callable[[Any], Any]:
-    return lambda comm: comm.all_reduce(tensor, *args, **options)
+OF_TENSORS = (
+    bad_arguments.mistakes_of_options,
+    bad_arguments.mistakes_of_operations,
+    bad_arguments.mistakes_of_outputs,
+    bad_arguments.mistakes_of_tensors,
+    bad_arguments.mistakes_of_arrays,
+    bad_arguments.mistakes_of_memory,
+    bad_arguments.mistakes_of_parts,
+    bad_arguments.mistakes_of_other_calls,
+)
+# One rank has no other root, and no peer whose part has another size.
+OF_SEVERAL_RANKS = (
+    bad_lists.mistakes_of_lists,
+    bad_lists.mistakes_of_roots,
+    bad_lists.mistakes_of_splits,
+    bad_lists.mistakes_of_coalesced_calls,
+)
 
 
 def mistakes(world: int) -> dict[str, Mistake]:
-    """By name; every tensor is made here, so that it can be looked at afterwards."""
-    usage, unsupported = "UsageError", "UnsupportedError"
-    line, six = torch.arange(12.0), filled(6)
-    scatter = lambda output, given, **options: (  # noqa: E731
-        lambda comm: comm.reduce_scatter_tensor(output, given, **options)
-    )
-    gather = lambda output, given: (  # noqa: E731
-        lambda comm: comm.all_gather_into_tensor(output, given)
-    )
-    fixed = np.ones(6, np.float32)
-    fixed.setflags(write=False)
-    op = dist.ReduceOp
+    """All of them; a name says the subject, too."""
     return {
-        "unknown algorithm": (
-            all_reduce(six, algorithm="fast"),
-            usage,
-            ("fast", "one_shot", "two_shot", "ring", "chain"),
-        ),
-        "algorithm of moves": (all_reduce(six, algorithm="direct"), unsupported, ("direct",)),
-        "algorithm is no text": (all_reduce(six, algorithm=3), usage, ("algorithm", "3")),
-        "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), usage, ("algorithm",)),
-        "algorithm is None": (all_reduce(six, algorithm=None), usage, ("algorithm", "None")),
-        "unknown numerics": (all_reduce(six, numerics="exact"), usage, ("numerics", "exact")),
-        "numerics auto": (all_reduce(six, numerics="auto"), usage, ("numerics", "auto")),
-        "limit 0": (all_reduce(six, timeout_s=0), usage, ("timeout_s", "0")),
-        "limit -1": (all_reduce(six, timeout_s=-1), usage, ("timeout_s", "-1")),
-        "limit nan": (all_reduce(six, timeout_s=float("nan")), usage, ("timeout_s", "nan")),
-        "limit auto": (all_reduce(six, timeout_s="auto"), usage, ("timeout_s", "auto")),
-        "limit in text": (all_reduce(six, timeout_s="3"), usage, ("timeout_s", "'3'")),
-        "limit True": (all_reduce(six, timeout_s=True), usage, ("timeout_s", "True")),
-        "limit in text, as torch's": (
-            lambda comm: fastcoll.barrier(comm, timeout="3"),  # type: ignore[arg-type]
-            usage,
-            ("number of seconds", "'3'"),
-        ),
-        "limit of a monitored barrier": (
-            lambda comm: comm.monitored_barrier(timedelta(0)),
-            usage,
-            ("number of seconds", "timedelta(0)"),
-        ),
-        "two limits": (
-            lambda comm: fastcoll.barrier(comm, timeout=timedelta(1), timeout_s=1),
-            usage,
-            ("timeout or timeout_s",),
-        ),
-        "AVG of integers": (
-            all_reduce(filled(6, dtype=torch.int32), op.AVG),
-            unsupported,
-            ("AVG", "int32", "SUM"),
-        ),
-        "BAND of floats": (all_reduce(six, op.BAND), unsupported, ("BAND", "float32", "SUM")),
-        "MAX of complex": (
-            all_reduce(filled(6, dtype=torch.complex64), op.MAX),
-            unsupported,
-            ("MAX", "complex64", "SUM"),
-        ),
-        "PREMUL_SUM": (
-            all_reduce(six, dist._make_nccl_premul_sum(2.0)),
-            unsupported,
-            ("PREMUL_SUM", "SUM"),
-        ),
-        "op is a text": (all_reduce(six, "sum"), usage, ("op", "sum")),
-        "op is a number": (all_reduce(six, 0), usage, ("op", "0")),
-        "op is None": (all_reduce(six, None), usage, ("op", "None")),
-        "op cannot be hashed": (all_reduce(six, []), usage, ("op",)),
-        "out of another shape": (all_reduce(six, out=filled(5)), usage, ("out", "shape")),
-        "out of as many elements": (all_reduce(six, out=filled(2, 3)), usage, ("out", "shape")),
-        "out of another dtype": (
-            all_reduce(six, out=filled(6, dtype=torch.int32)),
-            usage,
-            ("float32", "int32"),
-        ),
-        "out overlaps in part": (all_reduce(line[:6], out=line[1:7]), usage, ("overlap", "part")),
-        "out overlaps every second": (
-            all_reduce(line[:6], out=line[::2]),
-            usage,
-            ("overlap", "part"),
-        ),
-        "out overlaps backwards": (
-            all_reduce(line[:6].view(2, 3), out=line[:6].view(3, 2).t()),
-            usage,
-            ("overlap", "part"),
-        ),
-        "in place, elements shared": (
-            all_reduce(filled(1).expand(6)),
-            usage,
-            ("tensor is expanded", "clone"),
-        ),
-        "rows that overlap": (
-            lambda comm: comm.all_reduce(torch.ones(8).as_strided((2, 3), (2, 1))),
-            usage,
-            ("elements share memory", "clone"),
-        ),
-        "columns that overlap": (
-            lambda comm: comm.all_reduce(torch.ones(13).as_strided((3, 4), (3, 2))),
-            usage,
-            ("elements share memory", "clone"),
-        ),
-        "out, elements shared": (
-            all_reduce(six, out=filled(1).expand(6)),
-            usage,
-            ("expanded", "clone"),
-        ),
-        "read-only": (all_reduce(fixed), usage, ("tensor is read-only",)),
-        "a list": (all_reduce([1.0]), usage, ("tensor", "list")),
-        "elements shared in an array": (
-            all_reduce(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), (4, 3), (4, 4))),
-            usage,
-            ("elements share memory", "clone"),
-        ),
-        "meta": (
-            all_reduce(torch.empty(6, device="meta")),
-            unsupported,
-            ("meta", "torch.empty_like"),
-        ),
-        "quantised": (
-            all_reduce(torch._empty_affine_quantized([6], scale=0.1, dtype=torch.qint8)),
-            unsupported,
-            ("quantized", "int_repr()", "dequantize()"),
-        ),
-        "masked": (
-            all_reduce(np.ma.masked_array(np.ones(6, np.float32), mask=[True] + 5 * [False])),
-            unsupported,
-            ("masked", "filled(value)"),
-        ),
-        "sparse": (all_reduce(torch.eye(3).to_sparse()), unsupported, ("sparse", "to_dense")),
-        "nested": (
-            all_reduce(torch.nested.nested_tensor([six, filled(2)])),
-            unsupported,
-            ("nested", "unbind"),
-        ),
-        "freed": (all_reduce(with_storage(filled(6), 0)), usage, ("24 bytes", "has 0", "freed")),
-        "freed, strided": (all_reduce(with_storage(filled(2, 3).t(), 0)), usage, ("24", "freed")),
-        "storage cut short": (
-            all_reduce(with_storage(filled(2, 4).t(), 28)),
-            usage,
-            ("32 bytes", "has 28"),
-        ),
-        "out freed": (all_reduce(six, out=with_storage(filled(6), 0)), usage, ("out", "freed")),
-        "inside vmap": (
-            lambda comm: torch.vmap(_reduced(comm))(filled(2, 3)),
-            unsupported,
-            ("memory", "torch.func"),
-        ),
-        "inside functionalize": (
-            lambda comm: torch.func.functionalize(_reduced(comm))(six),
-            unsupported,
-            ("memory", "torch.func"),
-        ),
-        "other byte order": (
-            all_reduce(np.ones(6, ">f4")),
-            unsupported,
-            ("byte order", "astype('float32')"),
-        ),
-        **{
-            name: (
-                all_reduce(torch.empty(6, dtype=getattr(torch, name))),
-                unsupported,
-                (name, "float32", "float8_e5m2"),
-            )
-            for name in FOREIGN_DTYPES
-        },
-        "input too small": (scatter(six, filled(6 * world + 1)), usage, ("input", f"{6 * world}")),
-        "output too large": (scatter(filled(7), filled(6)), usage, ("input", f"{7 * world}")),
-        "scatter, dtypes differ": (
-            scatter(six, filled(6 * world, dtype=torch.float64)),
-            usage,
-            ("float32", "float64"),
-        ),
-        "scatter, overlap": (
-            lambda comm: comm.reduce_scatter_tensor(line[1:3], line[: 2 * world]),
-            usage,
-            ("overlap", "part"),
-        ),
-        "gathered too small": (
-            gather(filled(6 * world - 1), six),
-            usage,
-            ("output_tensor", f"{6 * world}"),
-        ),
-        "gather, dtypes differ": (
-            gather(filled(6 * world, dtype=torch.int8), six),
-            usage,
-            ("float32", "int8"),
-        ),
-        "root too large": (lambda comm: comm.broadcast(six, world), usage, (f"src={world}",)),
-        "root negative": (lambda comm: comm.broadcast(six, -1), usage, ("src=-1",)),
-        "root is no number": (lambda comm: comm.broadcast(six, "0"), usage, ("src", "0")),
-        "root is a float": (lambda comm: comm.broadcast(six, 0.0), usage, ("src", "0.0")),
-        "group of another kind": (_with_group("world"), usage, ("group", "Communicator", "str")),
-        "fraction of an element": (lambda comm: comm.empty([2.7]), usage, ("integers", "2.7")),
-        "shape is a fraction": (lambda comm: comm.empty(2.5), usage, ("integers", "2.5")),
-        "dtype is a text": (
-            lambda comm: comm.empty(3, dtype="float32"),
-            usage,
-            ("torch.dtype", "float32"),
-        ),
-        "fraction of a rank": (lambda comm: comm.new_group([0.5]), usage, ("ranks", "0.5")),
-        "rank as a text": (lambda comm: comm.new_group("0"), usage, ("ranks", "integers")),
-        "ranks is a number": (lambda comm: comm.new_group(0), usage, ("ranks", "sequence")),
-        "no list to scatter": (
-            lambda comm: comm.reduce_scatter(six, None),
-            usage,
-            ("input_list", "NoneType"),
-        ),
-        "no list of objects": (
-            lambda comm: comm.broadcast_object_list(None, 0),
-            usage,
-            ("object_list", "NoneType"),
-        ),
-        "no batch": (lambda comm: comm.batch_isend_irecv(None), usage, ("list", "NoneType")),
-        "batch of something": (
-            lambda comm: comm.batch_isend_irecv([six]),
-            usage,
-            ("fastcoll.P2POp",),
-        ),
-        "symmetric copy of a list": (_copied([1.0]), usage, ("tensor", "list")),
-        "symmetric copy of a sparse one": (
-            _copied(torch.eye(2).to_sparse()),
-            unsupported,
-            ("sparse",),
-        ),
-        "no such option": (all_reduce(six, colour="red"), "TypeError", ("colour",)),
-        "no tensor": (lambda comm: comm.all_reduce(), "TypeError", ("tensor",)),
+        f"{subject.__name__}, {name}": one
+        for subject in (*OF_TENSORS, *(OF_SEVERAL_RANKS if world > 1 else ()))
+        for name, one in subject(world).items()
     }
-
-
-def with_storage(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """As FSDP frees memory: the tensor keeps its shape."""
-    tensor.untyped_storage().resize_(num_bytes)
-    return tensor
-
-
-def _copied(tensor: Any) -> Callable[[Any], Any]:
-    import fastcoll
-
-    return lambda comm: fastcoll.from_tensor(tensor, group=comm)
-
-
-def _reduced(comm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    def reduced(tensor: torch.Tensor) -> torch.Tensor:
-        comm.all_reduce(tensor)
-        return tensor
-
-    return reduced
-
-
-def _with_group(group: object) -> Callable[[Any], Any]:
-    import fastcoll
-
-    return lambda comm: fastcoll.all_reduce(torch.ones(6), group=group)
 
 
 def good_calls(comm: Any) -> bool:
@@ -297,6 +58,13 @@ def good_calls(comm: Any) -> bool:
     comm.reduce_scatter_tensor(part, whole)
     comm.all_gather_into_tensor(whole, part)
     comm.broadcast(whole, world - 1)
+    four, rows = filled(4), list(torch.zeros(world, 4))
+    comm.all_gather(rows, four)
+    comm.gather(four, rows if comm.rank == 0 else None, 0)
+    comm.scatter(four, rows if comm.rank == 0 else None, 0)
+    comm.all_to_all(rows, [row.clone() for row in rows])
+    comm.all_reduce_coalesced([four, filled(5)])
+    right &= all(bool((row == 1).all()) for row in rows) and bool((four == world).all())
     return right and bool((whole == world).all())
 
 

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes in the arguments of calls: the call, the class of its error, and words of the text.
+
+By subject, each mistake with a name. Every tensor is made anew for each use.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import fastcoll
+from fastcoll.types import DType
+
+Mistake = tuple[Callable[[Any], Any], str, tuple[str, ...]]  # the call, the error, words of it
+USAGE, UNSUPPORTED = "UsageError", "UnsupportedError"
+FOREIGN_DTYPES = {"float8_e8m0fnu", "complex32"} - {dtype.name for dtype in DType}
+
+
+def filled(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(shape, 1, dtype=dtype)
+
+
+def all_reduce(tensor: Any, *args: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda comm: comm.all_reduce(tensor, *args, **options)
+
+
+def scatter(output: Any, given: Any) -> Callable[[Any], Any]:
+    return lambda comm: comm.reduce_scatter_tensor(output, given)
+
+
+def gather(output: Any, given: Any) -> Callable[[Any], Any]:
+    return lambda comm: comm.all_gather_into_tensor(output, given)
+
+
+def with_storage(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """As FSDP frees memory: the tensor keeps its shape."""
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+def _copied(tensor: Any) -> Callable[[Any], Any]:
+    return lambda comm: fastcoll.from_tensor(tensor, group=comm)
+
+
+def _reduced(comm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def reduced(tensor: torch.Tensor) -> torch.Tensor:
+        comm.all_reduce(tensor)
+        return tensor
+
+    return reduced
+
+
+def _with_group(group: object) -> Callable[[Any], Any]:
+    return lambda comm: fastcoll.all_reduce(torch.ones(6), group=group)
+
+
+def mistakes_of_options(world: int) -> dict[str, Mistake]:
+    """Algorithms, numerics and limits."""
+    del world
+    six = filled(6)
+    return {
+        "unknown algorithm": (
+            all_reduce(six, algorithm="fast"),
+            USAGE,
+            ("fast", "one_shot", "two_shot", "ring", "chain"),
+        ),
+        "algorithm of moves": (all_reduce(six, algorithm="direct"), UNSUPPORTED, ("direct",)),
+        "algorithm is no text": (all_reduce(six, algorithm=3), USAGE, ("algorithm", "3")),
+        "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), USAGE, ("algorithm",)),
+        "algorithm is None": (all_reduce(six, algorithm=None), USAGE, ("algorithm", "None")),
+        "unknown numerics": (all_reduce(six, numerics="exact"), USAGE, ("numerics", "exact")),
+        "numerics auto": (all_reduce(six, numerics="auto"), USAGE, ("numerics", "auto")),
+        "limit 0": (all_reduce(six, timeout_s=0), USAGE, ("timeout_s", "0")),
+        "limit -1": (all_reduce(six, timeout_s=-1), USAGE, ("timeout_s", "-1")),
+        "limit nan": (all_reduce(six, timeout_s=float("nan")), USAGE, ("timeout_s", "nan")),
+        "limit auto": (all_reduce(six, timeout_s="auto"), USAGE, ("timeout_s", "auto")),
+        "limit in text": (all_reduce(six, timeout_s="3"), USAGE, ("timeout_s", "'3'")),
+        "limit True": (all_reduce(six, timeout_s=True), USAGE, ("timeout_s", "True")),
+        "limit in text, as torch's": (
+            lambda comm: fastcoll.barrier(comm, timeout="3"),  # type: ignore[arg-type]
+            USAGE,
+            ("number of seconds", "'3'"),
+        ),
+        "limit of a monitored barrier": (
+            lambda comm: comm.monitored_barrier(timedelta(0)),
+            USAGE,
+            ("number of seconds", "timedelta(0)"),
+        ),
+        "two limits": (
+            lambda comm: fastcoll.barrier(comm, timeout=timedelta(1), timeout_s=1),
+            USAGE,
+            ("timeout or timeout_s",),
+        ),
+    }
+
+
+def mistakes_of_operations(world: int) -> dict[str, Mistake]:
+    """Operations that mean nothing."""
+    del world
+    six = filled(6)
+    op = dist.ReduceOp
+    return {
+        "AVG of integers": (
+            all_reduce(filled(6, dtype=torch.int32), op.AVG),
+            UNSUPPORTED,
+            ("AVG", "int32", "SUM"),
+        ),
+        "BAND of floats": (all_reduce(six, op.BAND), UNSUPPORTED, ("BAND", "float32", "SUM")),
+        "MAX of complex": (
+            all_reduce(filled(6, dtype=torch.complex64), op.MAX),
+            UNSUPPORTED,
+            ("MAX", "complex64", "SUM"),
+        ),
+        "PREMUL_SUM": (
+            all_reduce(six, dist._make_nccl_premul_sum(2.0)),
+            UNSUPPORTED,
+            ("PREMUL_SUM", "SUM"),
+        ),
+        "op is a text": (all_reduce(six, "sum"), USAGE, ("op", "sum")),
+        "op is a number": (all_reduce(six, 0), USAGE, ("op", "0")),
+        "op is None": (all_reduce(six, None), USAGE, ("op", "None")),
+        "op cannot be hashed": (all_reduce(six, []), USAGE, ("op",)),
+    }
+
+
+def mistakes_of_outputs(world: int) -> dict[str, Mistake]:
+    """Outputs that do not fit, and elements that share memory."""
+    del world
+    six = filled(6)
+    line = torch.arange(12.0)
+    return {
+        "out of another shape": (all_reduce(six, out=filled(5)), USAGE, ("out", "shape")),
+        "out of as many elements": (all_reduce(six, out=filled(2, 3)), USAGE, ("out", "shape")),
+        "out of another dtype": (
+            all_reduce(six, out=filled(6, dtype=torch.int32)),
+            USAGE,
+            ("float32", "int32"),
+        ),
+        "out overlaps in part": (all_reduce(line[:6], out=line[1:7]), USAGE, ("overlap", "part")),
+        "out overlaps every second": (
+            all_reduce(line[:6], out=line[::2]),
+            USAGE,
+            ("overlap", "part"),
+        ),
+        "out overlaps backwards": (
+            all_reduce(line[:6].view(2, 3), out=line[:6].view(3, 2).t()),
+            USAGE,
+            ("overlap", "part"),
+        ),
+        "in place, elements shared": (
+            all_reduce(filled(1).expand(6)),
+            USAGE,
+            ("tensor is expanded", "clone"),
+        ),
+        "rows that overlap": (
+            lambda comm: comm.all_reduce(torch.ones(8).as_strided((2, 3), (2, 1))),
+            USAGE,
+            ("elements share memory", "clone"),
+        ),
+        "columns that overlap": (
+            lambda comm: comm.all_reduce(torch.ones(13).as_strided((3, 4), (3, 2))),
+            USAGE,
+            ("elements share memory", "clone"),
+        ),
+        "out, elements shared": (
+            all_reduce(six, out=filled(1).expand(6)),
+            USAGE,
+            ("expanded", "clone"),
+        ),
+    }
+
+
+def mistakes_of_tensors(world: int) -> dict[str, Mistake]:
+    """Tensors and arrays of another layout, device or kind."""
+    del world
+    six = filled(6)
+    fixed = np.ones(6, np.float32)
+    fixed.setflags(write=False)
+    return {
+        "read-only": (all_reduce(fixed), USAGE, ("tensor is read-only",)),
+        "a list": (all_reduce([1.0]), USAGE, ("tensor", "list")),
+        "elements shared in an array": (
+            all_reduce(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), (4, 3), (4, 4))),
+            USAGE,
+            ("elements share memory", "clone"),
+        ),
+        "meta": (
+            all_reduce(torch.empty(6, device="meta")),
+            UNSUPPORTED,
+            ("meta", "torch.empty_like"),
+        ),
+        "quantised": (
+            all_reduce(torch._empty_affine_quantized([6], scale=0.1, dtype=torch.qint8)),
+            UNSUPPORTED,
+            ("quantized", "int_repr()", "dequantize()"),
+        ),
+        "masked": (
+            all_reduce(np.ma.masked_array(np.ones(6, np.float32), mask=[True] + 5 * [False])),
+            UNSUPPORTED,
+            ("masked", "filled(value)"),
+        ),
+        "sparse": (all_reduce(torch.eye(3).to_sparse()), UNSUPPORTED, ("sparse", "to_dense")),
+        "nested": (
+            all_reduce(torch.nested.nested_tensor([six, filled(2)])),
+            UNSUPPORTED,
+            ("nested", "unbind"),
+        ),
+    }
+
+
+def mistakes_of_arrays(world: int) -> dict[str, Mistake]:
+    """Arrays of dtypes that are no numbers, and values that are no array."""
+    del world
+    arrays = {
+        "records": np.zeros(3, "f4,i4"),
+        "text": np.array(["a"]),
+        "objects": np.array([None]),
+        "dates": np.zeros(3, "datetime64[s]"),
+    }
+    values = {"a number": 1.0, "None": None, "a scalar of NumPy's": np.float32(1)}
+    return {
+        **{name: (all_reduce(array), UNSUPPORTED, ("dtype",)) for name, array in arrays.items()},
+        **{name: (all_reduce(value), USAGE, ("NumPy array",)) for name, value in values.items()},
+    }
+
+
+def mistakes_of_memory(world: int) -> dict[str, Mistake]:
+    """Memory that is gone or that torch.func hides, and dtypes that no call takes."""
+    del world
+    six = filled(6)
+    return {
+        "freed": (all_reduce(with_storage(filled(6), 0)), USAGE, ("24 bytes", "has 0", "freed")),
+        "freed, strided": (all_reduce(with_storage(filled(2, 3).t(), 0)), USAGE, ("24", "freed")),
+        "storage cut short": (
+            all_reduce(with_storage(filled(2, 4).t(), 28)),
+            USAGE,
+            ("32 bytes", "has 28"),
+        ),
+        "out freed": (all_reduce(six, out=with_storage(filled(6), 0)), USAGE, ("out", "freed")),
+        "inside vmap": (
+            lambda comm: torch.vmap(_reduced(comm))(filled(2, 3)),
+            UNSUPPORTED,
+            ("memory", "torch.func"),
+        ),
+        "inside functionalize": (
+            lambda comm: torch.func.functionalize(_reduced(comm))(six),
+            UNSUPPORTED,
+            ("memory", "torch.func"),
+        ),
+        "other byte order": (
+            all_reduce(np.ones(6, ">f4")),
+            UNSUPPORTED,
+            ("byte order", "astype('float32')"),
+        ),
+        **{
+            name: (
+                all_reduce(torch.empty(6, dtype=getattr(torch, name))),
+                UNSUPPORTED,
+                (name, "float32", "float8_e5m2"),
+            )
+            for name in FOREIGN_DTYPES
+        },
+    }
+
+
+def mistakes_of_parts(world: int) -> dict[str, Mistake]:
+    """Sizes of parts, roots and groups."""
+    six = filled(6)
+    line = torch.arange(12.0)
+    return {
+        "input too small": (scatter(six, filled(6 * world + 1)), USAGE, ("input", f"{6 * world}")),
+        "output too large": (scatter(filled(7), filled(6)), USAGE, ("input", f"{7 * world}")),
+        "scatter, dtypes differ": (
+            scatter(six, filled(6 * world, dtype=torch.float64)),
+            USAGE,
+            ("float32", "float64"),
+        ),
+        "scatter, overlap": (
+            lambda comm: comm.reduce_scatter_tensor(line[1:3], line[: 2 * world]),
+            USAGE,
+            ("overlap", "part"),
+        ),
+        "gathered too small": (
+            gather(filled(6 * world - 1), six),
+            USAGE,
+            ("output_tensor", f"{6 * world}"),
+        ),
+        "gather, dtypes differ": (
+            gather(filled(6 * world, dtype=torch.int8), six),
+            USAGE,
+            ("float32", "int8"),
+        ),
+        "root too large": (lambda comm: comm.broadcast(six, world), USAGE, (f"src={world}",)),
+        "root negative": (lambda comm: comm.broadcast(six, -1), USAGE, ("src=-1",)),
+        "root is no number": (lambda comm: comm.broadcast(six, "0"), USAGE, ("src", "0")),
+        "root is a float": (lambda comm: comm.broadcast(six, 0.0), USAGE, ("src", "0.0")),
+        "group of another kind": (_with_group("world"), USAGE, ("group", "Communicator", "str")),
+    }
+
+
+def mistakes_of_other_calls(world: int) -> dict[str, Mistake]:
+    """Symmetric memory, new groups, lists, batches and unknown arguments."""
+    del world
+    six = filled(6)
+    return {
+        "fraction of an element": (lambda comm: comm.empty([2.7]), USAGE, ("integers", "2.7")),
+        "shape is a fraction": (lambda comm: comm.empty(2.5), USAGE, ("integers", "2.5")),
+        "dtype is a text": (
+            lambda comm: comm.empty(3, dtype="float32"),
+            USAGE,
+            ("torch.dtype", "float32"),
+        ),
+        "fraction of a rank": (lambda comm: comm.new_group([0.5]), USAGE, ("ranks", "0.5")),
+        "rank as a text": (lambda comm: comm.new_group("0"), USAGE, ("ranks", "integers")),
+        "ranks is a number": (lambda comm: comm.new_group(0), USAGE, ("ranks", "sequence")),
+        "no list to scatter": (
+            lambda comm: comm.reduce_scatter(six, None),
+            USAGE,
+            ("input_list", "NoneType"),
+        ),
+        "no list of objects": (
+            lambda comm: comm.broadcast_object_list(None, 0),
+            USAGE,
+            ("object_list", "NoneType"),
+        ),
+        "no batch": (lambda comm: comm.batch_isend_irecv(None), USAGE, ("list", "NoneType")),
+        "batch of something": (
+            lambda comm: comm.batch_isend_irecv([six]),
+            USAGE,
+            ("fastcoll.P2POp",),
+        ),
+        "symmetric copy of a list": (_copied([1.0]), USAGE, ("tensor", "list")),
+        "symmetric copy of a sparse one": (
+            _copied(torch.eye(2).to_sparse()),
+            UNSUPPORTED,
+            ("sparse",),
+        ),
+        "no such option": (all_reduce(six, colour="red"), "TypeError", ("colour",)),
+        "no tensor": (lambda comm: comm.all_reduce(), "TypeError", ("tensor",)),
+    }
