@@ -48,7 +48,7 @@ def go_on(limit_s: float) -> None:
 
 def train(limit_s: float) -> None:
     """Train with DDP and with FSDP2, as a program that torchrun starts; results go to a folder."""
-    from tests.torch import test_training as training
+    from tests.support import training
 
     dist.init_process_group("fastcoll", timeout=timedelta(seconds=limit_s))
     me: Any = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())

@@ -15,7 +15,7 @@ import torch
 from hosts import ADDRESSES, Hosts
 
 from tests.nodes.host_pool import require_hosts
-from tests.torch import test_training as training
+from tests.support import training
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("on_host.py")

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import training
 from tests.support.backends import Program, on_backend, same
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.sites import TORCH
 from tests.torch import test_limits as limits
 from tests.torch import test_torch_backend as programs
-from tests.torch import test_training as training
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+from tests.support import training
 from tests.support.backends import COMPILE_S, in_cpp, on_backend, same
 from tests.support.harness import Pool, Rank, Setup, attempt
 from tests.torch import test_torch_backend as programs
-from tests.torch import test_training as training
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]

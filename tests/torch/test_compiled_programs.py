@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support import training
 from tests.support.backends import no_caches, on_backend, same
 from tests.support.harness import Pool, Rank
-from tests.torch import test_training as training
 
 Pools = Callable[[int], Pool]
 
