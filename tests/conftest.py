@@ -117,9 +117,9 @@ def kind_of_group(request: pytest.FixtureRequest) -> Site:
 
 @pytest.fixture
 def site(kind_of_group: Site, request: pytest.FixtureRequest) -> Site:
-    """Each kind of group in turn, with its ranks."""
+    """Each kind of group in turn, with its ranks; `at` in support/sites.py chooses among them."""
     kind = kind_of_group
-    if kind.perform is on_fake_gpu and "built without" in gpu.problem():
+    if kind.in_group is on_fake_gpu and "built without" in gpu.problem():
         pytest.skip("not run: this build has no GPU part (no nvcc)")
     return kind.on(request.getfixturevalue(kind.pools)(kind.nodes or kind.world))
 

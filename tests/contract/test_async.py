@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with async_op=True: the handle, the order, what they share with calls that wait."""
+"""Calls with async_op=True: the handle, the order, what they share with calls that wait.
+
+The handle, the values and the order are promised at every site; below are single nodes.
+"""
 
 import dataclasses
 import gc
@@ -14,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.support import oracle
-from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.calls import Call, expected
+from tests.support.draw import VERBS
 from tests.support.harness import DEADLINE_S, Pool, Pools, Rank, attempt
 from tests.support.perform import Result, Started, compare
+from tests.support.sites import Site, each_kind, ranks_by_node, without_gpu
 
 SMALL_AND_LARGE = [3, 50_000]  # elements; the small ones travel with the flags
 
@@ -26,44 +31,56 @@ SMALL_AND_LARGE = [3, 50_000]  # elements; the small ones travel with the flags
 def handle(rank: Rank) -> dict[str, Any]:
     import fastcoll
 
-    tensor = torch.full((3,), float(rank.rank))
-    work = fastcoll.all_reduce(tensor, async_op=True)
-    facts = {"is a Work": isinstance(work, fastcoll.Work), "wait": work.wait()}
+    comm, tensor = rank.comm, torch.full((3,), float(rank.rank))
+    work = comm.all_reduce(tensor, async_op=True)
+    facts = {"is a Work": isinstance(work, fastcoll.Work | dist.Work), "wait": work.wait()}
     facts["after wait"] = work.is_completed()
     facts["value"] = tensor.tolist()
     facts["again"] = work.wait()
     second = torch.ones(2)
-    future = fastcoll.all_reduce(second, async_op=True).get_future()
+    future = comm.all_reduce(second, async_op=True).get_future()
     values = future.wait()
     facts["future"] = [value.tolist() for value in values]
-    facts["same tensor"] = values[0] is second
+    facts["same memory"] = values[0].data_ptr() == second.data_ptr()
     facts["then"] = (
-        fastcoll.all_reduce(torch.ones(1), async_op=True)
+        comm.all_reduce(torch.ones(1), async_op=True)
         .get_future()
         .then(lambda done: done.value()[0].item() + 1)
         .wait()
     )
-    facts["none when not asynchronous"] = fastcoll.all_reduce(torch.ones(1)) is None
-    facts["barrier"] = fastcoll.barrier(async_op=True).wait()
+    facts["none when not asynchronous"] = comm.all_reduce(torch.ones(1)) is None
+    before = [comm.all_reduce(torch.ones(size), async_op=True) for size in (1, 5000, 10)]
+    facts["barrier"] = comm.barrier(async_op=True).wait()
+    comm.barrier()
+    facts["before the barrier"] = all(work.is_completed() for work in before)
     return facts
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_the_handle(pools: Pools, world: int) -> None:
-    total = world * (world - 1) / 2
-    for facts in pools(world).run(handle):
+def check_handle(rows: list[dict[str, Any]]) -> None:
+    world = len(rows)
+    for facts in rows:
         assert facts == {
             "is a Work": True,
             "wait": True,
             "after wait": True,
-            "value": [total] * 3,
+            "value": [world * (world - 1) / 2] * 3,
             "again": True,
             "future": [[float(world)] * 2],
-            "same tensor": True,
+            "same memory": True,
             "then": world + 1.0,
             "none when not asynchronous": True,
             "barrier": True,
+            "before the barrier": True,
         }
+
+
+@each_kind
+def test_the_handle(site: Site) -> None:
+    check_handle(site.run(handle))
+
+
+def test_the_handle_of_one_rank(pools: Pools) -> None:
+    check_handle(pools(1).run(handle))
 
 
 def late_peer(rank: Rank) -> list[Any]:
@@ -89,19 +106,17 @@ def test_the_call_does_not_wait_for_the_peers(pools: Pools) -> None:
     assert second[1:] == [True, 2.0]
 
 
-def asynchronous_calls(world: int, count: int, seed: int) -> list[Call]:
-    """Calls of every verb, each kind several times: C++ queues those that Python has planned."""
-    rng = random.Random(seed)
-    calls = []
-    for _ in range(count):
-        verb = rng.choice(REDUCTIONS + MOVES)
-        dtype = rng.choice(oracle.DTYPES)
-        kind = rng.choice(["private", "private", "strided"])
-        place = Place(kind, rng.randrange(4), kind == "private" and rng.random() < 0.5)
-        numel = rng.choice([1, 9, 700, 40_001])
-        root = rng.randrange(world) if verb in ROOTED else 0
-        calls.append(Call(verb, dtype, numel, root=root, places=(place,)))
-    calls = rng.sample(calls * 3, 3 * count)
+def asynchronous_calls(site: Site, count: int) -> list[Call]:
+    """Calls of every verb, each kind several times: C++ queues those that Python has planned.
+
+    The tests have one arena of symmetric memory, so no two calls may lie there.
+    """
+    rng, calls = random.Random(site.world), []
+    kinds = tuple(kind for kind in site.limits.kinds if kind != "symmetric")
+    site = dataclasses.replace(site, limits=dataclasses.replace(site.limits, kinds=kinds))
+    for verb in VERBS:
+        calls += rng.sample([*site.small_calls(verb), *site.large_calls(verb)], count)
+    calls = rng.sample(calls * 3, 3 * len(calls))
     return [dataclasses.replace(call, seed=number) for number, call in enumerate(calls)]
 
 
@@ -124,30 +139,31 @@ def all_at_once(rank: Rank, calls: list[Call], mixing: str) -> list[Result]:
     "mixing",
     ["none waits", "some of them wait, the same on each rank", "other ones wait on each rank"],
 )
-def test_calls_run_in_the_order_they_were_made(pools: Pools, mixing: str) -> None:
-    calls = asynchronous_calls(3, 40, 1)
-    wants = [expected(call, 3) for call in calls]
-    assert not compare(calls, wants, pools(3).run(all_at_once, calls, mixing))
+@without_gpu
+def test_calls_run_in_the_order_they_were_made(site: Site, mixing: str) -> None:
+    calls = asynchronous_calls(site, 4)
+    wants = [expected(call, site.world, ranks_by_node(site.nodes)) for call in calls]
+    assert not compare(calls, wants, site.run(all_at_once, calls, mixing))
 
 
 def one_after_the_other(rank: Rank, rounds: int) -> list[float]:
     """Calls that depend on each other through one tensor: the order shows in the value."""
-    import fastcoll
-
+    comm, world = rank.comm, rank.world_size
     tensor = torch.ones(1, dtype=torch.float64)
     value = 1.0
     for number in range(rounds):
-        fastcoll.all_reduce(tensor, async_op=True)
-        fastcoll.broadcast(tensor, number % rank.world_size, async_op=True)
-        fastcoll.all_reduce(tensor, fastcoll.ReduceOp.MAX)
-        value *= rank.world_size
+        comm.all_reduce(tensor, async_op=True)
+        comm.broadcast(tensor, number % world, async_op=True)
+        comm.all_reduce(tensor, dist.ReduceOp.MAX)
+        value *= world
         tensor.fill_(min(tensor.item(), value) + rank.rank)
-        fastcoll.broadcast(tensor, 0)
+        comm.broadcast(tensor, 0)
     return [tensor.item(), value]
 
 
-def test_a_waiting_call_comes_after_those_before_it(pools: Pools) -> None:
-    for got, want in pools(2).run(one_after_the_other, 40):
+@each_kind
+def test_a_waiting_call_comes_after_those_before_it(site: Site) -> None:
+    for got, want in site.run(one_after_the_other, 25):
         assert got == want
 
 

@@ -5,7 +5,7 @@ Decides the lists: sizes from nothing to several segments, of one dtype or of ma
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tests.support import oracle
+from tests.support.backends import TorchGroup
 from tests.support.calls import NUMPY_DTYPES, Call, Place, expected
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 from tests.support.perform import Result, Started, compare
+from tests.support.sites import Site, ranks_by_node, without_gpu
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather")
 SIZES = (0, 1, 2, 7, 16, 100, 513, 2049)
@@ -33,6 +35,8 @@ class Many:
 def start(comm: Any, call: Call, pairs: Sequence[tuple[Any, Any]], async_op: bool = False) -> Any:
     """Make the call on a list that `call` is one tensor of."""
     options: dict[str, Any] = {} if call.algorithm == "auto" else {"algorithm": call.algorithm}
+    if call.numerics is not None:
+        options["numerics"] = call.numerics
     if async_op:
         options["async_op"] = True
     ins, outs = (list(side) for side in zip(*pairs, strict=True))
@@ -53,25 +57,35 @@ def perform_many(rank: Rank, cases: Sequence[Many]) -> list[Result]:
         lay = lambda _comm, _call, ins, outs, _async: pairs.append((ins, outs))  # noqa: B023, E731
         tensors = [Started(rank.comm, call, start=lay) for call in many.calls]
         work = start(rank.comm, many.calls[0], pairs, many.async_op)
-        if many.async_op:
+        if many.async_op and not isinstance(rank.comm, TorchGroup):
             assert [id(one) for one in work.result()] == [id(outs) for _, outs in pairs]
+        elif work is not None:
+            work.wait()
         results += [tensor.result() for tensor in tensors]
     return results
 
 
-def check(pools: Pools, world: int, cases: Sequence[Many], perform: Any = perform_many) -> None:
+def check(site: Site, cases: Sequence[Many], perform: Any = perform_many) -> None:
+    assert site.pool is not None
     calls = [call for many in cases for call in many.calls]
-    pool = pools(world)
-    pool.start(perform, cases)
-    wants = [expected(call, world) for call in calls]
-    problems = compare(calls, wants, pool.finish())
+    site.pool.start(site.in_group, perform, cases)
+    nodes = ranks_by_node(site.nodes)
+    wants = [expected(call, site.world, nodes) for call in calls]
+    problems = compare(calls, wants, site.pool.finish())
     assert not problems, f"{len(problems)} wrong results:\n" + "\n".join(problems[:8])
 
 
-def draw(rng: np.random.Generator, verb: str, sizes: Sequence[int], algorithm: str) -> Many:
+def draw(
+    rng: np.random.Generator, site: Site, verb: str, sizes: Sequence[int], algorithm: str
+) -> Many:
     """A list; every other one is of plain tensors only, which takes the library's short way."""
+    limits = site.limits
     op = str(rng.choice(oracle.OPS)) if verb != "all_gather" else "SUM"
-    dtypes = [dtype for dtype in oracle.DTYPES if op in oracle.ops_of(dtype)]
+    dtypes = [
+        dtype
+        for dtype in oracle.DTYPES
+        if op in oracle.ops_of(dtype) and (dtype, op) not in limits.meaningless
+    ]
     dtypes = [str(one) for one in rng.choice(dtypes, int(rng.integers(1, 4)))]
     is_plain = bool(rng.integers(2))
     calls = []
@@ -82,36 +96,41 @@ def draw(rng: np.random.Generator, verb: str, sizes: Sequence[int], algorithm: s
             kinds.append("numpy")
         # The tests have one arena: only one tensor of a list may lie there.
         kind = "symmetric" if number == 3 else str(rng.choice(kinds))
+        kind = kind if kind in limits.kinds else "private"
         in_place = verb == "all_reduce" or (kind != "strided" and not is_plain)
-        place = Place(kind, int(rng.choice([0, 1, 3, 8])), in_place)
+        place = (Place(kind, int(rng.choice([0, 1, 3, 8])), in_place),)
         numel, seed = int(rng.choice(sizes)), int(rng.integers(100_000))
-        calls.append(Call(verb, dtype, numel, op, algorithm, places=(place,), seed=seed))
+        numerics = None if verb == "all_gather" else limits.numerics
+        calls.append(Call(verb, dtype, numel, op, algorithm, numerics, places=place, seed=seed))
     return Many(tuple(calls), async_op=not is_plain and bool(rng.integers(2)))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_any_lists(pools: Pools, world: int) -> None:
-    rng = np.random.default_rng(world)
+def check_lists(site: Site, seed: int, sizes: Sequence[int], rounds: int) -> None:
+    """Draw lists for each verb and algorithm; the second call of a kind has a plan already."""
+    rng = np.random.default_rng(seed + site.world)
     cases = [
-        draw(rng, verb, SIZES, algorithm)
-        for _ in range(6)
+        draw(rng, site, verb, sizes, algorithm)
+        for _ in range(rounds)
         for verb in VERBS
-        for algorithm in (("auto",) if verb == "all_gather" else ("auto", "one_shot", "two_shot"))
+        for algorithm in ("auto", "one_shot", "two_shot")[: 1 if verb == "all_gather" else 3]
+        if algorithm in site.limits.algorithms
     ]
-    # The second call of its kind has a plan already.
-    check(pools, world, [again for many in cases for again in (many, many)])
+    check(site, [again for many in cases for again in (many, many)])
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_lists_of_several_segments(pools: Pools, world: int) -> None:
-    rng = np.random.default_rng(10 + world)
-    algorithms = ("auto", "one_shot", "two_shot")
-    cases = [
-        draw(rng, verb, (*SIZES, *LARGE_SIZES), algorithm)
-        for verb in VERBS
-        for algorithm in (algorithms if verb != "all_gather" else ("auto", "auto"))
-    ]
-    check(pools, world, [again for many in cases for again in (many, many)])
+@without_gpu
+def test_any_lists(site: Site) -> None:
+    check_lists(site, 0, SIZES, 6)
+
+
+@pytest.mark.parametrize("world", [1, 5])
+def test_any_lists_in_other_worlds(pools: Pools, world: int) -> None:
+    check_lists(Site(world).on(pools(world)), 0, SIZES, 6)
+
+
+@without_gpu
+def test_lists_of_several_segments(site: Site) -> None:
+    check_lists(site, 10, (*SIZES, *LARGE_SIZES), 1)
 
 
 def asynchronous(rank: Rank) -> list[list[float]]:
@@ -166,9 +185,10 @@ def test_a_planted_mistake_is_found(pools: Pools, verb: str, mistake: Any) -> No
     place = (Place("strided", in_place=verb == "all_reduce"),)  # never the short way
     calls = [Call(verb, "int32", 40, places=place, seed=seed) for seed in range(4)]
     many = Many(tuple(calls))
-    check(pools, 2, [many])
+    site = Site(2).on(pools(2))
+    check(site, [many])
     with pytest.raises(AssertionError, match="wrong results"):
-        check(pools, 2, [many], mistake)
+        check(site, [many], mistake)
 
 
 # ---- what the ranks must agree on ----------------------------------------------------------------
@@ -238,73 +258,6 @@ def test_a_list_is_no_tensor(pools: Pools) -> None:
         assert one.kind == "DesyncError"
         assert "numel=12 in 1 tensor" in one.text
         assert "numel=12)" in one.text
-
-
-# ---- mistakes ------------------------------------------------------------------------------------
-
-
-def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]:
-    """Calls that must be refused, and words of the text."""
-    some, whole = torch.ones(4), torch.ones(4 * world)
-    line = torch.ones(8 * world)
-    return {
-        "no list": (lambda c: c.all_reduce_coalesced(some), ("tensors", "list", "Tensor")),
-        "empty": (lambda c: c.all_reduce_coalesced([]), ("tensors", "empty")),
-        "lengths": (
-            lambda c: c.all_gather_into_tensor_coalesced([whole], [some, some]),
-            ("inputs has 2", "outputs has 1"),
-        ),
-        "the same twice": (lambda c: c.all_reduce_coalesced([some, some]), ("overlap",)),
-        "overlap": (lambda c: c.all_reduce_coalesced([line[:5], line[4:]]), ("overlap",)),
-        "output over another's input": (
-            lambda c: c.reduce_scatter_tensor_coalesced(
-                [some, line[:4]], [line[: 4 * world], whole]
-            ),
-            ("overlap",),
-        ),
-        "sizes": (
-            lambda c: c.all_gather_into_tensor_coalesced([whole, torch.ones(1)], [some, some[:3]]),
-            ("tensor 1", "output_tensor"),
-        ),
-        "dtypes": (
-            lambda c: c.reduce_scatter_tensor_coalesced([some], [whole.double()]),
-            ("tensor 0", "float64"),
-        ),
-        "operation": (
-            lambda c: c.all_reduce_coalesced(
-                [torch.ones(2), torch.ones(2, dtype=torch.int32)], AVG
-            ),
-            ("tensor 1", "AVG", "int32"),
-        ),
-        "algorithm": (
-            lambda c: c.all_reduce_coalesced([some], algorithm="chain"),
-            ("lists", "one_shot", "two_shot"),
-        ),
-        "no tensor": (lambda c: c.all_reduce_coalesced([some, 3]), ("tensor 1", "int")),
-    }
-
-
-AVG = torch.distributed.ReduceOp.AVG
-
-
-def make_mistakes(rank: Rank) -> list[str]:
-    """On one rank at a time, so that whatever was sent would be left over."""
-    wrong = []
-    for who in range(rank.world_size):
-        for name, (call, words) in mistakes(rank.world_size).items():
-            if rank.rank == who:
-                one = attempt(call, rank.comm)
-                kinds = ("UsageError", "UnsupportedError")
-                if one.kind not in kinds or any(word not in one.text for word in words):
-                    wrong.append(f"{name}: {one}")
-        tensors = [torch.ones(2), torch.ones(3)]
-        rank.comm.all_reduce_coalesced(tensors)
-        assert all(bool((tensor == rank.world_size).all()) for tensor in tensors)
-    return wrong
-
-
-def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
-    assert pools(2).run(make_mistakes) == [[]] * 2
 
 
 def chunks_in_place(rank: Rank) -> list[bool]:

@@ -3,7 +3,8 @@
 
 Each field of a call in turn is another one on some ranks: one rank of a node, or a whole node.
 Every rank that waits in the call raises DesyncError and shows both sides; a rank that does not
-wait learns of it in its next call. From then on the group has this one verdict.
+wait learns of it in its next call. From then on the group has this one verdict. The GPU made of the
+CPU is no such site: it has no kernels that could compare calls.
 """
 
 import re
@@ -18,10 +19,8 @@ import torch
 from tests.support.calls import REDUCTIONS, ROOTED, Call
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Setup, attempt
-from tests.support.sites import SITES, Site, in_new_group, on_fake_gpu
+from tests.support.sites import Site, in_new_group, without_gpu
 
-# The GPU made of the CPU has no kernels that could compare calls.
-THAT_COMPARE = [param for param in SITES if param.values[0].perform is not on_fake_gpu]
 BARRIER = Call("barrier", "uint8", 0)
 Case = tuple[Call, Call, tuple[str, str]]  # the usual call, the odd one, words of the error
 
@@ -119,7 +118,7 @@ def odd_ranks_of(site: Site) -> list[list[int]]:
 
 @pytest.mark.parametrize("numel", [100, 50_000])
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("site", THAT_COMPARE, indirect=True)
+@without_gpu
 def test_each_field(site: Site, own_clusters: Pools, verb: str, numel: int) -> None:
     if site.world == 1:
         pytest.skip("one rank differs from nobody")

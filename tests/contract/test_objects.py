@@ -2,75 +2,71 @@
 """Collectives of Python objects, and the barrier that names who is missing."""
 
 import os
-import resource
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from tests.support.harness import Attempt, Pool, Pools, Rank, attempt
+from tests.support.backends import TorchGroup
+from tests.support.fallbacks import noting
+from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.sites import Site, without_gpu
+
+
+def how(weights_only: bool) -> dict[str, bool]:
+    """The option, left out where it is the default, as torch's functions lack it."""
+    return {"weights_only": True} if weights_only else {}
 
 
 def every_verb(rank: Rank, root: int, weights_only: bool = False) -> list[Any]:
-    import fastcoll
-
-    me, world, comm = rank.rank, rank.world_size, rank.comm
+    me, world, comm, safe = rank.rank, rank.world_size, rank.comm, how(weights_only)
     mine = {"rank": me, "text": "x" * (1000 * me), "nothing": None}
     everything = [None] * world
-    fastcoll.all_gather_object(everything, mine, comm, weights_only)
+    comm.all_gather_object(everything, mine, **safe)
     known: list[Any] = [(1, 2), {root}] if me == root else [None, "replaced"]
-    fastcoll.broadcast_object_list(known, root, comm, weights_only=weights_only)
+    comm.broadcast_object_list(known, root, **safe)
     gathered = [None] * world if me == root else None
-    fastcoll.gather_object([me], gathered, root, comm, weights_only=weights_only)
+    comm.gather_object([me], gathered, root, **safe)
     part: list[Any] = ["replaced", "kept"]
     given = [f"for {rank}" for rank in range(world)] if me == root else None
-    fastcoll.scatter_object_list(part, given, root, comm, weights_only=weights_only)
+    comm.scatter_object_list(part, given, root, **safe)
     return [everything, known, gathered, part]
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_verb_and_root(pools: Pools, world: int, weights_only: bool) -> None:
+def check_every_verb(run: Callable[..., list[Any]], world: int, weights_only: bool) -> None:
+    """Run `every_verb` with each root, and look at the objects."""
     everything = [{"rank": r, "text": "x" * (1000 * r), "nothing": None} for r in range(world)]
     for root in range(world):
-        for rank, row in enumerate(pools(world).run(every_verb, root, weights_only)):
+        for rank, row in enumerate(run(every_verb, root, weights_only)):
             gathered = [[one] for one in range(world)] if rank == root else None
             assert row == [everything, [(1, 2), {root}], gathered, [f"for {rank}", "kept"]]
+
+
+@without_gpu
+def test_every_verb_and_root(site: Site) -> None:
+    check_every_verb(site.run, site.world, weights_only=False)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_verb_of_weights_alone(pools: Pools, world: int) -> None:
+    check_every_verb(pools(world).run, world, weights_only=True)
 
 
 def passed_on(rank: Rank) -> list[str]:
     """The verbs that known calls with objects leave to Python."""
     import fastcoll
-    from fastcoll import _C
-    from fastcoll.api import VERBS
-
-    passed: list[str] = []
-
-    def recorded(verb: str) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            passed.append(verb)
-            return VERBS[verb](*args, **options)
-
-        return call
 
     every_verb(rank, 0)
     fastcoll.monitored_barrier(rank.comm)
-    for verb in VERBS:
-        _C.set_fallback(verb, recorded(verb))
-    try:
+    with noting() as passed:
         every_verb(rank, 0)
         fastcoll.monitored_barrier(rank.comm)
-        known = passed.copy()
+        known = [verb for verb, _ in passed]
         with pytest.raises(fastcoll.UsageError):
             rank.comm.all_reduce("bad input, which no call site can know")
-    finally:
-        for verb, function in VERBS.items():
-            _C.set_fallback(verb, function)
-    assert passed[len(known) :] == ["all_reduce"], passed
+    assert [verb for verb, _ in passed[len(known) :]] == ["all_reduce"], passed
     return known
 
 
@@ -79,33 +75,39 @@ def test_known_calls_with_objects_are_fast_calls(pools: Pools) -> None:
 
 
 def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
-    """A list to the next rank, from whom it is known, then from anyone."""
-    import fastcoll
-
-    me, world, comm = rank.rank, rank.world_size, rank.comm
+    """A list to the next rank, from whom it is known, then from anyone, which torch can't."""
+    me, world, comm, safe = rank.rank, rank.world_size, rank.comm, how(weights_only)
     found: list[Any] = []
 
     def send() -> None:
-        message = [{"from": me}, "x" * 5000]
-        fastcoll.send_object_list(message, (me + 1) % world, comm, weights_only=weights_only)
+        comm.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, **safe)
 
-    for source in ((me - 1) % world, None):
+    before = (me - 1) % world
+    for source in (before, before if isinstance(comm, TorchGroup) else None):
         got: list[Any] = [None, "replaced"]
         if me == 0:
             send()
-        sender = fastcoll.recv_object_list(got, source, comm, weights_only=weights_only)
+        sender = comm.recv_object_list(got, source, **safe)
         if me != 0:
             send()
         found += [sender, got]
     return found
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
-@pytest.mark.parametrize("world", [2, 3])
-def test_lists_passed_around(pools: Pools, world: int, weights_only: bool) -> None:
-    for rank, found in enumerate(pools(world).run(passed_around, weights_only)):
-        before = (rank - 1) % world
+def check_passed_around(rows: list[Any]) -> None:
+    for rank, found in enumerate(rows):
+        before = (rank - 1) % len(rows)
         assert found == [before, [{"from": before}, "x" * 5000]] * 2
+
+
+@without_gpu
+def test_lists_passed_around(site: Site) -> None:
+    check_passed_around(site.run(passed_around, False))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_lists_of_weights_passed_around(pools: Pools, world: int) -> None:
+    check_passed_around(pools(world).run(passed_around, True))
 
 
 def send_lists_of_other_lengths(rank: Rank) -> list[str]:
@@ -239,109 +241,6 @@ def lengths_differ(rank: Rank) -> list[str]:
 
 def test_lists_of_other_lengths(pools: Pools) -> None:
     assert pools(2).run(lengths_differ) == [["", ""], ["UsageError", ""]]
-
-
-LARGE_BYTES = 40 << 20  # more than malloc ever keeps for itself
-
-
-def memory(name: str) -> int:
-    """Bytes of this process, by a line of its status."""
-    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) << 10
-
-
-def peak(rank: Rank, verb: Callable[[], Any]) -> float:
-    """By how many times a large object this process grew at most in a call."""
-    rank.comm.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is used now
-    before = memory("VmRSS")
-    verb()
-    return (memory("VmHWM") - before) / LARGE_BYTES
-
-
-def peaks(rank: Rank, weights_only: bool) -> dict[str, float]:
-    """What each verb takes for large objects; ranks 0 and 1 send and receive."""
-    comm, me, world = rank.comm, rank.rank, rank.world_size
-    numbers = np.arange(LARGE_BYTES, dtype=np.uint8)
-    mine: Any = torch.from_numpy(numbers) if weights_only else numbers.tobytes()
-    safe: dict[str, Any] = {"weights_only": weights_only}
-    at_root = me == 0
-    found = {}
-
-    def measure(name: str, verb: Callable[..., Any], *args: Any) -> None:
-        found[name] = peak(rank, lambda: verb(*args, **safe))
-
-    measure("gather", comm.gather_object, mine, [None] * world if at_root else None, 0)
-    measure("all_gather", comm.all_gather_object, [None] * world, mine)
-    measure("broadcast", comm.broadcast_object_list, [mine] if at_root else [None], 0)
-    given = [mine] * world if at_root else None
-    measure("scatter", comm.scatter_object_list, [None], given, 0)
-    if me == 0:
-        measure("send", comm.send_object_list, [mine], 1)
-    elif me == 1:
-        measure("recv", comm.recv_object_list, [None], 0)
-    else:
-        comm.barrier()
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights_only", [False, True])
-def test_memory_of_large_objects(fresh_pool: Callable[..., Pool], weights_only: bool) -> None:
-    require_little_memory(fresh_pool(3).run(peaks, weights_only), weights_only)
-
-
-def require_little_memory(rows: list[dict[str, float]], weights_only: bool) -> None:
-    """A rank has what it gives packed, or what it gets; besides the objects that it gets."""
-    world = len(rows)
-    # torch packs a tensor's memory by way of a copy of it.
-    given, spare = 1 + weights_only, 0.7
-    for rank, found in enumerate(rows):
-        assert found["all_gather"] < world + given + spare, (rank, found)
-        at_root = rank == 0
-        most = {
-            "gather": world + given if at_root else given,
-            "broadcast": given if at_root else 2,
-            "scatter": world + given - 1 if at_root else 2,
-            "send": given,
-            "recv": 2,
-        }
-        for verb, copies in most.items():
-            assert found.get(verb, 0) < copies + spare, (rank, verb, found)
-
-
-HUGE_BYTES = 160 << 20  # more than malloc ever keeps reserved
-
-
-def without_memory(rank: Rank) -> list[Attempt]:
-    """Rank 1 has no memory for what rank 0 gives."""
-    comm, me = rank.comm, rank.rank
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    mine = bytes(HUGE_BYTES if me == 0 else 1)
-    rows = torch.zeros(HUGE_BYTES if me == 0 else 3, dtype=torch.uint8)
-    splits = [0, len(rows), 0] if me == 0 else [1, 1, 1]
-    gathered = [None] * 3
-    if me == 1:
-        resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + HUGE_BYTES // 2, limits[1]))
-    found = [
-        attempt(comm.all_gather_object, [None] * 3, mine),
-        attempt(comm.gather_object, mine, gathered if me == 1 else None, 1),
-        attempt(comm.broadcast_object_list, [mine], 0),
-        attempt(comm.scatter_object_list, [None], [mine] * 3 if me == 0 else None, 0),
-        attempt(comm.all_to_all_single, None, rows, None, splits),
-    ]
-    resource.setrlimit(resource.RLIMIT_AS, limits)
-    comm.gather_object(mine, gathered if me == 1 else None, 1)
-    assert me != 1 or [len(one) for one in gathered if one] == [HUGE_BYTES, 1, 1]
-    return found
-
-
-@pytest.mark.slow
-def test_who_has_no_memory_says_so_to_all(fresh_pool: Callable[..., Pool]) -> None:
-    for found in fresh_pool(3).run(without_memory):
-        assert [one.kind for one in found] == ["DriverError"] * 5, found
-        for one in found:
-            assert "rank 1: " in one.text
-            assert "can still be used" in one.text
 
 
 def gather_to_two(rank: Rank) -> list[Attempt]:

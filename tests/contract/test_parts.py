@@ -6,7 +6,6 @@ Decides the sizes; every element says which rank gave it to whom, so a part in a
 
 import dataclasses
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, Setup, attempt
+from tests.support.sites import Site, in_torch, without_gpu
 
 WORLD = 3
 LARGE = 70_001  # elements of 4 bytes: several segments, and no whole number of them
@@ -89,6 +89,40 @@ def test_all_to_all_in_other_worlds(pools: Pools, world: int) -> None:
             assert all(row)
 
 
+def counted(comm: Any, size: int, base: int, *, as_list: bool, async_op: bool) -> tuple[Any, Any]:
+    """Start an all_to_all of parts of unequal size; return its Work and a check of its result."""
+    me, world = comm.rank, comm.world_size
+    sizes = [[size * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)]
+    given = [torch.full((count,), base + 10.0 * me + dst) for dst, count in enumerate(sizes[me])]
+    got = [torch.zeros(row[me]) for row in sizes]
+    if as_list:
+        work = comm.all_to_all(got, given, async_op=async_op)
+    else:
+        whole, splits = torch.zeros(sum(row[me] for row in sizes)), [row[me] for row in sizes]
+        work = comm.all_to_all_single(whole, torch.cat(given), splits, sizes[me], async_op=async_op)
+        got = list(whole.split(splits))
+    return work, lambda: all((one == base + 10.0 * src + me).all() for src, one in enumerate(got))
+
+
+def counted_in_the_queue(rank: Rank, as_list: bool) -> None:
+    comm = rank.comm
+    for size in (0, 1, 30_000):
+        started = [
+            counted(comm, size, base, as_list=as_list, async_op=base < 200)
+            for base in (0, 100, 200)  # the last one waits behind those before it
+        ]
+        for work, is_right in started:
+            assert work is None or work.wait()
+            assert is_right()
+
+
+@without_gpu
+@pytest.mark.parametrize("as_list", [False, True], ids=["split sizes", "lists"])
+def test_parts_that_are_counted(site: Site, as_list: bool) -> None:
+    """Their sizes are told within the call: behind it they would wait for it for ever."""
+    site.run(counted_in_the_queue, as_list)
+
+
 def symmetric_shuffle(rank: Rank, numel: int) -> list[bool]:
     """From symmetric memory on the even ranks, of equal and of counted parts."""
     import fastcoll
@@ -115,15 +149,12 @@ def test_all_to_all_from_symmetric_memory(pools: Pools, world: int) -> None:
 
 def uneven(rank: Rank, sizes: list[int], numpy: bool) -> list[bool]:
     """all_gather and reduce_scatter of lists, sync and async; whether all is right."""
-    import fastcoll
-
-    me, world, results = rank.rank, rank.world_size, []
+    me, world, comm, results = rank.rank, rank.world_size, rank.comm, []
     for async_op in (False, True):
         mine = given_to(me, 0, sizes[me], torch.float32)
         outs = [torch.full((size,), -1.0) for size in sizes]
         arrays: list[Any] = [out.numpy() for out in outs] if numpy else outs
-        work = fastcoll.all_gather(arrays, mine, rank.comm, async_op)
-        if work:
+        if work := comm.all_gather(arrays, mine, async_op=async_op):
             work.wait()
         results += [
             torch.equal(out, given_to(by, 0, size, torch.float32))
@@ -131,8 +162,7 @@ def uneven(rank: Rank, sizes: list[int], numpy: bool) -> list[bool]:
         ]
         ins = [given_to(me, to, size, torch.float32) for to, size in enumerate(sizes)]
         out = torch.empty(sizes[me])
-        work = fastcoll.reduce_scatter(out, ins, group=rank.comm, async_op=async_op)
-        if work:
+        if work := comm.reduce_scatter(out, ins, async_op=async_op):
             work.wait()
         wants = [given_to(by, me, sizes[me], torch.float32) for by in range(world)]
         results.append(torch.equal(out, torch.stack(wants).sum(0)))
@@ -141,13 +171,24 @@ def uneven(rank: Rank, sizes: list[int], numpy: bool) -> list[bool]:
     return results
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [0, 3, 600, 40_000])
-def test_lists_of_even_and_uneven_parts(pools: Pools, world: int, size: int) -> None:
-    for sizes in ([size] * world, [size * rank + rank for rank in range(world)]):
-        for numpy in (False, True):
-            for row in pools(world).run(uneven, sizes, numpy):
+def check_uneven(site: Site, size: int) -> None:
+    """Lists of even and of uneven parts, of tensors and of arrays."""
+    for sizes in ([size] * site.world, [size * rank + rank for rank in range(site.world)]):
+        for numpy in (False,) if in_torch(site) else (False, True):
+            for row in site.run(uneven, sizes, numpy):
                 assert all(row)
+
+
+@without_gpu
+@pytest.mark.parametrize("size", [0, 3, 600, 40_000])
+def test_lists_of_even_and_uneven_parts(site: Site, size: int) -> None:
+    check_uneven(site, size)
+
+
+@pytest.mark.parametrize("world", [1, 5])
+def test_lists_of_parts_in_other_worlds(pools: Pools, world: int) -> None:
+    for size in (3, 40_000):
+        check_uneven(Site(world).on(pools(world)), size)
 
 
 def in_place(rank: Rank) -> list[bool]:
@@ -210,9 +251,6 @@ def test_large_own_parts_at_any_address(pools: Pools) -> None:
         assert found == [True] * 4 * len(starts)
 
 
-# ---- mistakes ------------------------------------------------------------------------------------
-
-
 def counts_differ(rank: Rank, form: str) -> list[Attempt]:
     """Rank 1 gives rank 2 one element more than rank 2 expects."""
     group = rank.comm.new_group(timeout_s=15)
@@ -253,104 +291,6 @@ def test_split_sizes_on_some_ranks_only(pools: Pools) -> None:
         assert "split sizes given" in one.text
 
 
-def mistakes(world: int) -> dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]:
-    """Calls that must be refused with UsageError, and words of the text."""
-    some, line = torch.ones(4), torch.arange(8.0 * world)
-    rows = [torch.ones(4) for _ in range(world)]
-    single = lambda *args: lambda comm: comm.all_to_all_single(*args)  # noqa: E731
-    return {
-        "too few outputs": (lambda c: c.all_gather(rows[1:], some), ("tensor_list", "ranks")),
-        "no list": (lambda c: c.all_gather(line, some), ("tensor_list", "list")),
-        "own size differs": (
-            lambda c: c.all_gather([torch.ones(5) for _ in rows], some),
-            ("tensor_list", "5", "4"),
-        ),
-        "dtypes": (lambda c: c.all_gather([r.double() for r in rows], some), ("dtype", "float64")),
-        "gather, no list": (lambda c: c.gather(some, None, c.rank), ("gather_list", "NoneType")),
-        "gather, list elsewhere": (
-            lambda c: c.gather(some, rows, (c.rank + 1) % world),
-            ("gather_list", "only"),
-        ),
-        "gather_single, none": (
-            lambda c: c.gather_single(some, None, c.rank),
-            ("gather_tensor", "NoneType"),
-        ),
-        "gather_single, size": (
-            lambda c: c.gather_single(some, torch.ones(5 * world), c.rank),
-            ("part of gather_tensor", "5", "4"),
-        ),
-        "gather_single, other's part": (
-            lambda c: (
-                c.gather_single(line[4 * (c.rank - 1) :][:4], line[: 4 * world], c.rank)
-                if c.rank
-                else c.gather_single(line[1:5], line[: 4 * world], c.rank)
-            ),
-            ("overlap",),
-        ),
-        "gather_single, not quite its part": (
-            lambda c: c.gather_single(line[4 * c.rank :][:8:2], line[::2], c.rank),
-            ("overlap",),
-        ),
-        "gather, root": (lambda c: c.gather(some, rows, world), ("dst", f"{world}")),
-        "scatter, root": (lambda c: c.scatter(some, rows, "0"), ("src", "'0'")),
-        "scatter, uneven": (
-            lambda c: c.scatter(
-                torch.ones(1), [torch.ones(1 + (r != c.rank)) for r in range(world)], c.rank
-            ),
-            ("scatter", "one size"),
-        ),
-        "reduce, root": (lambda c: c.reduce(some, -1), ("dst", "-1")),
-        "reduce, ring": (lambda c: c.reduce(some, 0, algorithm="chain"), ("reduce", "two_shot")),
-        "the same output twice": (lambda c: c.all_gather([some] * world, line[:4]), ("overlap",)),
-        "output over input": (single(line, line), ("overlap",)),
-        "output over a part of input": (
-            single(line[: 4 * world], line[world : 5 * world]),
-            ("overlap",),
-        ),
-        "rows": (single(torch.ones(world + 1), torch.ones(world + 1)), ("rows", "split_sizes")),
-        "sizes": (single(torch.ones(2 * world), torch.ones(world)), ("elements",)),
-        "splits' sum": (single(line.clone(), line, None, [1] * world), ("add up", "input")),
-        "splits' number": (single(line.clone(), line, [8 * world], None), ("output_split_sizes",)),
-        "splits below 0": (
-            single(line.clone(), line, None, [8 * world + 1, -1, *[0] * (world - 2)]),
-            ("input_split_sizes",),
-        ),
-        "splits no numbers": (single(line.clone(), line, None, ["a"] * world), ("integers",)),
-        "to itself": (
-            lambda c: c.all_to_all(
-                [torch.ones(2) for _ in rows], [torch.ones(1 + (r != c.rank)) for r in range(world)]
-            ),
-            ("this one", "expects 2"),
-        ),
-        "no output, no splits": (single(None, line), ("input_split_sizes",)),
-        "no dimension": (single(torch.tensor(1.0), torch.tensor(1.0)), ("dimension",)),
-        "expanded output": (
-            lambda c: c.all_gather([torch.ones(1).expand(4)] * world, some),
-            ("expanded",),
-        ),
-    }
-
-
-def make_mistakes(rank: Rank) -> list[str]:
-    """On one rank at a time, so that whatever was sent would be left over."""
-    wrong = []
-    for who in range(rank.world_size):
-        for name, (call, words) in mistakes(rank.world_size).items():
-            if rank.rank == who:
-                one = attempt(call, rank.comm)
-                kinds = ("UsageError", "UnsupportedError")
-                if one.kind not in kinds or any(word not in one.text for word in words):
-                    wrong.append(f"{name}: {one}")
-        out = [torch.empty(1) for _ in range(rank.world_size)]
-        rank.comm.all_gather(out, torch.tensor([float(rank.rank)]))
-        assert [part.item() for part in out] == list(range(rank.world_size))
-    return wrong
-
-
-def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
-    assert pools(3).run(make_mistakes) == [[]] * 3
-
-
 def by_torch_group(rank: Rank) -> list[Any]:
     """A torch process group as group=: its roots are global ranks, as torch's are."""
     import fastcoll
@@ -378,8 +318,6 @@ def by_torch_group(rank: Rank) -> list[Any]:
 
 
 def test_roots_of_torch_groups_are_global_ranks(fresh_pool: Any) -> None:
-    from tests.support.harness import Setup
-
     rows = fresh_pool(3, Setup(init=False)).run(by_torch_group)
     assert rows == [[1.0, "UsageError"], [None, True], [[1.0, 4.0], "UsageError"]]
 

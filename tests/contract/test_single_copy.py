@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.contract.test_parts import counted
+from tests.support.calls import MOVES, ROOTED, Call, expected
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.perform import Result, check, compare, perform_all
 
 ALWAYS = Setup(env={"FASTCOLL_SINGLE_COPY": "always"})
 NUMEL = 100_003  # float32: more than a segment, and not a whole number of lines
@@ -31,62 +34,28 @@ def of(giver: int, getter: int, turn: int, numel: int = NUMEL) -> torch.Tensor:
     return torch.arange(numel, dtype=torch.float32) + (giver * 64 + getter) * 1000 + turn
 
 
-def every_verb(rank: Rank, turns: int) -> list[str]:
-    """Owners change what they gave as soon as their call returns."""
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    wrong = []
+def every_verb(turns: int, world: int) -> list[Call]:
+    """Calls of each verb that moves data, of whole tensors and of lists of parts."""
+    return [
+        Call(
+            verb, "float32", NUMEL + turn % 2, root=turn % world if verb in ROOTED else 0, seed=turn
+        )
+        for turn in range(turns)
+        for verb in MOVES
+    ]
 
-    def check(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-        if not torch.equal(got, want):
-            wrong.append(f"{name}: {int((got != want).sum())} elements differ")
 
-    for turn in range(turns):
-        root = turn % world
-        given = of(me, 0, turn)
-        got = torch.empty(world, NUMEL)
-        comm.all_gather_into_tensor(got, given)
-        given.zero_()
-        check("all_gather", got, torch.stack([of(peer, 0, turn) for peer in range(world)]))
-        given = of(root, 1, turn) if me == root else torch.empty(NUMEL)
-        comm.broadcast(given, root)
-        if me == root:
-            given.zero_()
-        else:
-            check("broadcast", given, of(root, 1, turn))
-        given = torch.stack([of(me, peer, turn) for peer in range(world)])
-        got = torch.empty_like(given)
-        comm.all_to_all_single(got, given)
-        given.zero_()
-        check("all_to_all", got, torch.stack([of(peer, me, turn) for peer in range(world)]))
-        sizes = [
-            [NUMEL // 3 * ((a + 2 * b + turn) % 3) for b in range(world)] for a in range(world)
-        ]
-        given = torch.cat([of(me, peer, turn, sizes[me][peer]) for peer in range(world)])
-        want = torch.cat([of(peer, me, turn, sizes[peer][me]) for peer in range(world)])
-        got = torch.empty_like(want)
-        splits = [sizes[peer][me] for peer in range(world)]
-        comm.all_to_all_single(got, given, splits, sizes[me])
-        given.zero_()
-        check("uneven all_to_all", got, want)
-        given = of(me, 2, turn)
-        outs = [torch.empty(NUMEL) for _ in range(world)] if me == root else None
-        comm.gather(given, outs, root)
-        given.zero_()
-        for peer, out in enumerate(outs or []):
-            check("gather", out, of(peer, 2, turn))
-        parts = [of(root, peer, turn) for peer in range(world)] if me == root else None
-        got = torch.empty(NUMEL)
-        comm.scatter(got, parts, root)
-        for part in parts or []:
-            part.zero_()
-        check("scatter", got, of(root, me, turn))
-    return wrong
+def counted_parts(rank: Rank) -> bool:
+    _, is_right = counted(rank.comm, NUMEL // 3, 0, as_list=False, async_op=False)
+    return bool(is_right())
 
 
 def test_every_verb_in_turns(fresh_pool: FreshPool) -> None:
+    """Owners change what they gave as soon as their call returns."""
     for world in (2, 3):
         pool = fresh_pool(world, ALWAYS)
-        assert pool.run(every_verb, 6) == [[]] * world
+        check(pool, every_verb(6, world))
+        assert all(pool.run(counted_parts))
 
 
 def who_may(rank: Rank) -> tuple[str, str]:
@@ -115,13 +84,13 @@ def test_one_that_may_not_read_decides_for_all(fresh_pool: FreshPool) -> None:
     assert fresh_pool(2, Setup(init=False)).run(forbid) == [("never", reason)] * 2
 
 
-def forbid_later(rank: Rank) -> tuple[str, list[str], list[int]]:
+def forbid_later(rank: Rank, calls: list[Call]) -> tuple[str, list[Result], list[int]]:
     """Rank 1 keeps its memory to itself once the group is there."""
     import fastcoll
 
     show_memory(True)
     rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
-    assert every_verb(rank, 1) == []
+    perform_all(rank, calls)
     pids: list[Any] = [None, None]
     rank.comm.all_gather_object(pids, os.getpid())
     show_memory(rank.rank != 1)
@@ -129,12 +98,16 @@ def forbid_later(rank: Rank) -> tuple[str, list[str], list[int]]:
     if rank.rank == 0:
         with pytest.raises(PermissionError):
             os.open(f"/proc/{pids[1]}/mem", os.O_RDONLY)
-    return who_may(rank)[0], every_verb(rank, 3), sends_in_turns(rank, 3)
+    assert counted_parts(rank)
+    return who_may(rank)[0], perform_all(rank, calls), sends_in_turns(rank, 3)
 
 
 def test_what_a_rank_may_no_longer_read_still_comes(fresh_pool: FreshPool) -> None:
     pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_SINGLE_COPY": "always"}))
-    assert pool.run(forbid_later) == [("always", [], [])] * 2
+    calls = every_verb(3, 2)
+    modes, results, wrong = zip(*pool.run(forbid_later, calls), strict=True)
+    assert (modes, wrong) == (("always", "always"), ([], []))
+    assert not compare(calls, [expected(call, 2) for call in calls], results)
 
 
 def test_a_rank_that_does_not_want_to_decides_for_all(fresh_pool: FreshPool) -> None:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that ranks on several nodes can do, in one go: for ranks that are dear to start."""
 
-from tests.nodes.test_any_source import from_anybody
+from tests.contract.test_async import check_handle, handle
+from tests.contract.test_coalesced import check_lists
+from tests.contract.test_objects import check_every_verb
+from tests.contract.test_p2p import check_from_anybody, from_anybody, in_any_order
+from tests.contract.test_parts import check_uneven, counted_in_the_queue
 from tests.nodes.test_bounds import WIDE, check_bounds
-from tests.nodes.test_node_transfers import everybody_to_everybody
-from tests.nodes.test_verbs import in_segments, others, uneven
+from tests.nodes.test_verbs import in_segments
 from tests.support.draw import VERBS
 from tests.support.harness import Pool
 from tests.support.sites import across
@@ -18,5 +21,12 @@ def check_everything(pool: Pool, nodes: str) -> None:
     site.check(in_segments())
     for dtype in WIDE:  # of numerics="fast"; what becomes of half types differs between carriers
         check_bounds(pool, nodes, dtype)
-    for program in (uneven, others, everybody_to_everybody, from_anybody):
-        pool.run(program)
+    for size in (3, 3000):
+        check_uneven(site, size)
+    for as_list in (False, True):
+        site.run(counted_in_the_queue, as_list)
+    check_lists(site, 0, (1, 3, 4000), 1)
+    check_every_verb(site.run, site.world, weights_only=False)
+    check_handle(site.run(handle))
+    assert site.run(in_any_order, 1) == [[]] * site.world
+    check_from_anybody(site.run(from_anybody)[0])

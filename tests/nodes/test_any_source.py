@@ -1,54 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receives from any rank in a group over several nodes."""
+"""Receives from any rank over nodes: whose a message is, and ends; see contract/test_p2p.py."""
 
 import time
 from typing import Any, cast
 
-import pytest
 import torch
 
 from fastcoll.calls.arrays import view
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.nodes.transfers.channels import Turns
-from tests.nodes.test_node_transfers import SLOW, Clusters, FreshPool, cluster
+from tests.nodes.test_node_transfers import Clusters, FreshPool, cluster
 from tests.support.harness import Attempt, Rank, attempt
 
 TAG, GO = 5, 6
-EACH = 8
-
-
-def letter(source: int, number: int) -> torch.Tensor:
-    """A message that tells who sent it and when; some travel in pieces."""
-    numel = 1 if number % 2 else 70_001
-    return torch.full((numel,), float(100 * source + number))
-
-
-def from_anybody(rank: Rank) -> None:
-    """Everybody sends to rank 0, itself too; each rank's messages come in their order."""
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    sends = [comm.isend(letter(me, number), 0, TAG + number % 2) for number in range(EACH)]
-    if me == 0:
-        for parity in (0, 1):
-            found: list[list[float]] = [[] for _ in range(world)]
-            tensor = torch.zeros(len(letter(0, parity)))
-            for _ in range(world * EACH // 2):
-                source = comm.recv(tensor, None, TAG + parity)
-                assert (tensor == tensor[0]).all()
-                found[source].append(float(tensor[0]))
-            expected = [
-                [float(letter(source, number)[0]) for number in range(parity, EACH, 2)]
-                for source in range(world)
-            ]
-            assert found == expected
-    for work in sends:
-        work.wait()
-
-
-@pytest.mark.parametrize("nodes", ["aabb", pytest.param("abbb", marks=SLOW)])
-def test_from_anybody(clusters: Clusters, nodes: str) -> None:
-    pool = clusters(nodes)
-    pool.run(from_anybody)
-    pool.run(from_anybody)
 
 
 def whose_turn(rank: Rank) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives in a group over several nodes: within them, between them, what fails."""
+"""Sends and receives over several nodes that fail; contract/test_p2p.py has the others."""
 
 import os
 import signal
@@ -10,70 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.calls.batches import P2POp
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
 Clusters = Callable[[str], Pool]
 FreshPool = Callable[[int, Setup], Pool]
 SLOW = pytest.mark.slow
-
-
-def numbers(source: int, target: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.arange(numel) % 50 + 10 * source + target).to(dtype)
-
-
-def everybody_to_everybody(rank: Rank) -> None:
-    """Several messages of each pair and tag, both ends of which may be this rank's neighbours."""
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    shapes = [(0, torch.int64), (1, torch.float32), (5001, torch.bfloat16), (300_001, torch.uint8)]
-    given, got = [], []
-    for peer in range(world):
-        for tag, (numel, dtype) in enumerate(shapes):
-            given.append((peer, tag, numbers(me, peer, numel, dtype)))
-            got.append((peer, tag, torch.zeros(numel, dtype=dtype)))
-    # The last tags first on one side only.
-    receives = [comm.irecv(tensor, peer, tag) for peer, tag, tensor in reversed(got)]
-    sends = [comm.isend(tensor, peer, tag) for peer, tag, tensor in given]
-    for work in (*receives, *sends):
-        work.wait()
-        assert work.is_success()
-    assert [work.source_rank() for work in receives] == [peer for peer, _, _ in reversed(got)]
-    for peer, _, tensor in got:
-        assert torch.equal(tensor, numbers(peer, me, len(tensor), tensor.dtype))
-
-
-@pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaab", marks=SLOW)])
-def test_everybody_to_everybody(clusters: Clusters, nodes: str) -> None:
-    clusters(nodes).run(everybody_to_everybody)
-
-
-def in_order(rank: Rank) -> None:
-    """Blocking, in turns, in order within a tag; strided; a batch; beside a collective call."""
-    me, comm = rank.rank, rank.comm
-    peer = (me + 2) % 4
-    for number in range(20):
-        tensor = torch.full((10,), float(number))
-        if me < 2:
-            comm.send(tensor, peer, tag=7)
-            assert comm.recv(tensor, peer, tag=7) == peer
-            assert (tensor == number + 1).all()
-        else:
-            comm.recv(tensor.zero_(), peer, tag=7)
-            assert (tensor == number).all()
-            comm.send(tensor + 1, peer, tag=7)
-    source, target = torch.arange(20.0)[::2], torch.zeros(20)
-    ops = [P2POp("isend", source, peer), P2POp("irecv", target[1::2], peer)]
-    works = comm.batch_isend_irecv(ops)
-    comm.all_reduce(torch.ones(100_000))
-    for work in works:
-        assert work.get_future().wait() is not None
-    assert torch.equal(target[1::2], source)
-    assert not target[::2].any()
-
-
-def test_messages_of_a_tag_are_in_order(clusters: Clusters) -> None:
-    clusters("aabb").run(in_order)
 
 
 def cluster(fresh_pool: FreshPool, nodes: str = "abb") -> Pool:

@@ -3,19 +3,20 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.contract.test_objects import check_every_verb
+from tests.contract.test_p2p import check_from_anybody, from_anybody, in_any_order
+from tests.contract.test_parts import counted_in_the_queue
 from tests.support import training
-from tests.support.backends import Program, on_backend, same
+from tests.support.backends import Program, on_backend
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.sites import TORCH
 from tests.torch import test_limits as limits
-from tests.torch import test_torch_backend as programs
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4
@@ -23,27 +24,6 @@ WORLD = 4
 
 def two_nodes(fresh_pool: FreshPool) -> Pool:
     return fresh_pool(WORLD, Setup(init=False, nodes="aabb"))
-
-
-def pairs(rank: Rank) -> list[Any]:
-    """A ring in one batch; then blocking messages across the nodes, with a tag."""
-    me, world = rank.rank, rank.world_size
-    got = torch.zeros(70_000)
-    ops = [
-        dist.P2POp(dist.isend, torch.full((70_000,), float(me)), (me + 1) % world),
-        dist.P2POp(dist.irecv, got, (me - 1) % world),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    small, peer = torch.full((3,), float(me)), (me + world // 2) % world
-    if me < peer:
-        dist.send(small, peer, tag=2)
-        source = dist.recv(small, peer, tag=2)
-    else:
-        taken = torch.zeros(3)
-        source = dist.recv(taken, tag=2)  # from any rank
-        dist.send(taken + small, peer, tag=2)
-    return [got, small, source]
 
 
 # What a carrier may add up in another order, where nothing else is asked for.
@@ -61,11 +41,13 @@ def test_every_verb_gives_the_oracles_bits(fresh_pool: FreshPool) -> None:
 
 
 @pytest.mark.slow
-def test_programs_give_what_they_give_on_gloo(fresh_pool: FreshPool) -> None:
-    pool = two_nodes(fresh_pool)
-    for program in (programs.shuffles, pairs):
-        ours, theirs = (pool.run(on_backend, name, program) for name in ("fastcoll", "gloo"))
-        assert same(ours, theirs), program.__name__
+def test_lists_transfers_and_objects(fresh_pool: FreshPool) -> None:
+    site = dataclasses.replace(TORCH, world=WORLD).on(two_nodes(fresh_pool))
+    for as_list in (False, True):
+        site.run(counted_in_the_queue, as_list)
+    assert site.run(in_any_order, 1) == [[]] * WORLD
+    check_from_anybody(site.run(from_anybody)[0])
+    check_every_verb(site.run, WORLD, weights_only=False)
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that only several nodes have: segments, carriers' sums, subgroups, counted parts.
+"""Calls that only several nodes have: segments, carriers' sums, subgroups.
 
-The verbs themselves stand in contract/test_values.py. Maps: two equal nodes, 3 + 1, interleaved
-numbers, one rank a node, and three nodes of two sizes that divide neither.
+The verbs themselves stand in contract/test_values.py.
 """
 
 import dataclasses
@@ -16,17 +15,12 @@ import torch
 
 from tests.support import oracle
 from tests.support.calls import MOVES, ROOTED, Call, expected
-from tests.support.harness import TIMEOUT_S, Pool, Rank, Setup
+from tests.support.harness import Pool, Rank
 from tests.support.perform import compare, perform_all
 from tests.support.sites import across, ranks_by_node
 
 Clusters = Callable[[str], Pool]
 SLOW = pytest.mark.slow
-MAPS = (
-    "aabb",
-    "aaab",
-    *(pytest.param(nodes, marks=SLOW) for nodes in ("abab", "abc", "aaabbc")),
-)
 LARGE_SIZE = 700_001  # several segments, and no lane's chunk is whole
 
 
@@ -120,93 +114,6 @@ def check_uneven(comm: Any) -> None:
         comm.all_to_all_single(target, source, expected, sizes[me])
         want = [torch.full((size,), 10.0 * src + me) for src, size in enumerate(expected)]
         assert torch.equal(target, torch.cat(want))
-
-
-def uneven(rank: Rank) -> None:
-    check_uneven(rank.comm)
-    me, world = rank.rank, rank.world_size
-    parts = [torch.full((peer + 1,), float(me)) for peer in range(world)]
-    mine = torch.zeros(me + 1)
-    rank.comm.reduce_scatter(mine, parts)
-    assert (mine == sum(range(world))).all()
-
-
-@pytest.mark.parametrize("nodes", MAPS)
-def test_uneven_parts(clusters: Clusters, nodes: str) -> None:
-    clusters(nodes).run(uneven)
-
-
-def others(rank: Rank) -> None:
-    """A barrier, objects, lists, asynchronous calls in order."""
-    import fastcoll
-
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    comm.barrier()
-    objects = [None] * world
-    comm.all_gather_object(objects, {"rank": me, "text": "x" * 3000 * me})
-    assert [one["rank"] for one in objects] == list(range(world))
-    tensors = [torch.full((size,), 1.0) for size in (1, 5000, 10)]
-    listed = [
-        torch.full((size,), me, dtype=dtype)
-        for size in (3, 4000)
-        for dtype in (torch.int32, torch.float64)
-    ]
-    fastcoll.all_reduce_coalesced(listed, group=comm)
-    assert all((tensor == sum(range(world))).all() for tensor in listed)
-    works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
-    comm.barrier()  # behind them
-    assert all(work.is_completed() for work in works)
-    assert all((tensor == world).all() for tensor in tensors)
-
-
-def counted(comm: Any, size: int, base: int, *, as_list: bool, async_op: bool) -> tuple[Any, Any]:
-    """Start an all_to_all of parts of unequal size; return its Work and a check of its result."""
-    me, world = comm.rank, comm.world_size
-    sizes = [[size * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)]
-    given = [torch.full((count,), base + 10.0 * me + dst) for dst, count in enumerate(sizes[me])]
-    got = [torch.zeros(row[me]) for row in sizes]
-    if as_list:
-        work = comm.all_to_all(got, given, async_op=async_op)
-    else:
-        whole, splits = torch.zeros(sum(row[me] for row in sizes)), [row[me] for row in sizes]
-        work = comm.all_to_all_single(whole, torch.cat(given), splits, sizes[me], async_op=async_op)
-        got = list(whole.split(splits))
-    return work, lambda: all((one == base + 10.0 * src + me).all() for src, one in enumerate(got))
-
-
-def counted_in_the_queue(rank: Rank, as_list: bool) -> None:
-    comm = rank.comm
-    for size in (1, 30_000):
-        started = [
-            counted(comm, size, base, as_list=as_list, async_op=base < 200)
-            for base in (0, 100, 200)  # the last one waits behind those before it
-        ]
-        for work, is_right in started:
-            assert work is None or work.wait(TIMEOUT_S)
-            assert is_right()
-
-
-@pytest.mark.parametrize("as_list", [False, True], ids=["split sizes", "lists"])
-def test_parts_that_are_counted_in_asynchronous_calls(
-    fresh_pool: Callable[[int, Setup], Pool], as_list: bool
-) -> None:
-    """Their sizes are told within the call: behind it they would wait for it for ever."""
-    fresh_pool(4, Setup(nodes="aabb")).run(counted_in_the_queue, as_list)
-
-
-def test_barriers_objects_lists_and_asynchronous_calls(clusters: Clusters) -> None:
-    clusters("aabb").run(others)
-
-
-def list_of_two_dtypes(rank: Rank) -> list[bool]:
-    """Whether each result of a call on a list is the tensor that stands there in the list."""
-    tensors = [torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(3)]
-    work = rank.comm.all_reduce_coalesced(tensors, async_op=True)
-    return [one is tensor for one, tensor in zip(work.result(), tensors, strict=True)]
-
-
-def test_results_have_the_order_of_their_list(clusters: Clusters) -> None:
-    assert clusters("ab").run(list_of_two_dtypes) == [[True] * 3] * 2
 
 
 def subgroups(rank: Rank) -> list[str]:

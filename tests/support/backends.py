@@ -2,7 +2,8 @@
 """Programs of torch.distributed on one backend or another, and whether they did the same."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +32,56 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     finally:
         fastcoll.destroy()  # also what was made for groups of Gloo
         dist.destroy_process_group()
+
+
+class TorchGroup:
+    """torch.distributed's default group, with the verbs as a Communicator's methods have them."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(dist, verb)
+
+    def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], *op: Any, **how: Any) -> Any:
+        return _in_one(dist.all_reduce, [(tensor, *op) for tensor in tensors], **how)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *op: Any, **how: Any
+    ) -> Any:
+        pairs = zip(outputs, inputs, strict=True)
+        return _in_one(dist.reduce_scatter_tensor, [(*pair, *op) for pair in pairs], **how)
+
+    def all_gather_into_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], **how: Any
+    ) -> Any:
+        pairs = list(zip(outputs, inputs, strict=True))
+        return _in_one(dist.all_gather_into_tensor, pairs, **how)
+
+    def batch_isend_irecv(self, ops: Sequence[Any]) -> Any:
+        """Make a batch of torch's of one of fastcoll's."""
+        return dist.batch_isend_irecv(
+            [dist.P2POp(getattr(dist, op.op), op.tensor, op.peer, tag=op.tag) for op in ops]
+        )
+
+
+def _in_one(call: Callable[..., Any], cases: list[Any], async_op: bool = False) -> Any:
+    """Let torch make one call of several."""
+    with dist._coalescing_manager(async_ops=async_op) as manager:
+        for arguments in cases:
+            call(*arguments)
+    return manager if async_op else None
+
+
+def on_torch(rank: Rank, program: Program, *args: Any) -> Any:
+    """Run a program whose group is torch's, on the backend "fastcoll"."""
+    return on_backend(rank, "fastcoll", _in_torch_group, program, *args)
+
+
+def _in_torch_group(rank: Rank, program: Program, *args: Any) -> Any:
+    group = TorchGroup(rank.rank, rank.world_size)
+    return program(dataclasses.replace(rank, comm=group), *args)
 
 
 def in_cpp(rank: Rank) -> tuple[str, str]:

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import verbs
 
 from tests.support import oracle
+from tests.support.backends import TorchGroup
 from tests.support.calls import (
     MOVES,
     REDUCTIONS,
@@ -33,6 +35,7 @@ _GUARD_BYTES = 64
 _POISON = 0xA5
 _ALL = slice(None)
 _ARENA_BYTES = 320 << 20  # address space; pages come when they are touched
+PARTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 _arenas: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
 
 
@@ -44,16 +47,17 @@ def check(
     calls: Iterable[Call],
     batch: int = 200,
     nodes: Sequence[Sequence[int]] | None = None,
-    perform: Callable[[Rank, Sequence[Call]], list[Result]] | None = None,
+    in_group: Callable[..., Any] | None = None,
 ) -> int:
     """Run calls on every rank of a pool, compare all outputs; the number of calls.
 
-    The oracle works while the ranks do.
+    The oracle works while the ranks do. `in_group` runs a program in another group than the rank's.
     """
+    programs = (in_group, perform_all) if in_group else (perform_all,)
     todo = list(calls)
     for first in range(0, len(todo), batch):
         part = todo[first : first + batch]
-        pool.start(perform or perform_all, part)
+        pool.start(*programs, part)
         wants = [expected(call, pool.world_size, nodes) for call in part]
         problems = compare(part, wants, pool.finish())
         assert not problems, f"{len(problems)} wrong results:\n" + "\n".join(problems[:12])
@@ -143,6 +147,10 @@ class Memory:
         rows = before.reshape(len(self._cells), self._size + self._gaps.shape[1])
         self._cells[part] = rows[part, : self._size]
 
+    def spoil(self) -> None:
+        """Put other bytes everywhere."""
+        self._bytes[:] = _POISON ^ 0xFF
+
     def untouched_around(self) -> bool:
         """Return whether all bytes around the elements still hold the poison."""
         return all((part == _POISON).all() for part in (self._before, self._gaps, self._after))
@@ -204,6 +212,8 @@ class Started:
             problem = "wrote outside its output"
         if not call.gets(self._rank):
             words = words[:0]
+        for memory in (self._input, self._output):  # it is the program's again, on every rank
+            memory.spoil()
         return words, problem and f"{call} on rank {self._rank} {problem}"
 
 
@@ -244,11 +254,16 @@ def forms_of(core: str) -> list[verbs.Verb]:
 
 
 def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> Any:
-    """Hand a call to the library; sizes take turns with the forms of the verb."""
+    """Hand a call to the library, or to torch where the group is torch's.
+
+    Sizes take turns with the forms of the verb.
+    """
     import fastcoll
 
     if call.verb in MOVES and call.algorithm != "auto":
         return move_by(comm, call, ins, outs)
+    if isinstance(comm, TorchGroup):
+        return make_by_torch(comm, call, ins, outs, async_op)
     forms = forms_of(call.verb)
     verb = forms[call.numel % len(forms)]
     arrays = {verb.output: outs, verb.input: ins}
@@ -275,3 +290,31 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
     by_place = (one.name for one in verb.arguments if not one.by_name_only)
     places = [*itertools.takewhile(given.__contains__, by_place)]
     return getattr(fastcoll, verb.name)(*[given.pop(name) for name in places], **given)
+
+
+def make_by_torch(comm: TorchGroup, call: Call, ins: Any, outs: Any, async_op: bool) -> Any:
+    """Hand a call to torch; calls of an odd size take lists of parts, where there are two forms."""
+    root, op, has_parts = call.root, getattr(dist.ReduceOp, call.op), call.verb in PARTED
+    parts_in, parts_out = (split(one, comm.world_size) if has_parts else [] for one in (ins, outs))
+    at_root = comm.rank == root
+    forms: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+        "all_reduce": [(dist.all_reduce, (ins, op))],
+        "reduce": [(dist.reduce, (ins, root, op))],
+        "broadcast": [(dist.broadcast, (ins, root))],
+        "reduce_scatter": [
+            (dist.reduce_scatter_tensor, (outs, ins, op)),
+            (dist.reduce_scatter, (outs, parts_in, op)),
+        ],
+        "all_gather": [
+            (dist.all_gather_into_tensor, (outs, ins)),
+            (dist.all_gather, (parts_out, ins)),
+        ],
+        "all_to_all": [
+            (dist.all_to_all_single, (outs, ins)),
+            (dist.all_to_all, (parts_out, parts_in)),
+        ],
+        "gather": [(dist.gather, (ins, parts_out if at_root else None, root))],
+        "scatter": [(dist.scatter, (outs, parts_in if at_root else None, root))],
+    }
+    function, arguments = forms[call.verb][-(call.numel % 2)]
+    return function(*arguments, async_op=async_op)

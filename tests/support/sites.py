@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.support.backends import IS_COMPILED, on_backend
+from tests.support.backends import IS_COMPILED, on_torch
 from tests.support.calls import Call
 from tests.support.draw import EVERYTHING, KINDS_OF_DTYPE, Limits, calls_of, small_sizes
 from tests.support.harness import Pool, Rank
-from tests.support.perform import Result, Started, check, make, perform_all, split
+from tests.support.perform import check, make
 
 SLOW = pytest.mark.slow
+
+
+def in_its_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program in the rank's own group."""
+    return program(rank, *args)
 
 
 def in_new_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
@@ -30,13 +35,13 @@ def in_new_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Ranks of one kind of group, and how calls are made there.
+    """Ranks of one kind of group, and how programs run there.
 
     Attributes:
         world: The number of ranks.
         nodes: The node of each rank, a letter each; "" if all share one.
         pools: The fixture that has the ranks.
-        perform: The function that a rank runs to make calls.
+        in_group: Runs a program on a rank, whose `comm` is then a group of this kind.
         limits: Which calls can be made.
         in_new_group: The function that runs a program in a group that it may break.
         small, large: Sizes in elements; small ones meet every dtype, operation and algorithm.
@@ -46,7 +51,7 @@ class Site:
     world: int
     nodes: str = ""
     pools: str = "pools"
-    perform: Callable[[Rank, Sequence[Call]], list[Result]] = perform_all
+    in_group: Callable[..., Any] = in_its_group
     limits: Limits = EVERYTHING
     in_new_group: Callable[..., Any] = in_new_group
     small: tuple[int, ...] = ()
@@ -70,7 +75,13 @@ class Site:
     def check(self, calls: Iterable[Call], batch: int = 200) -> int:
         """Make calls on every rank and compare with the oracle; return how many."""
         assert self.pool is not None
-        return check(self.pool, calls, batch, ranks_by_node(self.nodes), self.perform)
+        return check(self.pool, calls, batch, ranks_by_node(self.nodes), self.in_group)
+
+    def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a program on every rank, in this kind of group; return what each returned."""
+        assert self.pool is not None
+        found: list[Any] = self.pool.run(self.in_group, program, *args)
+        return found
 
 
 def ranks_by_node(nodes: str) -> list[list[int]] | None:
@@ -79,62 +90,24 @@ def ranks_by_node(nodes: str) -> list[list[int]] | None:
     return [[rank for rank, name in enumerate(nodes) if name == node] for node in names] or None
 
 
-# ---- torch.distributed ---------------------------------------------------------------------------
-
-
-def by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
-    """Make calls by torch.distributed's functions, in a process group of fastcoll's."""
-    return on_backend(rank, "fastcoll", _all_by_torch, calls)
-
-
-def _all_by_torch(rank: Rank, calls: Sequence[Call]) -> list[Result]:
-    return [Started(rank, call, start=call_torch).result() for call in calls]
+# ---- torch.distributed, and a GPU made of the CPU ------------------------------------------------
 
 
 def in_new_group_of_torch(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    """Run as `in_new_group` does, with torch's group, calls and barrier."""
-    return on_backend(rank, "fastcoll", _in_world, program, *args)
+    """Run as `in_new_group` does, with torch's group and barrier."""
+    return on_torch(rank, _in_world, program, *args)
 
 
 def _in_world(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    return program(rank, call_torch, dist.barrier, *args)
+    return program(rank.comm, make, dist.barrier, *args)
 
 
-def call_torch(rank: Rank, call: Call, ins: Any, outs: Any, async_op: bool) -> Any:
-    """Make a call by torch's function; calls of an odd size take lists, where there are two."""
-    op, listed = getattr(dist.ReduceOp, call.op), call.numel % 2
-    parts_in, parts_out = split(ins, rank.world_size), split(outs, rank.world_size)
-    at_root, more = rank.rank == call.root, {"async_op": async_op}
-    if call.verb == "all_reduce":
-        return dist.all_reduce(ins, op, **more)
-    if call.verb == "reduce":
-        return dist.reduce(ins, call.root, op, **more)
-    if call.verb == "broadcast":
-        return dist.broadcast(ins, call.root, **more)
-    if call.verb == "gather":
-        return dist.gather(ins, parts_out if at_root else None, call.root, **more)
-    if call.verb == "scatter":
-        return dist.scatter(outs, parts_in if at_root else None, call.root, **more)
-    functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any, Any]] = {
-        "reduce_scatter": (dist.reduce_scatter_tensor, dist.reduce_scatter, outs, parts_in),
-        "all_gather": (dist.all_gather_into_tensor, dist.all_gather, parts_out, ins),
-        "all_to_all": (dist.all_to_all_single, dist.all_to_all, parts_out, parts_in),
-    }
-    whole, in_lists, outputs, inputs = functions[call.verb]
-    if call.verb == "reduce_scatter":
-        more["op"] = op
-    return in_lists(outputs, inputs, **more) if listed else whole(outs, ins, **more)
-
-
-# ---- a GPU made of the CPU -----------------------------------------------------------------------
-
-
-def on_fake_gpu(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+def on_fake_gpu(rank: Rank, program: Callable[..., Any], calls: Sequence[Any]) -> Any:
     """Make calls on a GPU whose kernels are the CPU's; each must be launched."""
     from tests.support.fake_gpu import fake_gpu
 
     with fake_gpu(rank.comm) as core:
-        results = perform_all(rank, calls)
+        results = program(rank, calls)
         assert len(core.log) == len(calls)
     return results
 
@@ -160,7 +133,7 @@ TORCH_LIMITS = Limits(
 TORCH = Site(
     3,
     pools="bare_pools",
-    perform=by_torch,
+    in_group=on_torch,
     limits=TORCH_LIMITS,
     in_new_group=in_new_group_of_torch,
 )
@@ -181,3 +154,25 @@ SITES = [
     ),
     pytest.param(FAKE_GPU, id="fake-gpu"),
 ]
+
+
+def at(sites: Sequence[Any]) -> pytest.MarkDecorator:
+    """Run a test that takes `site` at some of SITES only."""
+    return pytest.mark.parametrize("kind_of_group", sites, indirect=True)
+
+
+WITHOUT_GPU = [param for param in SITES if param.values[0].in_group is not on_fake_gpu]
+# One site of each kind where programs run, for promises that don't depend on the ranks' number.
+EACH_KIND = [
+    param
+    for param in SITES
+    if param.id in ("one-node-2", "nodes-aabb", "torch-python", "torch-compiled")
+]
+
+
+without_gpu, each_kind = at(WITHOUT_GPU), at(EACH_KIND)
+
+
+def in_torch(site: Site) -> bool:
+    """Whether a site's calls are those of torch.distributed."""
+    return site.in_group is on_torch

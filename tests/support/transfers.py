@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that send and receive through torch.distributed, each right on any backend.
+"""Transfers of torch.distributed that fail, and those that only torch's groups have.
 
-Those of `LIKE_GLOO` return what Gloo gives too; the others return what is checked here.
+Transfers that succeed stand in contract/test_p2p.py, for every kind of group.
 """
 
 import gc
@@ -16,26 +16,6 @@ import torch.distributed as dist
 from tests.support.harness import LATE_S, Attempt, Rank, attempt
 
 LARGE = 1 << 20  # more than a sender can put down without its receiver
-
-
-def tags(rank: Rank) -> list[Any]:
-    """Send messages of several tags to the next rank in one order, receive them in another."""
-    me, world = rank.rank, rank.world_size
-    after, before = (me + 1) % world, (me - 1) % world
-    sends = [
-        dist.isend(torch.full((3,), 100 * me + 10 * tag + turn), after, tag=tag)
-        for turn in range(2)
-        for tag in (3, 1, 2)
-    ]
-    results = []
-    for tag in (1, 2, 3):
-        for _ in range(2):
-            tensor = torch.empty(3, dtype=torch.int64)
-            results.append((dist.recv(tensor, before, tag=tag), tensor))
-    for work in sends:
-        assert work is not None
-        work.wait()
-    return results
 
 
 def any_source(rank: Rank) -> list[Any]:
@@ -60,127 +40,6 @@ def any_source(rank: Rank) -> list[Any]:
             work.wait()
     dist.barrier()
     return results
-
-
-def among_collectives(rank: Rank) -> list[Any]:
-    """Keep transfers in flight while collectives run and wait, in both directions."""
-    me, world = rank.rank, rank.world_size
-    after, before = (me + 1) % world, (me - 1) % world
-    results = []
-    for turn in range(5):
-        taken, total = torch.zeros(LARGE), torch.full((100,), float(me + turn))
-        receive = dist.irecv(taken, before, tag=turn)
-        reduce = dist.all_reduce(total, async_op=True)
-        send = dist.isend(torch.full((LARGE,), float(me)), after, tag=turn)
-        dist.barrier()
-        mine = torch.tensor([me])
-        dist.all_reduce(mine)
-        for work in (reduce, send, receive):
-            assert work is not None
-            work.wait()
-        results += [taken.sum(), total, mine]
-    return results
-
-
-def unattended(rank: Rank) -> list[Any]:
-    """Receive in a busy rank, and more bytes than a sender can put into its channel."""
-    sent, started = (f"{dist.get_backend()} {what}" for what in ("sent", "started"))
-    tensor = torch.zeros(LARGE)
-    if rank.rank == 0:
-        rank.wait_for(started)
-        dist.send(tensor + 3, 1)
-        rank.tell(sent)
-    elif rank.rank == 1:
-        work = dist.irecv(tensor, 0)
-        rank.tell(started)
-        rank.wait_for(sent)
-        assert work is not None
-        work.wait()
-    return [tensor]
-
-
-LIKE_GLOO = (tags, any_source, among_collectives, unattended)
-
-
-def kinds(rank: Rank) -> list[Any]:
-    """Send every size, type and layout both ways at once: one by one, then all in a batch."""
-    me, world = rank.rank, rank.world_size
-    after, before = (me + 1) % world, (me - 1) % world
-
-    def given(by: int) -> list[torch.Tensor]:
-        return [
-            torch.arange(LARGE) + by,
-            (torch.arange(10) + by).reshape(5, 2)[:, 0],
-            (torch.arange(12) + by).reshape(3, 4).t(),
-            torch.zeros(0),
-            torch.tensor(by == 0),
-            torch.arange(4).to(torch.bfloat16) + by,
-            torch.arange(4).to(torch.complex64) + by,
-            torch.arange(4).to(torch.float8_e5m2),
-        ]
-
-    for in_batch in (False, True):
-        sent, taken = given(me), [torch.zeros_like(tensor) for tensor in given(0)]
-        if in_batch:
-            ops = [dist.P2POp(dist.irecv, tensor, before) for tensor in taken]
-            ops += [dist.P2POp(dist.isend, tensor, after) for tensor in sent]
-            works = dist.batch_isend_irecv(ops)
-        else:
-            works = [dist.isend(tensor, after) for tensor in sent]  # type: ignore[misc]
-            works += [dist.irecv(tensor, before) for tensor in taken]  # type: ignore[misc]
-        for work in works:
-            work.wait()
-        for tensor, right in zip(taken, given(before), strict=True):
-            assert tensor.tolist() == right.tolist()
-    return []
-
-
-def handles(rank: Rank) -> list[Any]:
-    """Check the Work of a transfer before the transfer is over, and after."""
-    peer, tensor = 1 - rank.rank, torch.full((LARGE,), float(rank.rank))
-    if rank.rank == 1:
-        rank.wait_for("looked")
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-        return []
-    work = dist.irecv(tensor)
-    assert work is not None
-    late = attempt(work.wait, timedelta(seconds=0.2))
-    assert late.kind == "CollectiveTimeout", late
-    assert late.text == "the transfer is not complete after 0.2 s; it goes on"
-    assert not work.is_completed()
-    assert not work.is_success()
-    assert work.exception() is None
-    future = work.get_future()
-    rank.tell("looked")
-    [output] = future.then(lambda done: done.value()).wait()
-    assert output.data_ptr() == tensor.data_ptr()
-    assert (tensor == 1).all()
-    assert work.wait(timedelta(seconds=20))
-    assert work.is_completed()
-    assert work.is_success()
-    assert work.exception() is None
-    assert work.source_rank() == 1
-    assert work.result()[0].data_ptr() == tensor.data_ptr()
-    dist.send(tensor, peer)
-    return []
-
-
-def dropped(rank: Rank) -> list[Any]:
-    """Check that messages arrive whose sender dropped the handle and the memory."""
-    if rank.rank == 0:
-        for turn in range(4):
-            dist.isend(torch.full((LARGE,), float(turn)), 1, tag=turn)
-        others = [torch.full((LARGE,), -1.0) for _ in range(8)]  # would get that memory
-        rank.tell("sent")
-        dist.barrier()
-        return others[:0]
-    rank.wait_for("sent")
-    taken = [torch.empty(LARGE) for _ in range(4)]
-    for turn in (3, 1, 0, 2):
-        dist.recv(taken[turn], 0, tag=turn)
-    dist.barrier()
-    return [tensor.unique().tolist() for tensor in taken]
 
 
 def wrong_by_itself(rank: Rank) -> list[Attempt]:

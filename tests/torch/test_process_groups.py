@@ -11,16 +11,10 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll import _C, api
 from fastcoll.api import groups
 from tests.support.backends import on_backend, same
+from tests.support.fallbacks import refusing
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
-
-VERBS = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "gather", "scatter")
-
-
-class Passed(Exception):
-    """C++ passed a call on to Python."""
 
 
 def make_calls(group: dist.ProcessGroup, me: int) -> dict[str, list[float]]:
@@ -54,18 +48,9 @@ def with_roots(rank: Rank) -> list[Any]:
     if me == 1:
         return []
 
-    def refuse(*_args: Any, **_options: Any) -> None:
-        raise Passed
-
-    usual = {verb: api.VERBS[verb] for verb in VERBS}
     found: list[Any] = [make_calls(group, me)]
-    try:
-        for verb in VERBS:
-            _C.set_fallback(verb, refuse)
+    with refusing():
         found.append(make_calls(group, me))
-    finally:
-        for verb, function in usual.items():
-            _C.set_fallback(verb, function)
     found.append(attempt(fastcoll.broadcast, torch.ones(5), 1, group).kind)
     first = groups.communicator_of(group)
     assert first is not None

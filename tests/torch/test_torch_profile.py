@@ -9,11 +9,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import COMPILE_S, on_backend
+from fastcoll.integrations.torch_names import TORCH_CALLS
+from tests.support.backends import TorchGroup, on_backend
 from tests.support.harness import Pool, Rank
+from tests.support.verb_calls import VERB_CALLS, verbs_of
 
 Pools = Callable[[int], Pool]
 _PAUSE_S = 0.3
+EVENTS = {call.verb: f"fastcoll:{call.event}" for call in TORCH_CALLS}
+TRANSFERS = "isend, irecv"
+CALLS = [
+    *((name, True) for name, call in VERB_CALLS.items() if call.in_torch and call.is_async),
+    *((name, False) for name, call in VERB_CALLS.items() if call.in_torch and call.is_async),
+    (TRANSFERS, False),
+]
 
 
 def profile(calls: Callable[[], Any]) -> list[tuple[str, bool, float]]:
@@ -25,40 +34,20 @@ def profile(calls: Callable[[], Any]) -> list[tuple[str, bool, float]]:
     return [(event.name, event.is_async, event.time_range.elapsed_us() / 1e6) for event in events]
 
 
-def every_verb(rank: Rank) -> list[set[str]]:
-    me, world, peer = rank.rank, rank.world_size, 1 - rank.rank
-    one, parts = torch.ones(6), list(torch.ones(world, 6))
-    whole = torch.ones(world * 6)
+def every_verb(rank: Rank) -> dict[tuple[str, bool], set[tuple[str, bool]]]:
+    """Of each call, waiting and not: its events' names, and whether they are asynchronous."""
+    group, seen = TorchGroup(rank.rank, rank.world_size), {}
+    for name, is_async in CALLS:
+        call = VERB_CALLS[name]
+        tensors = call.tensors(rank.world_size)
 
-    def calls(is_async: bool) -> None:
-        works = [
-            dist.all_reduce(one, async_op=is_async),
-            dist.broadcast(one, 0, async_op=is_async),
-            dist.reduce(one, 0, async_op=is_async),
-            dist.all_gather(parts, one, async_op=is_async),
-            dist.all_gather_into_tensor(whole, one, async_op=is_async),
-            dist.reduce_scatter(one, parts, async_op=is_async),
-            dist.reduce_scatter_tensor(one, whole, async_op=is_async),
-            dist.gather(one, parts if me == 0 else None, async_op=is_async),
-            dist.scatter(one, parts if me == 0 else None, async_op=is_async),
-            dist.all_to_all_single(whole, torch.ones(world * 6), async_op=is_async),
-            dist.barrier(async_op=is_async),
-        ]
-        for work in works:
-            assert (work is not None) == is_async
+        def run() -> None:
+            work = call.make(group, *tensors, **({"async_op": True} if is_async else {}))  # noqa: B023
             if work is not None:
                 work.wait()
 
-    def transfers() -> None:
-        for work in [dist.isend(one, peer), dist.irecv(torch.empty(6), peer)]:
-            assert work is not None
-            work.wait()
-
-    seen = [profile(lambda: calls(False)), profile(lambda: calls(True)), profile(transfers)]
-    for events, is_async in zip(seen, (False, True, True), strict=True):
-        assert {event[1] for event in events} == {is_async}, events
-        assert len({event[0] for event in events}) == len(events)
-    return [{name for name, _, _ in events} for events in seen]
+        seen[name, is_async] = {(event, of_work) for event, of_work, _ in profile(run)}
+    return seen
 
 
 def late(rank: Rank) -> tuple[Any, ...]:
@@ -84,22 +73,13 @@ def late(rank: Rank) -> tuple[Any, ...]:
 
 
 def check(pool: Pool) -> None:
-    by_verb = {
-        *("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter"),
-        *("_reduce_scatter_base", "gather", "scatter", "all_to_all", "barrier"),
-    }
-    calls = {f"fastcoll:{name}" for name in by_verb}
-    seen = pool.run(on_backend, "fastcoll", every_verb)
-    assert seen == [[calls, calls, {"fastcoll:send", "fastcoll:recv"}]] * 2
+    for seen in pool.run(on_backend, "fastcoll", every_verb):
+        for (name, is_async), events in seen.items():
+            is_async |= name == TRANSFERS
+            assert events == {(EVENTS[verb], is_async) for verb in verbs_of(name)}, name
     found = pool.run(on_backend, "fastcoll", late)
     assert found == [("fastcoll:all_reduce", True, "fastcoll:all_reduce")] * 2
 
 
-def test_a_call_is_an_event(bare_pools: Pools) -> None:
-    check(bare_pools(2))
-
-
-@pytest.mark.native
-@pytest.mark.timeout(2 * COMPILE_S)
-def test_a_call_is_an_event_of_what_is_compiled(compiled_pools: Pools) -> None:
-    check(compiled_pools(2))
+def test_a_call_is_an_event(backend_pools: Pools) -> None:
+    check(backend_pools(2))
