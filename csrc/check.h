@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The errors of the C++ side. bindings.cpp turns each kind into the Python class of the same name.
+// The errors of the C++ side. A failure has a kind, a text and the ranks at fault;
+// python/errors.cpp makes the Python error of that kind. A refusal by the kernel names the limit
+// behind it, so that users can raise it.
 #pragma once
 
 #include <sys/resource.h>

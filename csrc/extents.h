@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that must not overlap.
+// Decides whether pieces of memory overlap that must not: a written piece may overlap no other one.
 #pragma once
 
 #include <algorithm>

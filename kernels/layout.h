@@ -44,7 +44,7 @@ struct alignas(kLineBytes) ArriveLine {
     std::byte payload[kPayloadBytes];  // inline calls: the first bytes of the message
     struct {
       uint64_t input;   // staged calls: where the owner's input lies (see Location)
-      uint64_t output;  // and where it wants its output
+      uint64_t output;  // and where its output shall lie
     } location;
   };
 };

@@ -44,7 +44,7 @@ FASTCOLL_DEVICE uint32_t num_blocks() { return gridDim.x; }
 
 // Every thread of the block is here, and sees the writes of the others.
 FASTCOLL_DEVICE void sync_block() { __syncthreads(); }
-// The same; whether any thread said true.
+// The same; whether any thread passed true.
 FASTCOLL_DEVICE bool sync_any(bool value) { return __syncthreads_or(value) != 0; }
 
 // Memory that the threads of a block share; one object for each type.

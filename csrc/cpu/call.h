@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call as the algorithms see it, and how its elements are cut into segments and chunks.
+// One call as the algorithms see it: the places of its elements, and its cut into segments and
+// chunks. The cut follows from the plan alone, so it is the same on every rank.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of plain bytes.
+// Copies of plain bytes, through the caches or past them. The size from which stores past the
+// caches win is measured here, since memcpy derives its own from made-up cache sizes.
 #pragma once
 
 #include <algorithm>

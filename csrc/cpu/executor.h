@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// schedule: carry out any schedule that the model has proven (python/fastcoll_model), step by step.
-// Its scratch is the group's: segment k of every block of the message lies in slot k. Up to kAhead
-// segments are on their way at once, so that a rank that waits in one gets on with the next. A sum
+// schedule: carries out any schedule that the model has proven (python/fastcoll_model), step by
+// step. Its scratch is the group's: segment k of every block of the message lies in slot k. Up to
+// kAhead segments are in flight at once, so that a rank that waits in one advances the next. A sum
 // in scratch has the tensor's type: half types are rounded at every addition.
 #pragma once
 

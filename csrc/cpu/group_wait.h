@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow side of waiting: yield, sleep, and every millisecond look for the reason (patrol).
+// The slow side of waiting: yield, sleep, and every millisecond look for the reason (patrol). A
+// wait ends by its word, by the group's verdict, by the program or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -43,7 +44,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
   host_->blocking();
   const int64_t start_us = now_us();
   if (start_us >= next_spread_us_) {
-    if (next_spread_us_ != 0) spread();  // by now the peers have said where they run
+    if (next_spread_us_ != 0) spread();  // by now the arrival lines hold the peers' CPUs
     next_spread_us_ = start_us + kSpreadUs;
   }
   int64_t next_patrol_us = start_us + kPatrolUs;

@@ -149,7 +149,7 @@ class PointToPoint {
   static constexpr int64_t kPatienceUs = 3;
   static constexpr size_t kPatienceBytes = size_t{256} << 10;  // another microsecond for each
   static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
-  static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others get on in between
+  static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others progress in between
 
   // Another thread may hold it through long copies; the program's others are to run meanwhile.
   std::unique_lock<std::mutex> lock(Host& host) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sends and receives make progress: offers and their places, matching, chunks, copies.
+// How sends and receives make progress: offers and their places, matching, chunks, copies. The
+// bytes of a message stay in place until the receiver has published that it took them.
 #pragma once
 
 #include "cpu/p2p.h"
@@ -50,7 +51,7 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
     return true;
   }
   if (transfer.state == Transfer::State::offered) {
-    // `received` says which chunks are free; this only whose turn it is.
+    // The free chunks follow from `received`; this word only gives the turn.
     if (!is_granted) return false;
     transfer.is_copied = false;
     transfer.state = Transfer::State::moving;

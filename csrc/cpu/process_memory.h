@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The private memory of other processes, and of this one as others see it.
+// The private memory of other processes, which is only read, never written. Decides how it is read,
+// and which memory of this process the others can read.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arithmetic of the reductions on the CPU: one result per element, in rank order, rounded once,
 // with the same bits at every SIMD level. This file knows arrays only: no ranks, no shared memory,
-// no algorithm. The arithmetic's rules are written in cpu/reduce_kernels.inc.
+// no algorithm. The arithmetic's rules are written in cpu/reduce_ops.inc.
 #pragma once
 
 #include <cstddef>

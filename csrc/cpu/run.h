@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carry out a plan: the one door from a checked request to the algorithms.
+// Carries out a plan: the one door from a checked request to the algorithms. Decides which
+// algorithm runs, and how many segments the call takes: the same on every rank.
 #pragma once
 
 #include "cpu/chain.h"

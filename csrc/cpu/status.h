@@ -41,7 +41,7 @@ std::string read_site(const SiteText& site) {
   return printable({text.data(), strnlen(text.data(), text.size())});
 }
 
-// A site too long loses its beginning: the file's name says more than its folder's.
+// A site too long loses its beginning: the file's name is worth more than its folder's.
 template <class P>
 void write_site(SiteText& site, std::string text) {
   if (text.size() > sizeof(SiteText))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that another process wrote, made safe for a terminal or a log.
+// Text that another process wrote, made safe for a terminal or a log. Decides which characters are
+// shown as they are. The result is one line of printable UTF-8.
 #pragma once
 
 #include <cstdint>

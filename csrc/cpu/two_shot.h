@@ -5,12 +5,11 @@
 // bytes move for private tensors. A symmetric tensor is read and written where it lies, without any
 // copy.
 //
-// A call below 16 MiB costs the sum of the trips of cache lines that change owner, not of its
-// bytes. So a result goes to lines that its reader just had (result_place): no line is fetched to
-// be written. It takes half of the slots, which are then written again sooner. Why four slots are
-// quicker than eight, whatever their size, is not understood (measured: two builds by turns). On a
-// Xeon these and the store to two places (reduce_kernels.inc) took a quarter off 512 KiB on two
-// ranks.
+// The cost of a call below 16 MiB is the trips of cache lines that change owner, not its bytes. So
+// a result goes to lines that its reader just had (result_place): no line is fetched to be written.
+// It takes half of the slots, which are then written again sooner. Why four slots of any size are
+// quicker than eight is not understood (measured: two builds by turns). On a Xeon these and the
+// store to two places (reduce_kernels.inc) took a quarter off 512 KiB on two ranks.
 //
 // Tried without gain: reading a peer's fresh lines by four streams a quarter apart is faster
 // alone, but not inside two_shot.

@@ -35,7 +35,7 @@ class Host {
   virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
 
-// Kept for the life of a group, so that the kernel tells when a peer is gone. -1: not there.
+// Kept for the life of a group, so that the kernel reports a peer's end. -1: not there.
 struct PeerLink {
   int socket = -1;
   int pidfd = -1;

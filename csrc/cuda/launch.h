@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one place from which kernels are launched. A kernel's grid and tile follow from the plan
-// alone, so they are the same on all ranks.
+// The one place from which kernels are launched. A kernel's grid and tile follow from the plan,
+// unless all ranks ask for others: so they are the same on all ranks.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -19,7 +19,7 @@ ProcessGroup::Turn::Turn(ProcessGroup& group, Host& host, bool finishes) : group
   guard_ = std::unique_lock(group.mutex_, std::try_to_lock);
   if (!guard_.owns_lock()) [[unlikely]] {
     group.refuse_handler();
-    host.blocking();  // the holder may need the GIL to get on
+    host.blocking();  // the holder may need the GIL to progress
     guard_.lock();
   }
   while (group.is_half_done_ && !finishes) [[unlikely]] {

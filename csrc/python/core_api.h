@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of C functions for code that is compiled later; see fastcoll/integrations/core_api.h.
+// The table of C functions for code that is compiled later (fastcoll/integrations/core_api.h). It
+// reaches that code as a capsule of the module, so no symbol is exported.
 #pragma once
 
 #include <Python.h>

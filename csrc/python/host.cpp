@@ -8,7 +8,7 @@ namespace fastcoll {
 namespace {
 
 // Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
-// Python does not say which thread is the main one without running the handlers of pending signals.
+// Python is not asked which thread is the main one: it would run the handlers of pending signals.
 bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
   if (gettid() != getpid()) return false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python interpreter as a waiting rank sees it: the GIL, Ctrl-C.
+// The Python interpreter as a waiting rank sees it: the GIL, Ctrl-C. A wait gives the GIL up once
+// it gets long, and only the main thread looks for signals.
 #pragma once
 
 #include <Python.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fast calls of the verbs with a part for each rank.
+// Fast calls of the verbs with a part for each rank. Decides which tensors and split sizes suit the
+// fast path; other calls go to Python.
 #include "python/arguments.h"
 #include "python/prepare.h"
 #include "python/read_parts.h"

@@ -45,7 +45,7 @@ class Reader {
     add_extent(tensor, &side == &parts_.outputs);
     return true;
   }
-  // One tensor, cut by rows into as many as the sizes say, or equally if there are none.
+  // One tensor, cut by rows into parts of these sizes, or equally if there are none.
   bool cut(const TensorView& tensor, std::span<const int64_t> sizes,
            std::array<Part, kMaxWorld>& side) {
     const size_t world = size_t(call_.world_size);

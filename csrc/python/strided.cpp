@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fast calls on tensors of which one at least is not contiguous.
+// Fast calls on tensors of which one at least is not contiguous. Decides whether their elements may
+// share memory; a call in doubt goes to Python.
 #include <cstdlib>
 
 #include "python/arguments.h"

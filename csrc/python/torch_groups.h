@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch's process groups, as far as communicators are known to stand for them. Guarded by the GIL.
+// The communicators that stand for torch's process groups. The table keeps none of them alive.
+// Guarded by the GIL.
 #pragma once
 
 #include <Python.h>

@@ -98,7 +98,7 @@ class Reducer {
     for (int i = 0; i < kNumel; ++i) acc_[i] = Format::widen(get_element<Storage>(words, i));
   }
 
-  // op: as plain_op says.
+  // op: a result of plain_op.
   FASTCOLL_DEVICE void accumulate(Op op, const uint32_t* words) {
     switch (op) {
       case Op::sum:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs from and to memory of any alignment, and the last, partial pack of a message.
+// Packs from and to memory of any alignment, and the last, partial pack of a message. No byte
+// behind the message is read or written.
 #pragma once
 
 #include "prim.cuh"
