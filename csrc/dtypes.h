@@ -128,7 +128,8 @@ constexpr bool verb_has_root(Verb verb) {
          verb == Verb::reduce;
 }
 
-// Every rank gives a part to each rank, or the root does; and the same of what it gets.
+// Every rank gives a part to each rank, or the root alone does. verb_gets_parts is the same for the
+// results.
 constexpr bool verb_gives_parts(Verb verb) {
   return verb == Verb::reduce_scatter || verb == Verb::all_to_all || verb == Verb::scatter;
 }

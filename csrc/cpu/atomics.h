@@ -64,7 +64,8 @@ struct StdAtomics {
   }
 
   // Spins before yielding: some 20 to 50 us, less than a sleep and a wake would cost. With fewer
-  // CPUs than ranks, the awaited peer may need this very CPU, whatever CPU its arrival line names.
+  // CPUs than ranks, the awaited peer may need this very CPU, even if its arrival line names
+  // another one.
   static constexpr int kSpins = 2000;
   static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep

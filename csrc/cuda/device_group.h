@@ -44,8 +44,8 @@ class DeviceGroup {
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  // Start a plan on a stream, behind this group's earlier calls whatever their streams. In a stream
-  // that is being captured it becomes part of the graph. Allocates nothing.
+  // Start a plan on a stream, behind this group's earlier calls on any stream. In a stream that is
+  // being captured it becomes part of the graph. Allocates nothing.
   void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
               const LaunchOptions& options);
   // The same for sends and receives, as one kernel; see launch_transfers. Finds their locations.

@@ -57,7 +57,7 @@ bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll);
 using Regions = std::array<std::byte*, kMaxGpuWorld>;
 
 inline constexpr uint32_t kProbePushed = 1;  // the peer's store reached my memory
-inline constexpr uint32_t kProbePulled = 2;  // my load sees what the peer has in its own
+inline constexpr uint32_t kProbePulled = 2;  // my load sees the peer's own word
 
 // The steps that test the mappings, each taken when all ranks have taken the one before. With `put`
 // a rank writes a word into every region; `get` reports the arrivals by rank, as the bits above.

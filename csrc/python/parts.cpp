@@ -70,7 +70,8 @@ Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& arg
   const bool is_elsewhere = signature.takes_root && call.rank != call.root;
   const auto read = [&](Views& views, Param param, bool has_parts) {
     if (!has_parts) return views.read_one(args[param]);
-    // What others than the root give in place of its one tensor is ignored, as torch does.
+    // Ranks other than the root may pass any object in place of its one tensor; it is ignored, as
+    // in torch.
     if (is_elsewhere) return call.cuts || !given(args[param]);
     return call.cuts ? views.read_one(args[param]) : views.read_list(args[param]);
   };
