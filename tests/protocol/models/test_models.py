@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explores the models of this folder with spin: every interleaving, and every planted bug is found.
 
-Decides how many ranks and calls are explored. What a model says stands in its own source.
+Decides how many ranks and calls are explored. A model's own source explains it.
 """
 
 import re

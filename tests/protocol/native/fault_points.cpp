@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens at the named points of fault_points.h: a rank arms one of them through the C
+// The actions at the named points of fault_points.h: a rank arms one of them through the C
 // functions at the end. The middle of a copy, of a reduction, and of a copy out of another process
-// are points as well: memcpy and process_vm_readv are wrapped by the linker, and reduce.cpp is
-// compiled with its reduce_fn called plain_reduce_fn, so that each is done in halves.
+// are points as well. Each is done in halves: the linker wraps memcpy and process_vm_readv, and
+// reduce.cpp is compiled with its reduce_fn called plain_reduce_fn.
 #include "fault_points.h"
 
 #include <signal.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Named points of the protocol at which a test delays, stops or kills a rank (fault_points.cpp,
 // tests/faults/fault_points.py). The compiler includes this before every source file of an
-// extension that is built for tests alone: the policy by which shared words are written gets
-// another definition, so neither the sources nor what ships have anything of it. The bugs of
+// extension that is built for tests alone. There the policy by which shared words are written gets
+// another definition. So neither the sources nor the shipped extension have any of it. The bugs of
 // planted.h can be planted here, too.
 #pragma once
 

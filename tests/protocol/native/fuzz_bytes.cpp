@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that a rank reads from bytes that somebody else wrote, fed by libFuzzer. Whatever the
-// bytes are, they are taken or refused by a Failure: no other exception, no access outside of what
-// was meant (AddressSanitizer), no wait without an end (libFuzzer's limit).
+// Every reader of bytes that a peer wrote, fed by libFuzzer. Any bytes are taken or refused by a
+// Failure. There is no other exception, no access outside of the buffers (AddressSanitizer), and no
+// wait without an end (libFuzzer's limit).
 //
 //   fuzz_bytes --target=NAME [options of libFuzzer]
 #include <sys/socket.h>

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds damaged bytes to all that the C++ side reads from others (fuzz_bytes.cpp), by libFuzzer.
+"""Feeds damaged bytes to all C++ readers of a peer's bytes (fuzz_bytes.cpp), by libFuzzer.
 
     python tests/protocol/native/fuzz_bytes.py --seconds 600
 
-Decides how it is compiled and run, and which bug is planted in a copy of the sources to see that
-each target can find one. What a target reads, and what it may do, stands in fuzz_bytes.cpp.
+Decides how it is compiled and run. Plants a bug in a copy of the sources, to see that each target
+can find one. The comments of fuzz_bytes.cpp say what a target reads and may do.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def build(folder: Path, root: Path = ROOT) -> Path:
 
 
 def command_of(program: Path, target: str, seconds: float, seed: int) -> list[str]:
-    """The command that runs one target; it fails at the first finding, and leaves no file."""
+    """Return the command that runs one target; it fails at the first finding, leaves no file."""
     return [
         "env",
         "-C",
@@ -95,7 +95,7 @@ def command_of(program: Path, target: str, seconds: float, seed: int) -> list[st
 
 
 def num_runs(said: str) -> int:
-    """How many inputs a target was given, as it says at its end."""
+    """Return the number of inputs of a target, as it says at its end."""
     found = re.search(r"^Done (\d+) runs", said, re.MULTILINE)
     assert found, said[-4000:]
     return int(found[1])

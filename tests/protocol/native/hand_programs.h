@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Schedules by hand, of one rank each. In that of all_reduce, ranks read and write each other's
-// slots, under signals alone. In those with a root, some ranks wait for nobody: what holds them
-// back is their claim of a segment.
+// slots, under signals alone. In those with a root, some ranks wait for no rank: their claim
+// of a segment holds them back.
 #pragma once
 
 #include <vector>
@@ -30,7 +30,7 @@ class ProgramWords {
     place(to_rank, to, to_block);
     place(from_rank, Buffer::scratch, from_block);
   }
-  // Everybody's block in scratch.
+  // Each rank's block in scratch.
   void reduce(Buffer to, uint32_t to_block, uint32_t world, uint32_t block) {
     put({uint32_t(Step::reduce), 1});
     place(rank_, to, to_block);
@@ -51,7 +51,7 @@ class ProgramWords {
   std::vector<uint32_t> words_;
 };
 
-// Rank r pulls and adds everybody's chunk r, then pushes the sum into everybody's scratch.
+// Rank r pulls and adds chunk r of all ranks, then pushes the sum into the scratch of all.
 inline fastcoll::Program pushing_program(int world_size, int rank) {
   using enum fastcoll::BufferKind;
   const auto n = uint32_t(world_size), me = uint32_t(rank);
@@ -70,7 +70,7 @@ inline fastcoll::Program pushing_program(int world_size, int rank) {
   return {world_size, rank, {n, n, n}, words.words()};
 }
 
-// Who gives copies its input to scratch and signals; who gets waits for that and pulls.
+// A rank that gives copies its input to scratch and signals; a rank that gets waits and pulls.
 inline fastcoll::Program rooted_program(fastcoll::Verb verb, int world_size, int rank, int root) {
   using enum fastcoll::BufferKind;
   using fastcoll::Verb;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All ranks of a group in one thread, for errors that have to say exactly what each rank did: only
+// All ranks of a group in one thread, for errors that have to say exactly what each rank did. Only
 // the rank that is tested ever waits, with a short limit. A peer acts while it waits through a hook
 // of its host.
 #pragma once
@@ -95,7 +95,7 @@ class World {
     group(rank).arrive_inlined(nullptr, 0);
   }
   void leave(int rank) { group(rank).end(); }
-  void pass(int rank) {  // it waits for nobody, and is through
+  void pass(int rank) {  // it waits for no rank, and is through
     arrive(rank);
     leave(rank);
   }

@@ -78,8 +78,8 @@ constexpr bool operator&(False flag, const T& value) {
   return !on(flag.id) & bool(value);
 }
 
-// `a < b` becomes `a <= Compare{id, '<'} <= b`, and `a == b` becomes `a == Equal{id} == b`: the
-// same precedence, so that no parentheses are needed.
+// `a < b` becomes `a <= Compare{id, '<'} <= b`, and `a == b` becomes `a == Equal{id} == b`. The
+// precedence is the same, so that no parentheses are needed.
 enum class Op { less, less_or_equal, more, more_or_equal, equal, unequal };
 struct Compare {
   int id;

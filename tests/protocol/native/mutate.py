@@ -9,9 +9,9 @@ then costs a run and no compilation. A check runs for those mutations only that 
 quick checks run for all mutations before another one is compiled; the checks that killed the most
 per second run first. A survivor has passed every check that comes past it.
 
-Decides what is run and what a result means. What a mutation is stands in mutation_points.py, and
-which ones may survive, with the reason, in mutation_survivors.toml. Fails if another one survives,
-or if one that is named there is killed or is no more.
+Decides the runs and the meaning of a result. mutation_points.py defines the mutations, and
+mutation_survivors.toml lists those that may survive, with the reason. Fails if another one
+survives, or if one that is named there is killed or is no more.
 """
 
 import argparse
@@ -117,13 +117,13 @@ def checks_of(cases: list[Case], compiler: Compiler, folder: Path) -> list[Check
 
 
 def is_quick(case: Case) -> bool:
-    """Whether a case is of the first round: of the long stress test one run is enough there."""
+    """Return whether a case is of the first round, in which one stress test is enough."""
     is_stress = case.program == "test_protocol"
     return case.build == "plain" and (not is_stress or case.args[3:] == (LONG_IDLE,))
 
 
 def passing_cases() -> list[Case]:
-    """The cases of test_native.py that are for the protocol, and for this machine.
+    """Return the cases of test_native.py that are for the protocol, and for this machine.
 
     Under AddressSanitizer the stress tests take too long.
     """
@@ -139,7 +139,7 @@ def passing_cases() -> list[Case]:
 
 @dataclass
 class Outcome:
-    """What is known of a mutation: the check that killed it, and those that it survived."""
+    """The result of a mutation: the check that killed it, and those that it survived."""
 
     killed_by: str | None = None
     survived: list[str] = field(default_factory=list)
@@ -175,11 +175,11 @@ class Killer:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What may survive.
+    """The mutations that may survive.
 
     Attributes:
         listed: The section, "equivalent" or "open", of every mutation that is listed.
-        unsettled: Files with survivors that nobody has read yet: all count as open.
+        unsettled: Files with survivors that no developer has read yet: all count as open.
     """
 
     listed: dict[str, str]

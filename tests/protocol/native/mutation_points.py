@@ -45,7 +45,7 @@ class Mutation:
         file: The source's name.
         line: Where it stands; only for people.
         text: The line's code, which names the mutation until the code changes.
-        what: What is changed, as "< to <=".
+        what: The change, as "< to <=".
         nth: Which one of several with the same text and change, from 1.
     """
 

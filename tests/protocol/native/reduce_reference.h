@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the reductions must compute, written from the contract alone and slowly: values decoded by
-// ldexp, rounding by comparing the distances to both neighbours, integers in 128 bits. Shares no
-// code with the kernels but the enums.
+// The expected results of the reductions, written from the contract alone and slowly. Values are
+// decoded by ldexp, rounding compares the distances to both neighbours, integers have 128 bits.
+// Shares no code with the kernels but the enums.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace fastcoll::reference {
 
 __extension__ typedef __int128 Wide;
-using Codes = std::vector<std::uint64_t>;  // one number per code, whatever its type
+using Codes = std::vector<std::uint64_t>;  // one number per code, for all types
 
 // ---- the contract: number formats
 
@@ -53,8 +53,8 @@ inline const FloatFormat* float_format(DType dtype) {
   }
 }
 
-// The number that sign-less `code` stands for, as if the exponent had no top value: the code after
-// the largest finite one is the number that overflow is decided by.
+// The number that sign-less `code` stands for, as if the exponent had no top value. The code after
+// the largest finite one is the number that decides overflow.
 inline double finite_value(const FloatFormat& format, std::uint64_t code) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const auto exponent = static_cast<int>(code >> format.mantissa_bits);

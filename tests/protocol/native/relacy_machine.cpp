@@ -34,8 +34,8 @@ namespace machine {
 namespace {
 
 // A word as relacy knows it. An atomic of relacy has to be made anew in every iteration, before its
-// threads start: else its first value could not be seen once there is another. So the first
-// iterations, in which a load sees what was stored last, learn which words there are.
+// threads start. Else its first value could not be seen once there is another. So the first
+// iterations, in which a load sees the last store, learn which words there are.
 using Atomic = rl::generic_atomic<uint64_t, true>;
 struct Shadow {
   const void* word = nullptr;
@@ -274,7 +274,7 @@ void* __wrap_memset(void* dst, int value, size_t num_bytes) {
   return __real_memset(dst, value, num_bytes);
 }
 
-// What -fsanitize=thread makes of plain accesses.
+// The calls that -fsanitize=thread makes of plain accesses.
 #define FASTCOLL_ACCESSES(bytes)                                                      \
   void __tsan_read##bytes(void* ptr) { machine::touch(ptr, bytes, false); }           \
   void __tsan_write##bytes(void* ptr) { machine::touch(ptr, bytes, true); }           \

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine with weak memory for the real templates: relacy runs the ranks as fibers of one thread,
-// in orders drawn at random, and lets a load see any value that the C++ memory model allows.
+// A machine with weak memory for the real templates. relacy runs the ranks as fibers of one thread,
+// in orders drawn at random. It lets a load see any value that the C++ memory model allows.
 //
 // Shared words go through the functions below (by a policy like StdAtomics). All other accesses are
-// seen because the templates are compiled with -fsanitize=thread, whose calls end here: an access
-// to watched memory that is ordered with a conflicting one by nothing is a finding. The operating
+// seen because the templates are compiled with -fsanitize=thread, whose calls end here. An access
+// to watched memory without an order to a conflicting one is a finding. The operating
 // system (cpu/wait.h, cpu/process_memory.h) is the machine's, too.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Scenario {
   uint64_t num_iterations;
   std::function<void()> before;  // of every iteration; all words are 0
   std::function<void(int)> thread;
-  // Sleeps have no limit, so that who is not woken is a finding, and there is membarrier. Elsewhere
+  // Sleeps have no limit, so that a rank not woken is a finding, and there is membarrier. Elsewhere
   // it would hide what is not ordered without it.
   bool wakes_all = false;
   bool has_barrier = true;  // membarrier does what it says

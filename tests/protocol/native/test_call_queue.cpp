@@ -70,7 +70,7 @@ void calls_are_in_order() {
   }
 }
 
-// Who learns that a call is over may call at once; who waits for the queue knows that all are told.
+// A caller told that its call is over may call at once. After a wait for the queue, all are told.
 void what_is_known_when() {
   const auto queue = std::make_shared<CallQueue>();
   for (int round = 0; round < 300; ++round) {
@@ -166,7 +166,7 @@ void halves() {
     const auto at_once = call(0, true);
     check(queue->push(at_once) && at_once->is_over && queue->idle(), "a call that was done rests");
 
-    // Who waits for it goes on with it.
+    // A wait for the call goes on with it.
     auto one = call(1);
     check(queue->push(one) && one->begun && !queue->idle(), "a call is not begun where it is made");
     check(!queue->finish(at_once.get(), host), "another call was taken than asked for");
@@ -174,7 +174,7 @@ void halves() {
     check(queue->finish(one.get(), host), "it did not get on");
     check(one->is_over && queue->idle(), "a call that is done is not over");
 
-    // Who waited leaves it to a thread; what was queued meanwhile comes behind it.
+    // A wait that ends leaves the call to a thread; calls queued meanwhile come behind it.
     one = call(2);
     auto two = call(3);
     queue->push(one);
@@ -184,7 +184,7 @@ void halves() {
     check(!two->begun, "a call was begun behind another one");
     await(*queue);
 
-    // Nobody waits for it: another call, a question, or a wait for the queue make it go on.
+    // Without a wait for it, another call, a question, or a wait for the queue make it go on.
     one = call(4);
     two = call(5);
     queue->push(one);
@@ -202,7 +202,7 @@ void halves() {
     queue->end_in_python();
     check(one->is_over, "nothing is queued, but a call rests");
 
-    // What takes no wait is done at once by who asks, or makes another call, which then may rest.
+    // A question or another call carries out a call without a wait at once; the other may rest.
     one = call(8);
     two = call(9);
     queue->push(one);

@@ -14,7 +14,7 @@ from tests.support.programs import build, need, run
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240
 
-# What is planted: the text that it replaces, the text in its place, and what says so.
+# Planted bugs: the text that each replaces, the text in its place, and the message that tells.
 PLANTED = {
     "over before idle": (
         r"\n(  queued_\.fetch_sub\(kHere, std::memory_order_release\);\n)(  call->over\(\);\n)",

@@ -28,7 +28,7 @@ constexpr size_t kNumel = 64 << 10;  // of int32: as large as the lesser of a me
 constexpr size_t kMessageBytes = 2 * PairChannel::kChunks * PairChannel::kChunkBytes;
 double timeout_s = 20;  // of a wait; never reached
 
-// What the liar does to a word of its own right before it publishes it.
+// Changes a word of the liar's own right before the liar publishes it.
 using Lie = std::function<void(uint64_t& word, uint64_t& value)>;
 thread_local const Lie* lie = nullptr;
 
@@ -213,7 +213,7 @@ std::string run_rank(const Machine& machine, int rank, const Damage& damage) {
   try {
     if (damage.transfers) transfer(group, pairs);
     else call(group, damage.plan, machine);
-    // Who needed nothing of the liar hears of it when it next waits.
+    // A rank that needed no data of the liar gets the error when it next waits.
     for (int i = 0; i < 2; ++i) call(group, plan_of(Verb::all_gather, Algorithm::direct), machine);
   } catch (const Failure& failure) {
     verdict = failure.what();

@@ -20,7 +20,7 @@
 namespace {
 
 std::set<void*> allocated;
-int num_waits = 0;     // calls that wait for whatever runs
+int num_waits = 0;     // calls that wait for running kernels
 bool runs = false;     // a kernel
 bool refuses = false;  // the runtime, to wait
 std::atomic<bool> is_waiting = false, go_on = true;

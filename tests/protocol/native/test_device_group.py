@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 LIMIT_S = 120
 SOURCE = ROOT / "csrc/cuda/device_group.cpp"
 
-# What is planted: the text that it replaces, the text in its place, and what says so.
+# Planted bugs: the text that each replaces, the text in its place, and the message that tells.
 PLANTED = {
     "freed by the destructor": (
         r"  if \(error == cudaSuccess\) free_memory\(\);\n",

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that must end in an error on every rank, which is a thread here: calls that differ though
-// no rank waited in them, schedules in which a rank waits in vain, and private memory that can't be
-// copied, or whose owner gave up, or ended, before it was.
+// Calls that must end in an error on every rank; a rank is a thread here. Calls differ though no
+// rank waited in them, or a rank waits in vain in a schedule. Or private memory can't be copied,
+// or its owner gave up or ended first.
 //
 //   test_failure VARIANT [limit_s]
 //
-// `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
+// `correct` must pass. The other variants have one planted bug each (planted.h) and must not.
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -196,7 +196,7 @@ void wait_in_vain(double timeout_s) {
   });
 }
 
-// What is refused before anything is shared.
+// Calls that are refused before any word is shared.
 template <class P>
 void refuse() {
   const Machine machine;
@@ -307,7 +307,7 @@ void copy_too_late(
   Machine machine;
   Meeting with;
   with.word = word;
-  // Whoever holds the lines still can read what the program has put there since.
+  // A rank that still holds the lines can read the program's later data there.
   std::vector<uint64_t> message(kNumel, 1);
   run_ranks([&](int rank) {
     auto group = std::make_unique<Group<P>>(machine.options(rank));
@@ -356,7 +356,7 @@ void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
   pairs.wait(*one, host, 0);
 }
 
-// What the receiver expects is not what comes.
+// The sender's message differs from the one that the receiver expects.
 template <class P>
 void mismatch(DType dtype, size_t numel) {
   const Machine machine;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the stand-alone C++ programs of this folder and runs them under sanitizers and qemu.
 
-Decides what is compiled how and which run must pass or be caught. What a program checks stands
-in its own source; it exits 0 and means "all well", anything else with a reason on its output.
+Decides how each program is compiled and which run must pass or be caught. A program's own source
+says what it checks. Exit code 0 means "all well"; any other comes with a reason on its output.
 """
 
 import os
@@ -58,8 +58,8 @@ class Build:
 
 MOVES = ("memcpy", "memmove", "memset")  # which the compiler must not turn into plain accesses
 
-# A report's lines need no more than -g1, and the compiler's time grows with what -g adds.
-# -Werror not under sanitizers: they make the compiler warn of loops that it can't vectorise then.
+# A report's lines need no more than -g1, and the compiler takes longer with -g.
+# Not -Werror under sanitizers: with them the compiler warns of loops that it can't vectorise.
 BUILDS = {
     "plain": Build(("-O3", "-Werror")),
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
@@ -85,7 +85,7 @@ BUILDS = {
     "aarch64": Build(("-O3", "-Werror", "-static"), "aarch64-linux-gnu-g++", ("qemu-aarch64",)),
 }
 
-# What kernels/README.md calls the builds that catch planted bugs.
+# The names in kernels/README.md of the builds that catch planted bugs.
 CHECKERS = {
     "thread": "ThreadSanitizer",
     "plain": "stress",
@@ -133,8 +133,8 @@ WEAK_MEMORY = {
     "single_copy": ("sample", "single_copy"),
 }
 
-# Numbers of the first call: the epoch wraps after 32 more; all progress words have been idle so
-# long that they are ahead if compared in 32 bits (a segment is 128 steps, see Group::progress).
+# Numbers of the first call. At the first the epoch wraps after 32 more. At the second all progress
+# words have been idle for long: in 32 bits they seem ahead (128 steps a segment: Group::progress).
 SHORT_OF_WRAP = "0xffffffe0"
 LONG_IDLE = "0x81800000"
 

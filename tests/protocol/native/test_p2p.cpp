@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives under stress: ranks as threads on ONE shared mapping (as in
-// test_protocol.cpp), random transfers of all pairs at once, in an order of each rank, with pauses
-// at every shared word.
+// Sends and receives under stress: ranks as threads on ONE shared mapping, as in test_protocol.cpp.
+// Random transfers of all pairs run at once, each rank's in an order of its own. Ranks pause at
+// every shared word.
 //
 //   test_p2p VARIANT [num_seeds [timeout_s [first]]]
 //
 // first: messages and chunks of every pair before.
 //
-// `correct` must pass; the other variants have one planted bug each (planted.h) and must not.
+// `correct` must pass. The other variants have one planted bug each (planted.h) and must not.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -43,7 +43,7 @@ struct Perturbed : Base {
     pause();
     return value;
   }
-  // Copies into the channels go past the caches after some calls, whatever machine this is.
+  // Copies into the channels go past the caches after some calls, on every machine.
   static bool is_slow(uint64_t, uint64_t) { return pause_random() % 2 == 0; }
 };
 
@@ -118,7 +118,7 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
   options.world_size = world_size;
   options.name = "threads";
   options.timeout_s = timeout_s;
-  // Crowded: what may be copied is. Else who waits sends chunks, and others are copied from.
+  // Crowded: all allowed copies are made. Else a waiting rank sends chunks; others are copied from.
   const bool is_crowded = seed % 4 == 0;
   if (!is_crowded) options.num_cpus = world_size;
   for (int peer = 0; peer < world_size; ++peer)

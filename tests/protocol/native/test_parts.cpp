@@ -260,7 +260,7 @@ struct Judged {
 
 class Filling {
  public:
-  // Copies one after another; how often somebody asked whether they were slow.
+  // Copies one after another; counts the questions whether they were slow.
   int copy(int count, size_t num_bytes = kBytes) {
     Judged::num_asked = 0;
     for (int i = 0; i < count; ++i) {

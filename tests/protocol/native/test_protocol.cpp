@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The protocol under stress: ranks as threads on ONE shared mapping (ThreadSanitizer shadows
-// virtual addresses: with a mapping per rank it would see no race), random sequences of verbs,
-// algorithms, sizes and placements, and random pauses at every shared word.
+// The protocol under stress: random sequences of verbs, algorithms, sizes and placements, and
+// random pauses at every shared word. Ranks are threads on ONE shared mapping. ThreadSanitizer
+// shadows virtual addresses: with a mapping per rank it would see no race.
 //
 //   test_protocol VARIANT [num_seeds [timeout_s [first_call]]]
 //
@@ -56,7 +56,7 @@ struct Perturbed : Base {
     pause();
     return value;
   }
-  // Copies into staging memory go past the caches after some calls, whatever machine this is.
+  // Copies into staging memory go past the caches after some calls, on every machine.
   static bool is_slow(uint64_t, uint64_t) { return pause_random() % 2 == 0; }
 };
 

@@ -213,8 +213,8 @@ void test_all_cases() {
   }
 }
 
-// Every code widens to its value, and everything that may round wrongly (each code, its midpoints
-// to the next, their neighbours, random bits) narrows as the contract says.
+// Every code widens to its value, and every value that may round wrongly narrows as the contract
+// says. Such values are each code, its midpoints to the next, their neighbours, and random bits.
 void test_conversions(DType dtype) {
   const FloatFormat& format = *float_format(dtype);
   const PartialFns& fns = *partial_fns(dtype, Op::sum);

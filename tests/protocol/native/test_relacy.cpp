@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real templates under weak memory (relacy_machine.h): two or three ranks, many orders of their
-// accesses, and every value that the C++ memory model lets a load see.
+// The real templates under weak memory (relacy_machine.h). Two or three ranks run in many orders of
+// their accesses. A load sees every value that the C++ memory model allows.
 //
 //   test_relacy SCENARIO VARIANT [num_iterations]
 //
-// `correct` must pass; the other variants weaken one order of one word and must not.
+// `correct` must pass. The other variants weaken one order of one word and must not.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -345,7 +345,7 @@ void run_p2p(int rank) {
   }
 }
 
-// ---- single_copy: whether all can read everybody's memory ---------------------------------------
+// ---- single_copy: whether all can read the memory of all ----------------------------------------
 
 [[gnu::noinline]] void find_out(Group<RelacyAtomics>& group) {
   Host host;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call one step at a time: inline messages of every size, when a call may begin, when a slot may
-// be written again, and places in symmetric memory. All ranks are in one thread (lone_world.h).
+// A call one step at a time: inline messages of every size, and places in symmetric memory. A call
+// may begin, and a slot be written again, at the right step only. All ranks are in one
+// thread (lone_world.h).
 //
 //   test_steps
 #include <cstdio>

@@ -207,7 +207,7 @@ void check_farewells() {
   Farewell farewell{};
   std::string text;
   require(!read_farewell(link, &farewell, &text), "nothing was said");
-  // What is no farewell is passed over.
+  // A message that is no farewell is passed over.
   const auto say = [&](uint64_t tag, uint64_t kind, size_t num_bytes = sizeof(Farewell)) {
     const Farewell words{tag, kind, 1};
     require(send(ends[0], &words, num_bytes, 0) == ssize_t(num_bytes), "a message");

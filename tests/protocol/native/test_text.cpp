@@ -75,7 +75,7 @@ void check_printable() {
     std::string marks;
     for (size_t i = 0; i < bytes.size(); ++i) marks += "\xef\xbf\xbd";
     require_equal(printable(bytes), marks, "not UTF-8");
-    // What follows is read anew, and is no part of it.
+    // The bytes behind it are read anew, and are no part of it.
     require_equal(printable(bytes + "a"), marks + "a", "not UTF-8, before a letter");
     require_equal(printable("a" + bytes + "\n"), "a" + marks + "\\n", "not UTF-8, in between");
   }

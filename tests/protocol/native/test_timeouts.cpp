@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the error of a call that waited too long says, word for word: who is late, and since when.
+// The error of a call that waited too long, word for word: the late ranks, and since when.
 // All ranks are in one thread (lone_world.h).
 //
 //   test_timeouts
@@ -22,7 +22,7 @@ void require_timeout(World& world, const std::string& who, uint64_t ranks) {
                 ErrorKind::timeout, ranks);
 }
 
-// ---- who is late --------------------------------------------------------------------------------
+// ---- late ranks ---------------------------------------------------------------------------------
 
 void name_late_ranks() {
   {
@@ -75,7 +75,7 @@ void name_held_up_ranks() {
                     "too",
                     4);
   }
-  {  // All of them wait: then all who are late are named.
+  {  // All of them wait: then all late ranks are named.
     World world(3);
     world.all();
     for (const int rank : {1, 2}) P::store_relaxed(world.pad(rank).blocked.value, 1);
@@ -175,7 +175,7 @@ void tell_when_ranks_came() {
                       kAdvice,
                   ErrorKind::timeout, 2);
   }
-  {  // After the last look at it: nobody knows when.
+  {  // After the last look at it: the time is unknown.
     World world(2);
     world.host(0).hook = [&] { world.enter(1); };
     const Seen seen =
@@ -219,7 +219,7 @@ void tell_how_long_ago() {
   require(world.host(0).num_waits > 0, "the program is told that a wait gets long");
 }
 
-// What a rank notes of its own waits.
+// A rank's notes of its own waits.
 void note_waits() {
   World world(2);
   const auto entry = [&](uint64_t call) { return *read_operation<P>(world.pad(0), call); };
@@ -296,7 +296,7 @@ void wait_between_calls() {
   require(seen.text.find(". Plan: none. If") != std::string::npos, seen.text);
 }
 
-// What is no call has the group's limit.
+// A step outside of calls has the group's limit.
 void keep_limits() {
   const std::function<void(World&)> steps[] = {
       [](World& world) { world.group(0).time_one_way_flag(1, world.host(0)); },

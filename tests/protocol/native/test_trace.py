@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled algorithms against their schedules: the same bytes, steps and waits.
 
-What really happens is written down by trace_algorithms.cpp. What the model says is counted here.
+trace_algorithms.cpp writes down the real copies, reductions and waits. This file counts those of
+the model.
 """
 
 import json
@@ -20,7 +21,7 @@ from tests.support.programs import run
 
 pytestmark = [pytest.mark.proof(*CPP, "python/fastcoll_model"), pytest.mark.native]
 
-NUMEL = 5040  # of int32, a multiple of everybody's blocks: for up to 7 ranks and two directions
+NUMEL = 5040  # of int32, a multiple of all ranks' blocks: for up to 7 ranks and two directions
 WORLDS = (2, 3, 5)
 
 
@@ -53,10 +54,10 @@ CASES = [
 
 @dataclass(frozen=True)
 class Counts:
-    """What one rank does.
+    """The transfers and waits of one rank.
 
     Attributes:
-        bytes_from: What it gets from each rank.
+        bytes_from: Bytes that it gets from each rank.
         num_moves: Its copies and reductions of other ranks' bytes.
         waits_for: How often it waits for each rank.
     """
@@ -78,7 +79,7 @@ def modelled(schedule: Schedule, message_bytes: int) -> list[Counts]:
                     waits[rank][step.rank] += step.rank != rank
                 if not isinstance(step, Copy | Reduce):
                     continue
-                # Who gets the bytes counts as their mover: whoever holds the step.
+                # The rank that gets the bytes counts as their mover, also if a peer holds the step.
                 for source, destination in moved(step):
                     taken[destination.rank][source.rank] += source.num_blocks * block_bytes
                 for getter in {destination.rank for _, destination in moved(step)}:
@@ -121,7 +122,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def met(counts: Counts, rank: int, world: int) -> Counts:
-    """What it would be with a meeting of all ranks before it."""
+    """Return the counts with a meeting of all ranks before the call."""
     waits = {peer: 1 + counts.waits_for.get(peer, 0) for peer in range(world) if peer != rank}
     return Counts(counts.bytes_from, counts.num_moves, waits)
 

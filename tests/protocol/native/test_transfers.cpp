@@ -77,7 +77,7 @@ void require_message(const Message& message, int value) {
           "the bytes of a message");
 }
 
-// ---- who waits for whom -------------------------------------------------------------------------
+// ---- ranks that wait for each other -------------------------------------------------------------
 
 std::string recv_name(const std::string& src, int size) {
   return "recv(int32, numel=2, src=" + src + ", tag=5)" + place(0, size);
@@ -149,7 +149,7 @@ void follow_chains() {
                 4, {}, link);
 }
 
-// What a rank says while it waits, and no longer.
+// A rank shows its wait as long as it waits, and no longer.
 void say_blocked() {
   for (const bool sends : {true, false}) {
     Pairs pairs(3);
@@ -166,7 +166,7 @@ void say_blocked() {
   }
 }
 
-// ---- who left -----------------------------------------------------------------------------------
+// ---- ranks that left ----------------------------------------------------------------------------
 
 void lose_ranks() {
   int ends[3][2];
@@ -192,13 +192,13 @@ void lose_ranks() {
   const Message nobody = none.receive(0, kAnyPeer, 8);
   require_error(none.wait(0, nobody), recv_name("any", 3) + " lost rank 1" + lost,
                 ErrorKind::peer_lost, 2);
-  // What it sent before is there.
+  // Messages that it sent before are there.
   const Message last = sent.receive(0, 1, 8);
   require_equal(sent.wait(0, last).text, "no error", "a message of a rank that left");
   require_message(last, 3);
   const Message rest = sent.receive(0, 1, kLarge, 7);
   require_equal(sent.wait(0, rest).kind == ErrorKind::peer_lost, true, "half a message");
-  // And what it took before is done.
+  // And messages that it took before are done.
   for (int i = 0; i < 8; ++i) received.look(0, chunks), received.look(1, to);
   require_equal(received.wait(0, chunks).text, "no error", "a message that was taken");
   require_message(to, 6);
@@ -317,7 +317,7 @@ void withdraw() {
   require(!pairs.engine(0).withdraw(*half.transfer), "a receive that has a message");
 }
 
-// ---- who drives ---------------------------------------------------------------------------------
+// ---- the thread that drives ---------------------------------------------------------------------
 
 void drive() {
   Pairs pairs(2);

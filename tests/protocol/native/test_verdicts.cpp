@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What other errors of a call say, word for word: who left, and who called something else. And how
-// a group keeps its verdict. All ranks are in one thread (lone_world.h).
+// Other errors of a call, word for word: ranks that left, and ranks that called something else. And
+// how a group keeps its verdict. All ranks are in one thread (lone_world.h).
 //
 //   test_verdicts
 #include <sys/socket.h>
@@ -73,7 +73,7 @@ void compare_repeated_calls() {
           seen.text);
 }
 
-// ---- who left -----------------------------------------------------------------------------------
+// ---- ranks that left ----------------------------------------------------------------------------
 
 void name_lost_ranks() {
   int ends[2];
@@ -109,7 +109,7 @@ void name_lost_ranks() {
   close(ends[0]);
 }
 
-// A rank that leaves a broken group sends something to who goes on: shrink() reads it.
+// A rank that leaves a broken group sends a farewell to those that go on: shrink() reads it.
 void keep_messages() {
   int ends[2];
   require(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "sockets");
@@ -150,7 +150,7 @@ void leave_calls() {
                 ErrorKind::peer_lost, 1);
 }
 
-// What is refused before anything is shared.
+// Messages that are refused before any word is shared.
 void refuse_long_messages() {
   World world(2);
   std::vector<int32_t> data(kInlineMaxBytes);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the compiled algorithms really move: one call on ranks that are threads, with every copy,
+// The real moves of the compiled algorithms: one call on ranks that are threads, with every copy,
 // every reduction and every wait written down. Prints JSON for test_trace.py, which holds it
 // against the model's schedules.
 //
 //   trace_algorithms WORLD_SIZE VERB ALGORITHM NUMEL [lose]
 //
-// Built without csrc/cpu/reduce*.cpp and without the compiler's own memcpy: this file has its own
-// of both, which take notes. `lose`: rank 0's notes of copies are lost, for a test of the test.
+// Built without csrc/cpu/reduce*.cpp and the compiler's memcpy. This file has its own of both; they
+// take notes. `lose`: rank 0's notes of copies are lost, for a test of the test.
 #include <array>
 #include <atomic>
 #include <cstdio>

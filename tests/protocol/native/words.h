@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which word of a region an address is, so that a test can weaken the orders of one word and leave
+// Names the word of a region at an address. So a test can weaken the orders of one word and leave
 // the others as they are.
 #pragma once
 

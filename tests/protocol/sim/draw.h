@@ -86,7 +86,7 @@ inline uint64_t draw_numel(Random& random, const Step& step, int world) {
   return step.ll && numel > most ? most : numel;
 }
 
-// What a launch would choose for a larger message; fewer threads, as each is a fiber.
+// Takes the shape that a launch would choose for a larger message; fewer threads: each is a fiber.
 inline void take_real_shape(Random& random, Step& step, int world) {
   if (!step.ll) step.numel = pick(random, 40000) / uint64_t(world);
   const bool per_rank = splits_message(step.algorithm, step.verb) && step.verb == Verb::all_reduce;

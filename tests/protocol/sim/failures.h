@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels do when a rank is missing, calls something else, or is in two calls at the same
-// time: every wait ends, every rank gets a verdict, outputs are NaN, and later kernels end at once.
+// Kernels when a rank is missing, calls something else, or is in two calls at the same time. Every
+// wait ends, every rank gets a verdict, outputs are NaN, and later kernels end at once.
 #pragma once
 
 #include "draw.h"
@@ -99,8 +99,8 @@ inline void mismatch(const Step& step, const Step& other, Random& random) {
   check_verdicts(machine, step, DeviceError::desync, -1);
 }
 
-// One rank says that its tensor lies where a part of it is outside of its region: everybody who
-// would use the place must see it, and nobody may look there.
+// One rank gives its tensor a place that is partly outside of its region. Every rank that would use
+// the place must see that, and no rank may read there.
 template <class P>
 void misplaced(const Choice& choice, bool is_output, Random& random) {
   Step step = plain_step(choice, random);
@@ -120,7 +120,7 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
   if (!machine.run()) fail(step, "a wait without a limit");
   for (int rank = 0; rank < kWorld; ++rank) {
     const DeviceVerdict& verdict = machine.verdict(rank);
-    // Who needs nothing of the others may be through before they see it.
+    // A rank that needs no data of its peers may be through before they see it.
     if (verdict.kind == 0 && (rank == liar || (to_root && rank != step.root))) continue;
     if (verdict.kind != uint32_t(DeviceError::desync) || verdict.rank != liar ||
         (verdict.raiser == rank && Phase(verdict.phase) != Phase::place))
@@ -129,7 +129,7 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
 }
 
 // One rank's second call is in a stream that does not wait for the first. Whether both run at the
-// same time is chance: then everybody must hear of it, else both must be right. All its calls are
+// same time is chance: then all must get the error, else both must be right. All its calls are
 // alike, so that their order does not matter. True: they did.
 template <class P>
 bool overlap(const Choice& choice, Random& random) {

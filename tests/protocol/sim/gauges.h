@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that measure one step: what they say was done must have been, whatever else runs; a
-// peer that never answers ends a wait; and a mapping that is another memory must show.
+// The kernels that measure one step. They must have done the work that they report, whatever else
+// runs. A wait for a peer that never answers must end, and a mapping of other memory must show.
 #pragma once
 
 #include <cstdio>
@@ -21,7 +21,7 @@ class Gauging {
   static constexpr size_t kMostBytes = 4096;
   static constexpr uint64_t kLimitNs = 100000000;
 
-  // astray: the first rank's mapping of the other region is nobody's memory.
+  // astray: the first rank's mapping of the other region is memory of no rank.
   Gauging(Random& random, bool astray)
       : random_(random), world_(2 + int(pick(random, kMaxGpuWorld - 1))), astray_(astray) {
     regions_.assign(size_t(world_) + 1, Region((kOffset + kMostBytes) / kPackBytes + 1));

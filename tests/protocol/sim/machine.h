@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks with their regions and buffers, and one call of all of them as jobs of the simulator: fill
-// the input, run the kernel, check the output, in every rank's stream order. So a peer that still
-// touches a tensor after its owner's kernel has ended is seen, as a race or as a wrong result.
+// Ranks with their regions and buffers, and one call of all of them as jobs of the simulator. They
+// fill the input, run the kernel and check the output, in every rank's stream order. So a peer
+// that still touches a tensor after its owner's kernel has ended is seen, as race or wrong result.
 #pragma once
 
 #include <sys/mman.h>
@@ -72,7 +72,7 @@ class Machine {
     }
   }
 
-  // What must be right of a call: its output; that, unless the rank has a verdict by then; nothing.
+  // The checks of a call: its output; that, unless the rank has a verdict by then; nothing.
   enum class Checks { output, unless_failed, nothing };
 
   // One rank's part of a call. lies: changes what the kernel is told. Streams of a rank don't wait
@@ -96,7 +96,7 @@ class Machine {
                     last_output_[rank] = copy_of(step, rank, buffers);
                 }});
   }
-  // What comes next in this stream comes later.
+  // Delays the next job of this stream.
   void delay(int rank, int stream, uint64_t steps) {
     simulator_.enqueue(rank + stream * world_, {1, 1, [=] {
                                                   for (uint64_t i = 0; i < steps; ++i) yield();
@@ -131,7 +131,7 @@ class Machine {
 
  private:
   static constexpr int kStreams = 2;
-  // Behind the data lies memory that a rank with a wrong place reads, and that is nobody's.
+  // Behind the data lies memory that a rank with a wrong place reads, and that no rank owns.
   static constexpr size_t kRegion = kGpuDataOffsetBytes + 2 * kDataBytes;
 
   struct Buffers {
@@ -230,7 +230,7 @@ class Machine {
     return GpuLocation::encode(uint64_t(ptr - data));
   }
 
-  // What does not depend on the tensors.
+  // The part of a call that does not depend on the tensors.
   DeviceCall base_call(const Step& step, int rank) {
     DeviceCall call{};
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];

@@ -24,7 +24,7 @@ inline void (*partials_kernel(DType dtype))(const PartialsCall&) {
   }
 }
 
-// swaps: adds the nodes in another order, which must be seen. What a node has summed is drawn as an
+// swaps: adds the nodes in another order, which must be seen. The sum of a node is drawn as an
 // element, of narrow floats half of the time widened.
 inline int run_partials(uint64_t num_seeds, bool swaps) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that try out what is mapped: right mappings must please them, and a rank whose
-// mapping of one region is another memory must be found out, whatever goes through it.
+// The kernels that try out mappings. They must accept right ones, and find a rank whose mapping of
+// one region is other memory, by every kind of access.
 #pragma once
 
 #include <cstdio>
@@ -16,7 +16,7 @@ struct Seen {
   uint32_t got[kMaxGpuWorld], sum[kMaxGpuWorld], stored[kMaxGpuWorld];
 };
 inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t token) {
-  // Regions as far as the probes go, and one that is nobody's.
+  // Regions as far as the probes go, and one that no rank owns.
   using Region = std::vector<Pack>;
   const size_t packs = (kGpuScratchOffsetBytes + 2048) / kPackBytes;
   std::vector<Region> regions(size_t(world) + 1, Region(packs));

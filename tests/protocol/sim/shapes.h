@@ -18,7 +18,7 @@ inline bool fits(Algorithm algorithm, Verb verb, DType dtype, bool ll, uint64_t 
          shape_fits(shape, algorithm, verb, dtype, ll, part_bytes, world_size);
 }
 
-// What shape_for never chooses: a block, a thread, a pack or a tile too many, or too few.
+// Shapes that shape_for never chooses: a block, a thread, a pack or a tile too many, or too few.
 inline bool refuses_the_rest() {
   constexpr uint64_t kBytes = 1 << 20, kLlMost = kLlPacks * kLlBytes;
   const auto staged = [](LaunchShape shape) {

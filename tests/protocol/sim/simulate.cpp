@@ -3,7 +3,7 @@
 //
 //   simulate VARIANT SCHEDULE FIRST_SEED NUM_SEEDS ["ALGORITHM VERB"]
 //
-// Each seed is a workspace of 1 to 8 ranks, or of 16, and 20 calls on it that mix verbs,
+// Each seed is a workspace of 1 to 8 or 16 ranks. On it run 20 calls that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
 // bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch`,
 // `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in partials.h,

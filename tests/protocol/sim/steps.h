@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of every rank, drawn from a seed: what is called, how it is cut, where its tensors lie,
-// and what must come out, by tests/protocol/native/reduce_reference.h. Knows no kernel.
+// A call of every rank, drawn from a seed: the verb, the shape of its launch, and the places of its
+// tensors. The expected output is by tests/protocol/native/reduce_reference.h. Knows no kernel.
 #pragma once
 
 #include <random>

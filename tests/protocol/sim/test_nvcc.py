@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc makes of the kernels that the simulator runs: the checks that need no GPU.
+"""The code that nvcc makes of the kernels of the simulator: the checks that need no GPU.
 
 No kernel uses a stack, signals are strong and of system scope, region memory is never read as
 constant, and nothing became a trap. Each check also runs on a planted kernel that it must find.
@@ -102,7 +102,7 @@ def fused(compiled: Compiled) -> list[str]:
 
 
 def weak_signals(compiled: Compiled) -> list[str]:
-    """Strong accesses of which a kernel has some, but not with the order and scope it needs."""
+    """Return the accesses of the needed order and scope that a kernel lacks."""
     wanted = ("ld.acquire.sys.global.b128", "st.release.sys.global.b128")
     return [access for access in wanted if access not in compiled.ptx]
 
@@ -141,7 +141,7 @@ def nvcc() -> None:
 def kernels(
     nvcc: None, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, int], Compiled]:
-    """Every type for every architecture."""
+    """Compile every type for every architecture."""
     root = tmp_path_factory.mktemp("nvcc")  # here: the factory is not for several threads
 
     def compile_one(key: tuple[str, int]) -> Compiled:
@@ -227,7 +227,7 @@ def test_the_switch_is_spoken_to_as_it_understands(
 def test_what_measures_a_step_keeps_the_same_rules(
     nvcc: None, planted: dict[str, Compiled], tmp_path: Path
 ) -> None:
-    """Signals are as strong as those of collectives, and packs are packs, or it measures others."""
+    """Check that signals are as strong as those of collectives, and that packs are packs."""
     compiled = compile_text(tmp_path, "", 90, '#include "cuda/gauge.cuh"\n')
     words = ["ld.acquire.sys.global.u64", "st.release.sys.global.u64"]
     words += ["ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"]
@@ -240,7 +240,7 @@ def test_what_measures_a_step_keeps_the_same_rules(
 
 
 def cuobjdump() -> str | None:
-    """On PATH, or the one that Triton brings along."""
+    """Return cuobjdump of PATH, or the one that Triton brings along."""
     spec = importlib.util.find_spec("triton")
     beside = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     bundled = [place / "backends/nvidia/bin/cuobjdump" for place in beside]

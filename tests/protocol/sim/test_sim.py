@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the GPU kernels in the simulator: correct ones, and ones with a planted bug.
 
-Decides what is built and which run must pass or be caught. What a program checks stands in its
-own source.
+Decides which programs are built and which run must pass or be caught. A program's own source says
+what it checks.
 """
 
 import os
@@ -29,7 +29,7 @@ FLAGS = (
 )
 RACE = "ThreadSanitizer: data race"
 WRONG_OR_STUCK = "WRONG|DEADLOCK"
-# Who waits for whom, and for what.
+# A wait: the rank, the peer, and the word.
 STUCK = (
     r"DEADLOCK[\s\S]*rank \d+, block \d+, thread \d+ waits for rank \d+ \(.+\): "
     r"expected (0x)?[0-9a-f]+, seen (0x)?[0-9a-f]+"
@@ -121,7 +121,7 @@ class Builds:
         return self.done[tsan]
 
     def build(self, tsan: bool) -> Path:
-        # What the scheduler does must not order the fibers: it is never instrumented.
+        # The scheduler must not order the fibers: it is never instrumented.
         extra = {
             "csrc/sim/scheduler.cpp": ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
             "tests/protocol/sim/simulate.cpp": ["-g1", "-fsanitize=thread"] if tsan else [],
