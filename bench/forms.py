@@ -33,7 +33,7 @@ NUMEL, WINDOWS = 4096, 60
 CALLS = {"fastcoll": 50, "gloo": 4}  # in a window
 AWAKE = 3000  # barriers before one, as a CPU that has slept through Gloo's is slow at first
 MAX = dist.ReduceOp.MAX
-# Gloo takes strided memory for dense, so what it gives is wrong; and its parts are equal.
+# Gloo takes strided memory for dense, so its results are wrong; and its parts are equal.
 STRIDED = ("all_reduce of every second element", "all_reduce of a transposed matrix")
 NOT_ON_GLOO = (*STRIDED, "all_gather of uneven parts")
 Form = Callable[[], Any]

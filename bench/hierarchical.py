@@ -96,7 +96,7 @@ def rank_main(what: str, path: str) -> None:
 
 
 def on_hosts(hosts: Any, order: tuple[int, ...], what: str, path: Path) -> dict[str, Any]:
-    """Run the ranks' program and return what rank 0 found."""
+    """Run the ranks' program and return rank 0's result."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]

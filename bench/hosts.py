@@ -55,7 +55,7 @@ def why_not(num_hosts: int = 2) -> str:
 
 
 class Hosts:
-    """Network namespaces; leaving the context ends what runs in them and removes them."""
+    """Network namespaces; leaving the context ends their processes and removes them."""
 
     def __init__(self, rate_mbit: float = 0, delay_ms: float = 0, num_hosts: int = 2) -> None:
         """Choose the link; without a delay it is the kernel's, without a rate as fast as it can.
@@ -101,7 +101,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End what still runs in the namespaces, and remove them and the links."""
+        """End the processes in the namespaces, and remove them and the links."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.join()
@@ -117,7 +117,7 @@ class Hosts:
                 _run("ip", "netns", "del", name)
 
     def set_rate(self, rate_mbit: float) -> None:
-        """Limit what each host sends over a link without a delay."""
+        """Set the rate at which each host sends over a link without a delay."""
         shape = ("tbf", "rate", f"{rate_mbit:.0f}mbit", "burst", "512k", "latency", "50ms")
         for name in self.names:
             _run("tc", "-n", name, "qdisc", "replace", "dev", LINK, "root", *shape)
@@ -192,7 +192,7 @@ class Hosts:
 
 
 def enter(name: str) -> None:
-    """Move this thread, and what it starts, to a network namespace."""
+    """Move this thread, and processes that it starts, to a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/run/netns/{name}", os.O_RDONLY)
     if libc.setns(fd, _CLONE_NEWNET) != 0:

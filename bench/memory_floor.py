@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times what memory alone takes of a large all_reduce of two ranks: reading their inputs once.
+"""Times the part of memory in a large all_reduce of two ranks: reading their inputs once.
 
     python bench/memory_floor.py [FILE.json]
 

@@ -80,7 +80,7 @@ class Across(Lanes):
 
 
 class Unsummed(Reduction):
-    """A reduction within the hosts alone: what would have come from the others is not added."""
+    """A reduction within the hosts alone: the sums of the other hosts are not added."""
 
     def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
         """See `Reduction`."""
@@ -163,7 +163,7 @@ class Ranks:
         self._processes = hosts.start_ranks(order, argv, port, **pipes)
 
     def time(self, rounds: int) -> Json:
-        """Return what a number of rounds took."""
+        """Return the times of a number of rounds."""
         first = self._processes[0]
         assert first.stdin and first.stdout
         first.stdin.write(f"{rounds}\n")
@@ -202,9 +202,9 @@ def _search(ranks: Ranks, hosts: Hosts, rate_mbit: float) -> tuple[float, Json]:
     """Find the rate at which the hop takes as long as the phases within hosts, if there is one.
 
     Returns:
-        The rate, and what was found there.
+        The rate, and the times at that rate.
     """
-    for _ in range(TRIES):  # what else the machine does may change between search and rounds
+    for _ in range(TRIES):  # other load may change between search and rounds
         for _ in range(MOST_STEPS):
             hosts.set_rate(rate_mbit)
             ratio = _ratio(ranks.time(SEARCH_ROUNDS))
@@ -221,7 +221,7 @@ def measure(num_bytes: int, per_host: int, rate_mbit: float | None) -> Json:
     """Print and return how the whole compares with its phases.
 
     Args:
-        num_bytes: Of the all_reduce; made a multiple of what lanes need, to have no odd ends.
+        num_bytes: Of the all_reduce; made a multiple of the unit of lanes, to have no odd ends.
         per_host: Ranks on each of the two hosts.
         rate_mbit: Of the link; None: searched.
     """

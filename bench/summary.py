@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what all result files say in one page: `python bench/summary.py`.
+"""Write the figures of all result files into one page: `python bench/summary.py`.
 
 The page is bench/results/README.md; no figure in it is typed by hand, and the README's table is one
 of its tables. Medians throughout, as in bench/targets.py, which says how the goals stand.
@@ -52,7 +52,7 @@ class Results:
         }
 
     def row(self, name: str, size_bytes: int) -> Json | None:
-        """Return what a file of `fastcoll bench` has of one size."""
+        """Return the row of one size in a file of `fastcoll bench`."""
         rows = self.documents.get(name, {}).get("rows", [])
         return next((row for row in rows if row["size_bytes"] == size_bytes), None)
 

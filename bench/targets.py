@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold the results in a folder against the goals: `python bench/targets.py bench/results/MACHINE`.
 
-Reads what bench/publish.sh wrote. Of each goal it shows the worst size: by medians, which decide,
-and by best windows, which say what an undisturbed machine would have shown.
+Reads the output of bench/publish.sh. Of each goal it shows the worst size: by medians, which
+decide, and by best windows, which show an undisturbed machine.
 """
 
 import json
@@ -106,7 +106,7 @@ def _ratio(row: Json, peers: tuple[str, ...], kind: str) -> float | None:
 
 
 def judge(goal: Goal, document: Json | None, memory: Json | None = None) -> Verdict:
-    """Return how a goal stands, and what memory alone would allow where that was measured."""
+    """Return how a goal stands, and the bound of memory alone where that was measured."""
     what = f"{goal.what}, {goal.begin}..{goal.end} against {' '.join(goal.peers)}"
     text = f">= {goal.least:g}x"
     sizes = range(parse_size(goal.begin), parse_size(goal.end) + 1)

@@ -59,7 +59,7 @@ def best_us(call: Callable[[], object], calls: int) -> float:
 
 
 def ddp_us() -> float:
-    """Return what a bucket adds to a backward pass: 80 layers, each a bucket of 1 KiB."""
+    """Return the time that a bucket adds to a backward pass: 80 layers, buckets of 1 KiB."""
     layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(NUM_LAYERS)))
     model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-4)
     data = torch.ones(1, 16)
@@ -70,7 +70,7 @@ def ddp_us() -> float:
 
 
 def ddp_step_us(num_params: int, num_steps: int) -> tuple[float, float]:
-    """Return what DDP adds to a backward pass of the demo's network, and its copies' part.
+    """Return the time that DDP adds to a backward pass of the demo's network, and its copies'.
 
     These are of all gradients into its buckets, divided, and back. It makes them in a group of one
     rank, too, where nothing is communicated.
@@ -106,7 +106,7 @@ def ddp_step_us(num_params: int, num_steps: int) -> tuple[float, float]:
 
 
 def calls_us(slow: int = 1) -> dict[str, float]:
-    """Return what calls take; with `slow`, of so many times fewer of them."""
+    """Return the times of calls; with `slow`, of so many times fewer of them."""
     small, whole, part = torch.ones(2), torch.ones(2048), torch.ones(1024)
     return {
         "all_reduce, 8 B": best_us(lambda: dist.all_reduce(small), 1000 // slow),
@@ -122,7 +122,7 @@ def calls_us(slow: int = 1) -> dict[str, float]:
 
 
 def training_us() -> dict[str, float]:
-    """Return what communication adds to training."""
+    """Return the times that communication adds to training."""
     added_us, copies_us = ddp_step_us(25_000_000, 25)
     return {
         "a bucket of DDP, 1 KiB": ddp_us(),

@@ -25,7 +25,7 @@ def make_model() -> nn.Module:
 
 
 def gradient_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    """The gradient on one rank's batch of a step, all parameters in one bucket."""
+    """Return the gradient on one rank's batch of a step, all parameters in one bucket."""
     data = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(BATCH, WIDTH, generator=data, dtype=torch.float64)
     model.zero_grad()

@@ -25,7 +25,7 @@ def main() -> None:
         tokens = every_token[rank]
         chosen = (tokens @ gate).argmax(1)
 
-        # There: tokens in the order of their experts, so what goes to one rank lies together.
+        # There: tokens in the order of their experts, so those for one rank lie together.
         order = chosen.argsort(stable=True)
         counts = (chosen // EXPERTS_PER_RANK).bincount(minlength=n).tolist()
         arrived, arrived_counts = fastcoll.all_to_all_single(

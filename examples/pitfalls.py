@@ -15,7 +15,7 @@ NUM_TENSORS, NUMEL, ROUNDS = 300, 500, 5
 
 
 def one_call_per_tensor(group: fastcoll.Communicator) -> None:
-    """Slow, not wrong: hundreds of small gradients, each in a call of its own."""
+    """Reduce hundreds of small gradients, each in a call of its own: slow, not wrong."""
     tensors = [torch.full((NUMEL,), group.rank + number * 0.1) for number in range(NUM_TENSORS)]
     bucket = torch.cat(tensors)
 
@@ -45,19 +45,19 @@ def one_call_per_tensor(group: fastcoll.Communicator) -> None:
 
 
 def mixed_dtypes(group: fastcoll.Communicator) -> None:
-    """Rank 1 runs under autocast: its tensor is half as long as the others believe."""
+    """Run rank 1 under autocast: its tensor has half the bytes that the others expect."""
     group.all_reduce(torch.ones(4, dtype=torch.float16 if group.rank == 1 else torch.float32))
 
 
 def skipped(group: fastcoll.Communicator) -> None:
-    """Rank 0 reports a loss in between, the others do not know of it."""
+    """Report a loss on rank 0 alone, in a call that the others do not make."""
     if group.rank == 0:
         group.all_reduce(torch.ones(1))  # inside `if rank == 0`: never do this
     group.barrier()
 
 
 def missing(group: fastcoll.Communicator) -> None:
-    """All ranks but rank 1 make one more call: their loops are of unequal length."""
+    """Make one more call on all ranks but rank 1: their loops are of unequal length."""
     group.barrier()
     if group.rank != 1:
         group.all_reduce(torch.ones(1), timeout_s=0.3)

@@ -31,7 +31,7 @@ def ring_all_reduce(tensor: torch.Tensor, rank: int, n: int) -> int:
         pass_on(gives, arrived, rank, n)
         gets += arrived
         sent += gives.numel()
-    # all_gather: the finished chunks go around once more, and replace what is there.
+    # all_gather: the finished chunks go around once more, and replace the old ones.
     for step in range(n - 1):
         gives, gets = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
         pass_on(gives, gets, rank, n)

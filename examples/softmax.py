@@ -15,7 +15,7 @@ TOKENS, VOCABULARY = 16, 1200
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension of [tokens, this rank's share of the vocabulary]."""
+    """Return softmax over the last dimension of [tokens, this rank's share of the vocabulary]."""
     largest = logits.amax(-1, keepdim=True)
     fastcoll.all_reduce(largest, fastcoll.ReduceOp.MAX)
     powers = (logits - largest).exp()  # at most 1: nothing overflows

@@ -15,7 +15,7 @@ BATCH, WIDTH, HIDDEN = 8, 32, 96
 
 
 class Enter(torch.autograd.Function):
-    """Forward nothing; backward the sum of what the ranks' parts want of their common input."""
+    """Passes the input on; backward it sums the gradients of the ranks' parts for that input."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ ROOT = 0
 
 
 def call(verb: str, mine: torch.Tensor, group: fastcoll.Communicator) -> torch.Tensor:
-    """Make one call; return what this rank has afterwards."""
+    """Make one call; return this rank's numbers afterwards."""
     one, many = torch.zeros_like(mine[:1]), torch.zeros_like(mine)
     is_root = group.rank == ROOT
     match verb:
@@ -56,7 +56,7 @@ def call(verb: str, mine: torch.Tensor, group: fastcoll.Communicator) -> torch.T
 
 
 def expected(verb: str, given: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return what a rank must have after the call, from the numbers of all: row r is rank r's."""
+    """Return a rank's expected numbers after the call, from those of all: row r is rank r's."""
     is_root = rank == ROOT
     return {
         "all_reduce": given.sum(0),

@@ -48,7 +48,7 @@ class Contender:
 
 
 def check(one: Contender, wanted: torch.Tensor) -> None:
-    """Raise what is wrong with a group or its results."""
+    """Raise an error if a group is broken or its results are wrong."""
     for space, out in zip(one.group.spaces, one.outs, strict=True):
         if space.broken() is not None:
             raise RuntimeError(f"{one.what}, rank {space.rank}: {space.broken()}")
@@ -62,7 +62,7 @@ def check(one: Contender, wanted: torch.Tensor) -> None:
 
 
 def side_by_side(contenders: list[Contender], wanted: torch.Tensor, case: str) -> Iterator[Row]:
-    """Time calls in turn, whose results must all be close to what is wanted."""
+    """Time calls in turn, whose results must all be close to the expected ones."""
     replays = []
     for one in contenders:
         replays.append(one.group.capture(one.call, CALLS))

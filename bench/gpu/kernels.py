@@ -36,7 +36,7 @@ CHANNELS = (2, 4, 8, 16, 32, 64)
 ROUNDS = 10_000
 COPIES = 20
 MOVE_SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
-# By ranks: what fits, the largest almost.
+# By ranks: the tiles that fit, almost up to the largest.
 TILES = {2: [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 40 << 10]}
 TILES[8] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 10 << 10]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
@@ -44,7 +44,7 @@ DTYPES += ("int64", "complex64")
 
 
 def reduce_us(me: GpuRank, name: str) -> float:
-    """Microseconds of an all_reduce by two_shot on this rank."""
+    """Return the microseconds of an all_reduce by two_shot on this rank."""
     dtype = TORCH_DTYPES[DType[name]]
     tensor = torch.zeros(MESSAGE_BYTES // dtype.itemsize, dtype=dtype, device=me.device)
     calls, times = 5, []
@@ -86,7 +86,7 @@ def reductions(world: int) -> Iterator[Row]:
 
 
 def call_us(ranks: GpuRanks, *args: object) -> float:
-    """Microseconds of a call, as measure.py times it."""
+    """Return the microseconds of a call, as measure.py times it."""
     return median(slowest([windows for (windows,) in ranks.run(time_calls, *args)]))
 
 
@@ -114,7 +114,7 @@ def one_way(step: str) -> Iterator[Row]:
 
 
 def copy_us(me: GpuRank, step: str, num_bytes: int, num_blocks: int) -> float:
-    """Microseconds of rank 0's copy into rank 1's region or out of it; 0 on the others."""
+    """Return the microseconds of rank 0's copy into rank 1's region or out; 0 on the others."""
     symmetric = me.comm.empty(num_bytes, dtype=torch.uint8, device=me.device)
     local = torch.empty_like(symmetric)
     source, target, reader = (local, symmetric, 1) if step == "put" else (symmetric, local, 0)
@@ -156,7 +156,7 @@ def channels_of(me: GpuRank) -> int:
 
 
 def tile_us(me: GpuRank, tile_bytes: int) -> list[float]:
-    """Microseconds of an all_reduce by two_shot whose segments have tiles of this size."""
+    """Return the microseconds of an all_reduce by two_shot with tiles of this size."""
     source = torch.full((MESSAGE_BYTES // 4,), float(me.rank), device=me.device)
     out = torch.empty_like(source)
     call = AllReduce(me, source, out, "two_shot")
@@ -174,7 +174,7 @@ def tile_us(me: GpuRank, tile_bytes: int) -> list[float]:
 
 
 def segments(world: int) -> Iterator[Row]:
-    """By the size of what one block has of one rank's part of a segment."""
+    """Yield times by the bytes that one block has of one rank's part of a segment."""
     with group(world, 64) as ranks:
         num_blocks = ranks.run(channels_of)[0]
         for tile_bytes in TILES[world]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: writes down what became of each test as soon as that is known.
+"""A pytest plugin: writes down the result of each test as soon as that is known.
 
 `-p live_results --live-results FILE` appends one line of JSON when a test begins and one when it is
-over. A test that FILE knows is not run again, also if it only began: what crashed or hung once
-would do so again. The run ends when the device is lost, as all later tests would fail for that.
+over. A test that FILE knows is not run again, also if it only began: a crash or a hang would
+come again. The run ends when the device is lost, as all later tests would fail for that.
 """
 
 import json
@@ -18,7 +18,7 @@ DEVICE_IS_LOST = 70  # pytest's exit code; its own go up to 5
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return what became of each test, in the order in which they began."""
+    """Return the result of each test, in the order in which they began."""
     rows: dict[str, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

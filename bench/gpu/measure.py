@@ -46,7 +46,7 @@ MOVE_SIZES = [8, 16 << 10, 1 << 20, 16 << 20]
 
 
 def copy_gbps(device: str, num_bytes: int) -> float:
-    """Bytes read and written per second by a copy within the device, best of several."""
+    """Return the GB/s read and written by a copy within the device, the best of several."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = 0.0
@@ -64,7 +64,7 @@ Bound = Callable[[], Any]
 
 
 def bind(me: GpuRank, verb: str, algorithm: str, num_bytes: int) -> tuple[Bound, torch.Tensor, Any]:
-    """A call, where its result goes, and what that must be; the same however often it is made."""
+    """Return a call, its output, and its expected result, the same for every repetition."""
     numel, world, comm = num_bytes // 4, me.world_size, me.comm
     mine = torch.full((numel,), float(me.rank), device=me.device)
     ranks = torch.arange(world, dtype=torch.float32, device=me.device)
@@ -91,7 +91,7 @@ def bind(me: GpuRank, verb: str, algorithm: str, num_bytes: int) -> tuple[Bound,
 def time_calls(
     me: GpuRank, verb: str, algorithm: str, num_bytes: int, graph: bool, with_floor: bool = False
 ) -> list[list[float]]:
-    """Microseconds of a call on this rank, for each window; then those of its floor, if asked."""
+    """Return the microseconds of a call on this rank, by window; then of its floor, if asked."""
     calls = SMALL_CALLS if with_floor else CALLS if num_bytes < LARGE_BYTES else 4
     one_call, result, wanted = bind(me, verb, algorithm, num_bytes)
     result.fill_(float("nan"))
@@ -115,7 +115,7 @@ def floor_of(me: GpuRank, algorithm: str, num_bytes: int) -> Bound:
 
 
 def windows_of(me: GpuRank, bodies: Sequence[Bound], calls: int, graph: bool) -> list[list[float]]:
-    """Microseconds of a call by each body on this rank, for each window; they take turns."""
+    """Return the microseconds of each body on this rank, by window; bodies take turns."""
 
     def repeated(body: Bound) -> Callable[[], None]:
         def run() -> None:
@@ -144,12 +144,12 @@ def windows_of(me: GpuRank, bodies: Sequence[Bound], calls: int, graph: bool) ->
 
 
 def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
-    """The time of each window on the rank that took longest."""
+    """Return the time of each window on the rank that took longest."""
     return [max(times) for times in zip(*per_rank, strict=True)]
 
 
 def row(ranks: GpuRanks, case: Row, copy: float | None) -> Any:
-    """One measured row; with `copy`, ranks share one GPU's memory and its use is worked out."""
+    """Return one measured row; with `copy`, also the share of one GPU's memory bandwidth."""
     _, verb, algorithm, num_bytes, graph = case
     with_floor = verb == "all_reduce" and graph and num_bytes <= FLOOR_BYTES
     told = ranks.run(time_calls, verb, algorithm, num_bytes, graph, with_floor)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what check.sh found into one JSON, one table and one picture, and prints a page of it.
+"""Puts the results of check.sh into one JSON, one table and one picture, and prints a page.
 
 `python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json,
 kernels.json, fused.json, carrier-1.json, carrier-2.json, versus.json and tuning.json as far as the
-steps came, whole or cut off. Without OUT the results go to bench/results/<gpu>; COMMIT is what was
-tested where there is no git.
+steps came, whole or cut off. Without OUT the results go to bench/results/<gpu>; COMMIT is the
+tested commit where there is no git.
 """
 
 import json
@@ -42,7 +42,7 @@ def steps(work: Path) -> list[dict[str, Any]]:
 
 
 def tests(work: Path) -> dict[str, Any]:
-    """Count what pytest wrote; what it did not come to is not there, so a crash counts nothing."""
+    """Count the results that pytest wrote; tests that it did not start are missing."""
     found: dict[str, Any] = {"passed": 0, "failed": [], "skipped": [], "seconds": {}}
     for path in sorted(work.glob("tests-*.jsonl")):
         for row in live_results.read(path):
@@ -107,7 +107,7 @@ def plot(document: dict[str, Any], path: Path) -> str:
 
 
 def table(document: dict[str, Any]) -> Iterator[str]:
-    """Every number, as lines."""
+    """Yield every number, as lines."""
     measured = document["measured"]
     if measured is not None:
         yield f"copy within the GPU: {measured['copy_gbps']} GB/s (read + written)"
@@ -187,7 +187,7 @@ def _unmeasured(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _beside(document: dict[str, Any]) -> Iterator[str]:
-    """Each library's times, or the first reason why it has none."""
+    """Yield each library's times, or the first reason why it has none."""
     for step, name in _BESIDE.items():
         if (found := document[name]) is None:
             continue
@@ -226,7 +226,7 @@ def _fused_rows(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def judge_floor(rows: list[dict[str, Any]]) -> str:
-    """Whether small calls keep to what is asked of them, by the worst of them."""
+    """Return whether small calls reach their goal, by the worst of them."""
     what = f"{_FLOOR_RANKS} ranks in a graph, up to {_FLOOR_SIZES[-1]} bytes"
     times = {
         r["size_bytes"]: r["over_floor"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on GPUs as no call starts them: in another shape, or of one step alone.
 
-Decides what the floor of a small call is, and how packs and signals between two ranks are started.
+Decides the floor of a small call, and how packs and signals between two ranks are started.
 Knows no clocks. Ranks are those of fastcoll.measure.gpu_ranks; everything runs in their current
-streams, and what two ranks ask for must be equal. Only `there_and_back` waits.
+streams, and requests of two ranks must be equal. Only `there_and_back` waits.
 """
 
 from collections.abc import Callable
@@ -88,8 +88,8 @@ def _launch(me: GpuRank, plan: _C.Plan, ptrs: tuple[int, int], shape: Shape) -> 
 def there_and_back(me: GpuRank, step: str, rounds: int, token: int) -> float:
     """Return the nanoseconds of one way, where ranks 0 and 1 send each other `step`; collective.
 
-    The kernel of each has one thread, which sends when it has seen what came. Half of what a round
-    takes by rank 0's clock, from the end of the first round on, is one way.
+    The kernel of each has one thread, which sends when it has seen the peer's. One way is half of a
+    round by rank 0's clock, from the end of the first round on.
 
     Args:
         step: "signal", a word that is released and polled with acquire, or "ll_pack".

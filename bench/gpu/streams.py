@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are streams of this process and share one GPU, for the Triton kernels.
 
-Decides their memory and the order of what may only happen while no kernel waits for another rank.
+Decides their memory, and the order of steps that must not run while a kernel waits for a rank.
 `CudaGroup` starts the CUDA kernels in the same way, so that both may be compared.
 """
 
@@ -18,7 +18,7 @@ from fastcoll_kernels import signal
 from fastcoll_kernels.workspace import SIGNAL_BYTES, Workspace
 
 DEVICE = "cuda"
-Body = Callable[[Any], object]  # a rank's part of a call; it gets what is in `spaces`
+Body = Callable[[Any], object]  # a rank's part of a call; it gets an entry of `spaces`
 
 
 class Group:
@@ -68,7 +68,7 @@ class Group:
         torch.cuda.synchronize()
 
     def capture(self, call: Body, times: int) -> list[Callable[[], None]]:
-        """Capture calls on every rank; return what replays them, in each rank's stream."""
+        """Capture calls on every rank; return their replays, in each rank's stream."""
         self.load(call)
         replays = [
             capture(stream, lambda space=space: [call(space) for _ in range(times)])
@@ -105,7 +105,7 @@ class CudaSpace:
     comm: Communicator
 
     def broken(self) -> None:
-        """Raise what broke the group, if anything has."""
+        """Raise the error that broke the group, if any."""
         self.comm.check()
 
 
@@ -135,7 +135,7 @@ class CudaGroup(Group):
 
 
 def capture(stream: torch.cuda.Stream, body: Callable[[], object]) -> Callable[[], None]:
-    """Capture what `body` launches."""
+    """Capture the launches of `body`."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         body()
