@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in buckets: which are reduced behind the backward pass, and what sticks out.
+"""Gradients in buckets: the part reduced behind the backward pass, and the exposed part.
 
 Buckets are reduced one after the other, each as soon as the backward pass has filled it. Source:
 Li et al. 2020, PyTorch Distributed: experiences on accelerating data parallel training (VLDB

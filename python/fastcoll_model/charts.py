@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of what the model says: costs against size, strategies, buckets, rings.
+"""Charts of the model: costs against size, strategies, buckets, rings.
 
 Decides how they look; the numbers are the callers'. Needs matplotlib.
 """
@@ -18,7 +18,7 @@ _MARKERS = "osD^v<>pPX*h"
 
 
 def cost_curves(curves: Mapping[str, Curve], title: str, least: Curve = ()) -> Any:
-    """Draw time (us) against size (bytes), one line for each name; `least`: what nothing beats."""
+    """Draw time (us) against size (bytes), one line for each name; `least`: the lower bound."""
     figure, axis = new_figure(9, 5)
     for number, (name, curve) in enumerate(curves.items()):
         marker, style = _MARKERS[number % len(_MARKERS)], "-" if number < 10 else "--"
@@ -34,7 +34,7 @@ def cost_curves(curves: Mapping[str, Curve], title: str, least: Curve = ()) -> A
 
 
 def published_times(rows: Sequence[Row], title: str) -> Any:
-    """Draw predicted against published times: what lies on the line was predicted well."""
+    """Draw predicted against published times: points on the line were predicted well."""
     figure, axis = new_figure(9, 5)
     for number, system in enumerate(dict.fromkeys(row.system for row in rows)):
         points = [(r.published_us, r.predicted_us) for r in rows if r.system == system]
@@ -56,7 +56,7 @@ def published_times(rows: Sequence[Row], title: str) -> Any:
 
 
 def plan_bars(sentences: Sequence[Sentence], title: str) -> Any:
-    """Draw what a step takes with each strategy: computation, and what ranks wait for."""
+    """Draw the time of a step with each strategy: computation, and exposed communication."""
     figure, axis = new_figure(9, 1.4 + 0.42 * len(sentences))
     names = [one.strategy for one in sentences]
     compute = [one.compute_us / 1e3 for one in sentences]

@@ -5,7 +5,7 @@ Runs the schedule once, on symbols, and keeps a vector clock per channel. One ru
 interleavings:
 
 - Counters only grow, and each has one writer and one waiter. So a wait returns on the same signal
-  whatever the timing (a Kahn network). A schedule that ends in one order ends in every order, and
+  by every timing (a Kahn network). A schedule that ends in one order ends in every order, and
   a schedule that gets stuck in one order gets stuck in all.
 - So "happens before" is one fixed partial order. Two accesses to a block of which one writes are
   safe only if it orders them. If all such pairs are ordered, what is read is the same in every
@@ -326,7 +326,7 @@ class _Run:
                     )
 
     def _result(self) -> Proof:
-        """Compare every output with what the verb asks for."""
+        """Compare every output with the one that the verb requires."""
         outputs: dict[Contribution, Value] = {}  # by the first of what belongs there
         rank_order = same = True
         reduces = self.schedule.verb in REDUCTIONS

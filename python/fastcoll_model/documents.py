@@ -30,7 +30,7 @@ def _no_number(text: str) -> float:
 
 
 def check(document: object, schema: dict[str, Any], path: str) -> None:
-    """Hold a document against a schema, whose descriptions say what to write.
+    """Hold a document against a schema, whose descriptions explain its entries.
 
     Raises:
         ModelError: It does not fit.

@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All candidates, fastest first, then those refused; and what no algorithm can beat."""
+    """All candidates, fastest first, then those refused; and the lower bound of any algorithm."""
 
     verb: str
     world_size: int
@@ -128,7 +128,7 @@ def compare(
         verb: One of `schedule.VERBS`.
         cluster: The topology.
         world_size: Ranks that take part: the first ones; whole nodes if there are several.
-        size_bytes: The larger of what a rank gives and gets.
+        size_bytes: The larger of a rank's input and output.
         numerics: "same_bits" refuses reductions in any but rank order, over nodes node by node.
 
     Raises:

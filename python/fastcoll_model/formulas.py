@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closed formulas: what a collective takes on ranks that a switch connects, all pairs alike.
+"""Closed formulas: the time of a collective on ranks that a switch connects, all pairs alike.
 
 The machine is `fabric.OneSwitch`: alpha until a message arrives, beta per byte, gamma per byte
 added.

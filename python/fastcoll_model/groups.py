@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same collective in many groups at once: data-parallel groups that share a network, say.
 
-Decides how ranks are dealt out to groups, and what a careless mapping costs against a good one.
+Decides how ranks are dealt out to groups, and the cost of a careless mapping against a good one.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ class Library:
         algorithms: By verb; a verb that is missing is none of its own.
         orders: Whether it adds in rank order on request.
         over_nodes: Those of `algorithms` that it has over several nodes, None: all.
-        call_us: Cost of a call on top of what moves, None if it is not known.
+        call_us: Cost of a call on top of its transfers, None if it is not known.
         source: Where `call_us` is from.
     """
 
@@ -123,8 +123,8 @@ class Offer:
 
     Attributes:
         algorithm: The best of its own, or "".
-        time_us: With what a call costs, where that is known; None if it can't do it.
-        remark: Why it can't, or what the time leaves out.
+        time_us: With the cost of a call, where that is known; None if it can't do it.
+        remark: Why it can't, or the costs that the time leaves out.
     """
 
     library: str
@@ -134,7 +134,7 @@ class Offer:
 
 
 def offers(found: Comparison, fast: Comparison, cluster: Cluster) -> list[Offer]:
-    """Return what every library can reach, the fastest first.
+    """Return the best time of every library, the fastest first.
 
     Args:
         found: The comparison that was asked for.

@@ -32,7 +32,7 @@ class Axis:
         name: One of `AXES`.
         size: Ranks of a group.
         verb: A collective, or "send", from each rank to the next.
-        size_bytes: The larger of what a rank gives and gets, each time.
+        size_bytes: The larger of a rank's input and output, each time.
         times: How often per step.
     """
 
@@ -62,7 +62,7 @@ class Mapped:
 
 
 def axes_of(workload: Workload, sizes: Mapping[str, int]) -> list[Axis]:
-    """Return what the groups of each kind say in a step.
+    """Return the calls of the groups of each kind in a step.
 
     Args:
         workload: The model.

@@ -19,7 +19,7 @@ class Move(NamedTuple):
 
 
 def moves(timing: Timing) -> list[Move]:
-    """Return what moved between ranks, in the order of time."""
+    """Return the moves between ranks, in the order of time."""
     found = []
     for event in timing.events:
         if isinstance(event.step, Copy | Reduce):
@@ -38,7 +38,7 @@ def _blocks(span: Span) -> str:
 def rows(schedule: Schedule, timing: Timing) -> list[tuple[float, list[str]]]:
     """Return (start, one cell per rank) for every time at which something starts to move.
 
-    A cell says what its rank does: `+3 <1` adds block 3 of rank 1, `=3 <1` takes it, `3 >1` gives
+    A cell is the step of its rank: `+3 <1` adds block 3 of rank 1, `=3 <1` takes it, `3 >1` gives
     block 3 to rank 1; `*` is every rank, through the switch.
     """
     table: list[tuple[float, list[str]]] = []

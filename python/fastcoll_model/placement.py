@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks go: rings over the best links of a machine, and what a mapping costs.
+"""The places of ranks: rings over the best links of a machine, and the cost of a mapping.
 
 Decides the order of ranks; finds rings exactly, for machines of up to some sixteen ranks.
 """
@@ -98,7 +98,7 @@ def mapping_us(
 ) -> tuple[float, float]:
     """Return the time of a collective in groups of neighbours, and in groups dealt out far apart.
 
-    Tensor-parallel groups belong on neighbours: this says what a careless mapping costs.
+    Tensor-parallel groups belong on neighbours: this is the price of a careless mapping.
     """
     near = consecutive(cluster.num_ranks, group_size)
     far = strided(cluster.num_ranks, group_size)

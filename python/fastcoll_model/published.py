@@ -24,7 +24,7 @@ from fastcoll_model.machines.machine import MACHINES, load_machine
 
 _DATA = Path(__file__).with_name("published.json")
 _SCHEMA = Path(__file__).with_name("published.schema.json")
-_NCCL = ("ring", "double_binary_tree", "multimem")  # what NCCL chooses from, in our words
+_NCCL = ("ring", "double_binary_tree", "multimem")  # NCCL's choices, in the words of `builders`
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_series(path: Path) -> list[dict[str, Any]]:
     """Read published series.
 
     Raises:
-        ModelError: It is no such file; the text says where it is wrong, and what to write there.
+        ModelError: It is no such file; the text says where it is wrong, and how to correct it.
     """
     document = read_json(path)
     check(document, json.loads(_SCHEMA.read_text(encoding="utf-8")), str(path))

@@ -73,7 +73,7 @@ def _check_hosts(hosts: Sequence[str]) -> None:
 
 
 def _numbers(devices: Sequence[str]) -> tuple[str, list[int]]:
-    """Return what the devices are, "gpu" or "core", and their numbers."""
+    """Return the kind of the devices, "gpu" or "core", and their numbers."""
     found = [re.fullmatch(r"(gpu|core)(\d+)", device) for device in devices]
     kinds = {match[1] if match else "" for match in found}
     if kinds not in ({"gpu"}, {"core"}):

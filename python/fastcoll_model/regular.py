@@ -147,7 +147,7 @@ class _Regular(Simulation):
         return (self.shifts.negative(signal.rank), sender.channel, 0, signal.channel)
 
     def usage(self, source: int, destination: int) -> Mapping[Link, float]:
-        """Return what the transfer and all its shifted twins take of node 0's links."""
+        """Return the shares of node 0's links of the transfer and all its shifted twins."""
         if (source, destination) not in self.usages:
             add, negative = self.shifts.add, self.shifts.negative
             here = {

@@ -94,7 +94,7 @@ def moved(step: Copy | Reduce) -> list[tuple[Span, Span]]:
 
 
 class Contribution(NamedTuple):
-    """Block `block` of what `rank` gave as its input."""
+    """Block `block` of the input of `rank`."""
 
     rank: int
     block: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a schedule over a fabric and tell how long it takes.
 
-Decides what takes time:
+Decides which steps take time:
 
 - A signal arrives after the route's latency; sending it takes no time.
 - A transfer between ranks is a flow over the links of its route. Flows that share a link share its
@@ -28,7 +28,7 @@ _SAME_TIME = 1e-9  # relative: events that differ by rounding only are one
 
 
 class Event(NamedTuple):
-    """A step that took time: what a picture shows."""
+    """A step that took time, for a picture."""
 
     rank: int
     channel: int
@@ -99,7 +99,7 @@ def simulate(
 
 
 class Simulation:
-    """One run; `regular` overrides what depends on whose steps are run."""
+    """One run; `regular` overrides the parts that depend on the ranks that are run."""
 
     def __init__(
         self, schedule: Schedule, fabric: Fabric, size_bytes: float, *, trace: bool = False
@@ -135,14 +135,14 @@ class Simulation:
         return (sender.rank, sender.channel, signal.rank, signal.channel)
 
     def usage(self, source: int, destination: int) -> Mapping[Link, float]:
-        """Return what a transfer takes of each link."""
+        """Return the share of each link of a transfer."""
         key = (source, destination)
         if key not in self.usages:
             self.usages[key] = dict.fromkeys(self.fabric.route(source, destination).links, 1.0)
         return self.usages[key]
 
     def multicast_usage(self, rank: int, *, reads: bool) -> Mapping[Link, float]:
-        """Return what a load from all ranks, or a store to all, takes of each link."""
+        """Return the share of each link of a load from all ranks, or a store to all."""
         ports = [self.fabric.multicast_ports(each) for each in range(self.schedule.world_size)]
         ups, downs = zip(*ports, strict=True)
         links = (*ups, downs[rank]) if reads else (ups[rank], *downs)

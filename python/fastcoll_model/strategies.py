@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel training as sentences: which verbs, how often, over how many bytes, in which groups.
 
-Decides what each strategy says, what of it can hide behind computation, and what it needs of
-memory. Prices come from simulation, with all groups of a kind at work at the same time.
+Decides the calls of each strategy, the part that can hide behind computation, and the memory
+needed. Prices come from simulation, with all groups of a kind at work at the same time.
 
 Sources: volumes and memory of ZeRO: Rajbhandari et al. 2020 (ZeRO, SC20): 2 + 2 + 12 bytes per
 parameter with Adam and half types; tensor parallelism: Shoeybi et al. 2019 (Megatron-LM); sequence:
@@ -51,7 +51,7 @@ class Phrase:
     Attributes:
         verb: The collective, or "send".
         times: How often per step.
-        size_bytes: The larger of what a rank gives and gets, each time.
+        size_bytes: The larger of a rank's input and output, each time.
         ranks: Ranks of a group.
         links: "node", or "network" where a group spans nodes.
         time_us: All of it, per step.
@@ -146,7 +146,7 @@ class Planner:
         return sorted(sentences, key=lambda s: (bool(s.problem), -s.efficiency))
 
     def ddp(self) -> Sentence:
-        """Every rank has everything: one all_reduce of the gradients."""
+        """Return DDP: every rank has all weights; one all_reduce of the gradients."""
         everyone = consecutive(self.num_ranks, self.num_ranks)
         phrases = [self._gradients("all_reduce", everyone, self.weight_bytes)]
         return self._sentence("DDP", phrases, 1, 1, 1)
@@ -162,24 +162,24 @@ class Planner:
         return self._sentence(f"ZeRO-{stage}", phrases, 1, shared, self.num_ranks)
 
     def fsdp(self) -> Sentence:
-        """ZeRO-3, FSDP: weights are gathered layer by layer, forward and backward."""
+        """Return ZeRO-3, or FSDP: weights are gathered layer by layer, forward and backward."""
         everyone = consecutive(self.num_ranks, self.num_ranks)
         n = self.num_ranks
         return self._sentence("ZeRO-3 / FSDP", self._sharded(everyone), n, n, n)
 
     def hsdp(self) -> Sentence:
-        """FSDP within a node, all_reduce of a rank's share between nodes."""
+        """Return HSDP: FSDP within a node, all_reduce of a rank's share between nodes."""
         inside = consecutive(self.num_ranks, self.node)
         phrases = [*self._sharded(inside), self._between_replicas()]
         return self._sentence("HSDP", phrases, self.node, self.node, self.node)
 
     def tensor(self) -> Sentence:
-        """Tensor parallelism within a node: 4 all_reduces of activations per layer."""
+        """Return tensor parallelism within a node: 4 all_reduces of activations per layer."""
         phrases = [self._activations("all_reduce", 4), self._between_replicas()]
         return self._sentence("tensor x data", phrases, self.node, self.node, self.node)
 
     def sequence(self) -> Sentence:
-        """With sequence parallelism each of them is a reduce_scatter and an all_gather."""
+        """Return sequence parallelism: each all_reduce is a reduce_scatter and an all_gather."""
         phrases = [
             self._activations("reduce_scatter", 4),
             self._activations("all_gather", 4),
@@ -188,7 +188,7 @@ class Planner:
         return self._sentence("tensor + sequence x data", phrases, self.node, self.node, self.node)
 
     def expert(self) -> Sentence:
-        """Experts within a node: 4 all_to_alls of activations per layer; all weights in experts."""
+        """Return experts within a node, which hold all weights: 4 all_to_alls per layer."""
         size = self.workload.tokens * self.workload.hidden * self.workload.dtype_bytes
         inside = consecutive(self.num_ranks, self.node)
         times = 4 * self.workload.num_layers
@@ -199,7 +199,7 @@ class Planner:
         return self._sentence("expert x data", phrases, self.node, self.node, self.node)
 
     def pipeline(self) -> Sentence:
-        """A stage per node (per rank on one node), 1F1B with 4 micro-batches per stage."""
+        """Return a stage per node (per rank on one node), 1F1B with 4 micro-batches per stage."""
         several = self.num_ranks > self.node
         stages = self.num_ranks // self.node if several else self.node
         num_micro = 4 * stages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symbolic contents of a block: what was added up, and in which order."""
+"""Symbolic contents of a block: the contributions added up, and their order."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def order(value: Value) -> str:
     if value.in_switch:
         return "{" + ", ".join(order(part) for part in value.parts) + "}"
     first, *others = value.parts
-    # Additions from left to right need no brackets around what comes first.
+    # Additions from left to right need no brackets around the first ones.
     texts = [
         order(first),
         *(f"({order(o)})" if isinstance(o, Sum) and not o.in_switch else order(o) for o in others),

@@ -39,7 +39,7 @@ def build(
         num_segments: Pieces that move one after the other: pipelining for chain,
             double_binary_tree and multimem. They are pieces of a chunk, or of the whole message
             where ranks do not share it out.
-        local_size: hierarchical ones: ranks per node; without it, what divides them most evenly.
+        local_size: Of hierarchical ones: ranks per node; by default, the most even division.
 
     Raises:
         ModelError: The verb or algorithm is unknown, or the sizes don't fit.
@@ -60,7 +60,7 @@ def build(
 
 def _flat(verb: str, algorithm: str, world_size: int, root: int, num_segments: int) -> Schedule:
     recipe = RECIPES[verb, algorithm]
-    # Pipelined channels move block by block, the others whole chunks whatever their blocks.
+    # Pipelined channels move block by block, the others whole chunks.
     num_blocks = recipe.parts * num_segments * (world_size if recipe.chunked else 1)
     chunks = [_shares(recipe, part, world_size, num_blocks) for part in range(recipe.parts)]
 
@@ -78,7 +78,7 @@ def _flat(verb: str, algorithm: str, world_size: int, root: int, num_segments: i
 
 
 def _shares(recipe: Recipe, part: int, world_size: int, num_blocks: int) -> list[tuple[Piece, ...]]:
-    """Return what each rank answers for in one part of the message."""
+    """Return the blocks that each rank answers for in one part of the message."""
     if not recipe.chunked:
         width = num_blocks // recipe.parts
         return [((part * width, width),), *([()] * (world_size - 1))]
@@ -103,7 +103,7 @@ def _hierarchical(
 
 
 def stage(verb: str, team: Team, chunk_blocks: int) -> Program:
-    """Bring my input into my scratch, to the blocks of the message that it is."""
+    """Copy my input into my scratch, to its blocks of the message."""
     rank = team.ranks[team.me]
     if verb in ("broadcast", "scatter") and team.me != team.root:
         return
@@ -114,7 +114,7 @@ def stage(verb: str, team: Team, chunk_blocks: int) -> Program:
 
 
 def deliver(verb: str, team: Team, chunk_blocks: int) -> Program:
-    """Bring the result from my scratch into my output."""
+    """Copy the result from my scratch into my output."""
     rank = team.ranks[team.me]
     if verb in ("reduce", "gather") and team.me != team.root:
         return

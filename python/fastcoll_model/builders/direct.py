@@ -6,20 +6,20 @@ from fastcoll_model.schedule import EVERY, Copy, Program, Reduce, Signal, Span, 
 
 
 def reduce_scatter(team: Team) -> Program:
-    """Everyone adds its chunk over all members, in their order."""
+    """Add each member's chunk over all members, in their order."""
     yield from team.meet()
     yield from team.add(range(team.size), [team.me])
 
 
 def all_gather(team: Team) -> Program:
-    """Everyone takes every chunk from its owner, each starting at another one."""
+    """Take every chunk from its owner; each member starts at another one."""
     yield from team.meet()
     for member in range(team.me + 1, team.me + team.size):
         yield from team.pull(member, [member])
 
 
 def broadcast(team: Team) -> Program:
-    """Everyone takes the message from the root."""
+    """Take the message from the root."""
     if team.me == team.root:
         yield from (team.signal(team.me + k) for k in range(1, team.size))
     else:
@@ -28,7 +28,7 @@ def broadcast(team: Team) -> Program:
 
 
 def scatter(team: Team) -> Program:
-    """Everyone takes its chunk from the root."""
+    """Take each member's chunk from the root."""
     if team.me == team.root:
         yield from (team.signal(team.me + k) for k in range(1, team.size))
     else:
@@ -37,7 +37,7 @@ def scatter(team: Team) -> Program:
 
 
 def reduce(team: Team) -> Program:
-    """The root adds the messages of all members, in the order of the members."""
+    """Add the messages of all members at the root, in the order of the members."""
     if team.me != team.root:
         yield team.signal(team.root)
         return
@@ -46,7 +46,7 @@ def reduce(team: Team) -> Program:
 
 
 def gather(team: Team) -> Program:
-    """The root takes every chunk from its owner."""
+    """Take every chunk from its owner to the root."""
     if team.me != team.root:
         yield team.signal(team.root)
         return
@@ -56,7 +56,7 @@ def gather(team: Team) -> Program:
 
 
 def one_shot_all_reduce(team: Team) -> Program:
-    """Each member adds the messages of all members, straight into its output."""
+    """Add the messages of all members, straight into each member's output."""
     rank = team.ranks[team.me]
     yield from team.meet()
     for piece in team.pieces(team.everything()):
@@ -65,7 +65,7 @@ def one_shot_all_reduce(team: Team) -> Program:
 
 
 def multimem_reduce(team: Team, *, then_gather: bool = False) -> Program:
-    """Everyone loads its chunk, block by block, added up by the switch.
+    """Load each member's chunk, block by block, added up by the switch.
 
     With `then_gather` each block is handed to `multimem_gather` in the next channel.
     """
@@ -79,7 +79,7 @@ def multimem_reduce(team: Team, *, then_gather: bool = False) -> Program:
 
 
 def multimem_gather(team: Team, *, after_reduce: bool = False) -> Program:
-    """Everyone stores its chunk, block by block, to all members through the switch."""
+    """Store each member's chunk, block by block, to all members through the switch."""
     for start, count in team.pieces([team.me]):
         for block in range(start, start + count):
             if after_reduce:
@@ -90,7 +90,7 @@ def multimem_gather(team: Team, *, after_reduce: bool = False) -> Program:
 
 
 def multimem_broadcast(team: Team) -> Program:
-    """The root stores the message to all members through the switch."""
+    """Store the root's message to all members through the switch."""
     if team.me != team.root:
         yield team.wait(team.root)
         return
@@ -101,7 +101,7 @@ def multimem_broadcast(team: Team) -> Program:
 
 
 def multimem_to_root(team: Team) -> Program:
-    """The root loads the message, added up by the switch."""
+    """Load the message to the root, added up by the switch."""
     if team.me != team.root:
         yield team.signal(team.root)
         return

@@ -48,7 +48,7 @@ class Core(NamedTuple):
 
 
 def halving_reduce_scatter(team: Team, *, serve_guests: bool = True) -> Program:
-    """Each round: exchange with the partner half of what is left, and add the half that I keep."""
+    """Exchange half of the rest with the partner in each round, and add the half that I keep."""
     core, me = Core.of(team.size), team.me
     if core.is_guest(me):
         yield team.signal(me + 1)
@@ -72,7 +72,7 @@ def halving_reduce_scatter(team: Team, *, serve_guests: bool = True) -> Program:
 
 
 def doubling_all_gather(team: Team, *, collect_guests: bool = True) -> Program:
-    """Each round: exchange with the partner everything gathered so far."""
+    """Exchange all chunks gathered so far with the partner in each round."""
     core, me = Core.of(team.size), team.me
     if core.is_guest(me):
         if collect_guests:
@@ -97,7 +97,7 @@ def doubling_all_gather(team: Team, *, collect_guests: bool = True) -> Program:
 
 
 def doubling_all_reduce(team: Team) -> Program:
-    """Each round: exchange the whole sum so far; into fresh scratch, as the partner still reads."""
+    """Exchange the sum so far in each round, into fresh scratch, as the partner still reads."""
     core, me = Core.of(team.size), team.me
     pieces = list(team.pieces(team.everything()))
     round_blocks = sum(count for _, count in pieces)
@@ -129,7 +129,7 @@ def doubling_all_reduce(team: Team) -> Program:
 
 
 def bruck_all_gather(team: Team) -> Program:
-    """Each round: take from the member that far ahead as many chunks as I have; any team size.
+    """Take in each round as many chunks as I have, from the member so far ahead; any size.
 
     Bruck, Ho, Kipnis, Upfal and Weathersby 1997.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_to_all in its forms, and pairwise exchange for reduce_scatter.
 
-An all_to_all's scratch holds my input: chunk j is what I give to member j. Results go straight to
+An all_to_all's scratch holds my input: chunk j is for member j. Results go straight to
 the output.
 """
 
@@ -22,7 +22,7 @@ def _width(team: Team) -> int:
 
 
 def direct_all_to_all(team: Team) -> Program:
-    """Each member takes its chunk from every member, and each starts at another one."""
+    """Take my chunk from every member; each member starts at another one."""
     width = _width(team)
     yield from team.meet()
     for member in range(team.me, team.me + team.size):
@@ -30,7 +30,7 @@ def direct_all_to_all(team: Team) -> Program:
 
 
 def pairwise_all_to_all(team: Team) -> Program:
-    """In round k of n - 1 I take from the member k ahead."""
+    """Take from the member k ahead in round k of n - 1."""
     width = _width(team)
     yield from _take(team, team.me, team.me * width, width)
     for step in range(1, team.size):
@@ -40,7 +40,7 @@ def pairwise_all_to_all(team: Team) -> Program:
 
 
 def pairwise_reduce_scatter(team: Team) -> Program:
-    """In round k of n - 1 I add the part of the member k ahead (Thakur et al. 2005, 4.3)."""
+    """Add the part of the member k ahead in round k of n - 1 (Thakur et al. 2005, 4.3)."""
     for step in range(1, team.size):
         yield team.signal(team.me - step)
         yield team.wait(team.me + step)
@@ -48,7 +48,7 @@ def pairwise_reduce_scatter(team: Team) -> Program:
 
 
 def bruck_all_to_all(team: Team) -> Program:
-    """log2(n) rounds; in the round of bit b all chunks whose way has that bit go 2^b ahead.
+    """Move, in the round of bit b, all chunks whose way has that bit 2^b ahead; log2(n) rounds.
 
     The way of a chunk is how far ahead of its first owner the one is that it is meant for. A round
     writes to scratch of its own, as that of the round before may still be read (Bruck et al. 1997).
@@ -82,7 +82,7 @@ def _meet(others: list[int]) -> Program:
 
 
 def hierarchical_all_to_all(rank: int, num_nodes: int, local_size: int, width: int) -> Program:
-    """Within the node collect what goes to ranks of my place, then exchange with those.
+    """Collect the node's chunks for ranks of my place, then exchange with those ranks.
 
     So a node sends one message to each other node and rank, not local_size ones.
     """

@@ -33,7 +33,7 @@ class Between(NamedTuple):
 BETWEEN = {
     "hierarchical": Between(doubling.halving_reduce_scatter, doubling.doubling_all_gather, VERBS),
     "hierarchical_ring": Between(rings.reduce_scatter, rings.all_gather, _SHARED_OUT),
-    # Adds the nodes' sums in the order of the nodes, which is what same_bits asks for over nodes.
+    # Adds the nodes' sums in the order of the nodes, as same_bits requires over nodes.
     "hierarchical_direct": Between(
         direct.reduce_scatter, direct.all_gather, (*_SHARED_OUT, "reduce"), direct.gather
     ),
@@ -105,7 +105,7 @@ class Grid(NamedTuple):
 
 
 def phases(verb: str, grid: Grid, between: Between) -> Program:
-    """Yield what `grid.rank` does between staging and delivery."""
+    """Yield the steps of `grid.rank` between staging and delivery."""
     mates, twins = grid.mates(), grid.twins()
     if verb == "reduce":
         yield from _reduce(grid, between)

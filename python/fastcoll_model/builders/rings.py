@@ -6,7 +6,7 @@ from fastcoll_model.schedule import Program, Signal, Wait
 
 
 def reduce_scatter(team: Team, direction: int = 1) -> Program:
-    """Chunk c starts behind member c and collects each member's part on its way to c.
+    """Pass chunk c from behind member c to c; it collects each member's part on its way.
 
     Patarasuk and Yuan 2009.
     """
@@ -18,7 +18,7 @@ def reduce_scatter(team: Team, direction: int = 1) -> Program:
 
 
 def all_gather(team: Team, direction: int = 1) -> Program:
-    """Every chunk goes once round the ring."""
+    """Pass every chunk once round the ring."""
     before, behind = team.me - direction, team.me + direction
     for step in range(1, team.size):
         yield team.signal(behind)
@@ -36,7 +36,7 @@ def _segments(team: Team) -> list[Piece]:
 
 
 def chain_broadcast(team: Team) -> Program:
-    """The message goes from the root to the member before it, segment by segment."""
+    """Pass the message from the root to the member before it, segment by segment."""
     place = (team.me - team.root) % team.size
     for segment in _segments(team):
         if place > 0:
@@ -47,7 +47,7 @@ def chain_broadcast(team: Team) -> Program:
 
 
 def chain_reduce(team: Team) -> Program:
-    """Partial sums go from the member behind the root round to the root, segment by segment."""
+    """Pass partial sums from the member behind the root round to the root, by segments."""
     place = (team.root - team.me) % team.size
     for segment in _segments(team):
         if place < team.size - 1:
@@ -58,7 +58,7 @@ def chain_reduce(team: Team) -> Program:
 
 
 def chain_forward(team: Team) -> Program:
-    """Partial sums go from member 0 to the last, in rank order; the last starts `chain_back`."""
+    """Pass partial sums from member 0 to the last, in rank order; it starts `chain_back`."""
     for segment in _segments(team):
         if team.me > 0:
             yield team.wait(team.me - 1)
@@ -68,7 +68,7 @@ def chain_forward(team: Team) -> Program:
 
 
 def chain_back(team: Team) -> Program:
-    """The result goes from the last member back to member 0."""
+    """Pass the result from the last member back to member 0."""
     for segment in _segments(team):
         if team.me == team.size - 1:
             yield Wait(team.ranks[team.me], team.channel - 1)

@@ -23,7 +23,7 @@ def _parent(place: int) -> int:
 
 
 def reduce(team: Team) -> Program:
-    """Sums go up a binomial tree to the root."""
+    """Pass sums up a binomial tree to the root."""
     place = (team.me - team.root) % team.size
     for child, _ in _children(place, team.size):
         yield team.wait(team.root + child)
@@ -33,7 +33,7 @@ def reduce(team: Team) -> Program:
 
 
 def broadcast(team: Team) -> Program:
-    """The message goes down a binomial tree, to the largest subtree first."""
+    """Pass the message down a binomial tree, to the largest subtree first."""
     place = (team.me - team.root) % team.size
     if place:
         yield team.wait(team.root + _parent(place))
@@ -43,7 +43,7 @@ def broadcast(team: Team) -> Program:
 
 
 def gather(team: Team) -> Program:
-    """Chunks go up a binomial tree to the root, each subtree's together."""
+    """Pass chunks up a binomial tree to the root, each subtree's together."""
     place = (team.me - team.root) % team.size
     for child, end in _children(place, team.size):
         yield team.wait(team.root + child)
@@ -53,7 +53,7 @@ def gather(team: Team) -> Program:
 
 
 def scatter(team: Team) -> Program:
-    """Chunks go down a binomial tree, each subtree's together."""
+    """Pass chunks down a binomial tree, each subtree's together."""
     place = (team.me - team.root) % team.size
     if place:
         yield team.wait(team.root + _parent(place))
@@ -101,7 +101,7 @@ def _family(team: Team, tree: int) -> tuple[int, int, list[int]]:
 
 
 def pipelined_reduce(team: Team, tree: int, *, then_broadcast: bool = False) -> Program:
-    """Sums go up one of the two trees, block by block.
+    """Pass sums up one of the two trees, block by block.
 
     With `then_broadcast` the root hands each block to `pipelined_broadcast` in the next channel.
     """
@@ -118,7 +118,7 @@ def pipelined_reduce(team: Team, tree: int, *, then_broadcast: bool = False) -> 
 
 
 def pipelined_broadcast(team: Team, tree: int, *, after_reduce: bool = False) -> Program:
-    """The message goes down one of the two trees, block by block."""
+    """Pass the message down one of the two trees, block by block."""
     place, parent, children = _family(team, tree)
     for start, count in team.pieces(team.everything()):
         for block in range(start, start + count):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what this machine has to a machine of the model, as its file would say it.
+"""From the parts of this machine to a machine of the model, in the words of its file.
 
-Decides what the wires are worth, with the source of every number: what the hardware says, and
-assumptions where it says nothing. A machine of its GPUs if there are any, else of its cores.
+Decides the bandwidth and latency of the wires, with the source of every number: the hardware, or
+an assumption where the hardware does not tell. A machine of its GPUs if there are any, else of its
+cores.
 """
 
 from collections.abc import Iterable
@@ -77,7 +78,7 @@ def _of_cores(found: Local, name: str) -> Json:
 
 
 def _cache_of(core: Core) -> tuple[str, int, int]:
-    """Return what two cores have in common if they share their last cache."""
+    """Return the common part of two cores that share their last cache."""
     return core.cache, core.socket, core.node
 
 

@@ -67,7 +67,7 @@ class LocalGpu:
 
 @dataclass(frozen=True)
 class Local:
-    """Everything that was found, and what could not be read."""
+    """All parts that were found, and the problems with the others."""
 
     cores: tuple[Core, ...]
     node_distances: dict[tuple[int, int], int]
@@ -192,7 +192,7 @@ class _Nvml:
             return default
 
     def ask_or(self, question: Callable[[Any], T], default: T) -> T:
-        """The same for what many machines lack, without a note."""
+        """Return the answer, or the default without a note: for parts that many machines lack."""
         try:
             return question(self._nvml)
         except Exception:
@@ -258,7 +258,7 @@ def _add_nvlinks(asked: _Nvml, gpu: LocalGpu, by_pci: dict[str, str]) -> None:
 
 
 def find(usable_cpus: Iterable[int], sysfs: Path = SYSFS, nvml: Any = None) -> Local:
-    """Return what this machine has; never raises.
+    """Return the parts of this machine; never raises.
 
     Args:
         usable_cpus: The CPUs to look at.

@@ -40,7 +40,7 @@ class Machine:
 
     Attributes:
         ranks: The devices that ranks run on, in the order of ranks. Traffic does not pass through
-            them: what is no rank (a switch, a socket, a card) forwards.
+            them: a device that is no rank (a switch, a socket, a card) forwards.
         wires: (device, device) -> wire, both ways.
         nics: Which network card a rank uses.
         multicast: The switch that can add and multicast, or "".
@@ -161,7 +161,7 @@ def load_machine(name: str) -> Machine:
 
 
 def machine_of(document: object, path: str) -> Machine:
-    """Return the machine of a document; `path` is what a refusal calls it.
+    """Return the machine of a document; `path` is its name in a refusal.
 
     Raises:
         ModelError: The document contradicts itself or the schema.
@@ -197,7 +197,7 @@ def _known(devices: Iterable[str], ranks: Sequence[str], where: str) -> None:
 
 
 def _connected(machine: Machine, path: str) -> None:
-    """Refuse what names devices that aren't there, or that nothing leads to."""
+    """Refuse wires to missing devices, and devices without a way to them."""
     for i, rank in enumerate(machine.ranks):
         if rank not in machine.neighbours and len(machine.ranks) > 1:
             raise ModelError(f"{path}: at ranks/{i}: no link leads to {rank!r}")
