@@ -30,7 +30,7 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     try:
         return program(rank, *args)
     finally:
-        fastcoll.destroy()  # also what was made for groups of Gloo
+        fastcoll.destroy()  # also the groups made for groups of Gloo
         dist.destroy_process_group()
 
 
@@ -94,7 +94,7 @@ def in_cpp(rank: Rank) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def no_caches(compiler: str) -> Iterator[None]:
-    """Let inductor compile everything anew: what it keeps on disk hides what has changed."""
+    """Let inductor compile everything anew: its cache on disk would hide changes."""
     if compiler != "inductor":
         yield
         return

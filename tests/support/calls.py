@@ -162,7 +162,7 @@ def words_in(call: Call, rank: int, world: int) -> np.ndarray:
     return np.take(base, np.arange(start, start + count), mode="wrap")
 
 
-# ---- what must come out ---------------------------------------------------------------------
+# ---- expected results -----------------------------------------------------------------------
 
 
 def expected(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a verb: every dtype, operation and algorithm; sizes, roots and placements take turns.
 
-Decides what is drawn for a group of some size, within the limits of how it is called. Knows no
+Decides the calls of a group of some size, within the limits of its site. Knows no
 group; `sites.py` does.
 """
 
@@ -21,7 +21,7 @@ ALGORITHMS = ("auto", *names_for(Verb.all_reduce))
 IN_ANY_ORDER = in_any_order()
 IN_RANK_ORDER = tuple(name for name in ALGORITHMS if name not in IN_ANY_ORDER)
 PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
-# A float, a half type, an integer, pairs of floats, 8 bits of a float, and what has no sum.
+# A float, a half type, an integer, pairs of floats, 8 bits of a float, and a type without sums.
 KINDS_OF_DTYPE = ("float32", "bfloat16", "int64", "complex64", "float8_e4m3fn", "bool")
 OFFSETS = (0, 0, 1, 2, 3, 4, 7, 8, 13, 16, 64)
 

@@ -273,7 +273,7 @@ class Links:
 
 
 def _descriptors() -> dict[str, str]:
-    """Return the open descriptors and what they are of."""
+    """Return the open descriptors and their files."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the folder itself, closed by now
@@ -297,7 +297,7 @@ def fake_driver() -> Iterator[Driver]:
     assert fake.mapped == {}, "memory left behind"
     assert device._offers == {}
     assert device._parked == []
-    # Not the other way round: what an earlier test left to the garbage collector may be gone.
+    # Not the other way round: leftovers of an earlier test may be collected by now.
     new = {fd: where for fd, where in _descriptors().items() if fd not in fds_before}
     assert new == {}, "descriptors left behind"
 

@@ -49,8 +49,8 @@ class Core:
 
     Attributes:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch;
-            "add" for each addition of what NCCL brought.
-        algorithms: Of each launch; what the switch would add is added by two_shot here.
+            "add" for each addition of parts that NCCL brought.
+        algorithms: Of each launch; sums of the switch are made by two_shot here.
         shapes: Of each launch, where another one than the plan's was asked for.
         words: The answer of `verdict`.
         launched_in: The stream of each launch and batch.
@@ -276,7 +276,7 @@ def fake_gpu(
     side = DeviceGroup.__new__(DeviceGroup)
     side.device, side._host, side._core = 0, comm, core  # type: ignore[assignment]
     terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers)
-    shares = 1 if not no_multicast else comm.world_size  # a switch adds what different GPUs hold
+    shares = 1 if not no_multicast else comm.world_size  # a switch adds over different GPUs
     side.terms = dataclasses.replace(terms, no_multicast=no_multicast, ranks_per_gpu=shares)
     side._nccl = Nccl(comm, 0, core)
     side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}

@@ -74,7 +74,7 @@ class Lane(fake_gpu.Gloo):
     def abort(self) -> None:
         self.transfers.append("abort")
         self.is_aborted = True
-        # Gloo's own would wait for what never ends: the group stays until the process ends.
+        # Gloo's own abort would wait for ever: the group stays until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:

@@ -130,7 +130,7 @@ def slow_gpu() -> Iterator[SimpleNamespace]:
 def slow_node_gpus(comm: Any, *about: Any) -> Iterator[SimpleNamespace]:
     """Put `comm`, a group over nodes, on such GPUs; collective. `about`: see `fake_node_gpus`.
 
-    Yields what `slow_gpu` does, with what `fake_node_gpus` yields as `fake`.
+    Yields the value of `slow_gpu`; its `fake` is the value of `fake_node_gpus`.
     """
     from tests.support.fake_nodes import fake_node_gpus  # only now: builds without a GPU part can't
 

@@ -33,8 +33,8 @@ from typing import Any, ClassVar
 DEADLINE_S = 60.0
 # Inside the deadline: a rank that waits for ever is the library's to report first.
 TIMEOUT_S = 20.0
-# How late a loaded machine may be with what is done at once; inside the limit that would be waited
-# for otherwise.
+# The delay that a loaded machine may have in an immediate step. It is below the timeout that a
+# wait would take otherwise.
 LATE_S = 10.0
 # Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
 # 2 s of a fresh interpreter.
@@ -177,7 +177,7 @@ def be_patient() -> None:
 
 
 def rank_main(conn: Any, me: Rank, log: str, store: tuple[str, int, str], setup: Setup) -> None:
-    """Do what the pool asks for, until it asks for nothing more."""
+    """Run the pool's functions until it sends no more."""
     # All output of a rank goes to its log, which is shown when the rank fails.
     with open(log, "a") as log_file:
         os.dup2(log_file.fileno(), 1)
@@ -194,7 +194,7 @@ def rank_main(conn: Any, me: Rank, log: str, store: tuple[str, int, str], setup:
     import torch
     import torch.distributed as dist
 
-    gc.freeze()  # else each collection of what is left over looks through all of torch
+    gc.freeze()  # else each garbage collection looks through all of torch
     torch.set_num_threads(1)
     address, port, prefix = store
     me.store = dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False))
@@ -268,7 +268,7 @@ class Pool:
         self._store.wait([event], datetime.timedelta(seconds=DEADLINE_S))
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Send the ranks work; `finish` or `outcomes` collects what comes of it."""
+        """Send the ranks work; `finish` or `outcomes` collects the results."""
         for conn in self._conns:
             # A rank that died meanwhile is reported when the outcomes are collected.
             with contextlib.suppress(BrokenPipeError):
@@ -280,7 +280,7 @@ class Pool:
         return self.finish(deadline_s)
 
     def finish(self, deadline_s: float = DEADLINE_S) -> list[Any]:
-        """Collect what `start` started; any failure ends the pool."""
+        """Collect the results of `start`; any failure ends the pool."""
         outcomes = self.collect(deadline_s)
         failed = [outcome.describe() for outcome in outcomes if not outcome.ok]
         if failed:
@@ -291,7 +291,7 @@ class Pool:
     def outcomes(
         self, function: Callable[..., Any], *args: Any, deadline_s: float = DEADLINE_S
     ) -> list[Outcome]:
-        """Run on every rank and return what became of each, for tests of failures."""
+        """Run on every rank and return the outcome of each, for tests of failures."""
         self.start(function, *args)
         return self.collect(deadline_s)
 
@@ -302,7 +302,7 @@ class Pool:
         try:
             return self._collect(deadline_s, ranks)
         except BaseException:
-            # Left open, it would answer the next test with what this one asked.
+            # Left open, it would answer the next test with the results of this one.
             self.close(grace_s=0.2)
             raise
 
@@ -362,7 +362,7 @@ class Pool:
 
 
 class Pools:
-    """Pools by what they are started with, on demand and again when broken.
+    """Pools by their setup, started on demand and again when broken.
 
     An idle rank keeps the memory of its largest call, up to 0.6 GB. So all Pools of this process
     together keep MAX_IDLE_RANKS: the pool that was used longest ago is closed first.

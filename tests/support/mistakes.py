@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes that programs of torch.distributed make, and what every rank must be told of each.
+"""Mistakes that programs of torch.distributed make, and the error of each on every rank.
 
 On Gloo each of them aborts a process, gives garbage or waits for the whole limit without naming a
 rank. All run on three ranks; rank 1 is the one that errs.

@@ -54,7 +54,7 @@ class FloatFormat:
 
     @property
     def overflow(self) -> int:
-        """Bits of what a magnitude too large becomes."""
+        """Bits of the result of an overflow."""
         return self.infinity if self.has_infinity else self.infinity - 1
 
     def is_nan(self, bits: Bits) -> Bits:

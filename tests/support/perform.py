@@ -39,7 +39,7 @@ PARTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 _arenas: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
 
 
-Result = tuple[np.ndarray, str]  # the bits of the output; what else is wrong, or nothing
+Result = tuple[np.ndarray, str]  # the bits of the output; another problem, or ""
 
 
 def check(
@@ -99,7 +99,7 @@ class Memory:
     """An argument's memory: a tensor or array in the middle of poisoned bytes."""
 
     def __init__(self, dtype: str, numel: int, place: Place, arena: torch.Tensor | None) -> None:
-        """Lay `numel` elements at a place; `arena` is what a symmetric place is cut from."""
+        """Lay `numel` elements at a place; a symmetric place is cut from `arena`."""
         arena = arena if place.kind == "symmetric" else None
         self._size = oracle.itemsize(dtype)
         self._word = oracle.word_of(dtype)
@@ -142,7 +142,7 @@ class Memory:
         self._cells[first : first + len(rows)] = rows
 
     def put_back(self, part: slice, copy: np.ndarray) -> None:
-        """Make some elements what they were when all bytes were copied."""
+        """Restore some elements from a copy of all bytes."""
         before = copy[len(self._before) : len(copy) - len(self._after)]
         rows = before.reshape(len(self._cells), self._size + self._gaps.shape[1])
         self._cells[part] = rows[part, : self._size]
@@ -198,7 +198,7 @@ class Started:
         self.work = (start or make)(comm, call, ins, outs, async_op)
 
     def result(self) -> Result:
-        """Wait if it is asynchronous; the bits of the output, and what else is wrong."""
+        """Wait if it is asynchronous; return the output's bits, and another problem if any."""
         if self.work is not None:
             self.work.wait()
         call, shared = self._call, self._input is self._output
@@ -280,7 +280,7 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
         given["op"] = getattr(fastcoll.ReduceOp, call.op)
     if call.verb in ROOTED:
         given["dst" if call.verb in ("gather", "reduce") else "src"] = call.root
-    # Defaults are left out: what is given takes a slower way through the library.
+    # Defaults are left out: given arguments take a slower way through the library.
     options = {"algorithm": "auto", "numerics": None}
     given |= {
         name: getattr(call, name) for name, usual in options.items() if getattr(call, name) != usual

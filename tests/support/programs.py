@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests build and run: compilers, model checkers, what they produce.
+"""Programs that tests build and run: compilers, model checkers, and their products.
 
-Decides what a missing tool means, and reads the table of mutations that these tests prove.
+Decides the result of a missing tool, and reads the table of mutations that these tests prove.
 """
 
 import importlib.util

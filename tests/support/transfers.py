@@ -123,7 +123,7 @@ def nobody_sends(rank: Rank) -> list[Attempt]:
 
 
 def check_errors(name: str, rows: list[list[Attempt]]) -> None:
-    """Check what the ranks of one of the programs above were told."""
+    """Check the errors of the ranks of one of the programs above."""
     for one in (one for row in rows for one in row):
         assert one.seconds < LATE_S, one
     if name == "wrong_by_itself":

@@ -106,7 +106,7 @@ CASES = [
 
 
 def explore(case: Case, folder: Path) -> str:
-    """Return what spin's verifier says."""
+    """Return the output of spin's verifier."""
     switches = [f"-D{name}" for name in (*case.settings, case.mutation) if name]
     shutil.copy(HERE / f"{case.model}.pml", folder)
     # A bug is found sooner than a better program is compiled.

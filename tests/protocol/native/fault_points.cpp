@@ -35,7 +35,7 @@ struct {
   unsigned delay_us = 0;
 } state;
 
-// Memory that ranks share: a region, or what symmetric tensors lie in.
+// Memory that ranks share: a region, or the memory of symmetric tensors.
 struct Range {
   uintptr_t begin, end;
   bool is_region;
@@ -149,7 +149,7 @@ FOR_TESTS const char* fault_points_name(int point) {
   return name.c_str();
 }
 
-// Shared memory of this process; what was watched before is forgotten if `is_first`.
+// Shared memory of this process; earlier ranges are forgotten if `is_first`.
 FOR_TESTS void fault_points_watch(uintptr_t begin, uintptr_t end, bool is_region, bool is_first) {
   using namespace fault_points;
   if (is_first) num_ranges = 0;

@@ -48,7 +48,7 @@ class Bytes {
   size_t size_;
 };
 
-// Damage words here and there: where, by which way, with what.
+// Damages words here and there; the bytes choose the places, the ways and the values.
 void damage(Bytes& bytes, std::byte* begin, size_t num_bytes) {
   for (int left = bytes.next<uint8_t>() % 16; left > 0 && !bytes.empty(); --left) {
     const size_t at = bytes.next<uint16_t>() % (num_bytes / sizeof(uint64_t)) * sizeof(uint64_t);
@@ -126,7 +126,7 @@ void read_program(Bytes& bytes) {
   }
 }
 
-// ---- what a pad tells of its calls, and a verdict -----------------------------------------------
+// ---- the calls in a pad, and a verdict ----------------------------------------------------------
 
 void read_status(Bytes& bytes) {
   static Machine machine;
@@ -161,7 +161,7 @@ void read_status(Bytes& bytes) {
   }
 }
 
-// ---- what a rank left in its socket -------------------------------------------------------------
+// ---- the message that a rank left in its socket -------------------------------------------------
 
 void hear_farewell(Bytes& bytes) {
   int sockets[2];

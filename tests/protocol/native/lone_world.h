@@ -115,7 +115,7 @@ class World {
   std::vector<std::unique_ptr<LoneHost>> hosts_;
 };
 
-// Times are not what a test can know: "0.0312 s" becomes "T s", "31 ms" becomes "T ms".
+// A test can't know times: "0.0312 s" becomes "T s", "31 ms" becomes "T ms".
 inline std::string without_times(const std::string& text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {

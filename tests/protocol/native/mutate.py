@@ -270,7 +270,7 @@ def run_round(
     end: float,
     jobs: int,
 ) -> Iterator[tuple[Mutation, str | None]]:
-    """Run the checks of a killer; yield what kills each mutation, in order."""
+    """Run the checks of a killer; yield the check that kills each mutation, in order."""
 
     def run_one(pair: tuple[int, Mutation]) -> tuple[Mutation, str | None] | None:
         number, mutation = pair

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what can be mutated in a C++ source, and writes all mutations into it, each with a switch.
+"""Finds the mutations of a C++ source, and writes all of them into it, each with a switch.
 
 Decides what a mutation is. Works on the text: the operators below rely on clang-format's spaces.
 A mutation only wraps or replaces tokens, so that nested ones stand side by side; see mutant.h.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Calls whose statement no mutation drops: what they say ends the function that they stand in.
+# Calls whose statement no mutation drops: they end the function that they stand in.
 KEPT_CALLS = re.compile(
     r"(?:if|for|while|switch|return|throw|void|asm|static_assert|sizeof|decltype|constexpr)\b"
     r"|[A-Z_]+$|.*\b(?:fail\w*|throw_\w+|rethrow_exception|abort|exit)$"
@@ -76,7 +76,7 @@ class _Source:
     file: str
     text: str
     first_id: int
-    code: str = ""  # the text, with blanks for what is no code
+    code: str = ""  # the text, with blanks where it is no code
     mutations: list[Mutation] = field(default_factory=list)
     edits: list[_Edit] = field(default_factory=list)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class _Source:
 
 
 def blank_out(text: str) -> str:
-    """Replace by blanks what is no code, and constants, which no switch can reach."""
+    """Replace by blanks text that is no code, and constants, which no switch can reach."""
     tokens = re.compile(
         r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\])'|^ *#(?:\\\n|[^\n])*",
         re.DOTALL | re.MULTILINE,

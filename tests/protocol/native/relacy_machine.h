@@ -20,7 +20,7 @@ uint64_t load(const void* word, Order order);
 // The memory of the word gets the value, too, for its owner to read plainly.
 void store(uint64_t* word, uint64_t value, Order order);
 void store(uint32_t* word, uint32_t value, Order order);
-// 0 -> value; returns what the word holds then.
+// 0 -> value; returns the word's value then.
 uint64_t set_once(uint64_t* word, uint64_t value, Order order);
 void increment(uint32_t* word, Order order);
 
@@ -34,9 +34,9 @@ struct Scenario {
   std::function<void()> before;  // of every iteration; all words are 0
   std::function<void(int)> thread;
   // Sleeps have no limit, so that a rank not woken is a finding, and there is membarrier. Elsewhere
-  // it would hide what is not ordered without it.
+  // it would hide accesses that are not ordered without it.
   bool wakes_all = false;
-  bool has_barrier = true;  // membarrier does what it says
+  bool has_barrier = true;  // membarrier works
 };
 
 // False: there was a finding, and it was printed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ programs of bench/: that they compile, run, and are read right; not what they measure."""
+"""The C++ programs of bench/ compile, run, and are read right; their figures are not tested."""
 
 import json
 import runpy

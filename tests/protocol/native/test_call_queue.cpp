@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of asynchronous calls under threads: order, one call at a time, what is known when.
-// Exits 0, or says what went wrong.
+// The queue of asynchronous calls under threads: order, one call at a time, the end of calls.
+// Exits 0, or prints the fault.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

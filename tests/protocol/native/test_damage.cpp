@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A peer's words, damaged one at a time: rank 1 publishes a place, a size or a count that none of
-// its memory has. Every rank must end with the same error, which names rank 1, and nobody may look
-// where it points (AddressSanitizer).
+// its memory has. Every rank must end with the same error, which names rank 1. No rank may read at
+// that place (AddressSanitizer).
 //
 //   test_damage [correct|unchecked_places [timeout_s]]
 #include <sched.h>

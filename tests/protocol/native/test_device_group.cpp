@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group's GPU side on a CUDA runtime made of counters: what waits for the device, and when.
+// A group's GPU side on a CUDA runtime made of counters: the calls that wait for the device.
 //
 // The runtime's functions that wait for running kernels, as cudaFree does, are noted. Ends with
 // "all well", or with the first complaint.
@@ -90,7 +90,7 @@ cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStre
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
-// By its symbol: how many arguments it has depends on the toolkit, but not what the first ones are.
+// By its symbol: the number of its arguments depends on the toolkit, but not the first ones.
 cudaError_t capture_info(cudaStream_t,
                          cudaStreamCaptureStatus*) __asm__("cudaStreamGetCaptureInfo");
 cudaError_t capture_info(cudaStream_t, cudaStreamCaptureStatus* status) {
@@ -126,8 +126,7 @@ std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, 
 
 }  // namespace fastcoll
 
-// ---- what is looked at
-// ---------------------------------------------------------------------------
+// ---- the checks --------------------------------------------------------------------------------
 
 using namespace fastcoll;
 
@@ -171,7 +170,7 @@ void a_group_that_nobody_closed_leaves_nothing() {
   demand(allocated.empty(), "memory left behind");
 }
 
-// Threads that hold the GIL ask for the verdict; what they must never do is wait for a kernel.
+// Threads that hold the GIL ask for the verdict; they must never wait for a kernel.
 void the_verdict_is_there_while_close_waits() {
   auto group = make();
   is_waiting = go_on = false;

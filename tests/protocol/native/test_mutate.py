@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mutation run itself: what it finds in a source, what it reports, what it may let survive."""
+"""The mutation run itself: the mutations of a source, the reports, the allowed survivors."""
 
 import re
 import time

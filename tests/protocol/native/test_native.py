@@ -45,12 +45,12 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Build:
-    """How a program is compiled, what that takes, and the command that runs the result."""
+    """How a program is compiled, the tools for that, and the command that runs the result."""
 
     flags: tuple[str, ...]
     compiler: str = "g++"
     runner: tuple[str, ...] = ()
-    # Only for what the machine of relacy_machine.h watches, not for the machine itself.
+    # Only for code that the machine of relacy_machine.h watches, not for the machine itself.
     watched: tuple[str, ...] = ()
     link: tuple[str, ...] = ()
     header: str = ""

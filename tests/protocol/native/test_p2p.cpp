@@ -58,7 +58,7 @@ struct Planned {
 
 uint64_t value_of(const Planned& one, size_t i) { return mix64(one.salt + i); }
 
-// From one word to more than the ring holds, and what is copied out of its owner's memory. Some
+// From one word to more than the ring holds, and to sizes copied out of their owner's memory. Some
 // pairs have more messages than a channel has places.
 std::vector<Planned> draw(std::mt19937_64& random, int world_size) {
   constexpr size_t kMost[] = {1, 28, 200, 6000, 100000};

@@ -35,7 +35,7 @@ using machine::Order;
 
 namespace {
 
-// ---- what is weakened ---------------------------------------------------------------------------
+// ---- weakened orders ----------------------------------------------------------------------------
 
 struct Mutation {
   Which word = Which::none;
@@ -281,7 +281,7 @@ void run_status(int rank) {
   }
 }
 
-// ---- waits: what a rank notes of a wait, seen from outside --------------------------------------
+// ---- waits: the notes of a rank about a wait, seen from outside ---------------------------------
 
 void run_waits(int rank) {
   if (rank < num_ranks) {

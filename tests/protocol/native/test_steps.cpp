@@ -163,7 +163,7 @@ void halve_calls() {
   require(!halves(2, all_gather, Algorithm::direct, kInPlace), "one that is read where it lies");
 }
 
-// The room that a call asks for in a slot is what it writes there.
+// A call writes exactly the bytes of a slot that it asks for.
 void ask_for_room() {
   for (const int world_size : {2, 3, 7})
     for (const Verb verb : {Verb::all_gather, Verb::all_to_all, Verb::scatter})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of the operating system, each by itself: CPUs, sleeps, what became of other processes, and
+// Calls of the operating system, each by itself: CPUs, sleeps, the end of other processes, and
 // their memory. Needs no group.
 //
 //   test_system

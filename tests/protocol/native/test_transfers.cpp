@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives one step at a time: what ends them, what an error says, word for word, and
-// which message a receive takes. All ranks are in one thread (lone_world.h).
+// Sends and receives one step at a time: their ends, the text of errors, word for word, and the
+// message that a receive takes. All ranks are in one thread (lone_world.h).
 //
 //   test_transfers
 #include <sys/socket.h>
@@ -103,7 +103,7 @@ void name_transfers() {
                 ErrorKind::timeout, 6);
 }
 
-// Rank 0 receives from rank 1; `blocked`: what the others say that they wait in, from rank 1 on.
+// Rank 0 receives from rank 1; `blocked`: the waits that the others show, from rank 1 on.
 void require_chain(const std::vector<uint64_t>& blocked, const std::string& text, uint64_t ranks,
                    const std::function<void(World&)>& prepare = {},
                    const std::function<void(GroupOptions&)>& change = {}) {

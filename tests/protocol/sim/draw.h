@@ -156,7 +156,7 @@ Step draw_step(Random& random, int world, const std::string& only) {
     place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
     step.places.push_back(place);
   }
-  // One place on all ranks, which is what the switch can use.
+  // One place on all ranks, which the switch can use.
   if (step.algorithm == Algorithm::multimem && pick(random, 2) == 0)
     step.places.assign(size_t(world), step.places[0]);
   for (int rank = 0; rank < world; ++rank)

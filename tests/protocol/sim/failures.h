@@ -88,7 +88,7 @@ inline void absent(const Choice& choice, Random& random) {
   }
 }
 
-// One rank calls `other`, then all call twice what the rest has called. No limit: it must be seen.
+// One rank calls `other`, then all repeat the call of the rest twice. No limit: it must be seen.
 inline void mismatch(const Step& step, const Step& other, Random& random) {
   Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
   const int odd = int(pick(random, kWorld));
@@ -225,7 +225,7 @@ inline int run_mismatch(uint64_t num_seeds) {
         mismatch(step, with_inputs(rooted, random), random);
       }
       if (choice.verb == Verb::all_to_all && !choice.ll) {
-        // The same plan on all ranks, but one counts differently what goes to rank 0 and 1.
+        // The same plan on all ranks, but one has other counts for ranks 0 and 1.
         Step counted = step, miscounted = step;
         counted.even = miscounted.even = false;
         for (auto& row : miscounted.splits) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that adds what NCCL brought: the parts of all ranks in one rank's memory.
+// The kernel that adds parts that NCCL brought: those of all ranks in one rank's memory.
 #pragma once
 
 #include "draw.h"

@@ -25,8 +25,7 @@ struct Transfer {
 };
 
 inline constexpr size_t kDataBytes = size_t{1} << 20;
-inline constexpr size_t kPairDataBytes =
-    kDataBytes / kMaxGpuWorld;  // of what one rank sends another
+inline constexpr size_t kPairDataBytes = kDataBytes / kMaxGpuWorld;  // from one rank to another
 inline constexpr unsigned char kFiller = 0xa5;
 inline constexpr size_t kMarginBytes = 32;
 
@@ -75,7 +74,7 @@ class Machine {
   // The checks of a call: its output; that, unless the rank has a verdict by then; nothing.
   enum class Checks { output, unless_failed, nothing };
 
-  // One rank's part of a call. lies: changes what the kernel is told. Streams of a rank don't wait
+  // One rank's part of a call. lies: alters the kernel's arguments. Streams of a rank don't wait
   // for each other.
   void enqueue(const Step& step, int rank, KernelFn kernel, Checks checks = Checks::output,
                const std::function<void(DeviceCall&)>& lies = nullptr, int stream = 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that adds what several nodes have summed.
+// The kernel that adds the sums of several nodes.
 #pragma once
 
 #include "cuda/partials.cuh"
@@ -37,7 +37,7 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
     const bool narrow = dtype == DType::float16 || dtype == DType::float8_e4m3fn;
     const bool widened = narrow && pick(random, 2) == 0;
     const size_t num_rows = 1 + pick(random, kMaxPartials), numel = swaps ? 200 : pick(random, 300);
-    const int world = int(num_rows * (1 + pick(random, 8)));  // what an average divides by
+    const int world = int(num_rows * (1 + pick(random, 8)));  // the divisor of an average
     const size_t elem = dtype_size(dtype), stride = numel * (widened ? sizeof(float) : elem);
     std::vector<std::vector<uint64_t>> rows(num_rows, std::vector<uint64_t>(stride / 8 + 1));
     std::vector<unsigned char> output(numel * elem + kMarginBytes, kFiller);

@@ -10,8 +10,8 @@
 
 namespace fastcoll::sim {
 
-// misled: the rank whose mapping of `astray`'s region is wrong, or -1. Returns by rank what each
-// kernel told it.
+// misled: the rank whose mapping of `astray`'s region is wrong, or -1. Returns by rank the answers
+// of each kernel.
 struct Seen {
   uint32_t got[kMaxGpuWorld], sum[kMaxGpuWorld], stored[kMaxGpuWorld];
 };
@@ -57,7 +57,7 @@ inline int run_probes(uint64_t num_seeds) {
       for (int type = 0; type < kProbeTypes; ++type)
         as_expected = as_expected && (mine.sum[type] == 1) == (rank != misled);
       for (int peer = 0; peer < world; ++peer) {
-        // The misled rank reads elsewhere, and what it writes does not arrive.
+        // The misled rank reads elsewhere, and its writes do not arrive.
         const uint32_t pushed = rank == astray && peer == misled ? 0 : 1;
         const uint32_t pulled = rank == misled && peer == astray ? 0 : 2;
         as_expected =

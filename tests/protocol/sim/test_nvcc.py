@@ -80,7 +80,7 @@ __global__ void planted(uint64_t* word) {
 class Compiled:
     """One source for one architecture."""
 
-    ptxas: str  # what ptxas says of registers and stack
+    ptxas: str  # the output of ptxas about registers and stack
     ptx: str
     cubin: Path
 
@@ -163,7 +163,7 @@ def planted(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     }
 
 
-# All of it: what a compiler makes of a source depends on nothing else.
+# All sources: the output of a compiler depends on nothing else.
 pytestmark = [pytest.mark.proof(*CPP), pytest.mark.native, pytest.mark.timeout(900)]
 
 
@@ -216,7 +216,7 @@ def test_the_switch_is_spoken_to_as_it_understands(
     words = [
         "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2",
         "multimem.st.relaxed.sys.global.v4.f32",
-        "fence.proxy.alias;",  # before what is published, see kernels/README.md
+        "fence.proxy.alias;",  # before data is published, see kernels/README.md
     ]
     assert all(word in compiled.ptx for word in words)
     assert not any(word in planted["relaxed"].ptx for word in words)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planted bugs, each a change to Protocol, or to what the kernels run on. That a test sees them
-// shows that it can. They are switched on at run time: kernels of their own for each would take a
-// minute to compile.
+// The planted bugs, each a change to Protocol, or to the machine of the kernels. They show that a
+// test can see such a bug. They are switched on at run time: kernels of their own for each would
+// take a minute to compile.
 #pragma once
 
 #include <map>
