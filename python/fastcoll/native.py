@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to C++: every module of the package takes the extensions from here.
+"""The only import of C++: every module of the package takes the extensions from here.
 
-An extension has no Python source, so a direct import of it reads as one of the package's face.
+An extension has no Python source. So the import contracts take a direct import of it for an import
+of the package `fastcoll` itself.
 """
 
 import fastcoll._C as _C

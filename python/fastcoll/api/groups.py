@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which group a call means, also where that group is made at its first use.
+"""Finds the group of a call, or makes it at its first use.
 
 Decides the meaning of `group=` and of ranks given with it, and which communicator stands for a
 torch process group. Must not know the use of the groups.
@@ -67,7 +67,7 @@ class _State:
         """Begin anew in a forked child: a thread that it has not may hold its parent's lock."""
         self.lock = threading.RLock()
         # Kept: the server of torch's store lives as long as its object. By process, as a child that
-        # asked over its parent's connection would take the parent's answers.
+        # used its parent's connection would take the parent's answers.
         self.stores: dict[env.Launch, Store] = {}
         _stores.append(self.stores)
 
@@ -202,7 +202,7 @@ def rank_in(
     group_rank: int | None = None,
     default: int | None = None,
 ) -> int:
-    """Return the group rank for a rank argument. With a torch process group that is a global rank.
+    """Return the group rank for a rank argument, which is global with a torch process group.
 
     Args:
         group: The call's argument `group`.

@@ -192,7 +192,7 @@ def monitored_barrier(
     timeout: float | timedelta | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Wait until every rank has come here; the error names all that have not. Collective.
+    """Wait until every rank makes this call; the error names all missing ranks. Collective.
 
     Args:
         group: A Communicator or a torch process group; None is the default group.

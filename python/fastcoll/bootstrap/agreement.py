@@ -55,7 +55,7 @@ def ranks_in(word: int) -> list[int]:
 
 
 class Agreement:
-    """One rank's sight of it."""
+    """One rank's state of the agreement."""
 
     def __init__(self, rank: int, world_size: int, now_s: float, limit_s: float) -> None:
         self._rank = rank

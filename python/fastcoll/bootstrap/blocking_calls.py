@@ -51,7 +51,7 @@ def in_background(task: Callable[[], object]) -> None:
 def ask(question: Callable[[], T], limit_s: float) -> T:
     """Return the answer to a question that can't be given a limit.
 
-    Where there is no room for a thread, which takes 8 MiB of addresses, it is asked here.
+    Without room for a thread, which takes 8 MiB of addresses, the question runs in this thread.
 
     Raises:
         TimeoutError: There was none in time; the question goes on in its thread.

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 # A wait looks at the clock this often, so that a longer time between two looks was not waited.
 _SLICE_S = 0.1
-# The most that counts of a longer time. A loaded machine that runs a waiting thread only every T
-# seconds comes to the limit after T / 0.5 s times as long.
+# The most that counts of a longer time. On a loaded machine that runs a waiting thread only every T
+# seconds a limit takes T / 0.5 s times as long.
 _MOST_S = 0.5
 
 

@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """A way to tell all other ranks something.
+    """A way to send facts to all other ranks.
 
     Attributes:
         store: A store that all ranks can reach; None where all are on one node anyway.
-        node_map: The map of the group that speaks here, if it has several nodes.
+        node_map: The map of the group whose ranks exchange facts, if it has several nodes.
     """
 
     rank: int
@@ -105,7 +105,7 @@ class StoreExchange:
         return False
 
     def _collect(self, keys: list[str], count: int, deadline: Deadline) -> list[Facts]:
-        # Asked again and again, as a store's own wait hears no Ctrl-C.
+        # Polled, as a store's own wait is not ended by Ctrl-C.
         pause_s = 0.001
         while True:
             if self._has(keys, deadline):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store that a launcher's environment names.
 
-Decides how long a rank waits for it and which rank an error names. Whether torchrun's agent or
-rank 0 serves the store is torch's business. Must not know the messages in the store.
+Decides how long a rank waits for it and which rank an error names. torch decides whether torchrun's
+agent or rank 0 serves the store. Must not know the messages in the store.
 """
 
 from datetime import timedelta

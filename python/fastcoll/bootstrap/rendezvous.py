@@ -150,7 +150,7 @@ class Listener:
         deadline: Deadline,
         error: BaseException,
     ) -> None:
-        """Meet the ranks that are not at fault and not here yet, and tell them why."""
+        """Connect to the ranks that are not at fault and not connected yet, and tell them why."""
         self._spare.close()
         missing = set(range(len(hellos))) - {rank, *sockets, *getattr(error, "ranks", ())}
         linger = Deadline(min(_LINGER_S, deadline.left_s()))

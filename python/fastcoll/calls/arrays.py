@@ -55,7 +55,7 @@ class ArrayView:
 
 
 def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
-    """Look at a user's array.
+    """Return the memory and layout of a user's array.
 
     Args:
         array: A tensor on the CPU or a CUDA device, a NumPy array, or an array of CuPy's kind.
@@ -260,7 +260,7 @@ def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
 
 
 def overlap(first: ArrayView, second: ArrayView) -> bool:
-    """Return whether two arrays share an element; also if that is too hard to tell."""
+    """Return whether two arrays share an element; True if that is too hard to find out."""
     if first.numel == 0 or second.numel == 0:
         return False
     if first.dense and second.dense:
@@ -327,7 +327,7 @@ def _bounds(array: ArrayView) -> np.ndarray[Any, Any]:
 
 
 def dense_copy(array: ArrayView, *, fill: bool) -> ArrayView:
-    """Return a dense array of the same shape: with the elements, or for results to come."""
+    """Return a dense array of the same shape: with the elements, or empty for results."""
     source = array.source
     copy: Array
     if isinstance(source, torch.Tensor):

@@ -19,7 +19,7 @@ from fastcoll.bootstrap import blocking_calls
 from fastcoll.calls.recorder import RankStatus, read_process
 from fastcoll.text import say
 
-# A network's folder may never answer: the file may come later, the error may not.
+# A folder on a network may never answer. The file may be late, the error may not.
 _LIMIT_S = 1.0
 _MOST_NAMES = 100  # of one rank of one group, from processes of the same number
 _LONGEST_PART = 64  # of a name's characters; a file's name may have 255 bytes

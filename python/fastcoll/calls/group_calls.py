@@ -117,7 +117,7 @@ class GroupCalls(VerbMethods):
         output_splits: Sequence[int] | None,
         async_op: bool,
     ) -> tuple[torch.Tensor, list[int]]:
-        """Ask the others how much they give; return an output of that size, and its splits.
+        """Gather the sizes of the others' inputs; return an output for them, and its splits.
 
         Part of all_to_all_single. Collective.
         """

@@ -236,7 +236,7 @@ def completed(outputs: list[Array]) -> Work:
 
 
 class _Owner(Protocol):
-    """The group whose calls are queued; it is told while there are any."""
+    """The group whose calls are queued; it is notified when there are any, and of their end."""
 
     def async_begin(self) -> None: ...
 
@@ -305,7 +305,7 @@ class CallQueue:
             late += self._lose_all(error)
             raise
         finally:
-            # The pool takes nothing once the interpreter ends. The queue has let go of this thread.
+            # The pool takes no task once the interpreter ends. The queue has no thread any more.
             for complete_future in late:
                 complete_future()
 

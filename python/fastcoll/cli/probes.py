@@ -105,7 +105,7 @@ def try_peer() -> PeerFindings:
     """Pass a memory file to a child process and read each other's memory.
 
     Raises:
-        OSError: The child did not come, or nothing could be passed.
+        OSError: The child did not connect, or nothing could be passed.
     """
     name = f"fastcoll-doctor-{secrets.token_hex(8)}"
     fd = sealed_memory()
@@ -141,7 +141,7 @@ def _read_memory(pid: int, address: int) -> bytes:
     return into.raw if count == len(_WORD) else b""
 
 
-# A rank of a group on GPUs: meets the others in a store, reduces, says by which route.
+# A rank of a group on GPUs: connects to the others over a store, reduces, prints the route.
 _GPU_RANK = r"""
 import sys
 import torch
@@ -160,7 +160,7 @@ with Communicator.from_store(store, rank, 2, timeout_s=30) as comm:
 
 
 def try_gpu_ranks(num_gpus: int) -> str:
-    """Reduce between two processes on GPUs and return by which route they did.
+    """Reduce between two processes on GPUs and return their route.
 
     Raises:
         OSError: It did not work; the text is a rank's last message.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks' GPUs: regions, streams, launched kernels, and their errors.
 
-`group` starts a call; `terms`, `regions` and `link` make the memory that kernels share; `multicast`
-asks the switch. `nccl` and `copies` carry calls that kernels don't. `verdicts` and `journal`
-explain errors. Kernels themselves are in csrc/cuda and kernels/cuda.
+`group` starts a call. `terms`, `regions` and `link` make the memory that kernels share.
+`multicast` lets the switch add. `nccl` and `copies` carry calls that kernels don't. `verdicts` and
+`journal` explain errors. Kernels themselves are in csrc/cuda and kernels/cuda.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group's side on GPUs: from a plan to a kernel in a stream.
 
-Decides when a group comes to its GPUs, in which stream a call runs and when an error of the
+Decides when a group sets up its GPUs, in which stream a call runs and when an error of the
 device becomes the group's. Must not choose algorithms; must not know stores or process groups.
 """
 
@@ -58,7 +58,7 @@ class DeviceGroup:
     """
 
     def __init__(self, host: DeviceHost, device: int, no_table: Callable[[], str]) -> None:
-        """Come to `device`; `no_table` says why the tuning table can't be used for it."""
+        """Set up `device`; `no_table` returns why the tuning table can't be used for it."""
         if host.world_size > _cuda.K_MAX_WORLD:
             raise UnsupportedError(
                 f"a group on GPUs has at most {_cuda.K_MAX_WORLD} ranks, not {host.world_size}"

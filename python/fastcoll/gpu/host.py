@@ -19,7 +19,7 @@ from fastcoll.native import _cuda
 
 
 class DeviceHost(Protocol):
-    """The group that comes to its GPUs, as far as its GPU side has to know it."""
+    """The group that sets up its GPUs, as far as its GPU side has to know it."""
 
     @property
     def rank(self) -> int: ...

@@ -49,7 +49,7 @@ class Journal:
         self._write(_entries_of(sends, peer), message, site)
 
     def finish(self) -> None:
-        """Write down that this rank's kernels came to their end, all of them."""
+        """Write that all of this rank's kernels have ended."""
         self._write(self._last, _FINISHED, "")
 
     def has_done_its_part(self, peer: int) -> bool:

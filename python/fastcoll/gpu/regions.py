@@ -52,7 +52,7 @@ class Regions:
     """Every rank's region as mapped here.
 
     Attributes:
-        route: How they came here.
+        route: The route by which they were mapped.
         ptrs: Addresses by rank.
         num_bytes: Of each.
         multicast: The object that all of them are behind, if the group has one.

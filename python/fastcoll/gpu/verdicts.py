@@ -79,7 +79,7 @@ def explain(
 
 
 def nccl_is_late(group: str, last_call: str) -> str:
-    """Return the text of an error: a call that NCCL carries does not come to its end."""
+    """Return the text of an error: a call that NCCL carries does not end."""
     return (
         f'NCCL did not carry a call of group "{group}" within its limit, and was ended; it does '
         f"not say for which rank it waited. Last started here: {last_call}. Outputs are undefined"

@@ -71,7 +71,7 @@ class Communicator(_C.Group, BaseGroup):
     ) -> None:
         """Take over the connections and regions of connected ranks.
 
-        Whether they may copy out of each other's private memory is tried, unless `may_copy` tells.
+        Without `may_copy` the ranks try whether they can copy out of each other's private memory.
         """
         mesh = peers.mesh
         num_cpus = shared_cpus(peers.hellos)

@@ -93,7 +93,7 @@ def load() -> ModuleType | None:
 
 
 def report_failure() -> None:
-    """Say why `load` found nothing, if something was wrong; once."""
+    """Write to stderr, once, why `load` returned None, if an error was the reason."""
     if _outcome.is_failure:
         say_once(
             f"torch.distributed is served in Python, which is slower: {_outcome.reason} "

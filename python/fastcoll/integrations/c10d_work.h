@@ -98,7 +98,7 @@ py::object error_of(const c10d::Work& work) {
 
 double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
 
-// what: the kind of call that goes on, for the text.
+// `what` is the kind of call that goes on, for the text.
 [[noreturn]] void raise_late(const char* what, Milliseconds timeout) {
   const py::gil_scoped_acquire gil;
   const std::string text =

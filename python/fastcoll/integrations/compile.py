@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """fastcoll's functions under torch.compile.
 
-`fastcoll.all_reduce` is a C function, which the compiler can't look into; it must be told what to
-trace instead (`traced.py`). Decides when: not before the compiler is there, since importing it
-takes seconds, which no program shall spend that compiles nothing.
+`fastcoll.all_reduce` is a C function, which the compiler can't look into. So the compiler must be
+given another function to trace (`traced.py`). Decides when: not before the compiler is imported.
+Its import takes seconds, and a program that compiles nothing shall not spend them.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def register() -> None:
-    """Tell torch's compiler of fastcoll's functions, and its code generator of the operators."""
+    """Register fastcoll's functions with torch's compiler, and the operators with its generator."""
     _once_there("torch._dynamo", _teach_tracing)
     _once_there("torch._inductor.lowering", _teach_ordering)
 

@@ -140,7 +140,7 @@ struct FastcollCoreApi {
   void (*set_python_error)(const FastcollFailure* failure);
 
   // ---- without the GIL ----
-  // Whether it wants to know where calls are made, which Python alone can tell.
+  // Whether it traces the places of calls in the program, which only Python can find.
   bool (*traces)(const FastcollGroup* group);
   // Whether a call may run at once, ahead of nothing.
   bool (*idle)(const FastcollGroup* group);

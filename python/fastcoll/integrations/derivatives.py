@@ -43,8 +43,8 @@ def register(library: torch.library.Library, name: str, gradient: Gradient) -> N
 def _with_derivatives(operator: Any, name: str, gradient: Gradient) -> _Operator:
     """Return the function that autograd runs in place of an operator.
 
-    It stands below torch.func's dispatch, which has come to one of its levels and asks for this
-    level's derivatives alone.
+    torch.func's dispatch calls it for one of its levels, and needs the derivatives of that level
+    alone.
     """
 
     def check(terms: Any) -> None:
@@ -89,9 +89,9 @@ def _with_derivatives(operator: Any, name: str, gradient: Gradient) -> _Operator
 
 
 def _batched(operator: _Operator, name: str) -> Callable[..., tuple[Tensor, int]]:
-    """Return how an operator takes all examples of a batch in one call.
+    """Return the function by which an operator takes all examples of a batch in one call.
 
-    They lie side by side in each element, or in each row where rows are what is cut and joined.
+    They lie side by side in each element, or in each row where the operator cuts and joins rows.
     """
     place = 1 if name in _CUT_BY_ROWS else 0
 

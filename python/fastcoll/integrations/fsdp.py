@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication objects for FSDP2: `fully_shard` over fastcoll on groups of any backend.
 
-Decides which calls FSDP's two primitives become. FSDP takes them by what they can do, not by their
-class; so nothing here imports FSDP, which takes longer than all of fastcoll.
+Decides which calls FSDP's two primitives become. FSDP takes objects by their methods, not by their
+class. So nothing here imports FSDP, which takes longer than all of fastcoll.
 """
 
 from collections.abc import Sequence

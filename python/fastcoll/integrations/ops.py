@@ -4,13 +4,13 @@
 
 `all_reduce(x)` and its fellows here return a new tensor and leave `x` alone. They can be
 differentiated, any number of times, backward and forward, batched by `torch.func.vmap`, and stand
-in compiled graphs. The gradients are those of the sum of what all ranks differentiate: a number
-that went to every rank gets the sum of their gradients. A tangent goes where its number goes. All
-ranks take the same steps: a derivative of a collective is one, too.
+in compiled graphs. The gradients are those of the sum of all ranks' losses: a number that went to
+every rank gets the sum of their gradients. A tangent goes to the ranks of its number. All ranks
+take the same steps: a derivative of a collective is a collective, too.
 
 Decides the operators' schemas, shapes and gradients; the other derivatives follow from these in
-`derivatives.py`. A graph holds no objects, so it knows a group by a name. Must not know how the
-compiler meets them: that is `compile.py`.
+`derivatives.py`. A graph holds no objects, so it knows a group by a name. Must not know when the
+compiler gets them: that is `compile.py`.
 """
 
 import itertools

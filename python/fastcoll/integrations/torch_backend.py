@@ -66,8 +66,8 @@ def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
     """Return the compiled backend if every rank of a group has it, else None. Collective.
 
     Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch checks the calls of a compiled backend by calls of
-    its own, which all ranks must make. The limit adds what a peer may take to compile; one that is
-    gone meanwhile is noticed, as by any call.
+    its own, which all ranks must make. The limit adds the time that a peer may take to compile. A
+    peer that is gone meanwhile is noticed, as by any call.
     """
     module = c10d_build.load()
     mine, all_have = np.array([module is not None], np.int64), np.empty(comm.world_size, np.int64)
@@ -78,9 +78,9 @@ def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
 
 
 def _lend_memory_to_ddp() -> None:
-    """Let DDP's buckets be symmetric tensors: torch asks the backend for them only if told so.
+    """Let DDP's buckets be symmetric tensors: torch takes the backend's memory only if set so.
 
-    Not where there are GPUs: NCCL would be asked, too, and that is not for fastcoll to decide.
+    Not where there are GPUs: the setting holds for NCCL, too, which fastcoll must not decide.
     """
     if torch.cuda.device_count() == 0:
         env.let_ddp_borrow()
@@ -119,7 +119,7 @@ def _admit_to_monitored_barrier() -> None:
 def _hear_new_limits() -> None:
     """Let `_set_pg_timeout` reach fastcoll: torch knows Gloo's and NCCL's backends only.
 
-    A Communicator that stands for a group of another backend hears of it, too.
+    A Communicator that stands for a group of another backend gets the new limit, too.
     """
     torchs = dist.distributed_c10d._set_pg_timeout
 
@@ -142,7 +142,7 @@ def _hear_new_limits() -> None:
 
 
 def _name_in_logs_of_ddp() -> None:
-    """Let DDP's logs name this backend; torch says "custom" of all that are not its own."""
+    """Let DDP's logs name this backend; torch writes "custom" for all that are not its own."""
     torchs: Any = DistributedDataParallel._get_ddp_logging_data
 
     @wraps(torchs)

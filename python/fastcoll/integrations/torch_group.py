@@ -4,8 +4,8 @@
 """A torch process group whose calls a communicator carries out.
 
 Decides how torch's process-group interface becomes calls of a communicator. It is a group by
-itself where c10d_backend.cpp can't be compiled; where it can, it carries out what that leaves to
-Python. Must not know how a call is carried out.
+itself where c10d_backend.cpp can't be compiled. Elsewhere it carries out the calls that
+c10d_backend.cpp leaves to Python. Must not know how a call is carried out.
 
 torch 2.13 renamed some methods: torch_names.py has the older names too. Some methods are called
 from C++ (DDP, functional collectives), the others by torch.distributed's functions. Users call
@@ -297,7 +297,7 @@ class FastcollProcessGroup(BaseProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """See `fastcoll.monitored_barrier`; the error starts with what Gloo says."""
+        """See `fastcoll.monitored_barrier`; the error starts with Gloo's text."""
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         me = self.rank()

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="override"
 """A call of a communicator as torch sees it.
 
-Decides what torch may ask of a call that was started. Must not know groups.
+Decides which methods torch gets for a call that was started. Must not know groups.
 """
 
 import threading
@@ -86,7 +86,7 @@ class TorchWork(dist.Work):
         return [output for work in self._works for output in work.result()]  # type: ignore[misc]
 
     def source_rank(self) -> int:
-        """Return the group rank that sent what was received here."""
+        """Return the group rank of the sender of a receive; -1 for all other calls."""
         [work] = self._works
         return work.source_rank() if isinstance(work, TransferWork | TransferBetween) else -1
 

@@ -217,7 +217,7 @@ class Mpi(Library):
             raise NotImplementedError(f"MPI has no {cell.op}")
         if cell.dtype.startswith(("bfloat", "float8", "float16")):
             raise NotImplementedError(f"MPI has no {cell.dtype}")
-        # A ready-made (memory, type) pair: mpi4py's quickest form, it asks the array for nothing.
+        # A ready-made (memory, type) pair: mpi4py's quickest form, without a query of the array.
         out, src = ([t.numpy(), self._datatype(cell.dtype)] for t in (output, source))
         root, is_root = cell.root, self.rank == cell.root
         match cell.verb:

@@ -195,7 +195,7 @@ def _bytes_of(header: Header) -> torch.Tensor:
 
 
 def _compare(ranks: Sequence[int], headers: torch.Tensor) -> None:
-    """Check that some ranks say the same."""
+    """Check that the headers of some ranks are equal."""
     if bool((headers == headers[0]).all()):
         return
     calls = [Header.unpack(header.numpy().tobytes()).describe() for header in headers]

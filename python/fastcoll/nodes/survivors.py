@@ -60,7 +60,7 @@ class Survivors:
 
 
 def report_node(board: Board, node: int) -> None:
-    """Say that a node has ranks that want to go on, before these agree among themselves."""
+    """Publish that a node has ranks that want to go on, before these agree among themselves."""
     board.say(f"here/{node}", "yes", _GRACE_S)
 
 
@@ -113,7 +113,7 @@ def agree(
 
 
 class _Nodes:
-    """One leader's sight of the nodes."""
+    """The nodes, as one leader has seen them so far."""
 
     def __init__(
         self, board: Board, node_map: NodeMap, lost: Collection[int], limit_s: float

@@ -45,10 +45,10 @@ class CallInFlight:
         self._lock = threading.Lock()
 
     def is_agreed(self) -> bool:
-        """Return whether all the other nodes have said that they call the same.
+        """Return whether the headers of all other nodes have arrived and name the same call.
 
         Raises:
-            DesyncError: They do not.
+            DesyncError: One names another call.
             RuntimeError: The carrier failed.
         """
         with self._lock:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives in a group over several nodes: which go where.
+"""Sends and receives in a group over several nodes.
 
-Within a node they are the node's, between nodes a channel's, and a receive from any rank is both.
-Tensors on GPUs go the same ways, through the CPU's memory. Must not know how messages travel.
+Decides the way of each: within a node the node's own transfers, between nodes a channel, and for a
+receive from any rank both. Tensors on GPUs go the same ways, through the CPU's memory. Must not
+know how messages travel.
 """
 
 import threading

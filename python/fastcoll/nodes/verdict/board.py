@@ -131,20 +131,20 @@ class Board:
         return self._ask(look) or []
 
     def verdict(self) -> FastcollError | None:
-        """Return the verdict as far as it is known; asks for news, but does not wait for them."""
+        """Return the verdict as far as it is known. Reads the store in the background."""
         if self._verdict is None and not self._asking.is_set():
             self._asking.set()
             in_background(self._look)
         return self._verdict
 
     def arrive(self, node: int, sequence: int) -> None:
-        """Say, some time, that a node waits for the others in a call."""
+        """Write, in the background, that a node waits for the others in a call."""
         in_background(
             lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence)))
         )
 
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
-        """Return the nodes that have not said that they are in a call; None without an answer."""
+        """Return the nodes with no entry for a call; None if the store does not answer."""
 
         def look() -> list[int]:
             keys = [f"at/{node}" for node in range(num_nodes)]

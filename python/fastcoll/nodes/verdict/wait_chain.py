@@ -12,7 +12,7 @@ from fastcoll.nodes.verdict.board import Board
 
 
 class Waits:
-    """One rank's sight of them."""
+    """The chain, as one rank writes and reads it."""
 
     def __init__(self, board: Board, rank: int) -> None:
         self._board = board
@@ -20,9 +20,9 @@ class Waits:
 
     @contextmanager
     def told(self, peer: int, sends: bool) -> Iterator[None]:
-        """Tell that this rank waits for another one.
+        """Write on the board that this rank waits for another one.
 
-        After an error that stays: others may follow the chain yet.
+        After an error the entry stays: other ranks may follow the chain yet.
         """
         self._write(f"{'sends to' if sends else 'receives from'} rank {peer}")
         yield

@@ -108,7 +108,7 @@ class Watch:
             raise self.late(deadline)
 
     def arrive(self) -> None:
-        """Say on the board that this node waits in the call; its leader does."""
+        """Write on the board that this node waits in the call; only its leader writes."""
         if self._local_rank == 0:
             self._board.arrive(self._node, self.sequence)
 
@@ -141,14 +141,14 @@ class Watch:
         return None
 
     def _suspects(self) -> list[int]:
-        """Return the nodes that do not wait in this call, as far as can be told."""
+        """Return the nodes that do not wait in this call, as far as is known."""
         others = [node for node in range(self._node_map.num_nodes) if node != self._node]
         missing = self._board.missing(self._node_map.num_nodes, self.sequence)
         found = [node for node in missing or () if node != self._node]
         return found or others
 
     def late(self, deadline: Deadline) -> FastcollError:
-        """Return the error of a wait that came to its limit."""
+        """Return the error of a wait that reached its limit."""
         if verdict := self.heard():
             return verdict
         nodes = self._suspects()
