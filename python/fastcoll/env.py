@@ -212,7 +212,7 @@ def let_ddp_borrow() -> None:
 
 
 def cache_dir() -> Path | None:
-    """Return the folder for what is compiled at first use.
+    """Return the folder for modules that are compiled at first use.
 
     None where nothing names one: no variable, and a user without a home.
     """
@@ -234,7 +234,7 @@ def home_dir() -> Path | None:
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun, or who imitates it, tells a rank.
+    """A rank's environment from torchrun, or from a launcher that imitates it.
 
     Attributes:
         agent_serves: Whether torchrun's agent serves the store at the master's address; else rank 0
@@ -287,7 +287,7 @@ def launch() -> Launch | None:
 
 
 def prepare_gpu_threads() -> None:
-    """Set what ranks that are threads sharing a GPU need; before CUDA is first used.
+    """Set CUDA's variables for ranks that are threads sharing a GPU; before CUDA is first used.
 
     Kernels of different ranks wait for each other. Each rank's stream needs a hardware queue of its
     own, and no kernel may have to be loaded while another one waits.

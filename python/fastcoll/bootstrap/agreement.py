@@ -86,7 +86,7 @@ class Agreement:
         if is_open:
             return 0
         waited_s = now_s - self._moved_s
-        if waited_s >= 2 * GRACE_S:  # those whose parts never came here might have gone on without
+        if waited_s >= 2 * GRACE_S:  # ranks without parts here might have gone on without this one
             joined &= held[self._rank]
         able = bits([rank for rank in ranks_in(joined) if not joined & ~held[rank]])
         is_time = able == joined or waited_s >= GRACE_S

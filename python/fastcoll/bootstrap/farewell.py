@@ -71,7 +71,7 @@ def why_gone(fd: int, peer: int) -> FastcollError:
     while True:
         try:
             message = os.read(fd, MOST_BYTES)
-        except ConnectionResetError:  # said once, before what lies in the queue
+        except ConnectionResetError:  # raised once, before the messages in the queue
             continue
         except OSError:
             message = b""

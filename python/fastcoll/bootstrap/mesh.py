@@ -133,7 +133,7 @@ class Mesh:
                     message, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 4, flags)
                 except BlockingIOError:
                     return None
-                except ConnectionResetError:  # said once, before what lies in the queue
+                except ConnectionResetError:  # raised once, before the messages in the queue
                     continue
                 return Packet(message, fds)
 

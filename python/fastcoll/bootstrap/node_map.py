@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map of a group: which ranks share memory, and who speaks to whom across nodes.
+"""The map of a group: which ranks share memory, and which ranks connect across nodes.
 
-Decides how nodes are ordered, and the lanes: lane l joins one rank of every node, the one with
+Decides how nodes are ordered, and the lanes. Lane l joins one rank of every node, the one with
 local rank l modulo the node's size. So each rank has a lane, and where nodes differ in size a rank
-of a small one serves several. Pure: it must not know how the map came to be.
+of a small one serves several. Pure: it must not know how the map was made.
 
 All ranks of a node use the network at once. Any pair of nodes has one connection per lane, and
 nodes of different sizes need no code of their own.

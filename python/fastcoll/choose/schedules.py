@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls by a schedule of the model: `algorithm="schedule:tree"`.
 
-Decides which schedules may carry out a request. What is in one is fastcoll_model's matter, and how
-it runs csrc/cpu/executor.h's.
+Decides which schedules may carry out a request. fastcoll_model builds their steps, and
+csrc/cpu/executor.h runs them.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group does on GPUs: from checked calls to its device group.
+"""A group's calls on GPUs: from checked calls to its device group.
 
-Decides when a group comes to its GPUs, which is at its first call with a tensor there. Must not
+Decides when a group sets up its GPUs, which is at its first call with a tensor there. Must not
 know how kernels are started.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checked arguments of a call, and the verb that they belong to.
 
-Decides which phases a call takes, by the size of what it moves; the same on every rank. Must not
+Decides which phases a call takes, by the size of its message; the same on every rank. Must not
 know how a phase is carried out.
 """
 
@@ -87,7 +87,7 @@ def _of_side(side: Side | None, device: int) -> list[torch.Tensor]:
 
 
 def check_options(call: AnyCall) -> None:
-    """Check what a call chooses; raise UnsupportedError for an algorithm by name."""
+    """Check the options of a call; raise UnsupportedError for an algorithm by name."""
     call_limit_s(call.timeout_s)
     if call.algorithm != "auto":
         raise UnsupportedError(
@@ -99,7 +99,7 @@ def check_options(call: AnyCall) -> None:
 
 
 def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
-    """Return what a call's reductions within a node's group promise."""
+    """Return the numerics of a call's reductions within a node's group."""
     return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
 
 
@@ -134,8 +134,8 @@ def carry_out(
         header: The call, equal on all ranks.
         arguments: This rank's arguments.
         limit_s: Limit of the call.
-        numerics: What a node's reductions promise.
-        gather_words: Gathers integers from all ranks, with what is left of the limit.
+        numerics: The promise of a node's reductions.
+        gather_words: Gathers integers from all ranks, within the rest of the limit.
     """
     world_size = len(lanes.node_map.places)
     reduces = header.verb in REDUCTIONS
@@ -150,7 +150,7 @@ def carry_out(
     else:
         if lanes.is_leader:
             trade(lanes, header, _NOTHING)
-        lanes.node_broadcast(_NOTHING.new_zeros(1), 0)  # nobody goes on before it has seen them
+        lanes.node_broadcast(_NOTHING.new_zeros(1), 0)  # no rank goes on before it has seen them
         run_phases(lanes, header, arguments, how, gather_words)
     arguments.bring_back()
 
@@ -170,7 +170,7 @@ def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
 def run_phases(
     lanes: Lanes, header: Header, arguments: Arguments, how: Reduction, gather_words: GatherWords
 ) -> None:
-    """Carry out what crosses in lanes: all of a call but its beginning, on CPUs or on GPUs."""
+    """Carry out the phases in lanes: all of a call but its beginning, on CPUs or on GPUs."""
     if header.verb in REDUCTIONS:
         _reduce(lanes, header, arguments, how)
     else:

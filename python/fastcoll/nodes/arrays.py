@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain arrays of one process: laid on addresses, widened, reduced in order, rounded.
 
-Decides in which type partial results are held: half types and fp8 in fp32, so that a sum over nodes
+Decides the type of partial results. Half types and fp8 are held in fp32, so that a sum over nodes
 is rounded once, like one within a node. Must not know nodes.
 """
 
@@ -16,7 +16,7 @@ from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Op, accumulator, order
 
 
 def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch.Tensor:
-    """Return a tensor on memory that somebody else owns and keeps; `device`: -1 for the CPU."""
+    """Return a tensor on memory that another object keeps; `device`: -1 for the CPU."""
     if device >= 0:
         return bytes_at(address, numel * ITEMSIZE[dtype], device).view(TORCH_DTYPES[dtype])
     if numel == 0:

@@ -58,16 +58,24 @@ _abandoned: list[object] = []
 class HierarchicalCommunicator(BaseGroup):
     """A group of ranks on several nodes. Made by `fastcoll.init` or `new_group`, like any other.
 
-    Has the verbs of a `Communicator`. A send to another node is over when it is received; tensors
+    Has the verbs of a `Communicator`. A send to another node is over when it is received. Tensors
     on GPUs are sent and received through the host (see `fastcoll.send`). Sums go over the ranks of
     a node, then over the nodes. Between nodes `numerics` is "same_bits" by default, but for SUM and
-    PRODUCT of half types, which the carrier reduces: with m nodes (up to 8, where nothing
-    overflows or becomes subnormal) a sum is within (m + 1) u (|x_0| + |x_1| + ...) of the exact
-    one, a product within 2 m u |x_0 x_1 ...|, with u = 2^-11 for float16 and 2^-8 for bfloat16.
-    With `numerics="fast"` a sum of float32 or float64 over n ranks is within
-    n u (|x_0| + |x_1| + ...), a product within n u |x_0 x_1 ...|, with u = 2^-24 and 2^-53. What
-    fits into a packet, an AVG of half types, MIN and MAX have the same bits anyway. MPI has no half
-    types: there these go as bytes, and have the same bits too.
+    PRODUCT of half types. The carrier reduces these, and the error is bounded for up to 8 nodes,
+    where nothing overflows or becomes subnormal. With m nodes the bounds are:
+
+    - A sum is within (m + 1) u (|x_0| + |x_1| + ...) of the exact one.
+    - A product is within 2 m u |x_0 x_1 ...| of it.
+    - Here u is 2^-11 for float16 and 2^-8 for bfloat16.
+
+    With `numerics="fast"` float32 and float64 have these bounds over n ranks:
+
+    - A sum is within n u (|x_0| + |x_1| + ...) of the exact one.
+    - A product is within n u |x_0 x_1 ...| of it.
+    - Here u is 2^-24 for float32 and 2^-53 for float64.
+
+    Messages that fit into a packet, an AVG of half types, MIN and MAX have the same bits anyway.
+    MPI has no half types: there these go as bytes, and have the same bits too.
     """
 
     _transfers: NodeTransfers
@@ -230,7 +238,7 @@ class HierarchicalCommunicator(BaseGroup):
             self._gpus.check_node_group()
 
     def check_host(self) -> None:
-        """Raise what is known on the CPU to have broken the group."""
+        """Raise the error that broke the group, as far as the CPU knows it."""
         self._watch.refuse_child()
         self._refuse_closed()
         if self._watch.error is not None:
@@ -279,7 +287,7 @@ class HierarchicalCommunicator(BaseGroup):
         except FastcollError as error:
             self._check_node_group(error)
             if not isinstance(error, DesyncError | DriverError):
-                raise  # its arguments: nobody heard of this call
+                raise  # its arguments: no other rank knows of this call
             problem = error
             num_bytes = torch.empty(*size, dtype=dtype, device="meta").nbytes  # type: ignore[arg-type]
         return agreed(made, problem, num_bytes, self.node_map, self.gather_words, self.gather_bytes)
@@ -303,11 +311,11 @@ class HierarchicalCommunicator(BaseGroup):
         return exchange
 
     def shrink(self, *, timeout_s: float | None = None) -> BaseGroup:
-        """See `fastcoll.shrink`; this group is closed, whatever comes of it.
+        """See `fastcoll.shrink`; this group is closed, also if this raises.
 
         The ranks of each node agree first, then the nodes over the store, which must have survived.
-        A node from which nobody comes, of which the error named a rank, is waited for 5 s at most.
-        Where the survivors are on one node their group is a `Communicator`.
+        A node with a rank that the error named is waited for 5 s at most, unless a rank of it
+        comes. Where the survivors are on one node their group is a `Communicator`.
         """
         self._watch.refuse_child()
         self._refuse_closed()

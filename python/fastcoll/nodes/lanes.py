@@ -2,13 +2,13 @@
 """The phases that calls are made of: within the node, and across nodes in lanes.
 
 Decides how data is laid out between phases, and how segments overlap. A lane buffer has a place for
-everything that goes through each lane: [local rank][slot], where lane l belongs to local rank
-l % n in slot l // n. Must not know verbs.
+the data of each lane: [local rank][slot]. Lane l belongs to local rank l % n in slot l // n. Must
+not know verbs.
 
 There is no flat plan beside the hierarchical one. A rank alone on its node skips the steps within
-the node; the rest is an exchange over all ranks, as in a flat plan. Where several ranks share a
-node, a flat plan would save a trip through shared memory, which is cheaper than a link, and send
-more over the link. A network as quick as memory was not measured.
+the node. The rest is an exchange over all ranks, as in a flat plan. Where several ranks share a
+node, a flat plan would save a trip through shared memory, and send more over the link. That trip is
+cheaper than a link. A network as quick as memory was not measured.
 """
 
 from collections import deque
@@ -29,21 +29,21 @@ from fastcoll.nodes.carriers.carrier import Carrier, Started
 from fastcoll.nodes.verdict.watch import SPEAKING_S
 from fastcoll.types import REDUCE_OPS, Op, Verb
 
-# A piece of a call: it yields what it waits for, the same number of times on every rank.
+# A piece of a call: it yields the transfers it waits for, the same number of times on every rank.
 Segment = Generator[Sequence[Started], None, None]
 
 # Of a message, over all lanes. Enough for a link of 1 Gbit/s and 4 ms of round trip, with as many
 # segments on their way as there are at once.
 SEGMENT_BYTES = 4 << 20
 _NUM_AT_ONCE = 4
-# What a node's group waits beyond the limit for the rank that waits for other nodes, which is to
-# speak: it may have entered the call later, and be slow.
+# A node's group waits this long beyond the limit for the rank that waits for other nodes. That rank
+# gives the error. It may have entered the call later, and be slow.
 _NODE_SLACK_S = SPEAKING_S + 3.0
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where what goes through lanes lies, and how much of a message does so at once."""
+    """Where the data of lanes lies, and how much of a message goes through them at once."""
 
     device: torch.device
     segment_bytes: int
@@ -153,7 +153,7 @@ class Lanes:
             self._on_node(Call, Verb.broadcast, tensor, tensor, root=local_root)
 
     def node_gather(self, mine: torch.Tensor, local_root: int) -> torch.Tensor | None:
-        """Put everybody's lanes together on one local rank."""
+        """Put the lanes of all local ranks together on one of them."""
         if self.num_local == 1:
             return mine
         rows = None
@@ -176,7 +176,7 @@ class Lanes:
     def node_all_to_all(
         self, source: torch.Tensor, given: Sequence[int], expected: Sequence[int]
     ) -> torch.Tensor:
-        """Give each local rank its elements of `source`; return what all of them gave."""
+        """Give each local rank its elements of `source`; return this rank's from all of them."""
         if self.num_local == 1:
             return source
         target = source.new_empty(sum(expected))
@@ -197,7 +197,7 @@ class Lanes:
 
         Args:
             slot: Which of this rank's lanes.
-            given: What each node gets, all of one type; None: nothing.
+            given: The tensor for each node, all of one type; None: nothing.
             expected: How many bytes come from each node; nothing goes from this node to itself.
 
         Returns:

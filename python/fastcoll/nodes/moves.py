@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs that only move data, over nodes, for messages of more than a packet.
 
-Decides the way of every part: through the lane of the rank that it comes from or goes to, so that
-it crosses once to each node that needs it, and all ranks of a node use the network at once.
-Everything is bytes here.
+Decides the way of every part: through the lane of the rank that it comes from or goes to. So it
+crosses once to each node that needs it, and all ranks of a node use the network at once. All data
+is bytes here.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def gather(
     parts: Sequence[torch.Tensor] | None,
     root: int | None = None,
 ) -> None:
-    """Put everybody's bytes into the root's `parts`, without a root into everybody's.
+    """Put the bytes of all ranks into the root's `parts`, without a root into every rank's.
 
     Without a root the parts may differ in size.
     """
@@ -166,7 +166,7 @@ def all_to_all(
 ) -> None:
     """Give each rank its bytes; `counts[i][j]` of them go from rank i to rank j.
 
-    What a node gets from one rank comes in one piece, in the lane of that rank.
+    The bytes from one rank to a node come in one piece, in the lane of that rank.
     """
     largest = max(max(row) for row in counts)
     step = max(64, lanes.segment_bytes // len(counts))
@@ -203,7 +203,7 @@ def _all_to_all(
         sources.append(owners)
         exchanges.append(lanes.exchange(slot, outgoing, expected))
     yield [transfer for _, transfer in exchanges]
-    # For each local rank, one after another: what has come for it, by slot and node.
+    # For each local rank, one after another: the pieces that came for it, by slot and node.
     pieces: list[list[torch.Tensor]] = [[] for _ in here]
     for slot, (rows, _) in enumerate(exchanges):
         for node, owner in enumerate(sources[slot]):
@@ -224,7 +224,7 @@ def _distribute(
     got: Sequence[torch.Tensor],
     counts: Sequence[Sequence[int]],
 ) -> None:
-    """Pass on what came for the other ranks of the node; take what the others have for this."""
+    """Pass on the pieces for the other ranks of the node; take the others' pieces for this one."""
     node_map = lanes.node_map
     sent = [sum(piece.numel() for piece in some) for some in pieces]
     origins = [

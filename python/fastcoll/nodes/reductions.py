@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_reduce, reduce and reduce_scatter over nodes, for messages of more than a packet.
 
-The node reduces, each lane carries its chunk to the other nodes, the node gathers. Decides what
-crosses: node partials in the type that has all their bits, summed in the order of the nodes by each
-rank itself, or, where the bits may differ, what the carrier sums. With m nodes a chunk of S bytes
-costs 2 S (m-1)/m per lane and direction: to each node its shard, then to each the sum of a shard
-(Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same bytes, one trip
-less. In a reduce the last trip goes to the root's node only.
+The node reduces, each lane carries its chunk to the other nodes, the node gathers. Decides the data
+that crosses. By default that is node partials in the type that has all their bits, and each rank
+sums them in the order of the nodes. Where the bits may differ, the carrier sums. With m nodes a
+chunk of S bytes costs 2 S (m-1)/m per lane and direction. Each node first gets its shard, then the
+sum of each shard (Thakur et al. 2005). Two nodes, and short chunks, exchange whole chunks: the same
+bytes, one trip less. In a reduce the last trip goes to the root's node only.
 
 Integers, fp32 and fp64 cross in as many bytes as in a carrier's own ring. Sums of half types cross
 in fp32, so that they are rounded once. An all_reduce over two nodes, and a reduce_scatter, then
 need twice the bytes of a carrier that reduces in the type itself. Over more nodes it is 1.5 times,
 as sums come back rounded. So "fast" is the default of half types, within a bound
-(tests/nodes/test_bounds.py). MPI reduces only if the number of nodes is a power of two: on
-three nodes, Open MPI 5 had one node send and receive twice as much as the others
+(tests/nodes/test_bounds.py). MPI reduces only if the number of nodes is a power of two. On three
+nodes, Open MPI 5 had one node send and receive twice as much as the others
 (tests/nodes/test_mpi_on_hosts.py).
 """
 
@@ -36,8 +36,8 @@ from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.lanes import Lanes, Segment, cuts
 from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Numerics, Op
 
-# What a node gives to all others together where chunks go whole. Up to here a trip costs more than
-# the bytes that it saves; not measured for more than two nodes.
+# The most bytes that a node gives to all others together where chunks go whole. Up to here a trip
+# costs more than the bytes that it saves; not measured for more than two nodes.
 _SHORT_BYTES = 64 << 10
 
 
@@ -46,9 +46,9 @@ class Reduction:
     """How to reduce.
 
     Attributes:
-        numerics: What the node promises.
+        numerics: The promise of the node's reductions.
         by_carrier: Node partials are rounded, and the carrier reduces them.
-        world_size: What an average divides by.
+        world_size: The divisor of an average.
     """
 
     dtype: DType
@@ -85,7 +85,7 @@ def reduce(
     target: torch.Tensor | None,
     root: int | None = None,
 ) -> None:
-    """Reduce `source` of all ranks into the root's `target`, without a root into everybody's.
+    """Reduce `source` of all ranks into the root's `target`, without a root into every rank's.
 
     `source` and `target` may be one.
     """
@@ -161,7 +161,7 @@ def _spread(lanes: Lanes, how: Reduction, source: torch.Tensor, numel: int) -> t
 
 
 def _collect(lanes: Lanes, result: torch.Tensor, target: torch.Tensor | None) -> None:
-    """Gather everybody's lanes and put them where they belong."""
+    """Gather the lanes of all local ranks and put them where they belong."""
     assert target is not None, "every rank gets the result"
     size = result.numel() * lanes.num_local
     if lanes.in_order and size == target.numel():

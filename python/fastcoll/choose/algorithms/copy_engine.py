@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """copy_engine: two_shot whose bytes are moved between GPUs by their copy engines, not by kernels.
 
-Rank r's part is brought from all ranks and added in rank order, then everybody takes the sums. Few
+Rank r fetches its part from all ranks and adds it in rank order. Then all ranks fetch the sums. Few
 multiprocessors are kept busy; every step is started by the host. Only where it is asked for: no GPU
-has run it yet, so nobody knows where it is the fastest.
+has run it yet, so it is not known where it is the fastest.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from fastcoll.types import Algorithm, Request, Verb, num_tensors
 name = "copy_engine"
 
 LEAST_BYTES = 4 << 20  # Not measured: below, some twenty launches take longer than the copies.
-# Not measured: what those launches cost more than two_shot's one.
+# Not measured: the extra cost of those launches over two_shot's one.
 _LAUNCHES_US = 60.0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""multimem: the switch between the GPUs adds, and stores what it added (NVLink SHARP).
+"""multimem: the switch between the GPUs adds, and stores the sums (NVLink SHARP).
 
-Two synchronisations; (1 + 1/n) S bytes per rank and direction, however many ranks there are. The
-switch sums in an order of its own, and rounds before an AVG divides: only where the user does not
-mind.
+Two synchronisations; (1 + 1/n) S bytes per rank and direction for any number of ranks. The
+switch sums in an order of its own, and rounds before an AVG divides. So it needs
+`numerics="fast"`.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     """Return the modelled time of one call; see `shared.costs`."""
     gathers = request.verb is Verb.all_reduce
     costs = shared.costs(request, calibrated)
-    # What the switch reads of a rank's memory, and of an all_reduce what it is given to store.
+    # The switch reads a rank's memory, and in an all_reduce gets a part from it to store.
     crossing = request.staged_bytes * (1 + (1 / request.world_size if gathers else 0))
     moving_us = request.staged_bytes * costs.copy_us_per_byte + crossing * costs.peer_us_per_byte
     return (2 if gathers else 1) * shared.sync_us(request, costs) + moving_us

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nccl: NCCL carries what kernels can't, or what it was measured to carry faster.
+"""nccl: NCCL carries calls that kernels can't, or calls for which it was measured to be faster.
 
 It adds by itself where the order of the ranks may be its own. Else it moves the bytes, and every
 rank adds its part in rank order: the same bits as by every other algorithm.
@@ -15,7 +15,7 @@ from fastcoll.types import REDUCTIONS, Algorithm, Request, Verb
 name = "nccl"
 
 # Not measured: a call of NCCL's on NVLink (published: 8 to 17 us), after the ranks have met on
-# their CPUs. What it moves is staged as by our kernels, so that only a table can prefer it to them.
+# their CPUs. Its bytes are staged as by our kernels, so that only a table can prefer it to them.
 _CALL_US = 20.0
 
 

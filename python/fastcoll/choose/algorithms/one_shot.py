@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""one_shot: every rank reads everybody's input and reduces all of it, in rank order.
+"""one_shot: every rank reads the inputs of all ranks and reduces all of them, in rank order.
 
 One synchronisation; (n + 3) S bytes per rank. For small messages; the smallest travel in the
 flag lines.
@@ -30,11 +30,11 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     reading_us = size * peers * (costs.peer_us_per_byte + costs.reduce_us_per_byte)
     if request.verb is not Verb.reduce:
         moving_us = (giving_us + reading_us) * share
-    elif share == 1:  # the root alone reads, while the others stage what comes next
+    elif share == 1:  # the root alone reads, while the others stage the next segment
         moving_us = reading_us
         if not request.on_gpu:
-            # measured, 2 ranks: quicker than two_shot up to half a segment, from 128 KiB on slower:
-            # the root has its own input and the result to move, too.
+            # measured, 2 ranks: quicker than two_shot up to half a segment, slower from 128 KiB on.
+            # The root has its own input and the result to move, too.
             moving_us += max(0, size - shared.SEGMENT_BYTES // 4) * costs.copy_us_per_byte
     else:  # the others' work on the CPUs that there are; the root's is one CPU's alone
         moving_us = giving_us * peers * share / request.world_size + reading_us

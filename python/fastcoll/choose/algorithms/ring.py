@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ring: partial results travel from neighbour to neighbour, each chunk starting at another rank.
 
-2 (n - 1) steps. The order of a sum depends on the chunk, hence on the size: only where the order
-can't matter, or where the user does not mind.
+2 (n - 1) steps. The order of a sum depends on the chunk, hence on the size. So it runs only where
+the order can't matter, or with `numerics="fast"`.
 """
 
 from functools import partial

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the algorithms share: the constants of the cost model, and how a plan is built.
+"""The common parts of the algorithms: the constants of the cost model, and how a plan is built.
 
 Decides the alpha-beta constants and the segment size. Must not know which algorithm wins.
 """
@@ -9,25 +9,27 @@ from fastcoll.choose.plan import Plan
 from fastcoll.machine import gpu
 from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, Algorithm, Request, Verb, num_tensors
 
-# measured: one-way flags, copies and reads of a peer's lines between 2 cores of one Xeon with
-# AVX-512; best windows. 50 GB/s: copy within a core's own cache; 20 GB/s: read lines that another
-# core wrote.
+# measured: one-way flags, copies and reads of a peer's cache lines between 2 cores of one Xeon with
+# AVX-512; best windows. A copy within a core's own cache has 50 GB/s. A read of cache lines that
+# another core wrote has 20 GB/s.
 # With more ranks than CPUs a synchronisation waits for other ranks to be scheduled: fits where
 # algorithms cross for 4 ranks on 2 CPUs.
 CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3, switch_us=7.5)
-# Not measured: data sheets. 2 TB/s is a copy in HBM3; 400 GB/s a read over NVLink 4, which for
-# ranks on one device is another copy in its memory.
+# Not measured: data sheets. A copy in HBM3 has 2 TB/s, a read over NVLink 4 has 400 GB/s. For ranks
+# on one device that read is another copy in its memory.
 GPU = Costs(flag_us=1.5, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 400e3)
 GPU_ALONE = Costs(flag_us=1.0, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 2e6)
 # A message whose packs carry their own flags takes twice its bytes; not measured.
 GPU_LL_BYTES = 16 << 10
 
-# What a CPU rank sends in its flag lines, which could hold more. measured for five verbs: a tie
-# with staging; half of it is a tenth quicker in the lines, twice of it 1.3 to 3 times slower.
+# The most that a CPU rank sends in its flag lines, which could hold more. Measured for five verbs:
+# This size ties with staging. Half of it is a tenth quicker in the lines, twice of it 1.3 to 3
+# times slower.
 INLINE_BYTES = 1 << 10
 
-# measured: with a CPU for each rank 128 KiB is best from 2 to 32 MiB, and within 8 % of the best
-# from 32 KiB to 1 MiB; with 4 ranks on 2 CPUs, whose slots share the caches, 64 KiB is 5 % better.
+# Measured: With a CPU for each rank 128 KiB is best from 2 to 32 MiB. From 32 KiB to 1 MiB it is
+# within 8 % of the best. With 4 ranks on 2 CPUs the slots share the caches, and 64 KiB is 5 %
+# better.
 SEGMENT_BYTES = 128 << 10
 SHARED_SEGMENT_BYTES = 64 << 10
 
@@ -48,7 +50,7 @@ def sync_us(request: Request, costs: Costs) -> float:
 
 
 def share(request: Request) -> float:
-    """Return how many ranks share one CPU or GPU: what moves bytes takes that much longer."""
+    """Return how many ranks share one CPU or GPU: moving bytes takes that much longer."""
     if request.on_gpu:
         return request.ranks_per_gpu
     return max(1.0, request.world_size / max(1, request.num_cpus))

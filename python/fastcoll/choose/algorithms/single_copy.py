@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""single_copy: who gets a message copies it out of its owner's private memory.
+"""single_copy: the receiver of a message copies it out of its owner's private memory.
 
 For large messages of verbs that only move data, between ranks that the kernel lets read each
 other's memory.

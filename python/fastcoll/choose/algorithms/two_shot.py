@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""two_shot: rank r reduces chunk r in rank order, then everybody takes the reduced chunks.
+"""two_shot: rank r reduces chunk r in rank order, then all ranks take the reduced chunks.
 
 Two synchronisations, pipelined by segments; (5 - 2/n) S bytes per rank. For large messages.
 """
@@ -13,8 +13,9 @@ from fastcoll.types import Algorithm, Request, Verb
 
 name = "two_shot"
 
-# Who waits in the middle of a call is soon run again: so much of the wait for a CPU at its start.
-# measured: one_shot and two_shot tie near 30 KiB for 4 ranks on 2 CPUs, near 10 KiB for 8.
+# A rank that waits in the middle of a call is soon run again. It waits for a CPU this share of the
+# time at the start of a call. Measured: one_shot and two_shot tie near 30 KiB for 4 ranks on 2
+# CPUs, near 10 KiB for 8.
 _RESUMED = 0.25
 
 

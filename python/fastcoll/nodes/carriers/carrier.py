@@ -86,7 +86,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Started:
-        """Put everybody's `input` one after another into `output`."""
+        """Put the `input` of all ranks one after another into `output`."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, node: int) -> Started:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI as a carrier, through mpi4py: a communicator for each lane.
 
-Decides the MPI operations. Everything is non-blocking, so that waits have the limits and the
-verdicts of all others (watch.py); MPI moves bytes while it is asked whether it is through. Must not
-know what the bytes are. A process that dies is MPI's affair first: most launchers then end all
-ranks of their job.
+Decides the MPI operations. All of them are non-blocking, so that waits have the limits and the
+verdicts of all others (watch.py). MPI moves bytes only while a rank polls it. Must not know the
+bytes. MPI notices a process that dies first: most launchers then end all ranks of their job.
 """
 
 import json
@@ -28,8 +27,8 @@ _MOST_TAG = 32767  # that every MPI has
 # Other types than these go as bytes: MPI has no half types, and rounds like us only by chance.
 _TYPES = {DType.float32: "FLOAT", DType.float64: "DOUBLE"}
 _OPS = {Op.SUM: "SUM", Op.PRODUCT: "PROD"}
-# How long a look asks before it gives up: the pauses between looks are made for carriers with a
-# thread of their own, and a message takes many steps.
+# How long a look polls before it gives up. The pauses between looks are made for carriers with a
+# thread of their own. Here a message takes many steps.
 _LOOK_S = 0.5e-3
 # Lanes with transfers that never end: MPI may still write there.
 _abandoned: list[object] = []

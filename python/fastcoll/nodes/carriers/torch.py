@@ -25,9 +25,9 @@ from fastcoll.types import DType, Op
 _GLOO_SUMS = frozenset(
     (DType.float32, DType.float64, DType.float16, DType.bfloat16, DType.int32, DType.int64)
 )
-# What every backend has; others' are bytes for it, which any can move.
+# The sums that every backend has; other types go as bytes, which any can move.
 _SUMS_OF_ANY = frozenset((DType.float32, DType.float64))
-# Waits end in watch.py. This one is for what was given up: Gloo can't be told to stop.
+# Waits end in watch.py. This limit is for transfers that were given up: Gloo can't be stopped.
 _NO_LIMIT = timedelta(days=1)
 
 
@@ -92,9 +92,9 @@ class TorchCarrier(Carrier):
 
 @cache
 def _gloo_devices(process: int) -> Any:
-    """Return what all of a process's groups connect through.
+    """Return the network devices through which all groups of a process connect.
 
-    Each would look up this host's name otherwise, and have a thread of its own.
+    Each group would look up this host's name otherwise, and have a thread of its own.
     """
     del process  # a forked child has none of its parent's threads
     # Only a group knows GLOO_SOCKET_IFNAME.
@@ -106,14 +106,14 @@ def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
     """Make a lane of Gloo; see `MakeCarrier`."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices, options._threads = _gloo_devices(os.getpid()), 2
-    # Five times this long it waits for a connection, and asks nobody.
+    # Gloo waits for a connection five times this long, without a check of any verdict.
     options._timeout = max(timedelta(seconds=limit_s) / 5, timedelta(milliseconds=1))
     group = dist.ProcessGroupGloo(store, node, num_nodes, options)
     return TorchCarrier(group, _GLOO_SUMS, takes_less=True)
 
 
 def registered(name: str) -> MakeCarrier | None:
-    """Return the maker of a backend that somebody registered with torch.distributed.
+    """Return the maker of a backend that is registered with torch.distributed.
 
     Raises:
         UsageError: It is not for tensors on CPUs.

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's GPU in a group over several nodes: kernels within the node, NCCL between nodes.
 
-Decides when a group comes to its GPUs, in which stream a call runs, and how partial results are
+Decides when a group sets up its GPUs, in which stream a call runs, and how partial results are
 added there. The phases are those of the CPUs, started in stream order: transfer k runs in NCCL's
 stream while the node works on k + 1. Must not know how phases lay out data.
 
-The group comes to its GPUs at its first call with one: all ranks say what they have, and a lack on
+The group sets up its GPUs at its first call with one. All ranks gather their facts, and a lack on
 any rank is an error on all. Each lane has a process group of NCCL. Its stream waits for the current
-one when a transfer starts, and the current one waits for it where the bytes are needed. Up to four
+one when a transfer starts. The current one waits for it where the bytes are needed. Up to four
 segments are in flight: while one crosses the network, the node reduces the next. Partial sums of
-nodes arrive as bytes and are added by kernels/cuda/partials.cuh in the order of the nodes, unless
-NCCL may reduce ("fast"). The host never waits, except for the split sizes of an all_to_all.
+nodes arrive as bytes. Kernels of kernels/cuda/partials.cuh add them in the order of the nodes,
+unless NCCL may reduce ("fast"). The host never waits, except for the split sizes of an all_to_all.
 """
 
 import json
@@ -47,13 +47,13 @@ from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _POLL_S = 0.001
-# Of a message, over all lanes: the host starts a segment in a fraction of a millisecond, in which
-# the links of a node carry as much. Not measured.
+# Of a message, over all lanes. The host starts a segment in a fraction of a millisecond. The links
+# of a node carry as much in that time. Not measured.
 SEGMENT_BYTES = 32 << 20
 
 
 class NodeHost(Protocol):
-    """The group that comes to its GPUs, as far as this has to know it."""
+    """The group that sets up its GPUs, as far as this has to know it."""
 
     @property
     def world_size(self) -> int: ...
@@ -183,10 +183,10 @@ class NodeGpus:
         self._connect(parts.settings.timeout_s)
 
     def _exchange(self, facts: dict[str, str]) -> list[dict[str, str]]:
-        """Tell all ranks something; return what each told.
+        """Gather facts from all ranks; return them by rank.
 
         Raises:
-            UnsupportedError: One told of a problem.
+            UnsupportedError: A rank has a problem.
         """
         rows = [json.loads(row) for row in self._host.gather_bytes(json.dumps(facts).encode())]
         for rank, row in enumerate(rows):
@@ -195,7 +195,7 @@ class NodeGpus:
         return rows
 
     def _node_group_problem(self) -> str:
-        """Let the node come to its GPUs; return why it can't, or an empty string."""
+        """Let the node set up its GPUs; return why it can't, or an empty string."""
         if self._cpu_lanes.num_local == 1:
             return ""
         try:
@@ -279,7 +279,7 @@ class NodeGpus:
             in_flight.is_issued = True
 
     def _tell(self, in_flight: CallInFlight, header: Header, sequence: int) -> None:
-        """Start to send this call's header to the other nodes; nobody waits for the answer."""
+        """Start to send this call's header to the other nodes, without a wait for the answers."""
         header = header.numbered(sequence)
         in_flight.sequence = sequence
         lanes = self._cpu_lanes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives from any rank in a group over several nodes.
 
-Such a receive is posted in the node. It also listens on the channel of every rank of another node
-that has begun to send with its tag; senders write that on the board. The first message decides: one
-from another node withdraws the receive from the node, unless that has found a message already.
+Such a receive is posted in the node. It also polls the channel of every rank of another node that
+has begun to send with its tag. Senders write that on the board. The first message decides. If it
+comes from another node, the receive is withdrawn from the node, unless it has a message there.
 """
 
 import time
@@ -26,7 +26,7 @@ class AnySource(InOrder):
     def __init__(
         self, ends: Ends, tag: int, turns: Turns, channel: Callable[[Transfer, int], Channel]
     ) -> None:
-        """Take what returns the channel on which a rank sends."""
+        """Make the queue; `channel` returns the channel on which a rank sends."""
         super().__init__(ends)
         self._key = senders_key(ends.seat.rank, tag)
         self._turns = turns

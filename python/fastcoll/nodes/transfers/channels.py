@@ -5,11 +5,11 @@ Each pair of ranks and each tag is a channel: a carrier of two ranks, made when 
 Messages follow each other on it. A message is a header, then its bytes. Decides which receive gets
 a message and how a wait ends. Must not know how bytes travel.
 
-Why a carrier for each pair and tag: torch's waits for a Gloo receive can neither be asked about nor
-ended without closing connections, and Gloo ends a process that gets more bytes than it expects. So
-a message is a broadcast between two ranks, behind a header that gives its size. No other ranks are
-connected: a sender says in the store that it begins, and a receive from any rank connects to those
-senders (any_source.py).
+Each pair and tag has a carrier for two reasons. A wait of torch for a Gloo receive can't be polled,
+nor ended without closing connections. Gloo also ends a process that gets more bytes than it
+expects. So a message is a broadcast between two ranks, behind a header that gives its size. No
+other ranks are connected. A sender writes in the store that it begins, and a receive from any rank
+connects to those senders (any_source.py).
 """
 
 import threading
@@ -38,12 +38,12 @@ from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import DType
 
-# What a carrier may still read or write after an error; gone with the process.
+# Memory that a carrier may still read or write after an error; gone with the process.
 _abandoned: list[object] = []
 
 
 def senders_key(target: int, tag: int) -> str:
-    """Return where those who have begun to send to a rank with a tag stand on the board."""
+    """Return the board's key of the ranks that have begun to send to a rank with a tag."""
     return f"to {target}, tag {tag}"
 
 
@@ -52,10 +52,10 @@ class Ends:
     """The objects that all channels of a group share.
 
     Attributes:
-        store: What they are made over.
-        board: Where a sender says that it has begun to send.
+        store: The store over which they are made.
+        board: The board on which a sender writes that it has begun to send.
         watch: Knows the group's verdict.
-        waits: Who waits for whom.
+        waits: The chain of waiting ranks.
         settings: With the limit of a transfer that has none of its own.
     """
 
@@ -73,14 +73,14 @@ class Ends:
         return Deadline(limit)
 
     def check(self, is_closed: bool) -> None:
-        """Raise what ends a wait."""
+        """Raise the error that ends a wait, if there is one."""
         if is_closed:
             raise UsageError("the group was destroyed before the transfer was complete")
         if verdict := self.watch.verdict():
             raise verdict
 
     def name(self, sends: bool, peer: int, tag: int) -> str:
-        """Return how an error calls a transfer of this rank."""
+        """Return the name of a transfer of this rank in an error."""
         verb, to = ("send", "to") if sends else ("recv", "from")
         return f"{verb} {to} rank {peer} with tag {tag} (rank {self.seat.rank})"
 
@@ -102,8 +102,8 @@ class Ends:
 class Turns:
     """The receives with one tag from other nodes: a message is for the first that it fits.
 
-    So a receive from any rank holds up all that were started after it: what it did not take is for
-    none of them. (MPI 4.1, section 3.5.)
+    So a receive from any rank holds up all receives that were started after it. No message is for
+    them before that receive has one. (MPI 4.1, section 3.5.)
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Turns:
 
 
 class InOrder:
-    """Transfers that run one after another, first in, first out; nobody counts them."""
+    """Transfers that run one after another, first in, first out; the group does not count them."""
 
     is_closed = False
 
@@ -136,14 +136,14 @@ class InOrder:
         self._queue = CallQueue(self)
 
     def close(self) -> None:
-        """End what is not complete."""
+        """End the transfers that are not complete."""
         self.is_closed = True
         self._queue.join()
 
     def _check(self) -> None:
         self._ends.check(self.is_closed)
 
-    # What the queue asks of its owner:
+    # The methods that the queue needs of its owner:
 
     def idle(self) -> bool:
         return False
@@ -293,7 +293,7 @@ class Channel(InOrder):
                 store.meet()
                 self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())
             except RuntimeError as error:
-                self._check()  # torch may have wrapped what ended the wait
+                self._check()  # torch may have wrapped the error that ended the wait
                 if isinstance(error, UsageError):
                     raise
                 raise self._late(deadline) from error

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives of tensors on GPUs within a node, of a group over several nodes.
 
-They are the node's, of copies in the CPU's memory: so a tensor on a GPU and one on the CPU match,
-and coming to a GPU, which is collective, is not needed. Decides what comes behind what: a receive
-is the node's from the call on, a send once its copy is there, and so are later sends on its way.
+They are the node's transfers, of copies in the CPU's memory. So a tensor on a GPU and one on the
+CPU match, and no collective setup of the GPUs is needed. Decides the order: the node has a receive
+from the call on, and a send once its copy is there. Later sends on the same way wait for that copy.
 Must not know how the node moves bytes, nor how a tensor's pieces get to the CPU.
 
 All messages of CUDA tensors over nodes go through the host; not yet run on a GPU. NCCL compares
 neither tags nor sizes and waits for ever. On this way a message has the limits and errors of the
-CPU's, and may end on a CPU, for two copies over PCIe through 16 MiB of pinned memory. Kernels would
-be quicker within a node, but using them first takes a collective step, which a send can't be; a
-group of that node has them. The host waits for the stream, so no transfer delays another one in the
-copying stream. A receive from any rank into a GPU is refused, as on one node.
+CPU's, and may end on a CPU. The price is two copies over PCIe through 16 MiB of pinned memory.
+Kernels would be quicker within a node. But their setup is a collective step, which a send can't be;
+a group of that node has them. The host waits for the stream, so no transfer delays another one in
+the copying stream. A receive from any rank into a GPU is refused, as on one node.
 """
 
 import threading
@@ -59,7 +59,7 @@ class StagedTransfers:
             return self._ways[key].start(transfer, payload)
 
     def close(self) -> None:
-        """End what is not complete."""
+        """End the transfers that are not complete."""
         with self._lock:
             self._is_closed = True
             for way in self._ways.values():
