@@ -33,14 +33,14 @@ def all_reduce(
     Args:
         tensor: A tensor on the CPU or a CUDA device, or a NumPy array, of the same number of
             elements and dtype on every rank; overwritten with the result unless `out` is given.
-        op: What to reduce with.
+        op: The reduction.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
-            "copy_engine", or on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
-            "ring", "multimem" and most schedules add in another order than that of the ranks: where
-            that may show, they need `numerics="fast"`. Over several nodes "auto" alone.
+            "copy_engine", or on CPUs "schedule:NAME". NAME is one that `fastcoll schedule` knows.
+            "ring", "multimem" and most schedules add in another order than that of the ranks. They
+            need `numerics="fast"` where the result may differ. Over several nodes "auto" alone.
         numerics: "same_bits" or "fast"; None takes the group's.
         timeout_s: Limit of this call; None takes the group's.
 
@@ -87,8 +87,8 @@ def reduce(
     """Reduce a tensor over all ranks; rank `dst` gets the result. Collective.
 
     Args:
-        tensor: What this rank gives; overwritten with the result on rank `dst` unless `out` is
-            given, left alone on the others.
+        tensor: This rank's input; overwritten with the result on rank `dst` unless `out` is given,
+            left alone on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
@@ -98,7 +98,7 @@ def reduce(
             name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
-        group_dst: In place of `dst`: a rank of the group, whatever kind that is.
+        group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
     return issue(
         group,
@@ -132,7 +132,7 @@ def reduce_scatter_tensor(
 
     Args:
         output: Where this rank's part goes.
-        input: What to reduce: `world_size` times as many elements as `output`.
+        input: This rank's input: `world_size` times as many elements as `output`.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.
@@ -172,8 +172,8 @@ def reduce_scatter(
 
     Args:
         output: Where this rank's result goes.
-        input_list: What this rank gives for each rank. Shapes may differ from each other, and
-            must be the same on all ranks; then there is a reduce for each rank.
+        input_list: This rank's input for each rank. Shapes may differ from each other, and must be
+            the same on all ranks. Then there is a reduce for each rank.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once.

@@ -105,7 +105,7 @@ class BaseGroup(ObjectMethods):
         return check_list(call, self.rank, self.world_size)
 
     def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
-        """Return what carries out calls on CPUs, one after the other; nothing is started yet."""
+        """Return a function that carries out calls on CPUs, one after the other, when called."""
         raise NotImplementedError
 
     def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
@@ -174,10 +174,10 @@ class BaseGroup(ObjectMethods):
         raise NotImplementedError
 
     def shrink(self, *, timeout_s: float | None = None) -> "BaseGroup":
-        """See `fastcoll.shrink`; this group is closed, whatever comes of it."""
+        """See `fastcoll.shrink`; this group is closed, also if this raises."""
         limit_s = self._settings.limit_of(timeout_s)
         try:
-            # Everybody is to leave the calls of this group, also of one that nothing broke so far.
+            # All ranks have to leave the calls of this group, also if nothing broke it so far.
             self.abort("it calls shrink()")
             self._queue.join()
             return self._of_survivors(limit_s)

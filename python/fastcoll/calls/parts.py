@@ -41,8 +41,8 @@ class PartsCall(BaseCall):
     """A call with a part for each rank; a list has one array for each.
 
     all_to_all has two arrays, cut by rows into `input_splits` and `output_splits` (None: equally),
-    or two lists. A gather or scatter that is `single` has one array in place of the root's list;
-    what the other ranks give there is ignored.
+    or two lists. A gather or scatter that is `single` has one array in place of the root's list.
+    On the other ranks that array is ignored.
     """
 
     input: Array | Sequence[Array] | None
@@ -55,7 +55,7 @@ class PartsCall(BaseCall):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What a rank gives, or what it gets.
+    """A rank's input, or its output.
 
     Attributes:
         views: One array, or one for each rank.
@@ -149,7 +149,7 @@ class PartsOperands:
             self.output.bring_back(target)
 
     def flat(self) -> Flat:
-        """Return what a GPU reads and writes: a kernel takes all parts of a side in one piece."""
+        """Return the memory for a GPU's kernel, which takes all parts of a side in one piece."""
         source, target = self.input, self.output
         input_ptr, given = source.in_one_piece(fill=True) if source else (0, None)
         output_ptr, taken = target.in_one_piece(fill=False) if target else (0, None)
@@ -267,7 +267,7 @@ def _checked(source: Side | None, target: Side | None, input_name: str, output_n
 
 
 def _fit(single: Side | None, listed: Side | None, rank: int, call: PartsCall) -> tuple[int, int]:
-    """Check the sizes; return the message's numel, and what stands for uneven ones."""
+    """Check the sizes; return the message's numel, and the code of uneven ones."""
     if listed is None or single is None:
         [one] = (single or listed).views  # type: ignore[union-attr]
         return one.numel, 0
@@ -344,7 +344,7 @@ def _check_apart(source: Side, target: Side, rank: int, *, own_part_may_be_one: 
     """Check that outputs overlap neither each other nor an input."""
     inputs = source.views
     if own_part_may_be_one:
-        # In place: what this rank gives is its own part of what it gets, or the other way round.
+        # In place: this rank's input is its own part of the output, or the other way round.
         index = rank if len(inputs) > 1 else 0
         one, other = inputs[index], target.views[rank if len(target.views) > 1 else 0]
         if one.dense and other.dense:

@@ -2,7 +2,7 @@
 """How a group behaves where a call does not say otherwise.
 
 Decides which setting holds: the one given, else the environment's, else the default. Must not
-know who asks.
+know the callers.
 """
 
 from dataclasses import dataclass, replace

@@ -262,7 +262,7 @@ def _ratio(ratios: Json, library: str) -> str:
 
 
 def print_document(document: Json, console: Console) -> None:
-    """Print fastcoll's table in nccl-tests' columns, the peers' times, and what is missing."""
+    """Print fastcoll's table in nccl-tests' columns, the peers' times, and missing results."""
     settings, rows = document["settings"], document["rows"]
     measured = [lib["name"] for lib in document["libraries"] if lib["status"] == "measured"]
     peers = measured[1:]
@@ -315,7 +315,7 @@ def _peer_table(rows: list[Json], names: list[str]) -> Table:
 
 
 def _remarks(document: Json) -> list[str]:
-    """Return what the tables leave open: reasons, the one-way flag, the load."""
+    """Return the remarks below the tables: reasons, the one-way flag, the load."""
     remarks = [
         f"{library['name']}: not measured: {library['reason']}"
         for library in document["libraries"]

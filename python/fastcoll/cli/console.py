@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands print through. Knows no command."""
+"""The output of all commands. Knows no command."""
 
 import importlib.util
 import sys
@@ -44,7 +44,7 @@ def parsed(parse: Callable[[str], T], text: str, option: str) -> T:
 
 
 def complain(text: str) -> None:
-    """Say on stderr what went wrong."""
+    """Print an error on stderr."""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"[red]error:[/red] {escape(printable_lines(text))}", highlight=False)
 
@@ -75,7 +75,7 @@ def writable(path: Path | None) -> Path | None:
 
 
 def picture(path: Path | None) -> Path | None:
-    """Return the same of a picture, whose ending says of what kind it is."""
+    """Return a picture's file, if it can be written and its suffix names a kind of picture."""
     if path is not None and path.suffix not in _PICTURES:
         raise typer.BadParameter(f"{path}: a picture ends in {', '.join(_PICTURES)}")
     return writable(path)
@@ -85,8 +85,8 @@ def picture(path: Path | None) -> Path | None:
 def quiet_progress(title: str, total: float) -> Iterator[Progress]:
     """Yield a progress bar (its only task has id 0) that moves only when it is told to.
 
-    A bar that redraws itself from a thread would take a core from what is being measured. It goes
-    to stderr, so that results can be piped.
+    A bar that redraws itself from a thread would take a core from the measured calls. It goes to
+    stderr, so that results can be piped.
     """
     columns = (
         TextColumn("{task.description}"),

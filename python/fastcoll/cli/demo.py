@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll demo`: data-parallel training, its gradients averaged by fastcoll and by Gloo.
 
-Decides options and what is shown. The training itself is fastcoll.measure's matter.
+Decides options and output. The training itself is in fastcoll.measure.
 """
 
 import importlib.util

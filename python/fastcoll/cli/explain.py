@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll explain`: which algorithm a collective takes, and why: here, or on a topology on paper.
 
-Decides what is shown; the comparison is fastcoll_model's, the choice here fastcoll.choose's.
+Decides the output. The comparison is fastcoll_model's, the choice here fastcoll.choose's.
 """
 
 import json
@@ -51,10 +51,10 @@ def explain(
 ) -> None:
     """Compare all algorithms of a collective: admitted or why not, time, choice.
 
-    On a topology, times are simulated from its constants; nothing is measured, and no setup cost of
-    a call is counted but where NCCL, Gloo and MPI are held beside. Without one: what a group of
-    this machine chooses for a float32 SUM, by the tuning table that FASTCOLL_TUNING names, else by
-    the model; of GPUs, if each reaches the others whose memory the driver says it reaches.
+    On a topology, times are simulated from its constants, and nothing is measured. The setup cost
+    of a call is counted only in the comparison with NCCL, Gloo and MPI. Without a topology: the
+    choice of a group of this machine for a float32 SUM. It is made by the tuning table that
+    FASTCOLL_TUNING names, else by the model. The driver says which GPUs reach each other's memory.
     """
     size_bytes = parsed(parse_size, size, "SIZE")
     if numerics not in ("same_bits", "fast"):
@@ -78,7 +78,7 @@ def explain(
 
 
 def _on_gpus(request: Request) -> Request:
-    """Return what ranks on this machine's GPUs would ask for."""
+    """Return the request of ranks on this machine's GPUs."""
     gpu.require()
     gpus = gpu.gpus()
     ranks_per_gpu = -(-request.world_size // len(gpus))
@@ -142,7 +142,7 @@ def _print(found: Comparison, others: list[Offer], cluster: Cluster) -> None:
 
 
 def libraries(found: Comparison, cluster: Cluster, numerics: Numerics) -> list[Offer]:
-    """Return what each library can reach for the same call."""
+    """Return the time that each library can reach for the same call."""
     if numerics == "fast" or found.verb not in REDUCTIONS:
         return offers(found, found, cluster)
     fast = compare(found.verb, cluster, found.world_size, found.size_bytes, "fast")
@@ -150,7 +150,7 @@ def libraries(found: Comparison, cluster: Cluster, numerics: Numerics) -> list[O
 
 
 def library_table(others: list[Offer]) -> Table:
-    """Return what each library can reach."""
+    """Return the table of the times that libraries can reach."""
     names = ("library", "algorithm", "time us", "")
     table = make_table("libraries, at what these wires allow", names, ("time us",))
     for one in others:
@@ -160,7 +160,7 @@ def library_table(others: list[Offer]) -> Table:
 
 
 def choice(found: Comparison) -> str:
-    """Return what is chosen, and what nothing can beat."""
+    """Return the chosen algorithm, and the least time of any algorithm, as text."""
     return (
         f"choice: [bold]{found.best.algorithm}[/bold]; no algorithm can take less than "
         f"{format_number(found.least_us, 4)} us here"

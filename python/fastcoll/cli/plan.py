@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastcoll plan`: what each parallel strategy would cost on a cluster.
+"""`fastcoll plan`: the cost of each parallel strategy on a cluster.
 
-Decides options and what is shown; the prices are fastcoll_model's.
+Decides options and output; the prices are fastcoll_model's.
 """
 
 import json
@@ -46,9 +46,9 @@ def plan(
 ) -> None:
     """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
 
-    Which verbs, how often, over how many bytes, on which links, what hides behind computation. With
-    --groups: what it costs to deal out the ranks to these groups in every order. Fails where the
-    model fits in no strategy.
+    Shows the verbs, how often, over how many bytes, on which links, and the time that computation
+    hides. With --groups: the cost of dealing out the ranks to these groups in every order. Fails
+    where the model fits in no strategy.
     """
     workload = Workload(count_option(params), layers, hidden, tokens, dtype_bytes, utilisation)
     if plot is not None:
@@ -122,7 +122,7 @@ def plan_json(sentences: list[Sentence]) -> list[dict[str, Any]]:
 
 
 def plan_title(workload: Workload, cluster: Cluster) -> str:
-    """Return what is planned, where."""
+    """Return the title: the workload and the cluster."""
     where = f"{cluster.num_nodes} x {cluster.machine.name}"
     if cluster.num_nodes > 1 and cluster.network is not None:
         where += f", {cluster.network.name}"
@@ -133,7 +133,7 @@ def plan_title(workload: Workload, cluster: Cluster) -> str:
 
 
 def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> list[str]:
-    """Return what the times rest on, and what a careless mapping would cost."""
+    """Return the assumptions behind the times, and the cost of a careless mapping."""
     lines = [
         f"computation: {format_number(sentences[0].compute_us / 1e3, 4)} ms per step at "
         f"{workload.utilisation:.0%} of {cluster.machine.tflops:g} TFLOP/s"
@@ -154,7 +154,7 @@ def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> 
 
 
 def plan_table(sentences: list[Sentence], title: str) -> Table:
-    """Return what each strategy says, moves, waits for and needs."""
+    """Return the table of strategies: verbs, bytes moved, waits and memory."""
     numbers = ("moving ms", "exposed ms", "GB per rank", "efficiency")
     table = make_table(title, ("strategy", "verbs per step", *numbers), numbers)
     for one in sentences:

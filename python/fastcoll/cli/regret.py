@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll regret`: measure how good the choice of algorithms is on this machine.
 
-Decides options and what is shown. What is measured is fastcoll.measure's matter.
+Decides options and output. The measurement is in fastcoll.measure.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll report`: everything the model says of a topology, in one page.
 
-Decides what is on the page. Tables and lines are those that the other commands print.
+Decides the contents of the page. Tables and lines are those that the other commands print.
 """
 
 import json
@@ -58,8 +58,8 @@ def report(
 ) -> None:
     """Write one page with all that is known of a topology before anything runs on it.
 
-    How it is wired, how algorithms move data, what they cost, how well published times are
-    predicted, and what parallel training would cost. The page needs no network to be read.
+    It shows the wiring, how algorithms move data, their cost, how well published times are
+    predicted, and the cost of parallel training. The page needs no network to be read.
     """
     matplotlib_is_there()
     with refusals():
@@ -164,7 +164,7 @@ def _plan(found: Findings) -> Section:
 
 
 def measured_section(documents: list[Json]) -> Section:
-    """Return what was measured, read by `findings.read_measured`."""
+    """Return the section of measurements, read by `findings.read_measured`."""
     section = Section("Measured")
     for document in documents:
         machine = f"Measured on {document['machine']['cpu_model']}, {document['date']}: "

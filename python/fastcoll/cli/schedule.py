@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll schedule`: watch an algorithm move data, step by step.
 
-Decides what is shown of a schedule; the schedule, its proof and its timing are fastcoll_model's.
+Decides the output; the schedule, its proof and its timing are fastcoll_model's.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ def schedule(
         Path | None, typer.Option(callback=picture, help="Draw it (.svg, .png or .pdf).")
     ] = None,
 ) -> None:
-    """Show how an algorithm moves data: what each rank does when, its proof and its time.
+    """Show how an algorithm moves data: each rank's steps, the proof and the time.
 
     Without --topology on an ideal switch: 1 us and 1 GB/s for every pair.
     """
@@ -70,7 +70,7 @@ def _print(built: Schedule, proof: Proof, timing: Timing, title: str) -> None:
 
 
 def schedule_table(built: Schedule, timing: Timing, title: str) -> Table:
-    """Return what every rank does at each time at which something starts to move."""
+    """Return every rank's steps at each time at which a transfer starts."""
     ranks = [f"rank {rank}" for rank in range(built.world_size)]
     table = make_table(title, ("start us", *ranks), ("start us",))
     for start, cells in rows(built, timing):
@@ -79,7 +79,7 @@ def schedule_table(built: Schedule, timing: Timing, title: str) -> Table:
 
 
 def verdict(built: Schedule, proof: Proof, timing: Timing) -> list[str]:
-    """Return what was proven, in which order is added, and the time."""
+    """Return the proven facts, the order of summation, and the time."""
     lines = [
         f"proven: {proof.num_steps} steps, {proof.num_signals} signals; every output is right in "
         "every interleaving, no race, no deadlock"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll topo`: how the ranks of a machine or a cluster are wired.
 
-Decides what is shown; the topologies are fastcoll_model.machines's.
+Decides the output; the topologies are fastcoll_model.machines's.
 """
 
 import json
@@ -87,7 +87,7 @@ def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
 
 
 def _look_around(console: Console, json_path: Path | None) -> None:
-    """Say what could not be read of this machine, and write the rest."""
+    """Print the facts of this machine that could not be read, and write the rest."""
     found = find(affinity())
     for problem in found.problems:
         console.print(f"not found: {problem}", highlight=False, style="yellow")
@@ -151,7 +151,7 @@ def rings_of(machine: Machine) -> list[str]:
 
 
 def network_tree(network: Network) -> Tree:
-    """Return what a network is made of."""
+    """Return the parts of a network."""
     tree = Tree(f"[bold]{network.title}[/bold]", highlight=False)
     tree.add(f"a card: {network.gbps:g} GB/s each way\n[dim]{network.source}[/dim]")
     shape = "the i-th cards of all nodes" if network.rails else "all cards of a node"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll tune`: measure which algorithm is best when on this machine, on its CPUs or its GPUs.
 
-Decides options and what is shown. What is measured is fastcoll.measure's matter.
+Decides options and output. The measurement is in fastcoll.measure.
 """
 
 import subprocess
@@ -64,9 +64,9 @@ def tune(
     Every variant's result is checked before it is timed, and the variants take turns. Groups choose
     by the table once FASTCOLL_TUNING names it on all their ranks. Nothing else should run then.
 
-    On GPUs, NCCL is one of the algorithms. A rank is a process on a GPU of its own; where ranks
-    outnumber the GPUs they are threads that share them, and so say their rows, which hold for such
-    groups alone. Under torchrun its processes are the ranks.
+    On GPUs, NCCL is one of the algorithms. A rank is a process on a GPU of its own. Where ranks
+    outnumber the GPUs they are threads that share them. Their rows say so, and hold for such groups
+    alone. Under torchrun its processes are the ranks.
     """
     if device is Device.cuda:
         _tune_gpus(out, ranks, sizes or _GPU_SIZES, parse_verbs(verbs), 60 * minutes)
@@ -113,7 +113,7 @@ def _print_gpus(part: Json, path: Path) -> None:
 
 
 def gpus_of(part: Json) -> str:
-    """Return what the part of GPUs of a tuning table was measured on."""
+    """Return the GPUs on which that part of a tuning table was measured, as text."""
     machine = part["machine"]
     return f"{machine['num_gpus']} x {', '.join(machine['names'])}, driver {machine['driver']}"
 

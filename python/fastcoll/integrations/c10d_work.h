@@ -201,7 +201,7 @@ class NativeWork final : public c10d::Work {
       is_over = call_->is_over;
     }
     if (is_over) call_->complete(*call_->future);
-    else core->go_on(call_->group);  // who waits for a future does not
+    else core->go_on(call_->group);  // waiting for the future does not
     return call_->future;
   }
 

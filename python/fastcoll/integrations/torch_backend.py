@@ -47,7 +47,7 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
         opts.store, rank, world_size, timeout_s=timeout_s, name=opts.group_id
     )
     compiled = None
-    if isinstance(comm, Communicator):  # what is compiled has the core of one node
+    if isinstance(comm, Communicator):  # the compiled backend has the core of one node
         try:
             compiled = _of_all_ranks(comm, timeout_s)
         except BaseException:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libraries beside fastcoll on GPUs: NCCL, torch's symmetric memory and CuPy, in each way.
 
-Decides how each is brought up and which of its functions is called, and says why where it can't be
-had here. What their processes find in the environment is pool.py's matter.
+Decides how each is brought up and which of its functions is called, and gives the reason where it
+can't be had here. The environment of their processes is set in pool.py.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def nccl_refusal(version: Version, shares: bool, needs: tuple[str, Version] = ("
     """Return why an NCCL can't be measured, with ranks that share a GPU or not; or nothing.
 
     Args:
-        needs: What it must know, and the version from which on it surely does.
+        needs: A feature that it must have, and the first version that surely has it.
     """
     what, since = needs
     if not version:
@@ -85,8 +85,8 @@ class NcclWindow(Nccl):
         self.release()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        # Each in a pool of its own: that has one segment, so all ranks register the same one, and
-        # there all tensors lie at the same place.
+        # Each in a pool of its own. That has one segment, so all ranks register the same one. All
+        # tensors lie at the same place of it.
         pool = self._pool()
         with torch.cuda.use_mem_pool(pool):
             tensor = super().allocate(numel, dtype)
@@ -104,7 +104,7 @@ class NcclWindow(Nccl):
             raise NotImplementedError(_NO_WINDOWS) from None
 
     def prepare(self, cell: Cell) -> int | None:
-        NcclWindow.release(self)  # of this class: that of InGraph would end what is to be captured
+        NcclWindow.release(self)  # of this class: InGraph's would drop the graphs to be captured
         return super().prepare(cell)
 
     def release(self) -> None:
@@ -137,7 +137,7 @@ class SymmMem(OnGpu, Gloo):
         return self.call(output)
 
     def call(self, tensor: torch.Tensor) -> Bound:
-        """Return what reduces a symmetric tensor; `_output` is where the result goes."""
+        """Return the call that reduces a symmetric tensor; the result goes to `_output`."""
         raise NotImplementedError
 
 

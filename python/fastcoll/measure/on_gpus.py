@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `fastcoll tune --device cuda` measures: ranks on GPUs, and what there is to compare there.
+"""Where `fastcoll tune --device cuda` measures: ranks on GPUs, and the variants to compare there.
 
 Decides whether ranks are processes or threads, and which algorithms run. Knows nothing of tables.
 """
@@ -87,7 +87,7 @@ class GpuVariant(Variant):
 
     @property
     def row(self) -> Json:
-        """What a table's row says of it."""
+        """The fields of a table's row that name it."""
         are = "threads" if isinstance(self.ranks, ThreadRanks) else "processes"
         return {"ranks_are": are, "num_channels": self.num_channels, "algorithm": self.name}
 
@@ -118,7 +118,7 @@ class OnGpus:
         self._own_rank = own_rank
 
     def point(self, cell: Cell) -> Json:
-        """Return what tells a cell from others, before any rank runs."""
+        """Return the fields that tell a cell from others, before any rank runs."""
         return {
             "verb": cell.verb,
             "world_size": cell.world_size,

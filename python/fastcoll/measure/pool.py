@@ -25,7 +25,7 @@ from fastcoll.measure.protocol import Line, Reply
 
 _START_LIMIT_S = 120.0
 _REPLY_LIMIT_S = 180.0
-# What the processes of a library find in their environment, in a graph or not.
+# The environment of a library's processes, in a graph or not.
 _ENVIRONMENT = {
     # Gloo looks for the address of the host's name, which a container may not know. The ranks of
     # torch's symmetric memory meet through it.
@@ -107,8 +107,8 @@ class Pool:
     A context manager: they run inside of its `with`.
 
     Attributes:
-        commands: What is started, one process each.
-        versions: What the ranks say the library's version is.
+        commands: The commands to start, one process each.
+        version: The library's version, from the ranks.
     """
 
     name: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll regret`: how far the chosen algorithm is from the best one, measured.
 
-Decides what counts as a good choice: the chosen one takes at most a tenth longer than the best, or
-the two can't be told apart. Calls that one algorithm alone can carry out are not timed, but listed.
+Decides when a choice is good: it takes at most a tenth longer than the best, or the two can't be
+told apart. Calls that one algorithm alone can carry out are not timed, but listed.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,14 +43,14 @@ def contenders(pool: Pool, cell: Cell, table: TuningTable | None) -> list[Varian
 
 
 def judge(request: Request, cell: Cell, times: dict[str, Json], table: TuningTable | None) -> Json:
-    """Return one row: what was chosen, what was best, and whether they can be told apart.
+    """Return one row: the chosen and the best algorithm, and whether they can be told apart.
 
     Args:
-        request: The call; its numerics and what ranks may do to each other's memory decide what
-            there is to choose from.
+        request: The call. Its numerics and its single copies decide which algorithms there are to
+            choose from.
         cell: The point.
         times: By algorithm: median and its 95 % interval.
-        table: What the choice is made by.
+        table: The table for the choice; None: the model chooses.
     """
     chosen = select(request, algorithms.ALL, table).plan.algorithm.name
     names = admitted(request)
@@ -77,7 +77,7 @@ def _point(cell: Cell) -> Json:
 
 
 def no_choice(request: Request, cell: Cell) -> Json:
-    """Return why there is nothing to choose at a point: what the other algorithms say to it."""
+    """Return why there is nothing to choose at a point: the other algorithms' reasons."""
     reasons = {one.name: one.admits(request) for one in algorithms.ALL}
     [only] = admitted(request)
     return {
@@ -88,7 +88,7 @@ def no_choice(request: Request, cell: Cell) -> Json:
 
 
 def _times(outcomes: Sequence[Outcome], variants: Sequence[Variant]) -> dict[str, Json]:
-    """Return what was measured, without what the ranks of this machine may not do."""
+    """Return the times, without variants that the ranks of this machine may not use."""
     times = {}
     for outcome, variant in zip(outcomes, variants, strict=True):
         if variant.is_excused(outcome.reason or ""):
@@ -111,7 +111,7 @@ def _requests(cell: Cell, times: dict[str, Json]) -> list[Request]:
 
     Args:
         cell: The point.
-        times: What was measured of it; nothing if it leaves nothing to choose.
+        times: Its measurements; empty if there is nothing to choose.
     """
     asked = cast(SingleCopy, env.SINGLE_COPY.get())
     single_copy: SingleCopy = asked if not times or "single_copy" in times else "never"

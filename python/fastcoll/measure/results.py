@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files: what a measurement leaves behind, checked against result.schema.json.
+"""Result files: the documents of measurements, checked against result.schema.json.
 
 Decides the form of the files under bench/results. Knows nothing of how anything was measured.
 """
@@ -18,7 +18,7 @@ from fastcoll.measure.machine import load_average, now, read_commit, read_machin
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.rounds import Outcome
 
-# Result files are committed, and somebody's folders are nobody else's matter.
+# Result files are committed, so they must not name a user's folders.
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:/[^/\s\"',:=]+)*/([^/\s\"',:=]+)")
 SCHEMA_NAME = "fastcoll-result-1"
 _SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
@@ -39,7 +39,7 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 
 
 def provenance() -> Json:
-    """Return what every result file says about where it comes from."""
+    """Return the origin that every result file has: command, commit, machine, versions."""
     commit = read_commit(Path(__file__).parent, Path.cwd())
     return {
         "schema": SCHEMA_NAME,
@@ -102,7 +102,7 @@ def validate(document: Json) -> None:
     Raises:
         jsonschema.ValidationError: it does not fit.
     """
-    # Through JSON and back, so that what is checked is what a reader of the file will see.
+    # Through JSON and back, so that the check sees the same as a reader of the file.
     fault = worst_fault(json.loads(json.dumps(document)), _SCHEMA_PATH)
     if fault is not None:
         raise fault

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries side by side: check, then take turns.
 
-Decides the order of the measurement: every library's result is checked before anything is timed,
-then the libraries take turns in rounds, each round starting with another one, while the ranks of
-all others are blocked in a read. Knows nothing of how results are shown or stored.
+Decides the order of the measurement. Every library's result is checked before anything is timed.
+Then the libraries take turns in rounds, each round starting with another one. Meanwhile the ranks
+of all others are blocked in a read. Knows nothing of how results are shown or stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from fastcoll.measure.timer import Budget, Summary, summarise
 
 
 class Contender(Protocol):
-    """Whatever takes turns: the ranks of a library, or these ranks with one algorithm."""
+    """A participant in the turns: the ranks of a library, or these ranks with one algorithm."""
 
     @property
     def name(self) -> str:
-        """What its outcomes are called."""
+        """The name of its outcomes."""
 
     @property
     def is_running(self) -> bool:
@@ -33,7 +33,7 @@ class Contender(Protocol):
 
 @dataclass
 class Outcome:
-    """What one library did with one cell.
+    """The result of one library for one cell.
 
     Attributes:
         reason: Why there is no time, or None.

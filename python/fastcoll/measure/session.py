@@ -20,9 +20,9 @@ from fastcoll.measure.rounds import measure_cell, one_way_flag_us
 from fastcoll.measure.timer import Budget
 from fastcoll.native import _C
 
-CORE = "core"  # fastcoll itself, from a compiled loop: what Python's part of a call costs
+CORE = "core"  # fastcoll itself, from a compiled loop: shows the cost of Python's part of a call
 PEERS = ("gloo", CORE, *mpi.FLAVOURS)
-# What there is beside fastcoll on GPUs, and in which ways each is measured.
+# The libraries beside fastcoll on GPUs, and the ways in which each is measured.
 GPU_FAMILIES: dict[str, tuple[str, ...]] = {
     "nccl": ("nccl_default", "nccl_nowin", "nccl_window"),
     "symm_mem": ("symm_one_shot", "symm_two_shot", "symm_multimem"),
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What one run measures."""
+    """The settings of one run of measurements."""
 
     verb: str
     dtype: str
@@ -66,7 +66,7 @@ def is_on_gpu(library: str) -> bool:
 
 
 def worker_config(settings: BenchSettings, library: str, folder: Path) -> WorkerConfig:
-    """Return what the ranks of `library` ("fastcoll", "gloo" or an MPI) are told.
+    """Return the settings of the ranks of `library` ("fastcoll", "gloo" or an MPI).
 
     Each rank stays on its own core where there are enough. Gloo's ranks are left to the scheduler:
     its second thread would share the core, which makes it up to 1.5 times slower.
@@ -137,8 +137,8 @@ def run_bench(
 
     Args:
         folder: An empty folder for sockets; its path must be short.
-        own_ranks: Ranks of fastcoll and Gloo that this process starts; someone else (torchrun)
-            starts the others.
+        own_ranks: Ranks of fastcoll and Gloo that this process starts; torchrun's other processes
+            start the others.
         on_turn: Called with a library and a size before each turn.
 
     Raises:

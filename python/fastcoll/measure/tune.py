@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastcoll tune`: measure this machine into a tuning table.
 
-Decides what is measured, in which order, and what is kept of a run that was interrupted. The form
-of the table is selection.table's matter.
+Decides the points to measure, their order, and the rows to keep of a run that was interrupted. The
+form of the table is in choose.table.
 """
 
 import json
@@ -30,14 +30,14 @@ from fastcoll.measure.timer import Budget, rounds_interval
 from fastcoll.measure.variants import Points, Variant, request_of, running_ranks, variants_of
 from fastcoll.trust import require_trusted
 
-# Many short rounds: what comes and goes on the machine then meets all variants alike.
+# Many short rounds: passing load on the machine then meets all variants alike.
 _BUDGET = Budget(window_us=1500, min_windows=2, max_windows=4, num_rounds=8)
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TuneSettings(Points):
-    """What one run measures, and how long it may take."""
+    """The points that one run measures, and how long it may take."""
 
     limit_s: float = 270.0
 
@@ -50,7 +50,7 @@ class Place(Protocol):
     """Where ranks are measured: on CPUs, or on GPUs."""
 
     def point(self, cell: Cell, /) -> Json:
-        """Return what tells a cell's rows from those of others, before any rank runs."""
+        """Return the fields that tell a cell's rows from others, before any rank runs."""
 
     def running(self, world_size: int, /) -> AbstractContextManager[Contender]:
         """Start ranks that take any variant."""
@@ -124,7 +124,7 @@ def measure_missing(
     on_point: Callable[[Cell, str], None],
     save: Callable[[bool], None],
 ) -> None:
-    """Add to `rows` what is missing of the points, as far as the time goes.
+    """Add to `rows` the missing rows of the points, as far as the time goes.
 
     Args:
         on_point: Called with a point and a variant before each turn.
@@ -159,7 +159,7 @@ def fit_rows(rows: Sequence[Json]) -> Fit | None:
     for row in rows:
         cell = make_cell(row["verb"], Points.dtype, "sum", row["size_bytes"], row["world_size"])
         if row["algorithm"] == "single_copy":
-            continue  # what the kernel takes for it is none of the model's constants
+            continue  # the kernel's time for it is none of the model's constants
         point = Point(request_of(cell, "fast"), row["algorithm"], row["time_us"])
         key = (row["verb"], row["world_size"], row["size_bytes"], row["algorithm"])
         if key not in best or point.time_us < best[key].time_us:
@@ -249,8 +249,8 @@ def run_gpu_tune(
     """Measure GPUs, write the table after every point, and return it.
 
     Args:
-        path: Where the table goes. Of one that lies there the rows of CPUs are kept, those of other
-            points on the same GPUs, and, if an earlier run was interrupted, all that it measured.
+        path: Where the table goes. Of an old table there the rows of CPUs are kept, and those of
+            other points on the same GPUs. All rows of an interrupted run are kept, too.
         place: Where ranks run.
         on_point: Called with a point and a variant before each turn.
         fallback: The constants of a table that has no rows of CPUs.

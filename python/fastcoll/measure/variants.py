@@ -18,8 +18,8 @@ from fastcoll.measure.protocol import Reply
 from fastcoll.measure.rounds import Contender
 from fastcoll.types import Numerics, Request, SingleCopy
 
-# What has most to choose comes first: an interrupted run is worth most so. A barrier, a send and a
-# recv can be carried out in one way only.
+# Verbs with the most algorithms come first: an interrupted run is worth most so. A barrier, a send
+# and a recv can be carried out in one way only.
 VERBS = (
     "all_reduce",
     "reduce_scatter",
@@ -32,13 +32,13 @@ VERBS = (
 )
 SEGMENTS_BYTES = (64 << 10, 128 << 10, 256 << 10)
 _ONE_SEGMENT_BYTES = 128 << 10
-# Below, a message is one segment whatever its size may be.
+# Below, a message is one segment for any segment size.
 _LEAST_SEGMENTED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Points:
-    """What is measured: every verb, size and number of ranks."""
+    """The points to measure: every verb, size and number of ranks."""
 
     worlds: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
@@ -71,7 +71,7 @@ class Variant:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a table's row says of it."""
+        """The fields of a table's row that name it."""
         return {"algorithm": self.algorithm, "segment_bytes": self.segment_bytes}
 
     def is_excused(self, reason: str) -> bool:
@@ -98,7 +98,7 @@ def cpus_between(world_size: int) -> int:
 def request_of(
     cell: Cell, numerics: Numerics, algorithm: str = "auto", single_copy: SingleCopy = "never"
 ) -> Request:
-    """Return what all ranks of `running_ranks` know of a cell's call."""
+    """Return the request of the ranks of `running_ranks` for a cell's call."""
     return cell.request(
         algorithm=algorithm,
         numerics=numerics,
