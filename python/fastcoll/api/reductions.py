@@ -31,8 +31,8 @@ def all_reduce(
     """Reduce a tensor over all ranks; every rank gets the result. Collective.
 
     Args:
-        tensor: A tensor on the CPU or a CUDA device, or a NumPy array, of the same number of
-            elements and dtype on every rank; overwritten with the result unless `out` is given.
+        tensor: A tensor on the CPU or a CUDA device, or a NumPy array. It has the same number of
+            elements and dtype on every rank. Overwritten with the result unless `out` is given.
         op: The reduction.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
