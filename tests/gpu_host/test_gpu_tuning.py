@@ -6,7 +6,7 @@ Ranks are measured by a fake function, on CPU threads, or on support/fake_gpu.py
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -31,8 +31,9 @@ from fastcoll.measure.library import Bound
 from fastcoll.measure.on_gpus import OnGpus, ThreadRanks
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured
-from fastcoll.measure.rounds import Contender, Outcome
+from fastcoll.measure.rounds import Outcome
 from fastcoll.measure.tune import TuneSettings, run_gpu_tune, run_tune, write_table
+from fastcoll.measure.variants import VERBS
 from fastcoll.measure.worker import Worker
 from fastcoll.types import Algorithm
 from tests.gpu_host.gpu_rows import (
@@ -259,15 +260,7 @@ class WrongOnCpuThreads(OnCpuThreads):
 
 
 def on_threads(make: type[OnCpuThreads]) -> Any:
-    @contextmanager
-    def running(place: OnGpus, world_size: int) -> Iterator[Contender]:
-        ranks = ThreadRanks(["cpu"] * world_size, make)
-        try:
-            yield ranks
-        finally:
-            ranks.close()
-
-    return running
+    return lambda place, world_size: ThreadRanks(["cpu"] * world_size, make)
 
 
 @needs_extension
@@ -326,7 +319,7 @@ def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
         worker = Worker(OnFakeGpu(me))
         terms = worker.run("terms")
         assert terms["num_channels"] == 16
-        for verb in tune.VERBS:
+        for verb in VERBS:
             reduces = verb in ("all_reduce", "reduce", "reduce_scatter")
             names = ["one_shot", "nccl", "nccl_moves"] if reduces else ["direct", "nccl"]
             lines = [f"choose {name} 0\nprepare {verb} float32 sum 700 0" for name in names]
@@ -352,7 +345,7 @@ def test_what_the_tuner_commands_is_what_runs(own_pools: Pools) -> None:
         assert all(min(reply["seconds"]) > 0 for reply in replies if "seconds" in reply)
         assert {"allreduce", "alltoall_base"} <= set(by_nccl), "it added, and it moved"
         assert "add" in launched, "what NCCL moved, a kernel added"
-        assert {one[0] for one in launched if one != "add"} == set(tune.VERBS)
+        assert {one[0] for one in launched if one != "add"} == set(VERBS)
 
 
 def chosen_by_table(rank: Rank) -> list[str]:
