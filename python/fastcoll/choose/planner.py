@@ -5,7 +5,7 @@ Decides what is asked of the selection, and keeps what it chose. The only module
 selection and algorithms. Must not know how a plan is carried out.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastcoll import env
 from fastcoll.calls.lists import ListCall, ListOperands
@@ -28,17 +28,8 @@ class GpuTerms(Protocol):
     """What a plan depends on where the tensors are on GPUs; see `fastcoll.gpu.terms.Terms`."""
 
     @property
-    def num_channels(self) -> int: ...
-    @property
-    def ranks_per_gpu(self) -> int: ...
-    @property
-    def reaches_peers(self) -> bool: ...
-    @property
-    def no_nccl(self) -> str: ...
-    @property
-    def no_multicast(self) -> str: ...
-    @property
     def no_table(self) -> str: ...
+    def of_request(self) -> dict[str, Any]: ...
 
 
 class Planner:
@@ -91,11 +82,7 @@ class Planner:
             splits=operands.splits,
             single_copy=self._single_copy,
             cpu_vendor=self._cpu_vendor,
-            num_channels=0 if terms is None else terms.num_channels,
-            ranks_per_gpu=0 if terms is None else terms.ranks_per_gpu,
-            reaches_peers=terms is None or terms.reaches_peers,
-            no_nccl="" if terms is None else terms.no_nccl,
-            no_multicast="" if terms is None else terms.no_multicast,
+            **(terms.of_request() if terms else {}),
         )
         known = self._plans.get(request)
         if known is None:

@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,24 +42,13 @@ from fastcoll.types import (
     nccl_adds,
 )
 
+if TYPE_CHECKING:
+    from fastcoll.gpu.host import DeviceHost
+
 _NO_LIMIT = timedelta(days=1)  # waits end here: NCCL's own watchdog would end the process
 _PACK_BYTES = 16  # parts to be added start on one: kernels/cuda/nccl.cuh
 _POLL_S = 0.001
 _GRACE_S = 1.0  # in which the last call ends when a rank has left: it did its part before
-
-
-class NcclHost(Protocol):
-    """The group, as far as this has to know it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def gather_bytes(self, data: bytes) -> list[bytes]: ...
-    def gather_words(self, words: list[int]) -> list[list[int]]: ...
-    def exchange_fds(self, fd: int) -> list[int]: ...
-    def fail(self, kind: int, text: str, ranks: Sequence[int]) -> NoReturn: ...
-    def peer_is_gone(self, peer: int) -> bool: ...
 
 
 class Core(Protocol):
@@ -86,7 +75,7 @@ def fold_plan(plan: _C.Plan, numel: int) -> _C.Plan:
 class Nccl:
     """The group's NCCL, made when it is first needed."""
 
-    def __init__(self, host: NcclHost, device: int, core: Core) -> None:
+    def __init__(self, host: "DeviceHost", device: int, core: Core) -> None:
         self._host = host
         self._device = device
         self._core = core

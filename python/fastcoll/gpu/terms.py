@@ -11,6 +11,7 @@ all have the same table they know since the group was made.
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.link import Facts
@@ -77,6 +78,16 @@ class Terms:
     reaches_peers: bool = True
     no_table: str = ""
     no_multicast: str = ""
+
+    def of_request(self) -> dict[str, Any]:
+        """Return the fields of a request that they decide."""
+        return {
+            "num_channels": self.num_channels,
+            "ranks_per_gpu": self.ranks_per_gpu,
+            "reaches_peers": self.reaches_peers,
+            "no_nccl": self.no_nccl,
+            "no_multicast": self.no_multicast,
+        }
 
 
 def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:

@@ -7,7 +7,7 @@ of tables.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +56,7 @@ class GpuVariants(InGraph, FastcollOnGpu):
         return self.comm.device_group
 
     def terms(self) -> Json:
-        terms = asdict(self._group.terms)
-        return {field.name: terms[field.name] for field in fields(Request) if field.name in terms}
+        return self._group.terms.of_request()
 
     def prepare(self, cell: Cell) -> int | None:
         self._cell = cell
