@@ -126,7 +126,7 @@ def training_us() -> dict[str, float]:
     added_us, copies_us = ddp_step_us(25_000_000, 25)
     return {
         "a bucket of DDP, 1 KiB": ddp_us(),
-        # Next to no copies: what goes through threads alone would count as one.
+        # Next to no copies: a hand-over to a thread alone would count as a copy.
         "DDP's communication, 100K parameters": ddp_step_us(100_000, 60)[0],
         f"{BOTH}, 25M parameters": added_us,
         COPIES: copies_us,

@@ -3,26 +3,26 @@
 # Builds fastcoll on a machine with GPUs, runs every GPU test, then measures.
 #   bench/gpu/check.sh [--mps] [--within SECONDS] [--commit HASH] [STAGE...] [-o FOLDER]
 # STAGE is build, smoke, tests, extras, bench (fastcoll alone) or peers (beside other libraries); none
-# means all of them. smoke takes a minute and says what works at all. What a stage found is kept in
-# build/gpu-check, so that a machine that is to be had for a few minutes at a time can be used stage by
-# stage; every run ends with a report of all that is known, a page at most. --within is the time of all
-# of it: steps are cut short, or left out and called so, that the report may come before its end.
+# means all of them. smoke takes a minute and shows the calls that work. build/gpu-check keeps the
+# results of a stage. So a machine lent for a few minutes at a time can be used stage by stage.
+# Every run ends with a report of all results so far, a page at most. --within limits the whole
+# run: steps are cut short, or left out and named, so that the report comes before the limit.
 # --mps runs the tests and measurements of processes under NVIDIA's MPS, whose daemon is started
-# and stopped here: without it processes that share a GPU take turns on it. --commit says what is
-# tested where there is no git. Results go to FOLDER, else to bench/results/<gpu>: gpu.json, gpu.txt
-# and gpu.png. Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and setuptools; no
-# network. Every stage takes less than 9 minutes, its report included: its steps share them, and none
-# has more than its own limit. A test that fails, hangs or crashes does not keep the others from being
-# run. Exit code: 0 all well, 1 something failed, was cut short or left out, 2 wrong arguments, 77
-# nothing was run because there is no GPU.
+# and stopped here: without it processes that share a GPU take turns on it. --commit names the
+# tested commit where there is no git. Results go to FOLDER, else to bench/results/<gpu>:
+# gpu.json, gpu.txt and gpu.png. Needs nvcc, torch with CUDA, pytest, pytest-timeout, pybind11 and
+# setuptools; no network. Every stage takes less than 9 minutes, its report included: its steps
+# share them, and none has more than its own limit. The other tests run also if one fails, hangs or
+# crashes. Exit code: 0 all well, 1 a step failed, was cut short or left out, 2 wrong arguments, 77
+# no step was run because there is no GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
 work=$PWD/build/gpu-check
 out= mps= commit= until_s=86400 stages=()
-report_s=30 # what the report may take
+report_s=30 # the time of the report
 kill_s=10   # from the end of a step's limit until it is killed
-rest_s=$((report_s + kill_s + 5)) # what comes behind the last step; 5: starting Python, the shell
+rest_s=$((report_s + kill_s + 5)) # the time behind the last step; 5: starting Python, the shell
 stage_s=$((540 - rest_s)) least_s=10 # a step that has less is not begun
 while [ $# -gt 0 ]; do
   case $1 in
@@ -63,7 +63,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:
 lazily=(env CUDA_MODULE_LOADING=LAZY)
 
 failed=0
-note() { # name, code, seconds: replaces what an earlier run said of the step
+note() { # name, code, seconds: replaces an earlier run's line of the step
   touch "$work/steps.tsv"
   grep -v "^$1	" "$work/steps.tsv" >"$work/steps.new"
   printf '%s\t%s\t%d\n' "$1" "$2" "$3" >>"$work/steps.new"
@@ -146,7 +146,7 @@ build() {
     --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" .
 }
 smoke() {
-  # What every process below pays before it begins.
+  # The start-up time of every process below.
   step context 60 "$python" -c "import time, torch; begin = time.monotonic()
 torch.zeros(1, device='cuda')
 print(f'a context with all of torch\'s kernels takes {time.monotonic() - begin:.1f} s')"
@@ -168,7 +168,7 @@ tests() {
   gpu_tests processes 140 80 "${lazily[@]}" -- tests/gpu/test_processes.py
 }
 extras() {
-  # What is not on the machine is listed as "skipped: not there" by report.py, never as passed.
+  # report.py lists tests that the machine can't run as "skipped: not there", never as passed.
   if has_module triton; then gpu_tests triton 150 60 -- tests/triton; else note triton skip 0; fi
   gpu_tests copies 60 30 -- tests/gpu/test_copies.py
   if command -v compute-sanitizer >/dev/null; then
@@ -209,7 +209,7 @@ peers() {
   local ranks=$((num_gpus < 8 ? num_gpus : 8))
   if [ "$ranks" -lt 2 ]; then
     ranks=2
-    # Without it they would take turns: times that say nothing.
+    # Without it they would take turns: meaningless times.
     if ! start_mps; then
       note carrier-2 skip 0
       note versus skip 0

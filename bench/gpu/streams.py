@@ -123,7 +123,7 @@ class CudaGroup(Group):
         """Do nothing: all kernels were loaded when the ranks came up."""
 
     def capture(self, call: Body, times: int) -> list[Callable[[], None]]:
-        """Capture calls on every rank; return what replays them, in each rank's stream."""
+        """Capture calls on every rank; return their replays, in each rank's stream."""
 
         def captured(me: GpuRank, space: CudaSpace) -> Callable[[], None]:
             return capture_alone(me, lambda: [call(space) for _ in range(times)]).replay

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives on paper: schedules, their proof, their price.
 
-Pure Python: no GPU, no process group, no tensor. A schedule (`schedule`, built by `builders`) says
-what every rank does step by step; `checker` proves it, `simulator` and `formulas` price it.
+Pure Python: no GPU, no process group, no tensor. A schedule (`schedule`, built by `builders`) lists
+the steps of every rank; `checker` proves it, `simulator` and `formulas` price it.
 """

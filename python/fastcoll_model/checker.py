@@ -8,9 +8,9 @@ interleavings:
   by every timing (a Kahn network). A schedule that ends in one order ends in every order, and
   a schedule that gets stuck in one order gets stuck in all.
 - So "happens before" is one fixed partial order. Two accesses to a block of which one writes are
-  safe only if it orders them. If all such pairs are ordered, what is read is the same in every
-  interleaving, hence so are the results. A pair that is not ordered is found whatever order the run
-  takes: the later one meets the clock of the other (Flanagan and Freund, FastTrack, 2009).
+  safe only if it orders them. If all such pairs are ordered, reads are the same in every
+  interleaving, hence so are the results. Every order of the run finds a pair that is not ordered.
+  Its later access meets the clock of the other (Flanagan and Freund, FastTrack, 2009).
 
 The user's memory belongs to the user outside the call. No rank may read or write a peer's input or
 output before that peer has entered the call, nor after it has returned. Scratch is the library's.
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
     rank: int
     channel: int
     number: int
-    step: Step | None  # None: what the rank's caller did
+    step: Step | None  # None: of the rank's caller
 
     def __str__(self) -> str:
         if self.step is None:
@@ -143,7 +143,7 @@ class _Run:
             )
             for i in range(num_streams)
         ]
-        # After the channels come the ranks' callers: what they did before the call.
+        # After the channels come the ranks' callers, with their accesses before the call.
         self.clocks = np.zeros((num_streams, num_streams + n), np.int64)
         for i in range(num_streams):
             self.clocks[i, i] = self.clocks[i, num_streams + i // self.num_channels] = 1
@@ -327,14 +327,14 @@ class _Run:
 
     def _result(self) -> Proof:
         """Compare every output with the one that the verb requires."""
-        outputs: dict[Contribution, Value] = {}  # by the first of what belongs there
+        outputs: dict[Contribution, Value] = {}  # by the first expected contribution
         rank_order = same = True
         reduces = self.schedule.verb in REDUCTIONS
         for rank in range(self.schedule.world_size):
             for block, wanted in enumerate(self.schedule.expected(rank)):
                 value = self.cells[rank, "output", block].value
                 if value is not None and outputs.get(wanted[0]) is value:
-                    continue  # a copy of what was compared before
+                    continue  # a copy of a block that was compared before
                 self._right(rank, block, value, wanted)
                 if value is not None:
                     same = same and outputs.setdefault(wanted[0], value) == value

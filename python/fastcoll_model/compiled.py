@@ -60,7 +60,7 @@ def compiled(verb: str, algorithm: str, world_size: int, root: int = 0) -> Compi
         writers[rank].write(step)
     programs = tuple(tuple(writer.words) for writer in writers)
     text = repr((verb, algorithm, blocks, programs))
-    # Less than 40 bits, and neither 0 nor 1: what Plan::splits leaves to hashes.
+    # Less than 40 bits, and neither 0 nor 1: the values of Plan::splits that are left to hashes.
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % (1 << 39) + 2
     return Compiled(proof, digest, blocks, programs)
 

@@ -13,7 +13,7 @@ Link = Hashable
 
 
 class Fabric(Protocol):
-    """Ranks and what lies between them."""
+    """Ranks and the links between them."""
 
     @property
     def num_ranks(self) -> int:

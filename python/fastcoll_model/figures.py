@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pictures of the model are made and saved. Decides their form, not what is on them.
+"""How pictures of the model are made and saved. Decides their form, not their content.
 
 The same picture is the same file: no date, no random ids, text as text. Needs matplotlib.
 """

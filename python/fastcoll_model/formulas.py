@@ -241,7 +241,7 @@ def estimate_us(
     """Return the time of one collective; see `FORMULAS`.
 
     Args:
-        size_bytes: The larger of what a rank gives and gets.
+        size_bytes: The larger of a rank's input and output.
 
     Raises:
         ModelError: The algorithm has no closed formula.

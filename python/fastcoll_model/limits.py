@@ -27,7 +27,7 @@ def least_us(verb: str, cluster: Cluster, world_size: int, size_bytes: float) ->
         verb: One of `schedule.VERBS`.
         cluster: Where it runs.
         world_size: Ranks that take part: the first ones.
-        size_bytes: The larger of what a rank gives and gets.
+        size_bytes: The larger of a rank's input and output.
     """
     if world_size == 1:
         return 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of the house that no linter knows, each proven to bite on a planted violation.
 
-Which module may import which is in pyproject.toml (import-linter); this is what a search of the
-text can see.
+The rules of imports are in pyproject.toml (import-linter); these are the rules that a search of the
+text can check.
 """
 
 import re

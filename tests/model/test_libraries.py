@@ -28,8 +28,8 @@ def test_its_algorithms_are_known(library) -> None:
 
 def test_fastcolls_are_those_that_it_has() -> None:
     named = {name for names in BY_NAME["fastcoll"].algorithms.values() for name in names}
-    # Those without a schedule on paper can't be compared: nccl, say, is another library. multimem
-    # is not promised before a machine has shown where it wins.
+    # Those without a schedule on paper can't be compared: nccl, say, is another library. The model
+    # does not promise multimem before a machine has shown where it wins.
     on_paper = {name for verb in VERBS for name in algorithms_of(verb)}
     of_one_machine = {one.name for one in algorithms.ALL} & on_paper - {"multimem"}
     over_nodes = BY_NAME["fastcoll"].over_nodes

@@ -3,8 +3,8 @@
  * The signalling of csrc/cpu/group.h and of the algorithms above it, as kernels/README.md states
  * it: arrival lines, inline lines, progress words, the ring of slots, `done` and the rule of reuse.
  * Every interleaving of RANKS ranks is explored over every sequence of CALLS calls (one shared
- * access is one step). Memory is sequentially consistent here; what weak memory adds is the
- * business of ThreadSanitizer.
+ * access is one step). Memory is sequentially consistent here; ThreadSanitizer finds the races of
+ * weak memory.
  *
  * Data are tags: a segment's is its number over all calls, an arrival's the number of its call. A
  * reader that finds another tag than its call's would have computed wrong data. A deadlock is an
@@ -20,7 +20,7 @@
 #define SLOTS 2
 #endif
 #ifndef FEW
-#define FEW SLOTS /* what a two_shot takes of them: kFewSlots */
+#define FEW SLOTS /* the share of a two_shot: kFewSlots */
 #endif
 #define SEGMENTS 2 /* of a staged call */
 
@@ -62,9 +62,9 @@ byte kind[CALLS + 1]; /* chosen by the first rank that comes to the call */
 byte arrive[RANKS * DEPTH], payload[RANKS * DEPTH];
 byte inlined[RANKS * DEPTH], inline_payload[RANKS * DEPTH];
 byte staged[RANKS], reduced[RANKS], done_word[RANKS];
-/* Scratch: what was staged; and of that the chunk for the rank before, which two_shot writes over. */
+/* Scratch: the staged data; of that the chunk for the rank before, which two_shot overwrites. */
 byte slot[RANKS * SLOTS], result[RANKS * SLOTS];
-#define REDUCED 128 /* and the tag: what it wrote */
+#define REDUCED 128 /* and the tag: the sum that it wrote */
 #define AFTER(r) (((r) + 1) % RANKS)
 byte symmetric[RANKS];
 bool has_stopped[RANKS], someone_stopped, failed;
@@ -93,7 +93,7 @@ bool has_stopped[RANKS], someone_stopped, failed;
   od
 #endif
 
-/* Reused: when everybody is through with what the slot held. */
+/* Reused: when all ranks are through with the data of the slot. */
 #ifdef ALL_SLOTS_CLAIMED
 #define NEAREST(s) SLOTS
 #else

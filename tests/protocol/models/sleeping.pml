@@ -3,8 +3,8 @@
  * The sleeper's handshake (csrc/cpu/group.h signal and wake, csrc/cpu/group_wait.h sleep): an owner
  * publishes a word SIGNALS times, two waiters sleep on its futex until the word is there. Sleeps
  * have no limit here, so a missed wake is a deadlock. The owner's plain stores go through a store
- * buffer (the one reordering that x86 has and that the handshake is about): they reach memory at
- * any later moment, in order, or when a barrier says so.
+ * buffer (the one reordering that x86 has and that the handshake is about). They reach memory at
+ * any later moment, in order, or at a barrier.
  *
  * The switches plant one bug each (test_models.py).
  */
@@ -13,7 +13,7 @@
 #define SIGNALS 2
 #endif
 
-byte word, in_buffer; /* what memory shows; what the owner has stored, 0 once it has drained */
+byte word, in_buffer; /* the value in memory; the owner's store, 0 once it has drained */
 bool sleepers;
 byte wake_word;
 bool asleep[WAITERS];
@@ -67,7 +67,7 @@ proctype Waiter(byte me) {
     sleepers = true;
 #endif
 #ifndef NO_BARRIER
-    drain(); /* membarrier: what the owner stored before is in memory, what it loads later is not older */
+    drain(); /* membarrier: the owner's earlier stores are in memory, its later loads not older */
 #endif
 #ifndef NO_SECOND_LOOK
     if :: word >= target -> break :: else fi;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who goes on after a loss (python/fastcoll/bootstrap/agreement.py): each rank hands all others its
- * part, says whose parts it has, and settles the word of survivors. Clocks are left out: at any
- * moment a rank may hold any others for gone or late and propose the rest. That covers ranks that
- * are stopped, which others run before, and that are killed, which never run again. Whoever hears an
- * answer hears the same one, and all whom it names have the parts of each other.
+ * The survivors after a loss (python/fastcoll/bootstrap/agreement.py): each rank hands all others
+ * its part, lists the parts that it has, and settles the word of survivors. Clocks are left out: at
+ * any moment a rank may hold any others for gone or late and propose the rest. That covers ranks
+ * that are stopped, which others run before, and that are killed, which never run again. All ranks
+ * that get an answer get the same one. All ranks named there have the parts of each other.
  *
  * The switches plant one bug each (test_models.py).
  */

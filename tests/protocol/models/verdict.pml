@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One verdict for all (Group::fail in csrc/cpu/group_status.h). Every rank may find an error of
- * its own at any time (one that is told nothing finds its wait's limit), and may be killed at any
- * step of telling the others. Whoever raises a verdict raises the same one as everybody else, now
- * and in every later call, and its text is there.
+ * its own at any time (a rank without news finds its timeout), and may be killed at any step of
+ * telling the others. All ranks that raise a verdict raise the same one, now and in every later
+ * call, and its text is there.
  *
  * The switches plant one bug each (test_models.py).
  */
 byte poison[RANKS];     /* 0, or 1 + the rank whose verdict holds */
 bool is_written[RANKS]; /* its text */
-byte verdict;           /* what the first rank to raise one has raised */
+byte verdict;           /* that of the first rank to raise one */
 bool is_dead[RANKS];
 
 #ifdef OVERWRITING

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the mutations of a C++ source, and writes all of them into it, each with a switch.
 
-Decides what a mutation is. Works on the text: the operators below rely on clang-format's spaces.
+Decides the mutations. Works on the text: the operators below rely on clang-format's spaces.
 A mutation only wraps or replaces tokens, so that nested ones stand side by side; see mutant.h.
 """
 

@@ -31,7 +31,7 @@ bool loses_copies = false;
 struct Notes {
   bool is_on = false;
   int rank = 0;
-  std::array<size_t, kMaxWorld> read_bytes{};     // that each rank wrote, in anybody's scratch
+  std::array<size_t, kMaxWorld> read_bytes{};     // that each rank wrote, in any rank's scratch
   std::array<size_t, kMaxWorld> written_bytes{};  // into each rank's scratch
   size_t num_moves = 0;                           // copies and reductions with a peer's bytes
   std::set<std::tuple<const uint64_t*, uint64_t>> waits;
