@@ -82,7 +82,7 @@ def mapping() -> Any:
 
 
 def buckets() -> Any:
-    """The gradients of a 7B model on 32 GPUs at 200 GB/s, behind a backward pass of 320 ms."""
+    """Draw the gradients of a 7B model on 32 GPUs at 200 GB/s, behind 320 ms of backward."""
     layers = [Layer(14e9 / 32, 10e3)] * 32
     gpus = Constants(5, 1 / 200e3)
 

@@ -94,7 +94,7 @@ def test_a_whole_program_of_a_page_runs(program: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_computes_something_else_fails(tmp_path: Path) -> None:
-    """The negative control."""
+    """Change the number that the program expects: it must fail."""
     [star] = whole_programs((DOCS / "schedules.md").read_text())
     done = run_as_told(star.replace("(tensor == 6)", "(tensor == 7)"), tmp_path)
     assert done.returncode != 0
@@ -146,7 +146,7 @@ def test_the_table_of_builders_is_true() -> None:
 
 
 def test_a_wrong_number_would_be_noticed() -> None:
-    """The negative control."""
+    """Plant a wrong number, a wrong example and a wrong output."""
     text = (DOCS / "worked_examples.md").read_text()
     assert "86.62 ms" in wrong_examples(text.replace("86.62", "86.63"))
     assert wrong_examples("```python\n>>> 2 + 2\n5\n```\n")

@@ -65,7 +65,7 @@ def test_a_1024_rank_run_is_exact() -> None:
 
 
 def test_where_links_are_shared_the_difference_has_a_reason() -> None:
-    """Hockney's formula of a pipelined chain charges alpha to the sender of every segment."""
+    """Check that Hockney's chain formula charges alpha to the sender of every segment."""
     n, m, size = 6, 10, 1e6
     found = simulated_us("broadcast", "chain", n, size, m)
     hockney = (n - 2 + m) * MACHINE.message_us(size / m)

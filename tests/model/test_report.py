@@ -189,7 +189,7 @@ def test_the_page_shows_its_numbers_and_what_was_measured(written: Written) -> N
 
 
 def test_the_reader_would_notice_a_broken_page() -> None:
-    """The negative control."""
+    """Break a page in each way that the reader must notice."""
     table = Table(title="t")
     table.add_column("a & b")
     table.add_row("<i>[bold]x[/bold]")

@@ -84,7 +84,7 @@ def test_segments_bring_multimem_to_its_bandwidth() -> None:
 
 
 def test_two_trees_beat_one_for_large_messages() -> None:
-    """Sanders, Speck and Traff 2009: both directions of every port are used."""
+    """Check Sanders, Speck and Traff 2009: both directions of every port are used."""
     n, size, fabric = 16, 64e6, OneSwitch(16, 1.0, 0.001)
     tree = simulate(build("broadcast", "tree", n), fabric, size).time_us
     both = simulate(build("broadcast", "double_binary_tree", n, num_segments=64), fabric, size)

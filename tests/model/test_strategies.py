@@ -46,7 +46,7 @@ def test_groups_side_by_side_take_as_long_as_one_where_nothing_is_shared() -> No
 
 
 def test_groups_that_share_a_card_wait_for_each_other() -> None:
-    """4 x RTX 4090 have one network card: 4 groups between nodes take 4 times as long."""
+    """Check that 4 groups between nodes take 4 times as long: 4 x RTX 4090 have one card."""
     cluster = Cluster(load_machine("rtx4090-pcie"), 2, load_network("25gbe"))
     size = 1e9
     four = groups_us("all_gather", cluster, strided(8, 2), size)
@@ -132,7 +132,7 @@ def moved(sentence: Sentence) -> float:
 
 
 def test_zero_says_what_the_paper_says() -> None:
-    """Rajbhandari et al. 2020: 16 bytes per parameter; stage 3 moves half as much again as DDP."""
+    """Check Rajbhandari et al. 2020: 16 bytes a parameter; stage 3 moves 1.5 times DDP's bytes."""
     said, n, weights = sentences(), 16, 14e9
     memory = {name: one.memory_gb for name, one in said.items()}
     assert memory["DDP"] == pytest.approx(16 * 7)

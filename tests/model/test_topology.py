@@ -73,7 +73,7 @@ def test_a_rail_is_a_short_way_between_equal_places() -> None:
 
 
 def test_an_oversubscribed_spine_is_shared() -> None:
-    """3:1 above a leaf of 8 cards: they have the bandwidth of 2.7 between leaves."""
+    """Check 3:1 above a leaf of 8 cards: they have the bandwidth of 2.7 between leaves."""
     network = dataclasses.replace(load_network("25gbe"), nodes_per_leaf=1)
     cluster = Cluster(load_machine("hgx-h100"), 2, network)
     spine = next(link for link in cluster.route(0, 15).links if link.owner == -1)
@@ -107,7 +107,7 @@ def test_inside_a_node_and_between_nodes_the_formula_holds() -> None:
 @pytest.mark.parametrize("algorithm", ["hierarchical", "hierarchical_ring"])
 @pytest.mark.parametrize("machine", ["hgx-h100", "rtx4090-pcie"])
 def test_one_rank_in_place_of_all_where_cards_are_shared(algorithm: str, machine: str) -> None:
-    """4 x RTX 4090 share one card per node: the links of a node carry all its ranks' traffic."""
+    """Check one rank for all on 4 x RTX 4090: the links of a node carry all its ranks' traffic."""
     cluster = Cluster(load_machine(machine), 4, load_network("roce-100"))
     n = cluster.num_ranks
     for verb in ("all_reduce", "reduce_scatter", "all_gather"):

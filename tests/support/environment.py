@@ -15,7 +15,7 @@ from tests.support.harness import PRELOAD
 def ranks_with(**env: str) -> Iterator[None]:
     """Let pools that are made meanwhile start ranks in which these are set from the first on.
 
-    `Setup.env` is enough for what is read after that: not for what the loader or Python reads.
+    `Setup.env` is enough for variables read after that: not for those of the loader or of Python.
     """
     server: Any = multiprocessing.forkserver.ForkServer()
     server.set_forkserver_preload(PRELOAD)

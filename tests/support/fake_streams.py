@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams and events of a made-up GPU that is slow, for transfers through the host.
 
-A stream does what it was given, copies too, only when an event behind that is asked about for the
-third time. So a stream that does not wait for an event reads old data, or writes too early.
+A stream runs its work, copies too, only when an event behind it is asked about for the third time.
+So a stream that does not wait for an event reads old data, or writes too early.
 """
 
 import contextlib

@@ -248,7 +248,7 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
 
 @cache
 def forms_of(core: str) -> list[verbs.Verb]:
-    """The declared verbs that one verb of the core carries out; the one of plain tensors first."""
+    """Return the declared verbs of one verb of the core; the one of plain tensors first."""
     found = [one for one in verbs.declared() if one.core == core and one.kind != "lists"]
     return sorted(found, key=lambda one: one.kind != "tensors")
 

@@ -78,7 +78,7 @@ class Site:
         return check(self.pool, calls, batch, ranks_by_node(self.nodes), self.in_group)
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run a program on every rank, in this kind of group; return what each returned."""
+        """Run a program on every rank, in this kind of group; return the results by rank."""
         assert self.pool is not None
         found: list[Any] = self.pool.run(self.in_group, program, *args)
         return found
@@ -174,5 +174,5 @@ without_gpu, each_kind = at(WITHOUT_GPU), at(EACH_KIND)
 
 
 def in_torch(site: Site) -> bool:
-    """Whether a site's calls are those of torch.distributed."""
+    """Return whether a site's calls are those of torch.distributed."""
     return site.in_group is on_torch

@@ -36,7 +36,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def train(
     model: nn.Module, rank: int = 0, world: int = 1, optimizer: torch.optim.Optimizer | None = None
 ) -> list[float]:
-    """Losses of a rank's share of each batch."""
+    """Return the losses of a rank's share of each batch."""
     optimizer, losses = optimizer or sgd(model.parameters()), []
     for inputs, targets in batches():
         share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
@@ -50,7 +50,7 @@ def train(
 
 
 def whole(model: nn.Module) -> list[torch.Tensor]:
-    """All parameters of a model that may be cut over the ranks."""
+    """Return all parameters of a model that may be cut over the ranks."""
     found = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return [parameter.detach().clone() for parameter in found]
 
@@ -83,7 +83,7 @@ def with_our_hook(rank: Rank) -> Any:
 
 
 def accumulated(rank: Rank) -> Any:
-    """DDP that reduces every second batch only: of halves, so that the steps are the same."""
+    """Train DDP that reduces every second half batch only, so that the steps are the same."""
     model = nn.parallel.DistributedDataParallel(network())
     optimizer, losses = sgd(model.parameters()), []
     for inputs, targets in batches():
@@ -151,13 +151,13 @@ def cut_by_tensor(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def tensor_parallel(rank: Rank) -> Any:
-    """Two linear layers cut over the ranks; every rank sees the whole batch."""
+    """Train two linear layers cut over the ranks; every rank sees the whole batch."""
     model = cut_by_tensor(network(), mesh_of(rank.world_size))
     return train(model), whole(model)
 
 
 def pipelined(rank: Rank) -> Any:
-    """Two stages, four micro-batches, forward and backward interleaved (1F1B)."""
+    """Train two stages with four micro-batches, forward and backward interleaved (1F1B)."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     model = network()
@@ -184,21 +184,21 @@ def pipelined(rank: Rank) -> Any:
 
 
 def hybrid_sharded(rank: Rank) -> Any:
-    """HSDP: sharded over two, replicated over two."""
+    """Train HSDP: sharded over two, replicated over two."""
     model = shard(network(), mesh_of(2, 2))
     losses = train(model, rank.rank, rank.world_size)
     return losses, whole(model)
 
 
 def sharded_and_cut(rank: Rank) -> Any:
-    """A mesh of two dimensions: FSDP2 over one, tensor parallelism over the other."""
+    """Train on a mesh of two dimensions: FSDP2 over one, tensor parallelism over the other."""
     mesh = mesh_of(2, 2)
     model = shard(cut_by_tensor(network(), mesh["inner"]), mesh["outer"])
     return train(model, mesh.get_local_rank("outer"), 2), whole(model)
 
 
 def assert_as_one_process(rows: Any) -> None:
-    """Losses of ranks, and their parameters in the end, are those of one process."""
+    """Compare the ranks' losses and final parameters with those of one process."""
     alone = network()
     losses = train(alone)
     for row, parameters in rows:
@@ -210,7 +210,7 @@ def assert_as_one_process(rows: Any) -> None:
 
 
 def check_training(bare_pools: Any, program: Program, world: int) -> Any:
-    """On fastcoll as on one process; return what came of it."""
+    """Check training on fastcoll against one process; return the results."""
     ours = bare_pools(world).run(on_backend, "fastcoll", program)
     assert_as_one_process(ours)
     return ours

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every verb with one tensor that it reads and one that it writes.
 
-Decides the sizes and the roots. A test decides the group, and what becomes of the two tensors. The
+Decides the sizes and the roots. A test decides the group, and its use of the two tensors. The
 group is a Communicator's or torch's (TorchGroup in backends.py), whose verbs have the same names.
 """
 
@@ -180,5 +180,5 @@ VERB_CALLS: dict[str, VerbCall] = {
 
 
 def verbs_of(name: str) -> set[str]:
-    """The verbs that an entry of VERB_CALLS calls."""
+    """Return the verbs that an entry of VERB_CALLS calls."""
     return set(name.split(", ")) - {"waited", "strided", "out"}
