@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plans of one group's calls.
 
-Decides what is asked of the selection, and keeps what it chose. The only module that sees both
+Decides the request to the selection, and keeps its choices. The only module that sees both
 selection and algorithms. Must not know how a plan is carried out.
 """
 
@@ -25,7 +25,7 @@ _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
 
 
 class GpuTerms(Protocol):
-    """What a plan depends on where the tensors are on GPUs; see `fastcoll.gpu.terms.Terms`."""
+    """The terms of a plan where the tensors are on GPUs; see `fastcoll.gpu.terms.Terms`."""
 
     @property
     def no_table(self) -> str: ...
@@ -33,7 +33,7 @@ class GpuTerms(Protocol):
 
 
 class Planner:
-    """What a group's calls run by; plans of the usual calls go into its C++ table, too."""
+    """The plans of a group's calls; those of the usual calls go into its C++ table, too."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Planner:
         return plan
 
     def choose(self, request: Request, terms: GpuTerms | None = None) -> Choice:
-        """Choose the plan of a request; a pure function of it and of what the ranks agreed on.
+        """Choose the plan of a request; a pure function of it and of the ranks' agreed terms.
 
         `terms` are a GPU call's.
 

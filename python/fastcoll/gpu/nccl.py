@@ -95,7 +95,7 @@ class Nccl:
                 "one such call before the capture"
             )
         host = self._host
-        # A store that nobody else can reach, and of which nothing stays.
+        # A store that no other process can reach, and of which nothing stays.
         fds = host.exchange_fds(os.memfd_create("fastcoll-nccl", os.MFD_CLOEXEC))
         for fd in fds[1:]:
             os.close(fd)
@@ -129,8 +129,8 @@ class Nccl:
     ) -> None:
         """Start sends and receives in the current stream: (sends, ptr, numel, dtype, peer, tag).
 
-        Nothing is compared, as no two ranks meet here: NCCL knows no tags, and gives each receive
-        what its peer sends next.
+        Nothing is compared, as no two ranks meet here. NCCL knows no tags, and gives each receive
+        the next message of its peer.
         """
         group = self._group
         group._start_coalescing()  # as one: or two ranks that both send first wait for ever
@@ -145,8 +145,8 @@ class Nccl:
     def _meet(self, plan: _C.Plan, counts: Sequence[int]) -> None:
         """Wait until all ranks are in this call, and see that it is the same.
 
-        The program waits, with `async_op=True` too: what NCCL is given can't be taken back, so
-        nobody may begin before all have compared.
+        The program waits, with `async_op=True` too. A call that NCCL has can't be taken back, so no
+        rank may begin before all have compared.
         """
         host, world = self._host, self._host.world_size
         text = repr(plan)
@@ -223,7 +223,7 @@ class Nccl:
             return self._wait(group.allreduce([output], every), limit_s)
         to_root = dist.ReduceOptions()
         to_root.reduceOp, to_root.rootRank = op, plan.root
-        sum_ = given.clone()  # who is not the root may get anything
+        sum_ = given.clone()  # ranks other than the root may get anything
         self._wait(group.reduce([sum_], to_root), limit_s)
         if self._host.rank == plan.root:
             self._bytes(flat.output_ptr, size).view(kind).copy_(sum_)
@@ -299,7 +299,7 @@ class Nccl:
         """Let the current stream wait for a work of NCCL's."""
         work.wait()
         if not is_current_stream_capturing():
-            self.busy()  # forget what is over
+            self.busy()  # forget the calls that are over
             self._running.append((work, time.monotonic() + limit_s))
 
     def busy(self) -> bool:
@@ -319,9 +319,9 @@ class Nccl:
         return self.busy() and time.monotonic() > self._running[0][1]
 
     def stop(self) -> None:
-        """End what runs: the group is broken."""
+        """End the running calls: the group is broken."""
         if self._group is not None:
-            with contextlib.suppress(RuntimeError):  # the device may be what broke it
+            with contextlib.suppress(RuntimeError):  # the device itself may be broken
                 self._group.abort()
 
     def close(self) -> None:

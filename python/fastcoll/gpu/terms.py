@@ -18,7 +18,7 @@ from fastcoll.gpu.link import Facts
 from fastcoll.machine.gpu import USUAL_CHANNELS, Gpu, multicast_problem, nccl_name, nccl_problem
 from fastcoll.native import _cuda
 
-# What maps memory from its descriptor keeps it, so ranks may leave in any order: tried first.
+# By VMM a mapping from a descriptor keeps the memory, so ranks may leave in any order: tried first.
 VMM, IPC = "vmm", "ipc"
 ROUTES = (VMM, IPC)
 
@@ -32,12 +32,12 @@ class DeviceHello:
     Attributes:
         problem: Why this rank can't use its GPU; empty if it can.
         free_blocks: Thread blocks that may still be resident on its device.
-        heap_bytes: What it would give to symmetric tensors.
+        heap_bytes: Bytes that it would give to symmetric tensors.
         most_channels: The most channels it wants; 0 leaves it to the group.
-        granularity: What the size of a region must be a multiple of there.
+        granularity: The size of a region there must be a multiple of this, in bytes.
         nccl: `nccl_name()` there.
         no_table: Why the tuning table can't be used for its GPU; empty if it can.
-        no_multicast: `Gpu.no_multicast` there, or what else speaks against it.
+        no_multicast: `Gpu.no_multicast` there, or another reason against it.
     """
 
     problem: str
@@ -93,8 +93,8 @@ class Terms:
 def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     """Derive the terms of a group on GPUs. Pure: every rank comes to the same ones.
 
-    Unless it is told a number, a group takes half of what is free on its fullest device at most, so
-    that others find room too.
+    Without a given number a group takes at most half of the free blocks on its fullest device. So
+    other groups find room, too.
 
     Raises:
         UnsupportedError: A rank can't use its GPU, or there is no room on one.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's end of `fastcoll tune --device cuda`: one algorithm after the other.
 
-Decides how each is timed: what runs in kernels alone in captured graphs, where the time is the
-GPU's; NCCL eagerly, as its calls meet on the CPUs first, which no replay would show. Knows nothing
-of tables.
+Decides how each is timed. Algorithms that run in kernels alone are timed in captured graphs, where
+the time is the GPU's. NCCL is timed eagerly: its calls meet on the CPUs first, which no replay
+would show. Knows nothing of tables.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 def request_on_gpus(cell: Cell, terms: Json, name: str = "auto") -> Request:
-    """Return what all ranks know of a cell's call, by an algorithm as tables call it."""
+    """Return the request for a cell's call, by an algorithm's name in the tables."""
     moves = name == NCCL_MOVES
     return cell.request(
         algorithm="nccl" if moves else name,
