@@ -1,36 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks, of one node or of several: from a user's call to its start, and its end.
+"""A group of ranks, of one node or of several: the groups made of it, and its end.
 
-Decides whether a call runs at once or in the queue, which calls start together, and how parts and
-survivors of a group become groups. Must not know how a call is carried out.
+Decides how parts and survivors of a group become groups. Must not know how a call is carried out.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
-import numpy as np
 import torch
 
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange
 from fastcoll.bootstrap.join import checked_members
-from fastcoll.calls.arrays import Array, count_writes
 from fastcoll.calls.limits import group_limit_s
-from fastcoll.calls.lists import ListCall, ListOperands, check_list
 from fastcoll.calls.objects import ObjectMethods
-from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.calls.settings import Settings
-from fastcoll.calls.sites import at_call_site
-from fastcoll.calls.tensors import Call, Operands, check
-from fastcoll.calls.work import CallQueue, Work
-from fastcoll.errors import UsageError
 
-AnyCall: TypeAlias = Call | PartsCall | ListCall
-AnyOperands: TypeAlias = Operands | PartsOperands | ListOperands
-# A call with its checked arguments, or with a part of them.
-CheckedCall: TypeAlias = tuple[AnyCall, AnyOperands]
-GpuCall: TypeAlias = tuple[AnyCall, Operands | PartsOperands]
 # Makes a group of either kind from an exchange, a name, settings, members, and the group that they
 # are members of, if there is one. None is returned to ranks that are not members.
 MakeGroup: TypeAlias = Callable[
@@ -49,7 +35,6 @@ class BaseGroup(ObjectMethods):
 
     on_close: Callable[[], None] | None = None
     _settings: Settings
-    _queue: CallQueue
     _num_groups = 0
     _num_shrinks = 0  # from the first group to this one
     _closed = False
@@ -59,68 +44,7 @@ class BaseGroup(ObjectMethods):
         """The group's name, the same on all ranks."""
         raise NotImplementedError
 
-    @property
-    def traces(self) -> bool:
-        """Whether the site of every call is noted."""
-        raise NotImplementedError
-
-    # ---- calls -----------------------------------------------------------------------------------
-
-    def issue(self, call: AnyCall) -> Work | None:
-        """Check and start a call; every call that is not on the C++ fast path comes here."""
-        return self.issue_all((call,), call.async_op)
-
-    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
-        """Check several calls, then start them as one: all of them, or none at all."""
-        checked = [(call, operands) for call in calls for operands in self._checked(call)]
-        on_gpus = [
-            (call, operands)
-            for call, operands in checked
-            if not isinstance(operands, ListOperands) and operands.device >= 0
-        ]
-        if 0 < len(on_gpus) < len(checked):
-            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
-        start = None if on_gpus else self._prepared(checked)
-        count_writes(array for _, operands in checked for array in operands.written())
-        if start is None:
-            return self._issue_on_gpus(on_gpus, async_op)
-        if self.traces:
-            start = at_call_site(start)
-        if not async_op and self._queue.idle():
-            start()
-            return None
-        self.refuse_handler()  # its wait would be for itself
-        work = self._queue.submit(start, _outputs_of(checked))
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
-        """Check a call; return its arguments, several of a list."""
-        if isinstance(call, Call):
-            return [check(call, self.rank, self.world_size)]
-        if isinstance(call, PartsCall):
-            return [check_parts(call, self.rank, self.world_size)]
-        return check_list(call, self.rank, self.world_size)
-
-    def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
-        """Return a function that carries out calls on CPUs, one after the other, when called."""
-        raise NotImplementedError
-
-    def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
-        """Start calls on GPUs as one."""
-        raise NotImplementedError
-
-    def refuse_handler(self) -> None:
-        """Raise UsageError in a signal handler that has interrupted a call of this group."""
-
-    def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
-        """Gather integers from all ranks, within the group's limit or another one. Collective."""
-        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
-        self.all_gather_into_tensor(rows, np.array(words, np.int64), timeout_s=limit_s)
-        result: list[list[int]] = rows.tolist()
-        return result
+    # ---- memory and peers ------------------------------------------------------------------------
 
     def empty(
         self,
@@ -249,16 +173,3 @@ class BaseGroup(ObjectMethods):
     def _where(self) -> str:
         """Return where the ranks are, for `repr`."""
         return ""
-
-
-def _outputs_of(calls: Sequence[CheckedCall]) -> list[Array]:
-    """Return the arrays that hold the results, in the order of the user's lists."""
-    outputs: list[Array] = []
-    before: AnyCall | None = None
-    for call, operands in calls:
-        if not isinstance(call, ListCall):
-            outputs += operands.outputs()
-        elif call is not before:  # the first part of a list
-            outputs += call.outputs
-        before = call
-    return outputs

@@ -1,27 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that both kinds of group offer below their verbs.
+"""A group's calls: from a user's call to its start.
 
-Decides which calls a verb consists of, if it needs several. Must not know how one is carried out.
+Decides whether a call runs at once or in the queue, which calls start together, and which calls a
+verb consists of, if it needs several. Must not know how one is carried out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 
-from fastcoll.calls.arrays import Array
+from fastcoll.calls.arrays import Array, count_writes
+from fastcoll.calls.lists import ListCall, ListOperands, check_list
 from fastcoll.calls.methods import VerbMethods
-from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.tensors import Call
+from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.calls.sites import at_call_site
+from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.calls.transfer_work import AnyTransferWork, Transfers
 from fastcoll.calls.transfers import TransferCall
-from fastcoll.calls.work import Work
+from fastcoll.calls.work import CallQueue, Work
 from fastcoll.errors import UsageError
 from fastcoll.memory.region import agree
 from fastcoll.types import Verb
 
 T = TypeVar("T")
+AnyCall: TypeAlias = Call | PartsCall | ListCall
+AnyOperands: TypeAlias = Operands | PartsOperands | ListOperands
+# A call with its checked arguments, or with a part of them.
+CheckedCall: TypeAlias = tuple[AnyCall, AnyOperands]
+GpuCall: TypeAlias = tuple[AnyCall, Operands | PartsOperands]
 # Smaller memory is allocated without a question to the others.
 _ASKED_BYTES = 1 << 20
 
@@ -30,6 +39,12 @@ class GroupCalls(VerbMethods):
     """A group that carries out checked calls."""
 
     _transfers: Transfers
+    _queue: CallQueue
+
+    @property
+    def traces(self) -> bool:
+        """Whether the site of every call is noted."""
+        raise NotImplementedError
 
     @property
     def rank(self) -> int:
@@ -53,17 +68,61 @@ class GroupCalls(VerbMethods):
         """Advance the open transfers; C++ calls this while any call waits."""
         self._transfers.drive()
 
-    def issue(self, call: Call | PartsCall) -> Work | None:
-        """Check, plan and start a call."""
+    def issue(self, call: AnyCall) -> Work | None:
+        """Check and start a call; every call that is not on the C++ fast path comes here."""
+        return self.issue_all((call,), call.async_op)
+
+    def issue_all(self, calls: Iterable[AnyCall], async_op: bool) -> Work | None:
+        """Check several calls, then start them as one: all of them, or none at all."""
+        checked = [(call, operands) for call in calls for operands in self._checked(call)]
+        on_gpus = [
+            (call, operands)
+            for call, operands in checked
+            if not isinstance(operands, ListOperands) and operands.device >= 0
+        ]
+        if 0 < len(on_gpus) < len(checked):
+            raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        start = None if on_gpus else self._prepared(checked)
+        count_writes(array for _, operands in checked for array in operands.written())
+        if start is None:
+            return self._issue_on_gpus(on_gpus, async_op)
+        if self.traces:
+            start = at_call_site(start)
+        if not async_op and self._queue.idle():
+            start()
+            return None
+        self.refuse_handler()  # its wait would be for itself
+        work = self._queue.submit(start, _outputs_of(checked))
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
+        """Check a call; return its arguments, several of a list."""
+        if isinstance(call, Call):
+            return [check(call, self.rank, self.world_size)]
+        if isinstance(call, PartsCall):
+            return [check_parts(call, self.rank, self.world_size)]
+        return check_list(call, self.rank, self.world_size)
+
+    def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
+        """Return a function that carries out calls on CPUs, one after the other, when called."""
         raise NotImplementedError
 
-    def issue_all(self, calls: Iterable[Call | PartsCall], async_op: bool) -> Work | None:
-        """Check and plan several calls, then start them as one."""
+    def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
+        """Start calls on GPUs as one."""
         raise NotImplementedError
+
+    def refuse_handler(self) -> None:
+        """Raise UsageError in a signal handler that has interrupted a call of this group."""
 
     def gather_words(self, words: list[int], limit_s: float | None = None) -> list[list[int]]:
-        """Gather integers from all ranks."""
-        raise NotImplementedError
+        """Gather integers from all ranks, within the group's limit or another one. Collective."""
+        rows = np.empty((self.world_size, len(words)), dtype=np.int64)
+        self.all_gather_into_tensor(rows, np.array(words, np.int64), timeout_s=limit_s)
+        result: list[list[int]] = rows.tolist()
+        return result
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gather bytes from all ranks."""
@@ -140,3 +199,16 @@ class GroupCalls(VerbMethods):
         shape = (sum(splits), *input.shape[1:])
         num_bytes = sum(map(sum, rows)) * prod(shape[1:]) * input.element_size()
         return self.allocated(lambda: input.new_empty(shape), num_bytes), splits
+
+
+def _outputs_of(calls: Sequence[CheckedCall]) -> list[Array]:
+    """Return the arrays that hold the results, in the order of the user's lists."""
+    outputs: list[Array] = []
+    before: AnyCall | None = None
+    for call, operands in calls:
+        if not isinstance(call, ListCall):
+            outputs += operands.outputs()
+        elif call is not before:  # the first part of a list
+            outputs += call.outputs
+        before = call
+    return outputs

@@ -24,7 +24,8 @@ from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
 from fastcoll.bootstrap.join import Peers
 from fastcoll.bootstrap.shrink import shrink
-from fastcoll.calls.group import BaseGroup, CheckedCall, GpuCall
+from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.group_calls import CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing

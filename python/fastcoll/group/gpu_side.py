@@ -8,7 +8,7 @@ know how kernels are started.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastcoll.calls.group import GpuCall
+from fastcoll.calls.group_calls import GpuCall
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Operands

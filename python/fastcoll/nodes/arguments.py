@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fastcoll.calls.arrays import ArrayView
-from fastcoll.calls.group import AnyCall
+from fastcoll.calls.group_calls import AnyCall
 from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.parts import PartsOperands, Side
 from fastcoll.calls.settings import Settings, checked_numerics

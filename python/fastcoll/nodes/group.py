@@ -14,7 +14,8 @@ from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.exchange import BytesExchange
 from fastcoll.bootstrap.node_map import Seat
-from fastcoll.calls.group import AnyCall, AnyOperands, BaseGroup, CheckedCall, GpuCall
+from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.group_calls import AnyCall, AnyOperands, CheckedCall, GpuCall
 from fastcoll.calls.lists import ListOperands
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings

@@ -26,7 +26,8 @@ from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.foreign import in_their_stream
-from fastcoll.calls.group import AnyCall, BaseGroup, GpuCall
+from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.group_calls import AnyCall, GpuCall
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Operands
