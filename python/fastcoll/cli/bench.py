@@ -228,12 +228,11 @@ def _measure(
 ) -> None:
     num_libraries = 1 + len(settings.peers)
     num_turns = num_libraries * (1 + len(settings.sizes_bytes) * (1 + settings.budget.num_rounds))
-    with quiet_progress("starting", num_turns) as progress:
+    with quiet_progress("starting", num_turns) as show:
 
         def on_turn(library: str, size_bytes: int) -> None:
             text = f"{library}, {format_size(size_bytes)}" if size_bytes else f"start {library}"
-            progress.update(progress.task_ids[0], description=text, advance=1)
-            progress.refresh()
+            show(description=text, advance=1)
 
         try:
             document = run_bench(settings, folder, own_ranks, on_turn)

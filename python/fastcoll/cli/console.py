@@ -5,8 +5,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,6 +21,8 @@ from fastcoll.text import printable_lines
 _LOG_WIDTH = 200
 _PICTURES = (".svg", ".png", ".pdf")
 T = TypeVar("T")
+# Takes the arguments of rich's Progress.update by name: description, advance, completed.
+ShowProgress: TypeAlias = Callable[..., None]
 
 
 def make_console() -> Console:
@@ -82,8 +85,8 @@ def picture(path: Path | None) -> Path | None:
 
 
 @contextmanager
-def quiet_progress(title: str, total: float) -> Iterator[Progress]:
-    """Yield a progress bar (its only task has id 0) that moves only when it is told to.
+def quiet_progress(title: str, total: float) -> Iterator[ShowProgress]:
+    """Yield a function that moves a progress bar, which does not move by itself.
 
     A bar that redraws itself from a thread would take a core from the measured calls. It goes to
     stderr, so that results can be piped.
@@ -99,5 +102,5 @@ def quiet_progress(title: str, total: float) -> Iterator[Progress]:
     with Progress(
         *columns, console=console, auto_refresh=False, transient=True, disable=hidden
     ) as progress:
-        progress.add_task(title, total=total)
-        yield progress
+        task = progress.add_task(title, total=total)
+        yield partial(progress.update, task, refresh=True)

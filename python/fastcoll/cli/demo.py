@@ -71,13 +71,11 @@ def demo(
             f"{num_steps} steps of {config.training.batch_size} digits",
             highlight=False,
         )
-        with quiet_progress("starting the ranks", len(PHASES) * num_steps) as progress:
+        with quiet_progress("starting the ranks", len(PHASES) * num_steps) as show:
 
             def on_step(phase: str, step: int, loss: float) -> None:
                 done = PHASES.index(phase) * num_steps + step + 1
-                text = f"{phase}: loss {loss:.4f}"
-                progress.update(progress.task_ids[0], description=text, completed=done)
-                progress.refresh()
+                show(description=f"{phase}: loss {loss:.4f}", completed=done)
 
             try:
                 document = run_demo(config, on_step)

@@ -146,10 +146,9 @@ def _peer() -> Findings:
 
 def _why_staged() -> str:
     """Return the setting to change so that ranks may read each other; Yama is the usual reason."""
-    try:
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        return ""
+    from fastcoll.machine.cpu import read_text
+
+    scope = read_text(Path("/proc/sys/kernel/yama/ptrace_scope")) or "0"
     return f": kernel.yama.ptrace_scope is {scope}, copies between ranks need 0" * (scope != "0")
 
 

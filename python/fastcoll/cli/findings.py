@@ -93,11 +93,11 @@ def find_all(
     documents = [read_measured(path) for path in measured]
     price = partial(compare, cluster=cluster, world_size=ranks)
     todo = [(verb, size) for verb in VERBS for size in _SHOWN]
-    with quiet_progress("simulating", len(_SIZES) + len(todo) + 1) as progress:
+    with quiet_progress("simulating", len(_SIZES) + len(todo) + 1) as show:
 
         def priced(verb: str, size: int, **options: Any) -> Comparison:
             found = price(verb, size_bytes=size, **options)
-            progress.update(progress.task_ids[0], advance=1, refresh=True)
+            show(advance=1)
             return found
 
         curve = [priced("all_reduce", size, numerics="fast") for size in _SIZES]

@@ -77,18 +77,16 @@ def point_progress(cells: Sequence[Cell], refusal: str) -> Iterator[Callable[[Ce
 
     If nothing can be measured, say so behind `refusal` and end with code 1.
     """
-    with quiet_progress("starting", len(cells)) as progress:
+    with quiet_progress("starting", len(cells)) as show:
         begun: set[Cell] = set()
 
-        def show(cell: Cell, variant: str) -> None:
+        def show_point(cell: Cell, variant: str) -> None:
             begun.add(cell)
             text = f"{cell.verb}, {cell.world_size} ranks, {format_size(cell.size_bytes)}"
-            task = progress.task_ids[0]
-            progress.update(task, description=f"{text}, {variant}", completed=len(begun))
-            progress.refresh()
+            show(description=f"{text}, {variant}", completed=len(begun))
 
         try:
-            yield show
+            yield show_point
         except NotMeasured as error:
             complain(f"{refusal}: {error}")
             raise typer.Exit(1) from None

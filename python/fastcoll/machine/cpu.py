@@ -16,7 +16,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file without white space around it; empty if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -25,7 +26,7 @@ def _read(path: Path) -> str:
 
 def cpu_quota() -> int:
     """Return how many CPUs this process's cgroup may keep busy; all of them without a quota."""
-    quota, _, period = _read(_QUOTA).partition(" ")
+    quota, _, period = read_text(_QUOTA).partition(" ")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         return max(1, math.ceil(int(quota) / int(period)))
     return os.cpu_count() or 1
@@ -47,7 +48,7 @@ def usable_cpus() -> int:
 def numa_nodes() -> dict[int, str]:
     """Return the CPU list of each NUMA node, as the kernel writes it ("0-3,8-11")."""
     return {
-        int(path.name[4:]): _read(path / "cpulist")
+        int(path.name[4:]): read_text(path / "cpulist")
         for path in sorted(_NODES.glob("node[0-9]*"))
         if path.name[4:].isdigit()
     }
@@ -58,7 +59,7 @@ def cache_sizes() -> dict[str, str]:
     cpu = min(affinity())
     sizes = {}
     for path in sorted(_CPUS.glob(f"cpu{cpu}/cache/index[0-9]*")):
-        level, kind, size = (_read(path / name) for name in ("level", "type", "size"))
+        level, kind, size = (read_text(path / name) for name in ("level", "type", "size"))
         if level and size:
             sizes[f"L{level} {kind}"] = size
     return sizes
@@ -79,7 +80,7 @@ def cpu_model() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    return dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", _read(Path("/proc/cpuinfo")), re.M))
+    return dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", read_text(Path("/proc/cpuinfo")), re.M))
 
 
 def fingerprint() -> dict[str, object]:

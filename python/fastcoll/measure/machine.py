@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from fastcoll.machine.cpu import cache_sizes, cpu_model, numa_nodes, usable_cpus
+from fastcoll.machine.cpu import cache_sizes, cpu_model, numa_nodes, read_text, usable_cpus
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,6 @@ class Commit:
     dirty: bool
 
 
-def _read(path: Path, fallback: str = "") -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return fallback
-
-
 def _chosen(text: str) -> str:
     """Return the bracketed word of a kernel setting such as "always [madvise] never"."""
     match = re.search(r"\[(\w+)\]", text)
@@ -67,9 +60,11 @@ def read_machine() -> Machine:
         memory_gib=round(pages / 2**30, 1),
         kernel=platform.release(),
         libc=" ".join(platform.libc_ver()),
-        virtualised=bool(re.search(r"^flags.*\bhypervisor\b", _read(Path("/proc/cpuinfo")), re.M)),
-        transparent_huge_pages=_chosen(_read(huge / "enabled")),
-        shmem_huge_pages=_chosen(_read(huge / "shmem_enabled")),
+        virtualised=bool(
+            re.search(r"^flags.*\bhypervisor\b", read_text(Path("/proc/cpuinfo")), re.M)
+        ),
+        transparent_huge_pages=_chosen(read_text(huge / "enabled")),
+        shmem_huge_pages=_chosen(read_text(huge / "shmem_enabled")),
     )
 
 
