@@ -76,6 +76,7 @@ def _entry(old: str, verb: verbs.Verb) -> str:
     orders = dict.fromkeys([*in_any_order(), *in_any_order(on_gpu=True)])
     these = ", ".join(f'"{name}"' for name in orders)
     text = re.sub(r'(?<=\. )"\w+"[^.]*?(?= and most schedules)', these, text)
+    text = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         f"algorithm: {text}",
         verbs.WIDTH,
@@ -84,7 +85,7 @@ def _entry(old: str, verb: verbs.Verb) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, ""]).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _module(text: str, declared: Iterable[verbs.Verb]) -> str:

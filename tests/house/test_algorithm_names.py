@@ -24,7 +24,7 @@ def test_the_written_names_are_current() -> None:
     ("path", "old", "new"),
     [
         (MODULE, '"two_shot", "ring", "chain", on GPUs', '"two_shot", "chain", on GPUs'),
-        (MODULE, '"ring", "multimem" and most', '"multimem" and most'),
+        (MODULE, '"multimem" and most', '"magic" and most'),
         (MODULE, 'on GPUs "nccl", or', 'on GPUs "nccl" or "magic", or'),
         ("python/fastcoll/api/lists.py", '"one_shot" or "two_shot".', '"one_shot" or "ring".'),
         (algorithm_names.SCHEMA, '"direct", "single_copy"', '"direct"'),

@@ -48,7 +48,7 @@ _KINDS = ["verb", "algorithm", "dtype", "operation", "carrier", "device"]
 MOST_BY_HAND = {"verb": 6, "algorithm": 5, "dtype": 7}
 NAMED = {
     "verb": r"\b{}\b",
-    "algorithm": r'Algorithm(::|\.){0}\b|"{0}"|/{0}\.\w',
+    "algorithm": r'Algorithm(::|\.){0}\b|"{0}"',
     "dtype": r'DType(::|\.){0}\b|"{0}"|torch\.{0}\b|_row<std::{0}_t>',
 }
 _SOURCES = ("csrc", "kernels", "python/fastcoll", "scripts", "tests/support")
