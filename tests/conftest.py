@@ -9,12 +9,17 @@ from contextlib import closing
 import pytest
 import torch
 
+from fastcoll import env
 from fastcoll.machine import gpu
 from tests import proofs
 from tests.durations import Durations
 from tests.support import harness
 from tests.support.backends import COMPILE_S, in_cpp, on_backend
-from tests.support.sites import SITES, Site, on_fake_gpu
+from tests.support.gpu import ThreadGroups, ThreadPool, needs_gpu_part
+from tests.support.sites import SITES, Site
+
+# Before CUDA is first used: ranks that are threads share a GPU.
+env.prepare_gpu_threads()
 
 # Tests that compile the backend of torch.distributed ask for it; their ranks inherit it from here.
 os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
@@ -109,6 +114,25 @@ def compiled_pools() -> Iterator[harness.Pools]:
         yield result
 
 
+@pytest.fixture(scope="session")
+def thread_groups() -> Iterator[ThreadGroups]:
+    """The rank threads on GPUs that tests share; tests must leave their group in order."""
+    with closing(ThreadGroups()) as result:
+        yield result
+
+
+@pytest.fixture
+def one_gpu(thread_groups: ThreadGroups) -> Callable[[int], ThreadPool]:
+    """`one_gpu(n)` is a pool of n rank threads on one GPU."""
+    return lambda world_size: ThreadPool(thread_groups("one_gpu", world_size))
+
+
+@pytest.fixture
+def all_gpus(thread_groups: ThreadGroups) -> Callable[[int], ThreadPool]:
+    """The same on all GPUs."""
+    return lambda world_size: ThreadPool(thread_groups("all_gpus", world_size))
+
+
 @pytest.fixture(scope="module", params=SITES)  # of a file's tests, those of a site run together
 def kind_of_group(request: pytest.FixtureRequest) -> Site:
     kind: Site = request.param
@@ -119,8 +143,8 @@ def kind_of_group(request: pytest.FixtureRequest) -> Site:
 def site(kind_of_group: Site, request: pytest.FixtureRequest) -> Site:
     """Each kind of group in turn, with its ranks; `at` in support/sites.py chooses among them."""
     kind = kind_of_group
-    if kind.in_group is on_fake_gpu and "built without" in gpu.problem():
-        pytest.skip("not run: this build has no GPU part (no nvcc)")
+    if kind.has_gpus and needs_gpu_part.args[0]:
+        pytest.skip(needs_gpu_part.kwargs["reason"])
     return kind.on(request.getfixturevalue(kind.pools)(kind.nodes or kind.world))
 
 

@@ -154,7 +154,8 @@ print(f'a context with all of torch\'s kernels takes {time.monotonic() - begin:.
   gpu_tests smoke-processes 40 30 "${lazily[@]}" -- tests/gpu/test_processes.py -k cpus_bits
 }
 tests() {
-  gpu_tests exact 200 60 -- tests/gpu/test_exact.py
+  gpu_tests exact 200 60 -- tests/contract/test_values.py tests/contract/test_gpu_parts.py \
+    tests/gpu/test_exact.py
   gpu_tests graphs 50 30 -- tests/gpu/test_graphs.py
   gpu_tests streams 50 30 -- tests/gpu/test_streams.py
   gpu_tests shapes 40 30 -- tests/gpu/test_shapes.py

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from fastcoll import env
 from fastcoll.measure.gpu_ranks import GpuRanks
+from tests.support.gpu import ThreadGroups, start_threads
+from tests.support.sites import placements
 
-env.prepare_gpu_threads()
 HERE = Path(__file__).parent
 
 
@@ -24,36 +23,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-def placements() -> list[str]:
-    return ["one_gpu", "spread"] if torch.cuda.device_count() > 1 else ["one_gpu"]
-
-
-def kept(placement: str, timeout_s: float = 30.0) -> Iterator[Callable[[int], GpuRanks]]:
-    """Groups that live on from test to test, one at a time: each claims its share of the device."""
-    made: dict[int, GpuRanks] = {}
-
-    def group(world_size: int) -> GpuRanks:
-        if world_size not in made or made[world_size].failed:
-            while made:
-                made.popitem()[1].close()
-            made[world_size] = GpuRanks(devices(placement, world_size), timeout_s)
-        return made[world_size]
-
-    yield group
-    for ranks in made.values():
-        ranks.close()
-
-
 @pytest.fixture(scope="session", params=placements())
-def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], GpuRanks]]:
+def threads(
+    request: pytest.FixtureRequest, thread_groups: ThreadGroups
+) -> Callable[[int], GpuRanks]:
     """`threads(n)` is a group of n rank threads; tests must leave it in order."""
-    yield from kept(request.param)
+    return lambda world_size: thread_groups(request.param, world_size)
 
 
-@pytest.fixture(scope="module")
-def quick_threads() -> Iterator[Callable[[int], GpuRanks]]:
+@pytest.fixture(scope="session")
+def quick_threads(thread_groups: ThreadGroups) -> Callable[[int], GpuRanks]:
     """The same on one GPU, and nothing is waited for long."""
-    yield from kept("one_gpu", 4.0)
+    return lambda world_size: thread_groups("one_gpu", world_size, 4.0)
 
 
 @pytest.fixture
@@ -62,14 +43,9 @@ def fresh_threads() -> Iterator[Callable[[int, float], GpuRanks]]:
     made: list[GpuRanks] = []
 
     def group(world_size: int, timeout_s: float) -> GpuRanks:
-        made.append(GpuRanks(devices("one_gpu", world_size), timeout_s))
+        made.append(start_threads("one_gpu", world_size, timeout_s))
         return made[-1]
 
     yield group
     for ranks in made:
         ranks.close()
-
-
-def devices(placement: str, world_size: int) -> list[str]:
-    num_gpus = 1 if placement == "one_gpu" else torch.cuda.device_count()
-    return [f"cuda:{rank % num_gpus}" for rank in range(world_size)]

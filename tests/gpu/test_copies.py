@@ -11,35 +11,42 @@ import pytest
 import torch
 
 from fastcoll.choose.algorithms.copy_engine import LEAST_BYTES
-from fastcoll.errors import CollectiveTimeout, UnsupportedError, UsageError
+from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.gpu.copies import WAVE_BYTES
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
-from fastcoll.types import DType
-from tests.gpu.work import Case, bits, data, perform
+from tests.gpu.test_failures import miss
+from tests.gpu.work import bits, check, numbers, on_device
 
 Threads = Callable[[int], GpuRanks]
 Fresh = Callable[[int, float], GpuRanks]
-LIMIT_S = 2.0
 NUMEL = LEAST_BYTES // 4
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_bits_of_the_cpu(threads: Threads, world_size: int) -> None:
     sizes = [NUMEL, NUMEL + 1, (WAVE_BYTES + 4096) // 4 + 3]
-    cases = [
-        Case("all_reduce", dtype, numel * 4 // size, op, "copy_engine", in_place, seed=numel)
+    calls = [
+        on_device(
+            "all_reduce",
+            dtype,
+            numel * 4 // size,
+            op=op,
+            algorithm="copy_engine",
+            in_place=in_place,
+            seed=numel,
+        )
         for numel in sizes
         for dtype, size, op, in_place in (
-            (DType.float32, 4, "SUM", False),
-            (DType.bfloat16, 2, "AVG", True),
+            ("float32", 4, "SUM", False),
+            ("bfloat16", 2, "AVG", True),
         )
     ]
-    assert threads(world_size).run(perform, cases) == [[]] * world_size
+    check(threads(world_size), calls)
 
 
 def beside_kernels(me: GpuRank) -> list[bool]:
     """Calls by copy engines and by kernels take turns, eagerly and in a graph, in two streams."""
-    source = data(NUMEL, torch.float32, 7 + me.rank, False).to(me.device)
+    source = numbers(7 + me.rank, NUMEL).to(me.device)
     outs = [torch.empty_like(source) for _ in range(4)]
     small = torch.ones(100, device=me.device)
     aside = torch.cuda.Stream(me.device)
@@ -73,25 +80,10 @@ def test_graphs_streams_and_kernels_beside_it(fresh_threads: Fresh) -> None:
     assert all(all(row) for row in fresh_threads(2, 30.0).run(beside_kernels))
 
 
-def miss(me: GpuRank) -> tuple[str, bool]:
-    tensor = torch.ones(NUMEL, device=me.device)
-    me.synchronize()
-    me.comm.barrier()  # all have their memory: to ask for it may mean to wait for kernels
-    me.comm.all_reduce(tensor, algorithm="copy_engine")
-    me.synchronize()
-    me.comm.barrier()
-    if me.rank == 1:
-        return "", True
-    me.comm.all_reduce(tensor, algorithm="copy_engine")
-    me.synchronize()
-    with pytest.raises(CollectiveTimeout, match="rank 1") as caught:
-        me.comm.check()
-    return str(caught.value), bool(tensor.isnan().all())
-
-
 def test_a_rank_that_does_not_come_is_named_and_leaves_nan(fresh_threads: Fresh) -> None:
-    for text, all_nan in fresh_threads(2, LIMIT_S).run(miss):
-        assert all_nan, text
+    [text, ranks, _, all_nan, _], _ = fresh_threads(2, 2.0).run(miss, 1, NUMEL, "copy_engine")
+    assert ranks == (1,), text
+    assert all_nan
 
 
 def small(me: GpuRank) -> None:

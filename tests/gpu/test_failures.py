@@ -14,16 +14,19 @@ Fresh = Callable[[int, float], GpuRanks]
 LIMIT_S = 2.0
 
 
-def miss(me: GpuRank, missing: int) -> tuple[str, tuple[int, ...], float, bool, float]:
+def miss(
+    me: GpuRank, missing: int, numel: int = 5000, algorithm: str = "auto"
+) -> tuple[str, tuple[int, ...], float, bool, float]:
     """Every rank but one calls; what it gets, after how long; then a hundred calls more."""
-    tensor = torch.ones(5000, device=me.device)
+    tensor = torch.ones(numel, device=me.device)
+    me.comm.all_reduce(tensor, algorithm=algorithm)  # from here on it needs nothing of the driver
     me.synchronize()
     me.comm.barrier()
     start = time.monotonic()
     if me.rank == missing:
         time.sleep(2 * LIMIT_S)
         return "", (), 0.0, True, 0.0
-    me.comm.all_reduce(tensor)
+    me.comm.all_reduce(tensor, algorithm=algorithm)
     me.synchronize()
     took_s = time.monotonic() - start
     with pytest.raises(CollectiveTimeout) as caught:
@@ -32,7 +35,7 @@ def miss(me: GpuRank, missing: int) -> tuple[str, tuple[int, ...], float, bool, 
     start = time.monotonic()
     for _ in range(100):
         with pytest.raises(FastcollError):
-            me.comm.all_reduce(tensor)
+            me.comm.all_reduce(tensor, algorithm=algorithm)
     me.synchronize()
     return str(caught.value), caught.value.ranks, took_s, all_nan, time.monotonic() - start
 
@@ -177,10 +180,6 @@ def first_in_capture(me: GpuRank) -> None:
     comm.close()
 
 
-def test_the_first_call_cannot_be_captured(fresh_threads: Fresh) -> None:
-    fresh_threads(2, 10.0).run(first_in_capture)
-
-
 def bad_arguments(me: GpuRank) -> None:
     on_gpu, on_cpu = torch.ones(4, device=me.device), torch.ones(4)
     with pytest.raises(UsageError, match=r"tensor is on cuda:0 and out on the CPU"):
@@ -193,5 +192,8 @@ def bad_arguments(me: GpuRank) -> None:
     assert float(on_gpu[0]) == me.world_size, "the group is as usable as before"
 
 
-def test_bad_arguments_leave_the_group_usable(fresh_threads: Fresh) -> None:
-    fresh_threads(2, 10.0).run(bad_arguments)
+@pytest.mark.parametrize("program", [first_in_capture, bad_arguments])
+def test_what_is_refused_leaves_the_group_usable(
+    fresh_threads: Fresh, program: Callable[..., None]
+) -> None:
+    fresh_threads(2, 10.0).run(program)

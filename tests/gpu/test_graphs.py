@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
-from tests.gpu.work import bits, data
+from tests.gpu.work import bits, numbers
 
 Threads = Callable[[int], GpuRanks]
 NUMELS = (100, 50_000)
@@ -20,7 +20,7 @@ def replay_mixed(me: GpuRank) -> list[str]:
     # Copied to the device beforehand: a copy from ordinary memory may wait for all kernels.
     rounds = 6
     fresh = [
-        [data(t.numel(), t.dtype, 100 * turn + me.rank, False) for t in (*tensors, eager)]
+        [numbers(100 * turn + me.rank, tensor.numel()) for tensor in (*tensors, eager)]
         for turn in range(rounds)
     ]
     on_device = [[tensor.to(me.device) for tensor in row] for row in fresh]

@@ -15,6 +15,7 @@ from fastcoll.errors import UnsupportedError
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks
 from fastcoll.types import TORCH_DTYPES, DType, Op, ReduceOp
 from tests.support import harness
+from tests.support.gpu import as_gpu_rank
 
 DTYPES = (DType.float32, DType.float16, DType.bfloat16)
 # Elements: none, one, odd, a pack more or less, several segments.
@@ -156,10 +157,7 @@ def test_it_takes_turns_with_other_algorithms(ranks: GpuRanks) -> None:
 
 
 def in_process(rank: harness.Rank) -> tuple[str, list[str]]:
-    device = torch.device("cuda", rank.rank)
-    torch.cuda.set_device(device)
-    stream = torch.cuda.current_stream(device)
-    me = GpuRank(rank.rank, rank.world_size, device, rank.comm, stream)
+    me = as_gpu_rank(rank)
     if reason := why_not(me):
         return reason, []
     return "", check_all(me, DType.bfloat16)

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from fastcoll.machine import gpu
-from fastcoll.types import DType
-from tests.gpu.test_processes import VERBS, as_gpu_rank
-from tests.gpu.work import Case, perform
+from tests.contract.test_gpu_parts import gathers, messages, shuffles
+from tests.gpu.work import check_processes, exchange_in_process, on_device
 from tests.support import harness
+from tests.support.calls import ROOTED
+from tests.support.draw import VERBS
+from tests.support.gpu import as_gpu_rank
 
 FreshPool = Callable[..., harness.Pool]
 
@@ -28,43 +30,41 @@ def worlds() -> list[int]:
     return sorted({1, min(4, torch.cuda.device_count())})
 
 
-def apart(rank: harness.Rank, dtypes: list[DType]) -> tuple[list[str], str]:
+def hide_peers(rank: harness.Rank) -> None:
     """As if no rank could map another one's memory."""
-    from fastcoll.gpu import regions as device
+    from fastcoll.gpu import regions
 
-    device._try = lambda *_: (None, "hidden from the test")  # type: ignore[assignment]
-    me = as_gpu_rank(rank)
-    cases = [
-        Case(verb, dtype, numel, seed=numel, in_place=in_place, root=rank.world_size - 1)
-        for verb in VERBS
-        for dtype in dtypes
-        for numel in (0, 1, 1001, 70_000)
-        for in_place in (False, True)
-        if not in_place or verb in ("all_reduce", "reduce_scatter", "all_gather")
-    ]
-    return perform(me, cases), rank.comm.gpu_report()
+    regions._try = lambda *_: (None, "hidden from the test")  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("world", worlds())
 def test_nccl_gives_the_cpus_bits_where_no_peer_is_reached(
     fresh_pool: FreshPool, world: int
 ) -> None:
-    dtypes = [DType.float32, DType.bfloat16, DType.float8_e4m3fn, DType.int64, DType.complex64]
-    for problems, report in fresh_pool(world).run(apart, dtypes, deadline_s=80):
+    dtypes = ("float32", "bfloat16", "float8_e4m3fn", "int64", "complex64")
+    roots = {verb: world - 1 if verb in ROOTED else 0 for verb in VERBS}
+    calls = [
+        on_device(verb, dtype, numel, seed=numel, in_place=in_place, root=roots[verb])
+        for verb in VERBS
+        for dtype in dtypes
+        for numel in (0, 1, 1001, 70_000)
+        for in_place in (False, True)
+        if not in_place or verb in ("all_reduce", "reduce_scatter", "all_gather")
+    ]
+    pool = fresh_pool(world)
+    pool.run(hide_peers)
+    check_processes(pool, calls)
+    steps = (shuffles, gathers, messages)
+    kinds = [(numel, dtype) for numel in (0, 1, 1001, 10_000) for dtype in dtypes]
+    for problems, report in pool.run(exchange_in_process, kinds, *steps, deadline_s=80):
         assert not problems, "\n".join(problems[:8])
         assert report.startswith("nccl")
         assert "not ipc: hidden from the test" in report
 
 
-def beside(rank: harness.Rank) -> tuple[list[str], str, list[float]]:
-    """Kernels and NCCL in turn, in one stream; then a captured graph with both."""
+def beside(rank: harness.Rank) -> tuple[str, list[float]]:
+    """A captured graph with a kernel's call and NCCL's."""
     me = as_gpu_rank(rank)
-    cases: list[Case] = [
-        Case("all_reduce", dtype, 5000, seed=turn, algorithm="nccl" if turn % 2 else "auto")
-        for turn in range(6)
-        for dtype in (DType.float32, DType.int32)
-    ]
-    problems = perform(me, cases)
     ones = torch.ones(4096, device=me.device)
     outs = [torch.zeros_like(ones) for _ in range(2)]
     graph = torch.cuda.CUDAGraph()
@@ -83,13 +83,19 @@ def beside(rank: harness.Rank) -> tuple[list[str], str, list[float]]:
         graph.replay()
     torch.cuda.synchronize()
     rank.comm.check()
-    return problems, rank.comm.gpu_report(), [float(out.mean()) for out in outs]
+    return rank.comm.gpu_report(), [float(out.mean()) for out in outs]
 
 
 @pytest.mark.parametrize("world", worlds())
 def test_kernels_and_nccl_work_side_by_side(fresh_pool: FreshPool, world: int) -> None:
-    for problems, report, means in fresh_pool(world).run(beside, deadline_s=80):
-        assert not problems, "\n".join(problems[:8])
+    calls = [
+        on_device("all_reduce", dtype, 5000, seed=turn, algorithm="nccl" if turn % 2 else "auto")
+        for turn in range(6)
+        for dtype in ("float32", "int32")
+    ]
+    pool = fresh_pool(world)
+    check_processes(pool, calls)
+    for report, means in pool.run(beside, deadline_s=80):
         assert report.endswith("nccl beside it")
         assert means == [world, world]
 

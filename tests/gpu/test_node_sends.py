@@ -11,8 +11,8 @@ import torch
 
 from fastcoll.calls.batches import P2POp
 from fastcoll.nodes.transfers.payloads import PIECE_BYTES
-from tests.gpu.test_processes import as_gpu_rank
 from tests.support import harness
+from tests.support.gpu import as_gpu_rank
 
 FreshPool = Callable[..., harness.Pool]
 SLEEP_CYCLES = 100_000_000  # some 50 ms

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from fastcoll.machine import gpu
-from fastcoll.types import DType
-from tests.gpu.test_processes import VERBS, as_gpu_rank
-from tests.gpu.work import Case, perform
+from tests.contract.test_gpu_parts import gathers, shuffles
+from tests.gpu.work import check_processes, exchange_in_process, on_device
 from tests.support import harness
+from tests.support.calls import ROOTED
+from tests.support.draw import VERBS
+from tests.support.gpu import as_gpu_rank
 
 FreshPool = Callable[..., harness.Pool]
 
@@ -33,23 +35,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def exact(rank: harness.Rank) -> list[str]:
-    cases = [
-        Case(verb, dtype, numel, seed=numel, root=rank.world_size - 1)
-        for verb in VERBS
-        if verb != "exchange"
-        for dtype in (DType.float32, DType.int64)
-        for numel in (1, 70_000)
-    ]
-    cases.append(Case("all_reduce", DType.float32, 5 << 20))
-    return perform(as_gpu_rank(rank), cases)
-
-
 @pytest.mark.parametrize("nodes", maps())
 def test_nodes_get_the_cpus_bits(fresh_pool: FreshPool, nodes: str) -> None:
     pool = fresh_pool(len(nodes), harness.Setup(nodes=nodes))
-    problems = [text for texts in pool.run(exact, deadline_s=120) for text in texts]
-    assert not problems, "\n".join(problems[:8])
+    calls = [
+        on_device(verb, dtype, numel, seed=numel, root=len(nodes) - 1 if verb in ROOTED else 0)
+        for verb in VERBS
+        for dtype in ("float32", "int64")
+        for numel in (1, 70_000)
+    ]
+    calls.append(on_device("all_reduce", "float32", 5 << 20))
+    check_processes(pool, calls, nodes)
+    kinds = [(numel, dtype) for numel in (1, 10_000) for dtype in ("float32", "int64")]
+    for problems, _ in pool.run(exchange_in_process, kinds, shuffles, gathers):
+        assert not problems, "\n".join(problems[:8])
 
 
 def captured(rank: harness.Rank) -> list[float]:

@@ -11,41 +11,29 @@ import pytest
 import torch
 
 from fastcoll.errors import FastcollError
-from fastcoll.measure.gpu_ranks import GpuRank
-from fastcoll.types import DType
-from tests.gpu.work import Case, perform
+from tests.contract.test_gpu_parts import gathers, messages, shuffles
+from tests.gpu.work import check_processes, exchange_in_process, on_device
 from tests.support import harness
+from tests.support.draw import VERBS
+from tests.support.gpu import as_gpu_rank
 
 FreshPool = Callable[..., harness.Pool]
 LIMIT_S = 30.0
-VERBS = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "gather", "scatter")
-VERBS += ("all_to_all", "all_to_all_splits", "all_gather_list", "exchange")
-
-
-def as_gpu_rank(rank: harness.Rank) -> GpuRank:
-    device = torch.device("cuda", rank.rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    stream = torch.cuda.current_stream(device)
-    return GpuRank(rank.rank, rank.world_size, device, rank.comm, stream)
-
-
-def exact(rank: harness.Rank) -> tuple[list[str], str]:
-    me = as_gpu_rank(rank)
-    cases = [
-        Case(verb, dtype, numel, seed=numel)
-        for verb in VERBS
-        for dtype in (DType.float32, DType.bfloat16)
-        for numel in (10, 40_000)
-    ]
-    return perform(me, cases), rank.comm.gpu_report()
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_get_the_cpus_bits(fresh_pool: FreshPool, world: int) -> None:
     pool = fresh_pool(world)
-    results = pool.run(exact, deadline_s=120)
-    problems = [text for texts, _ in results for text in texts]
-    assert not problems, "\n".join(problems[:8])
+    calls = [
+        on_device(verb, dtype, numel, seed=numel)
+        for verb in VERBS
+        for dtype in ("float32", "bfloat16")
+        for numel in (10, 40_000)
+    ]
+    check_processes(pool, calls)
+    kinds = [(numel, dtype) for dtype in ("float32", "bfloat16") for numel in (10, 10_000)]
+    results = pool.run(exchange_in_process, kinds, shuffles, gathers, messages)
+    assert [problems for problems, _ in results] == [[]] * world
     assert len({report for _, report in results}) == 1, "one route for all"
 
 
@@ -53,9 +41,9 @@ def route(rank: harness.Rank, hidden: str) -> str:
     from fastcoll.gpu import terms
 
     terms.ROUTES = tuple(name for name in terms.ROUTES if name != hidden)
-    me = as_gpu_rank(rank)
-    problems = perform(me, [Case("all_reduce", DType.float32, 3000)])
-    assert not problems, problems
+    tensor = torch.full((3000,), rank.rank + 1.0, device=as_gpu_rank(rank).device)
+    rank.comm.all_reduce(tensor)
+    assert bool((tensor == sum(range(rank.world_size + 1))).all())
     return rank.comm.gpu_report()
 
 

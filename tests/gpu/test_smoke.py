@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
-from fastcoll.types import DType
-from tests.gpu import work
+from tests.contract.test_gpu_parts import messages
 from tests.gpu.test_failures import miss
+from tests.gpu.work import check, exchange, numbers, on_device
 
 Threads = Callable[[int], GpuRanks]
 Fresh = Callable[[int, float], GpuRanks]
@@ -21,10 +21,6 @@ Fresh = Callable[[int, float], GpuRanks]
 ALGORITHMS = ("auto", "one_shot", "two_shot", "ring", "chain")
 NUMELS = (5, 1000, 70_001, 300_000)
 worlds = pytest.mark.parametrize("world", [2, 4, 8])
-
-
-def numbers(rank: int, numel: int) -> torch.Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(rank))
 
 
 def all_reduce(me: GpuRank, algorithm: str) -> list[str]:
@@ -56,12 +52,15 @@ def test_all_reduce(quick_threads: Threads, world: int, algorithm: str) -> None:
 
 
 @worlds
-@pytest.mark.parametrize(
-    "verb", ["reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange"]
-)
+@pytest.mark.parametrize("verb", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
 def test_verb(quick_threads: Threads, world: int, verb: str) -> None:
-    cases = [work.Case(verb, DType.float32, numel, seed=1) for numel in (3, 30_000)]
-    assert quick_threads(world).run(work.perform, cases) == [[]] * world
+    check(quick_threads(world), [on_device(verb, "float32", numel) for numel in (3, 30_000)])
+
+
+@worlds
+def test_messages(quick_threads: Threads, world: int) -> None:
+    kinds = [(numel, "float32") for numel in (3, 30_000)]
+    assert quick_threads(world).run(exchange, kinds, messages) == [[]] * world
 
 
 def burst(me: GpuRank) -> bool:
@@ -77,11 +76,6 @@ def burst(me: GpuRank) -> bool:
     return all(bool((out == me.world_size * (me.world_size + 1) / 2).all()) for out in outs)
 
 
-@worlds
-def test_burst(quick_threads: Threads, world: int) -> None:
-    assert all(quick_threads(world).run(burst))
-
-
 def graph(me: GpuRank) -> bool:
     tensor = torch.full((4096,), float(me.rank), device=me.device)
     out = torch.zeros_like(tensor)
@@ -94,8 +88,9 @@ def graph(me: GpuRank) -> bool:
 
 
 @worlds
-def test_graph(quick_threads: Threads, world: int) -> None:
-    assert all(quick_threads(world).run(graph))
+@pytest.mark.parametrize("program", [burst, graph])
+def test_program(quick_threads: Threads, world: int, program: Callable[..., bool]) -> None:
+    assert all(quick_threads(world).run(program))
 
 
 @pytest.mark.parametrize("world", [2])

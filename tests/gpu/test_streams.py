@@ -3,6 +3,7 @@
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,10 +31,6 @@ def two_streams(me: GpuRank) -> None:
         assert bool((tensor == ranks + me.world_size * i).all()), i
 
 
-def test_calls_in_two_streams_run_in_order(threads: Threads) -> None:
-    threads(4).run(two_streams)
-
-
 def short_lived(me: GpuRank) -> None:
     """Each call in a stream that the program destroys at once; the next one may get its address."""
     cudart = torch.cuda.cudart()
@@ -50,10 +47,6 @@ def short_lived(me: GpuRank) -> None:
     me.synchronize()
     me.comm.check()
     assert bool((tensor == me.world_size**11).all())
-
-
-def test_streams_may_be_destroyed_behind_a_call(threads: Threads) -> None:
-    threads(2).run(short_lived)
 
 
 def asynchronous(me: GpuRank) -> None:
@@ -77,10 +70,6 @@ def asynchronous(me: GpuRank) -> None:
     assert again is tensors[1]
 
 
-def test_asynchronous_calls_overlap_and_wait_in_the_stream(threads: Threads) -> None:
-    threads(2).run(asynchronous)
-
-
 def strided(me: GpuRank) -> None:
     whole = torch.zeros(100, 8, device=me.device)
     column = whole[:, 3]
@@ -92,10 +81,6 @@ def strided(me: GpuRank) -> None:
     total = sum(range(1, me.world_size + 1))
     assert bool((column == total).all())
     assert float(whole.sum()) == 100 * total, "the other columns are as they were"
-
-
-def test_strided_tensors(threads: Threads) -> None:
-    threads(2).run(strided)
 
 
 def symmetric(me: GpuRank) -> list[torch.Tensor]:
@@ -120,11 +105,6 @@ def symmetric(me: GpuRank) -> list[torch.Tensor]:
     return shared
 
 
-def test_symmetric_tensors_in_any_mix(threads: Threads) -> None:
-    for world in (2, 4):
-        threads(world).run(symmetric)
-
-
 def outlive(me: GpuRank) -> None:
     group = me.comm.new_group()
     tensor = group.empty(1000, device=me.device)
@@ -136,15 +116,24 @@ def outlive(me: GpuRank) -> None:
     assert bool((tensor == 7 * me.world_size).all()), "readable after the group is gone"
 
 
-def test_a_symmetric_tensor_outlives_its_group(threads: Threads) -> None:
-    threads(2).run(outlive)
-
-
 def too_large(me: GpuRank) -> None:
     with pytest.raises(DriverError, match="FASTCOLL_GPU_HEAP_MIB"):
         me.comm.empty(1 << 40, dtype=torch.uint8, device=me.device)
     assert me.comm.empty(10, device=me.device).numel() == 10
 
 
-def test_a_full_heap_says_what_to_set(threads: Threads) -> None:
-    threads(2).run(too_large)
+@pytest.mark.parametrize(
+    ("program", "world"),
+    [
+        (two_streams, 4),
+        (short_lived, 2),
+        (asynchronous, 2),
+        (strided, 2),
+        (symmetric, 2),
+        (symmetric, 4),
+        (outlive, 2),
+        (too_large, 2),
+    ],
+)
+def test_on_threads(threads: Threads, program: Callable[..., Any], world: int) -> None:
+    threads(world).run(program)

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table with rows of GPUs, as `fastcoll tune --device cuda` writes them."""
+"""Requests of calls on GPUs, and a table with rows for them, as `fastcoll tune` writes it."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import pytest
-
 from fastcoll.choose.algorithms.shared import CPU
-from fastcoll.machine import gpu
 from fastcoll.measure.tune import make_document
 from fastcoll.types import DType, Op, Request, Verb
 
-needs_extension = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
 Json = dict[str, Any]
 MACHINE = {
     "names": ["Some GPU"],
@@ -61,7 +56,12 @@ def document(rows: list[Json] = ROWS) -> Json:
 
 
 def request(**fields: Any) -> Request:
+    """A call of 8 ranks on a GPU each."""
     plain = Request(
-        Verb.all_reduce, DType.float32, Op.SUM, 1 << 14, 0, 2, "auto", "same_bits", 2, 0, 32, 1
+        Verb.all_reduce, DType.float32, Op.SUM, 1000, 0, 8, "auto", "same_bits", 8, 0, 16, 1
     )
     return replace(plain, **fields)
+
+
+# One that the rows are for.
+row_request = partial(request, numel=1 << 14, world_size=2, num_cpus=2, num_channels=32)

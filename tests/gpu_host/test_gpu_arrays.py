@@ -13,12 +13,11 @@ import fastcoll
 from fastcoll.calls import foreign
 from fastcoll.calls.batches import P2POp
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.machine import gpu
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pools, Rank
+from tests.support.sites import group_on_fake_gpu
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 
 THEIRS = 0x70  # the stream that the made-up library works in
 
@@ -99,11 +98,8 @@ def collectives(comm: Any) -> list[bool]:
 
 def verbs(rank: Rank) -> tuple[list[bool], list[int], list[list[int]]]:
     """Every verb; in which streams it ran, and what torch's and the library's waited for."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm
-    me, world = comm.rank, comm.world_size
-    with fake_gpu(comm) as core:
+    me, world = rank.rank, rank.world_size
+    with group_on_fake_gpu(rank) as (comm, core):
         right = collectives(comm)
         got, left = filled(4, -1), (me - 1) % world
         ops = [P2POp("isend", filled(4, me), (me + 1) % world), P2POp("irecv", got, left)]
@@ -124,10 +120,7 @@ def test_every_verb_runs_in_the_stream_of_the_arrays_library(own_pools: Pools) -
 
 def mixed(rank: Rank) -> tuple[list[bool], list[int], list[list[int]]]:
     """A tensor of torch's and an array of theirs in one call; then torch's stream as theirs."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm
-    with fake_gpu(comm) as core:
+    with group_on_fake_gpu(rank) as (comm, core):
         tensor, out = torch.ones(5), filled(5, -1)
         comm.all_reduce(tensor, out=out)
         right = [is_full(out, comm.world_size)]
@@ -145,11 +138,8 @@ def test_a_call_with_tensors_too_is_ordered_among_both_streams(own_pools: Pools)
 
 
 def refused(rank: Rank) -> list[str]:
-    from tests.support.fake_gpu import fake_gpu
-
-    comm, texts = rank.comm, []
-    frozen = CuPy(torch.ones(5), read_only=True)
-    with fake_gpu(comm) as core:
+    texts, frozen = [], CuPy(torch.ones(5), read_only=True)
+    with group_on_fake_gpu(rank) as (comm, core):
         # A library without DLPack, on another device: torch would make a copy there.
         foreign.torch.as_tensor = lambda array, device: array.tensor.clone()
         for kind, array in ((UsageError, frozen), (UnsupportedError, Numba(torch.ones(5)))):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every verb's way to a GPU kernel, with the CPU in the kernels' place (support/fake_gpu.py)."""
+"""Sends, mistakes and losses on a GPU whose kernels are the CPU's (support/fake_gpu.py)."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -11,123 +12,33 @@ from hypothesis import strategies as st
 
 from fastcoll.errors import UnsupportedError
 from fastcoll.gpu import batches as device_batches
-from fastcoll.machine import gpu
-from tests.support.calls import Call, expected, mixed
+from tests.contract.test_gpu_parts import go_through, messages
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
-from tests.support.perform import Result, compare, perform_all
+from tests.support.sites import group_on_fake_gpu
 
-needs_extension = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
-pytestmark = needs_extension
+pytestmark = needs_gpu_part
 
 WORLD = 3
-
-
-# ---- collectives ---------------------------------------------------------------------------------
-
-
-def on_gpu(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any]]:
-    from tests.support.fake_gpu import fake_gpu
-
-    with fake_gpu(rank.comm) as core:
-        return perform_all(rank, calls), core.log
-
-
-def test_what_a_kernel_gets_is_what_the_user_meant(own_pools: Pools) -> None:
-    calls = mixed(WORLD, 25, seed=5)
-    rows = own_pools(WORLD).run(on_gpu, calls)
-    wants = [expected(call, WORLD) for call in calls]
-    assert not compare(calls, wants, [results for results, _ in rows])
-    assert len(rows[0][1]) == len(calls), "each was launched"
-    assert any(inline for _, inline, _ in rows[0][1])
-
-
-def uneven(rank: Rank) -> tuple[list[bool], list[Any]]:
-    """Split sizes, lists of unequal parts, adjacent lists, asynchronous calls."""
-    from tests.support.fake_gpu import fake_gpu
-
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    rows = [[(3 * i + 5 * j) % 7 for j in range(world)] for i in range(world)]
-    splits_in, splits_out = rows[me], [row[me] for row in rows]
-
-    def part(by: int, to: int) -> torch.Tensor:
-        return torch.full((rows[by][to], 2), float(10 * by + to))
-
-    whole = torch.cat([part(me, to) for to in range(world)])
-    wanted = torch.cat([part(by, me) for by in range(world)])
-    sizes = [5 * by + 1 for by in range(world)]
-    results = []
-    with fake_gpu(comm) as core:
-        out = torch.empty(sum(splits_out), 2)
-        comm.all_to_all_single(out, whole, splits_out, splits_in)
-        results.append(torch.equal(out, wanted))
-        found, got = comm.all_to_all_single(None, whole, None, splits_in)
-        results += [torch.equal(found, wanted), got == splits_out]
-        outs = [torch.empty(n, 2) for n in splits_out]
-        work = comm.all_to_all(outs, list(whole.split(splits_in)), async_op=True)
-        work.wait()
-        results.append(torch.equal(torch.cat(outs), wanted))
-        mine = torch.full((sizes[me],), float(me))
-        gathered = [torch.empty(n) for n in sizes]
-        comm.all_gather(gathered, mine)
-        results += [bool((one == by).all()) for by, one in enumerate(gathered)]
-        line = torch.empty(sum(sizes))
-        comm.all_gather(list(line.split(sizes)), mine)
-        results.append(torch.equal(line, torch.cat(gathered)))
-        reduced = torch.empty(sizes[me])
-        comm.reduce_scatter(reduced, [torch.full((n,), float(me + 1)) for n in sizes])
-        results.append(bool((reduced == sum(range(1, world + 1))).all()))
-    return results, core.log
-
-
-def test_uneven_parts(own_pools: Pools) -> None:
-    for results, log in own_pools(WORLD).run(uneven):
-        assert all(results)
-        counted = [counts for verb, _, counts in log if counts]
-        assert [len(counts) for counts in counted] == [2 * WORLD] * 5
 
 
 # ---- sends and receives --------------------------------------------------------------------------
 
 
-def batch_only(rank: Rank, num_channels: int) -> tuple[list[bool], list[Any]]:
-    """Everybody sends two messages to everybody, one of them strided, in an order of its own."""
-    from fastcoll.calls.batches import P2POp
-    from tests.support.fake_gpu import fake_gpu
-
-    me, world, comm = rank.rank, rank.world_size, rank.comm
-    with fake_gpu(comm, num_channels) as core:
-        ops, gets = [], []
-        for step in range(world):
-            peer = (me * 2 + step) % world
-            for number in range(2):
-                source = torch.full((40, 2), float(100 * me + 10 * peer + number))
-                target = torch.zeros(40, 2)
-                given = source[:, number] if number else source
-                taken = target[:, number] if number else target
-                ops.append(P2POp("isend", given, peer, tag=number))
-                ops.append(P2POp("irecv", taken, peer, tag=number))
-                gets.append((target, peer, number))
-        works = comm.batch_isend_irecv(ops)
-        right = [work.wait() for work in works]
-        right += [work.source_rank() == op.peer for work, op in zip(works, ops, strict=True)]
-        for target, peer, number in gets:
-            inside = target[:, number] if number else target
-            right.append(bool((inside == 100 * peer + 10 * me + number).all()))
-            right.append(not number or bool((target[:, 0] == 0).all()))
-    return right, core.log
+def batch_only(rank: Rank, num_channels: int) -> tuple[list[str], list[int]]:
+    """Everybody sends two messages to everybody; how many transfers each kernel was given."""
+    with group_on_fake_gpu(rank, num_channels=num_channels) as (group, core):
+        me = dataclasses.replace(rank, comm=group)
+        return go_through(me, messages, [(40, "float32")]), core.log
 
 
 def one_way(rank: Rank, num_channels: int) -> list[bool]:
-    from tests.support.fake_gpu import fake_gpu
-
     tensor = torch.full((5,), float(rank.rank))
-    with fake_gpu(rank.comm, num_channels):
+    with group_on_fake_gpu(rank, num_channels=num_channels) as (group, _):
         if rank.rank == 0:
-            rank.comm.send(tensor, 1, tag=3)
+            group.send(tensor, 1, tag=3)
         else:
-            assert rank.comm.recv(tensor, 0, tag=3) == 0
+            assert group.recv(tensor, 0, tag=3) == 0
     return [bool((tensor == 0).all())]
 
 
@@ -135,8 +46,8 @@ def one_way(rank: Rank, num_channels: int) -> list[bool]:
 def test_batches_of_sends_and_receives(own_pools: Pools, num_channels: int) -> None:
     rows = own_pools(2).run(one_way, num_channels)
     assert rows == [[True], [True]]
-    for right, log in own_pools(WORLD).run(batch_only, num_channels):
-        assert all(right)
+    for wrong, log in own_pools(WORLD).run(batch_only, num_channels):
+        assert wrong == []
         # Two messages for each pair and direction; with few channels a distance at a time.
         distances = WORLD - 1 if num_channels == 2 else 2
         assert len(log) == 2 * distances
@@ -204,18 +115,16 @@ def _has_come(
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    from tests.support.fake_gpu import fake_gpu
-
     some = torch.ones(4)
-    with fake_gpu(rank.comm, 1):
-        alone = attempt(rank.comm.send, some, 1 - rank.rank)
-    with fake_gpu(rank.comm):
+    with group_on_fake_gpu(rank, num_channels=1) as (group, _):
+        alone = attempt(group.send, some, 1 - rank.rank)
+    with group_on_fake_gpu(rank) as (group, _):
         return [
             alone,
-            attempt(rank.comm.recv, some, None),
-            attempt(rank.comm.all_gather, [some.numpy()] * rank.world_size, some),
-            attempt(rank.comm.irecv, some.expand(2, 4), 0),
-            attempt(rank.comm.isend, some, rank.rank),
+            attempt(group.recv, some, None),
+            attempt(group.all_gather, [some.numpy()] * rank.world_size, some),
+            attempt(group.irecv, some.expand(2, 4), 0),
+            attempt(group.isend, some, rank.rank),
         ]
 
 
@@ -240,20 +149,15 @@ def test_mistakes_are_refused(own_pools: Pools) -> None:
 def desync(rank: Rank) -> tuple[Attempt, Attempt]:
     """Rank 0's kernel says that rank 1 called something else."""
     from fastcoll.gpu.verdicts import DESYNC
-    from tests.support.fake_gpu import fake_gpu
 
-    comm = rank.comm.new_group()
-    with fake_gpu(comm) as core:
+    with group_on_fake_gpu(rank) as (comm, core):
         for _ in range(66):  # more than are kept
             comm.all_reduce(torch.ones(3))
         core.launch = lambda *args: None  # type: ignore[method-assign]
         comm.all_reduce(torch.ones(4 + rank.rank))
         rank.comm.barrier()
         core.words = (DESYNC, 0, 1, 0, 67, 7, 8, 0)
-        found = attempt(comm.check)
-        again = attempt(comm.all_reduce, torch.ones(3))
-    comm.close()
-    return found, again
+        return attempt(comm.check), attempt(comm.all_reduce, torch.ones(3))
 
 
 def test_a_desync_shows_both_calls(own_pools: Pools) -> None:
@@ -267,10 +171,8 @@ def test_a_desync_shows_both_calls(own_pools: Pools) -> None:
 def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
     """Rank 1's kernel says that rank 0 sends something else than it takes."""
     from fastcoll.gpu.verdicts import DESYNC
-    from tests.support.fake_gpu import fake_gpu
 
-    comm = rank.comm.new_group()
-    with fake_gpu(comm) as core:
+    with group_on_fake_gpu(rank) as (comm, core):
         for turn in range(9):  # more than are kept
             tensor = torch.ones(5)
             comm.send(tensor, 1, tag=turn) if comm.rank == 0 else comm.recv(tensor, 0, tag=turn)
@@ -282,9 +184,7 @@ def desync_of_messages(rank: Rank) -> tuple[Attempt, str]:
             comm.recv(torch.ones(6), 0, tag=7)
         rank.comm.barrier()
         core.words = (DESYNC, 1, 0, 0, 10, 7, 8, 0)
-        found = attempt(comm.check)
-    comm.close()
-    return found, same
+        return attempt(comm.check), same
 
 
 def test_a_desync_shows_both_sides_of_a_message(own_pools: Pools) -> None:
@@ -301,21 +201,21 @@ def go_on(rank: Rank, how: str) -> tuple[list[float], list[int], bool]:
     """Rank 2 leaves while the others' kernels wait for it; they go on without it."""
     from tests.support.fake_gpu import fake_gpu
 
-    comm = rank.comm.new_group()
     results: list[float] = []
-    with fake_gpu(comm) as core:
+    with group_on_fake_gpu(rank) as (comm, core):
         comm.all_reduce(torch.ones(3))
         core.running = rank.rank != 2
         smaller = None
-        if how == "shrink" and rank.rank != 2:
-            smaller = comm.shrink()
-        elif how == "abort":
+        if how == "abort":
             rank.comm.barrier()
             comm.abort("no more of this")
-        elif how == "close" and rank.rank != 2:
+        elif rank.rank == 2:
+            comm.close()
+        elif how == "shrink":
+            smaller = comm.shrink()
+        else:
             attempt(comm.fail, 3, "somebody is late", (2,))
             comm.close()
-    comm.close()
     if smaller is not None:
         with fake_gpu(smaller):
             tensor = torch.full((3,), smaller.rank + 1.0)
@@ -335,11 +235,8 @@ def test_kernels_are_told_before_they_are_waited_for(own_pools: Pools, how: str)
 
 def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
     """Rank 2 leaves, when the others run a call that it has not made; or one that it has."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
     found: list[Attempt] = []
-    with fake_gpu(comm) as core:
+    with group_on_fake_gpu(rank) as (comm, core):
         comm.all_reduce(torch.ones(3))
         if rank.rank != 2 and how == "running":
             launch, core.launch = core.launch, lambda *args: None  # type: ignore[method-assign]
@@ -350,8 +247,6 @@ def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
             comm.close()
         else:
             found = look_around(comm, core, how)
-        rank.comm.barrier()  # nobody else leaves meanwhile
-    comm.close()
     return found, core.lost
 
 

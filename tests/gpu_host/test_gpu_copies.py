@@ -8,11 +8,11 @@ waits is the kernel's matter (tests/protocol/sim); what real copy engines do is 
 
 import contextlib
 import ctypes
-import dataclasses
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +26,13 @@ from fastcoll.choose.algorithms import copy_engine
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.gpu import copies as device_copies
 from fastcoll.gpu.copies import CopyEngine
-from fastcoll.machine import gpu
 from fastcoll.memory.heap import Block
-from fastcoll.types import TORCH_DTYPES, Algorithm, DType, Op, Request, Verb
+from fastcoll.types import TORCH_DTYPES, Algorithm, DType, Op, Verb
+from tests.gpu_host.gpu_rows import request
 from tests.support import oracle
+from tests.support.gpu import needs_gpu_part
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 
 LIMIT_S = 9.0
 
@@ -316,21 +315,19 @@ def captured(machine: Machine, tensors: list[torch.Tensor]) -> None:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def request(**fields: Any) -> Request:
-    plain = Request(
-        Verb.all_reduce, DType.float32, Op.SUM, 4 << 20, 0, 8, "copy_engine", "same_bits", 8
-    )
-    return dataclasses.replace(plain, **{"num_channels": 16, "ranks_per_gpu": 1, **fields})
+large_request = partial(request, numel=4 << 20, algorithm="copy_engine")
 
 
 def test_it_is_taken_where_it_is_asked_for() -> None:
-    plan = select(request(), algorithms.ALL).plan
+    plan = select(large_request(), algorithms.ALL).plan
     assert (plan.algorithm, plan.channels, plan.inline) == (Algorithm.copy_engine, 16, False)
     assert "by copy_engine" in repr(_C.Plan(*plan.args()))
     for numel in (4 << 20, 1 << 30):
-        chosen = select(request(algorithm="auto", numel=numel), algorithms.ALL).plan
+        chosen = select(request(numel=numel), algorithms.ALL).plan
         assert chosen.algorithm is not Algorithm.copy_engine
-    assert copy_engine.estimate_us(request()) > algorithms.two_shot.estimate_us(request())
+    assert copy_engine.estimate_us(large_request()) > algorithms.two_shot.estimate_us(
+        large_request()
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,4 +343,4 @@ def test_it_is_taken_where_it_is_asked_for() -> None:
 )
 def test_it_is_refused_in_clear_words(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        select(request(**fields), algorithms.ALL)
+        select(large_request(**fields), algorithms.ALL)

@@ -5,6 +5,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,10 @@ from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageE
 from fastcoll.gpu.residency import Residency
 from fastcoll.gpu.verdicts import DESYNC, PEER_LOST, TIMEOUT, USAGE, Verdict, explain
 from fastcoll.machine import gpu
-from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from fastcoll.types import Algorithm, DType, Verb
+from tests.gpu_host.gpu_rows import request
+from tests.support.gpu import needs_gpu_part
 
-needs_extension = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
 needs_no_device = pytest.mark.skipif(not gpu.problem(), reason="not run: there is a GPU here")
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ OFFSET = 84 << 20
 # ---- without a driver ----------------------------------------------------------------------------
 
 
-@needs_extension
+@needs_gpu_part
 @needs_no_device
 def test_without_a_driver_there_are_no_devices_and_errors_are_clear() -> None:
     from fastcoll import _cuda
@@ -52,6 +52,8 @@ def test_without_a_driver_there_are_no_devices_and_errors_are_clear() -> None:
         lambda: _cuda.load_kernels(0),
         lambda: _cuda.Group(0, 0, [0], 0),
         lambda: _cuda.device_facts(0),
+        lambda: _cuda.Multicast(0, 2, 2 << 20),
+        lambda: _cuda.multicast_granularity(2, 2 << 20),
     ):
         with pytest.raises((DriverError, UnsupportedError)) as caught:
             call()
@@ -114,7 +116,7 @@ def hello(uuid: str = "a", **fields):
     return DeviceHello(**{**facts, **fields})
 
 
-@needs_extension
+@needs_gpu_part
 def test_terms_follow_from_everybodys_introduction() -> None:
     alone = agree_terms([hello("a"), hello("b")])
     assert (alone.num_channels, alone.ranks_per_gpu) == (32, 1)
@@ -134,7 +136,7 @@ def test_terms_follow_from_everybodys_introduction() -> None:
     assert agree_terms([hello(), hello(has_vmm=False)]).routes == ("ipc",)
 
 
-@needs_extension
+@needs_gpu_part
 def test_terms_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match=r"rank 1: no CUDA device"):
         agree_terms([hello(), hello(problem="no CUDA device")])
@@ -144,7 +146,7 @@ def test_terms_are_refused_with_the_reason() -> None:
         agree_terms([hello(), hello(layout="2")])
 
 
-@needs_extension
+@needs_gpu_part
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
@@ -201,16 +203,12 @@ def test_claims_of_many_threads_never_exceed_the_device() -> None:
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def request(**fields) -> Request:
-    return dataclasses.replace(
-        Request(Verb.all_reduce, DType.float32, Op.SUM, 1000, 0, 8, "auto", "same_bits", 8),
-        **fields,
-    )
+on_cpus = partial(request, num_channels=0, ranks_per_gpu=0)
 
 
 def test_a_gpu_plan_is_another_plan() -> None:
-    on_cpu = shared.make_plan(request(), Algorithm.two_shot)
-    on_gpu = shared.make_plan(request(num_channels=16, ranks_per_gpu=1), Algorithm.two_shot)
+    on_cpu = shared.make_plan(on_cpus(), Algorithm.two_shot)
+    on_gpu = shared.make_plan(request(), Algorithm.two_shot)
     assert on_cpu.channels == 0
     assert (on_gpu.channels, on_gpu.segment_bytes) == (16, 0)
     assert "on 16 channels" in repr(_C.Plan(*on_gpu.args()))
@@ -223,35 +221,34 @@ def test_a_gpu_plan_is_another_plan() -> None:
 
 def test_a_group_on_cpus_refuses_a_gpu_plan() -> None:
     multimem = 7
-    plan = shared.make_plan(request(num_channels=16, ranks_per_gpu=1), Algorithm.one_shot).args()
+    plan = shared.make_plan(request(), Algorithm.one_shot).args()
     _C.Plan(*plan[:3], multimem, *plan[4:])
     with pytest.raises(UsageError, match="out of range"):
         _C.Plan(*plan[:3], multimem, *plan[4:-1], 0)
 
 
-@needs_extension
+@needs_gpu_part
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
 def test_every_verb_has_a_kernel_for_every_dtype(dtype: DType) -> None:
     verbs = (Verb.all_reduce, Verb.reduce_scatter, Verb.all_gather, Verb.broadcast, Verb.reduce)
     for verb in verbs:
         for numel in (0, 10, 10_000_000):
-            wanted = request(verb=verb, dtype=dtype, numel=numel, num_channels=16, ranks_per_gpu=2)
+            wanted = request(verb=verb, dtype=dtype, numel=numel, ranks_per_gpu=2)
             plan = select(wanted, algorithms.ALL).plan
             assert gpu.has_kernel(plan.algorithm, plan.verb, plan.dtype, ll=plan.inline)
             assert (plan.channels, plan.numel) == (16, numel)
             _C.Plan(*plan.args())
-    small = select(request(dtype=dtype, numel=10, num_channels=16, ranks_per_gpu=2), algorithms.ALL)
+    small = select(request(dtype=dtype, numel=10, ranks_per_gpu=2), algorithms.ALL)
     assert small.plan.inline, "the smallest travel with their flags"
-    asked = request(dtype=dtype, algorithm="chain", num_channels=16, ranks_per_gpu=2)
+    asked = request(dtype=dtype, algorithm="chain", ranks_per_gpu=2)
     assert select(asked, algorithms.ALL).plan.algorithm is Algorithm.chain
 
 
 def test_an_algorithm_without_a_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "has_kernel", lambda *_, **__: False)
-    on_gpu = request(num_channels=16, ranks_per_gpu=1)
-    reason = shared.no_kernel(on_gpu, Algorithm.two_shot)
+    reason = shared.no_kernel(request(), Algorithm.two_shot)
     assert reason == "two_shot has no GPU kernel for all_reduce of float32"
-    assert shared.no_kernel(request(), Algorithm.two_shot) is None, "CPUs need no kernel"
+    assert shared.no_kernel(on_cpus(), Algorithm.two_shot) is None, "CPUs need no kernel"
 
 
 # ---- arrays --------------------------------------------------------------------------------------

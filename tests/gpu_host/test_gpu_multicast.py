@@ -4,7 +4,7 @@
 Over a driver made of dictionaries, and with the CPU in the kernels' place (support/fake_gpu.py).
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,30 +12,29 @@ import torch
 
 from fastcoll.choose import algorithms, select
 from fastcoll.choose.plan import Plan
-from fastcoll.errors import DriverError, FastcollError, PeerLostError, UnsupportedError, UsageError
+from fastcoll.errors import FastcollError, PeerLostError, UnsupportedError, UsageError
 from fastcoll.machine import gpu
-from fastcoll.types import Algorithm, DType, Op, ReduceOp, Request, Verb, supported_ops
-from tests.support.fake_driver import THREE, Driver, Links, leave_all, map_all
+from fastcoll.types import Algorithm, DType, Op, ReduceOp, Verb, supported_ops
+from tests.gpu_host.gpu_rows import request
+from tests.support.fake_driver import THREE, Driver, Links, map_all, mapped
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pools, Rank
+from tests.support.sites import group_on_fake_gpu
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 
 
 # ---- memory --------------------------------------------------------------------------------------
 
 
 def test_all_regions_come_behind_one_address(driver: Driver) -> None:
-    links = Links(3)
-    results = map_all(links, [0, 1, 2], THREE)
-    for regions, group, _ in results:
-        assert regions.no_multicast == ""
-        assert group.multicast == regions.multicast.ptr
-    first = results[0][0].multicast.object
-    assert all(regions.multicast.object is first for regions, _, _ in results)
-    assert sorted(first.bound) == [0, 1, 2]
-    leave_all(links, results, [1, 0, 2])
+    with mapped([0, 1, 2], THREE, [1, 0, 2]) as results:
+        for regions, group, _ in results:
+            assert regions.no_multicast == ""
+            assert group.multicast == regions.multicast.ptr
+        first = results[0][0].multicast.object
+        assert all(regions.multicast.object is first for regions, _, _ in results)
+        assert sorted(first.bound) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -63,26 +62,23 @@ def test_all_regions_come_behind_one_address(driver: Driver) -> None:
 def test_where_one_rank_cannot_nobody_has_multicast(
     driver: Driver, fault: dict[str, set[Any]], reason: str
 ) -> None:
-    for name, value in fault.items():
-        setattr(driver, name, value)
-    links = Links(3)
-    results = map_all(links, [0, 1, 2], THREE)
-    for regions, group, _ in results:
-        assert regions.route == "vmm", "kernels reach the peers all the same"
-        assert reason in regions.no_multicast
-        assert (regions.multicast, group.multicast) == (None, 0)
-    assert len({regions.no_multicast for regions, _, _ in results}) == 1, "the same on all ranks"
-    assert driver.handles == []
-    leave_all(links, results, [0, 1, 2])
+    vars(driver).update(fault)
+    with mapped([0, 1, 2], THREE) as results:
+        for regions, group, _ in results:
+            assert regions.route == "vmm", "kernels reach the peers all the same"
+            assert reason in regions.no_multicast
+            assert (regions.multicast, group.multicast) == (None, 0)
+        assert len({regions.no_multicast for regions, _, _ in results}) == 1, (
+            "the same on all ranks"
+        )
+        assert driver.handles == []
 
 
 def test_only_memory_of_descriptors_is_bound(driver: Driver) -> None:
     driver.refused = {("vmm_create", 0)}
-    links = Links(2)
-    results = map_all(links, [0, 1], THREE[:2])
-    for regions, _, _ in results:
-        assert regions.no_multicast == "memory by the route ipc can't be bound"
-    leave_all(links, results, [0, 1])
+    with mapped([0, 1], THREE[:2]) as results:
+        for regions, _, _ in results:
+            assert regions.no_multicast == "memory by the route ipc can't be bound"
 
 
 @pytest.mark.parametrize("same_process", [False, True])
@@ -118,12 +114,10 @@ def test_a_peer_that_is_lost_on_the_way_leaves_nothing_open(driver: Driver, lost
 def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
     from fastcoll.gpu.terms import PROCESS
 
-    links = Links(2)
-    results = map_all(links, [0, 0], [PROCESS] * 2)
-    for regions, _, _ in results:
-        assert regions.no_multicast.startswith("2 ranks share a GPU")
-        assert regions.multicast is None
-    leave_all(links, results, [0, 1])
+    with mapped([0, 0], [PROCESS] * 2) as results:
+        for regions, _, _ in results:
+            assert regions.no_multicast.startswith("2 ranks share a GPU")
+            assert regions.multicast is None
 
 
 def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
@@ -173,33 +167,16 @@ def test_what_speaks_against_it_beforehand(
     assert gpu.multicast_problem(reasons, ranks_per_gpu) == told
 
 
-def test_without_a_driver_an_error_is_clear() -> None:
-    if not gpu.problem():
-        pytest.skip("not run: there is a GPU here")
-    from fastcoll import _cuda
-
-    for make in (
-        lambda: _cuda.Multicast(0, 2, 2 << 20),
-        lambda: _cuda.multicast_granularity(2, 2 << 20),
-    ):
-        with pytest.raises((DriverError, UnsupportedError)) as caught:
-            make()
-        assert str(caught.value)
-
-
 # ---- choice --------------------------------------------------------------------------------------
 
 NONE = "the switch is on strike"
 
 
-def request(**fields: Any) -> Request:
-    """A call of 8 ranks on a GPU each, whose switch can add."""
-    usual = Request(Verb.all_reduce, DType.float32, Op.SUM, 1 << 20, 0, 8, "auto", "fast", 8)
-    return replace(usual, num_channels=16, ranks_per_gpu=1, **fields)
+fast_request = partial(request, numel=1 << 20, numerics="fast")
 
 
 def chosen(**fields: Any) -> Plan:
-    return select(request(**fields), algorithms.ALL).plan
+    return select(fast_request(**fields), algorithms.ALL).plan
 
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
@@ -208,7 +185,7 @@ def test_it_is_admitted_where_the_switch_knows_what_to_do(dtype: DType) -> None:
     knows = dtype in (DType.float32, DType.complex64, DType.float16, DType.bfloat16)
     for verb in (Verb.all_reduce, Verb.reduce_scatter):
         for op in supported_ops(dtype):
-            reason = algorithms.multimem.admits(request(verb=verb, dtype=dtype, op=op))
+            reason = algorithms.multimem.admits(fast_request(verb=verb, dtype=dtype, op=op))
             assert (reason is None) == (knows and op in (Op.SUM, Op.AVG)), (verb, op, reason)
 
 
@@ -231,9 +208,8 @@ def test_who_asks_for_it_in_vain_is_told_why(fields: dict[str, Any], why: str) -
 
 
 def test_cpus_have_no_switch() -> None:
-    asked = replace(request(algorithm="multimem"), num_channels=0)
     with pytest.raises(UnsupportedError, match="multimem is for GPUs"):
-        select(asked, algorithms.ALL)
+        chosen(algorithm="multimem", num_channels=0)
 
 
 def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
@@ -250,11 +226,8 @@ def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
 
 def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str], str]:
     """Calls by name and by choice; what ran, what was refused, and the report."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm, world = rank.comm, rank.world_size
-    right, refused = [], []
-    with fake_gpu(comm, no_multicast=no_multicast) as core:
+    world, right, refused = rank.world_size, [], []
+    with group_on_fake_gpu(rank, no_multicast=no_multicast) as (comm, core):
         for more in ({"algorithm": "multimem"}, {}):
             for op, wanted in ((ReduceOp.SUM, 10.0), (ReduceOp.AVG, 10.0 / world)):
                 tensor = torch.full((400_000,), rank.rank + 1.0)

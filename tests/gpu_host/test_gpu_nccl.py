@@ -15,27 +15,21 @@ from fastcoll.choose import algorithms, select
 from fastcoll.cli import app
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
-from fastcoll.types import Algorithm, DType, Op, Request, Verb, nccl_adds
+from fastcoll.types import Algorithm, DType, Op, Verb, nccl_adds
+from tests.gpu_host.gpu_rows import request
 from tests.support import oracle
-from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.support.calls import Call, expected
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Attempt, Pools, Rank, attempt
 from tests.support.perform import Result, compare, perform_all
+from tests.support.sites import NCCL_CARRIES, by_fake_nccl, group_on_fake_gpu
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 
 WORLD = 3
 
 
 # ---- the choice ----------------------------------------------------------------------------------
-
-
-def request(**fields: Any) -> Request:
-    plain = Request(
-        Verb.all_reduce, DType.float32, Op.SUM, 1000, 0, 8, "auto", "same_bits", 8, num_channels=16
-    )
-    return dataclasses.replace(plain, ranks_per_gpu=1, **fields)
 
 
 def test_nccl_carries_where_kernels_reach_no_peer() -> None:
@@ -116,134 +110,61 @@ def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) 
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def carried(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any], list[str]]:
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    with fake_gpu(comm, reaches_peers=False, no_nccl="") as core:
-        me = dataclasses.replace(rank, comm=comm)
-        results = perform_all(me, calls)
-        called = list(comm._gpus.group._nccl._group.log)
-    comm.close()
-    return results, core.log, called
+def asked(rank: Rank) -> list[str]:
+    """What is asked of NCCL."""
+    with group_on_fake_gpu(rank, **NCCL_CARRIES) as (comm, core):
+        comm.reduce(torch.ones(7, dtype=torch.int32), 1)
+        comm.all_reduce(torch.ones(7))
+        assert core.log == ["add"]
+        return comm._gpus.group._nccl._group.log
 
 
-def matrix() -> list[Call]:
-    places = (Place(), Place(in_place=True), Place("strided"))
-    calls = [
-        Call(verb, "complex128", numel, root=root, places=(place,), seed=numel)
-        for verb in (*MOVES, *REDUCTIONS)
-        for numel in (0, 1, 700)
-        for place in places
-        for root in ((0, 2) if verb in ROOTED else (0,))
-        if not (place.in_place and verb == "all_to_all")
-    ]
-    # Parts that end within a pack, at any place of a chunk, of every type and operation.
-    calls += [
-        Call(verb, dtype, 101, op=op, root=1, seed=5)
-        for verb in REDUCTIONS
-        for dtype in (oracle.DTYPES if verb == "all_reduce" else ("float16", "uint8"))
-        for op in oracle.ops_of(dtype)
-    ]
-    return calls
-
-
-def test_every_verb_has_the_bits_of_the_kernels(own_pools: Pools) -> None:
-    calls = matrix()
-    rows = own_pools(WORLD).run(carried, calls)
-    wants = [expected(call, WORLD) for call in calls]
-    assert not compare(calls, wants, [results for results, _, _ in rows])
-    _, log, called = rows[0]
-    assert set(log) == {"add"}, "no other kernel ran"
-    assert "alltoall_base" in called
-    assert called.count("reduce") > 0, "NCCL added integers itself"
+def test_nccl_adds_what_has_no_order_and_moves_the_rest(own_pools: Pools) -> None:
+    for called in own_pools(WORLD).run(asked):
+        assert "reduce" in called
+        assert "alltoall_base" in called
 
 
 def test_a_wrong_order_would_be_seen(own_pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: what one rank adds comes in the order of another one's parts."""
     calls = [Call("all_reduce", "float32", 300, seed=2)]
     rows = own_pools(WORLD).run(in_wrong_order, calls)
-    assert compare(calls, [expected(call, WORLD) for call in calls], [row[0] for row in rows])
+    assert compare(calls, [expected(call, WORLD) for call in calls], rows)
 
 
-def in_wrong_order(rank: Rank, calls: list[Call]) -> tuple[list[Result], list[Any], list[str]]:
+def in_wrong_order(rank: Rank, calls: list[Call]) -> list[Result]:
     from tests.support import fake_gpu
 
     right = fake_gpu.reduce_into
     fake_gpu.reduce_into = lambda target, rows, *kinds: right(target, rows[::-1], *kinds)
     try:
-        return carried(rank, calls)
+        return by_fake_nccl(rank, perform_all, calls)
     finally:
         fake_gpu.reduce_into = right
 
 
-def uneven(rank: Rank) -> list[bool]:
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    me, world = rank.rank, rank.world_size
-    rows = [[(3 * i + 5 * j) % 7 for j in range(world)] for i in range(world)]
-    given, taken = rows[me], [row[me] for row in rows]
-    right = []
-    with fake_gpu(comm, reaches_peers=False, no_nccl=""):
-        whole = torch.cat([torch.full((rows[me][to],), 10.0 * me + to) for to in range(world)])
-        wanted = torch.cat([torch.full((n,), 10.0 * by + me) for by, n in enumerate(taken)])
-        out = torch.empty(sum(taken))
-        comm.all_to_all_single(out, whole, taken, given)
-        right.append(torch.equal(out, wanted))
-        gathered = [torch.empty(5 * by) for by in range(world)]
-        comm.all_gather(gathered, torch.full((5 * me,), float(me)), async_op=True).wait()
-        right += [bool((one == by).all()) for by, one in enumerate(gathered)]
+def listed(rank: Rank) -> None:
+    with group_on_fake_gpu(rank, **NCCL_CARRIES) as (comm, _):
         tensors = [torch.ones(3), torch.ones(5, dtype=torch.int64)]
         comm.all_reduce_coalesced(tensors)
-        right += [bool((one == world).all()) for one in tensors]
-        right.append("nccl" in comm.gpu_report())
-    comm.close()
-    return right
+        assert all(bool((one == comm.world_size).all()) for one in tensors)
+        assert "nccl" in comm.gpu_report()
 
 
-def test_uneven_parts_and_lists(own_pools: Pools) -> None:
-    assert all(all(row) for row in own_pools(WORLD).run(uneven))
-
-
-def messages(rank: Rank) -> list[bool]:
-    """Everybody sends to everybody, itself too, in an order of its own."""
-    from fastcoll.calls.batches import P2POp
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    me, world = rank.rank, rank.world_size
-    with fake_gpu(comm, reaches_peers=False, no_nccl=""):
-        ops, gets = [], []
-        for step in range(world):
-            peer = (me * 2 + step) % world
-            target = torch.zeros(40, 2)
-            ops.append(P2POp("isend", torch.full((40, 2), 10.0 * me + peer)[:, 1], peer, tag=4))
-            ops.append(P2POp("irecv", target[:, 1], peer, tag=4))
-            gets.append((target[:, 1], 10.0 * peer + me))
-        for work in comm.batch_isend_irecv(ops):
-            work.wait()
-    comm.close()
-    return [bool((target == value).all()) for target, value in gets]
-
-
-def test_sends_and_receives(own_pools: Pools) -> None:
-    assert all(all(row) for row in own_pools(WORLD).run(messages))
+def test_lists(own_pools: Pools) -> None:
+    own_pools(WORLD).run(listed)
 
 
 def nothing_to_send(rank: Rank) -> float:
     from fastcoll.calls.batches import P2POp
-    from tests.support.fake_gpu import fake_gpu
 
-    comm = rank.comm.new_group()
     other = 1 - rank.rank
-    with fake_gpu(comm, reaches_peers=False, no_nccl=""):
+    with group_on_fake_gpu(rank, **NCCL_CARRIES) as (comm, _):
         ops = [P2POp(way, torch.empty(0), other) for way in ("isend", "irecv")]
         for work in comm.batch_isend_irecv(ops):
             work.wait()
         tensor = torch.ones(3)
         comm.all_reduce(tensor)
-    comm.close()
     return float(tensor.sum())
 
 
@@ -256,12 +177,9 @@ def test_messages_of_no_elements_need_no_nccl(own_pools: Pools) -> None:
 
 def differ(rank: Rank, how: str) -> tuple[Attempt, Attempt]:
     """Rank 1 makes another call than the others, all of them through NCCL."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
     odd = rank.rank == 1
     some = torch.ones(6)
-    with fake_gpu(comm, no_nccl=""):
+    with group_on_fake_gpu(rank, no_nccl="") as (comm, _):
         if how == "size":
             found = attempt(comm.all_reduce, torch.ones(6 + odd), algorithm="nccl")
         else:
@@ -269,9 +187,7 @@ def differ(rank: Rank, how: str) -> tuple[Attempt, Attempt]:
             side = comm._gpus.group
             side.terms = dataclasses.replace(side.terms, reaches_peers=False)
             found = attempt(comm.all_to_all_single, torch.empty(6), some, [2, 2, 2], splits)
-        again = attempt(comm.all_reduce, some, algorithm="nccl")
-    comm.close()
-    return found, again
+        return found, attempt(comm.all_reduce, some, algorithm="nccl")
 
 
 @pytest.mark.parametrize("how", ["size", "counts"])
@@ -293,18 +209,13 @@ class Stuck:
 
 def late(rank: Rank) -> tuple[Attempt, Attempt, list[str]]:
     """NCCL does not come to the end of a call."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    with fake_gpu(comm, no_nccl="") as core:
+    with group_on_fake_gpu(rank, no_nccl="") as (comm, core):
         comm.all_reduce(torch.ones(4), algorithm="nccl")
         side = comm._gpus.group._nccl
         side._running.append((Stuck(), 0.0))
         found = attempt(comm.check)
         again = attempt(comm.all_reduce, torch.ones(4))
-        log = list(side._group.log)
-    comm.close()
-    return found, again, [*log, *map(str, core.lost)]
+        return found, again, [*side._group.log, *map(str, core.lost)]
 
 
 def test_what_nccl_does_not_end_is_ended(own_pools: Pools) -> None:
@@ -327,10 +238,8 @@ def captured(rank: Rank) -> tuple[bool, bool, Attempt]:
     The last value: what a look finds after the capture.
     """
     from fastcoll.gpu import nccl as device_nccl
-    from tests.support.fake_gpu import fake_gpu
 
-    comm = rank.comm.new_group()
-    with fake_gpu(comm, no_nccl=""):
+    with group_on_fake_gpu(rank, no_nccl="") as (comm, _):
         comm.all_reduce(torch.ones(4), algorithm="nccl")
         side = comm._gpus.group._nccl
         side._running.clear()
@@ -348,7 +257,6 @@ def captured(rank: Rank) -> tuple[bool, bool, Attempt]:
         side._running[0] = (Stuck(), 0.0)
         comm.barrier()  # from here on the group breaks
         late = attempt(comm.check)
-    comm.close()
     return all(float(one[0]) == comm.world_size for one in tensors), kept, late
 
 
@@ -361,17 +269,13 @@ def test_a_capture_asks_for_nothing_that_runs_outside_of_it(own_pools: Pools) ->
 
 def beside(rank: Rank) -> tuple[list[bool], list[Any]]:
     """Calls by kernels and through NCCL take turns on one group."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    with fake_gpu(comm, no_nccl="") as core:
+    with group_on_fake_gpu(rank, no_nccl="") as (comm, core):
         right = []
         for turn in range(4):
             tensor = torch.full((50,), turn + 1.0)
             comm.all_reduce(tensor, algorithm="nccl" if turn % 2 else "auto", numerics="fast")
             right.append(bool((tensor == comm.world_size * (turn + 1)).all()))
         right.append(comm.gpu_report().endswith("nccl beside it"))
-    comm.close()
     return right, core.log
 
 

@@ -7,24 +7,20 @@ from typing import Any
 import pytest
 
 from fastcoll.errors import UnsupportedError
-from fastcoll.machine import gpu
-from tests.support.fake_driver import THREE, Driver, Links, leave_all, map_all
+from tests.support.fake_driver import THREE, Driver, Links, map_all, mapped
+from tests.support.gpu import needs_gpu_part
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_descriptors_are_the_first_choice(driver: Driver, order: list[int]) -> None:
-    links = Links(3)
-    results = map_all(links, [0, 1, 2], THREE)
-    for regions, _, reasons in results:
-        assert regions.route == "vmm"
-        assert reasons == {}
-        assert 0 not in regions.ptrs
-    assert len({ptr for regions, _, _ in results for ptr in regions.ptrs}) == 9
-    leave_all(links, results, order)
+    with mapped([0, 1, 2], THREE, order) as results:
+        for regions, _, reasons in results:
+            assert regions.route == "vmm"
+            assert reasons == {}
+            assert 0 not in regions.ptrs
+        assert len({ptr for regions, _, _ in results for ptr in regions.ptrs}) == 9
 
 
 @pytest.mark.parametrize(
@@ -39,26 +35,21 @@ def test_descriptors_are_the_first_choice(driver: Driver, order: list[int]) -> N
 def test_where_one_rank_cannot_all_take_the_next_route(
     driver: Driver, fault: dict[str, set[Any]], reason: str
 ) -> None:
-    for name, value in fault.items():
-        setattr(driver, name, value)
-    links = Links(3)
-    results = map_all(links, [0, 1, 2], THREE)
-    for regions, _, reasons in results:
-        assert regions.route == "ipc"
-        assert reason in reasons["vmm"]
-    assert len({reasons["vmm"] for _, _, reasons in results}) == 1, "the same reason on all ranks"
-    leave_all(links, results, [1, 2, 0])
+    vars(driver).update(fault)
+    with mapped([0, 1, 2], THREE, [1, 2, 0]) as results:
+        for regions, _, reasons in results:
+            assert regions.route == "ipc"
+            assert reason in reasons["vmm"]
+        assert len({reasons["vmm"] for _, _, reasons in results}) == 1, "another reason"
 
 
 def test_where_no_route_works_every_rank_says_why(driver: Driver) -> None:
     driver.refused = {("vmm_open", 0), ("ipc_open", 2)}
-    links = Links(3)
-    results = map_all(links, [0, 1, 2], THREE)
-    for error in results:
-        assert isinstance(error, UnsupportedError)
-        assert "vmm: rank 0: vmm_open refused" in str(error)
-        assert "ipc: rank 2: ipc_open refused" in str(error)
-    leave_all(links, results, [0, 1, 2])
+    with mapped([0, 1, 2], THREE) as results:
+        for error in results:
+            assert isinstance(error, UnsupportedError)
+            assert "vmm: rank 0: vmm_open refused" in str(error)
+            assert "ipc: rank 2: ipc_open refused" in str(error)
 
 
 def test_exported_memory_is_freed_only_when_the_peers_have_left(driver: Driver) -> None:
@@ -94,10 +85,8 @@ def test_one_process_with_two_devices_opens_access_between_them(driver: Driver) 
     from fastcoll.gpu.terms import PROCESS
 
     driver.refused = {("vmm_create", 0)}
-    links = Links(2)
-    results = map_all(links, [0, 1], [PROCESS] * 2)
-    assert driver.peer_access == {(0, 1), (1, 0)}
-    leave_all(links, results, [0, 1])
+    with mapped([0, 1], [PROCESS] * 2):
+        assert driver.peer_access == {(0, 1), (1, 0)}
 
 
 def test_a_region_lives_as_long_as_its_tensors(driver: Driver) -> None:

@@ -14,8 +14,9 @@ import torch
 from fastcoll import native
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from fastcoll.measure.gpu_variants import ThreadVariants
-from tests.gpu_host.gpu_rows import needs_extension
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pools, Rank
+from tests.support.sites import group_on_fake_gpu
 
 # ---- in which shape ------------------------------------------------------------------------------
 
@@ -28,24 +29,24 @@ def launches(rank: Rank) -> tuple[Any, ...]:
 
     import shapes
 
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
-    me: Any = SimpleNamespace(rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu")
-    source, out = torch.full((SMALL,), comm.rank + 1.0), torch.zeros(SMALL)
-    with fake_gpu(comm) as core, mock.patch.object(shapes, "_stream", lambda me: 0):
+    source, out = torch.full((SMALL,), rank.rank + 1.0), torch.zeros(SMALL)
+    with (
+        group_on_fake_gpu(rank) as (comm, core),
+        mock.patch.object(shapes, "_stream", lambda me: 0),
+    ):
+        me: Any = SimpleNamespace(
+            rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu"
+        )
         call = shapes.AllReduce(me, source, out)
         call.floor()()
         asked = (3, 64, 16)
         call.launched(asked)()
         comm.all_reduce(source, out=out)
         plans = [plan for plan in comm.planner.known() if plan.channels]
-        found = call.shape, core.shapes, core.log, bool((out == 3).all()), len(plans)
-    comm.close()
-    return found
+        return call.shape, core.shapes, core.log, bool((out == 3).all()), len(plans)
 
 
-@needs_extension
+@needs_gpu_part
 def test_a_floor_exchanges_nothing_in_the_grid_of_its_call(own_pools: Pools) -> None:
     for shape, asked, log, right, num_plans in own_pools(2).run(launches):
         assert shape == (16, 128, 16), "a pack for each thread"

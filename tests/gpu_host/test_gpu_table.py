@@ -24,34 +24,34 @@ from tests.gpu_host.gpu_rows import (
     TIMES,
     Json,
     document,
-    needs_extension,
     part,
-    request,
+    row_request,
 )
 from tests.support.damage import damaged
+from tests.support.gpu import needs_gpu_part
 
 # ---- the table -----------------------------------------------------------------------------------
 
 
-@needs_extension
+@needs_gpu_part
 def test_rows_of_gpus_decide_within_what_the_numerics_allow() -> None:
     table = TuningTable(document())
 
     def chosen(**fields: Any) -> Algorithm:
-        return select(request(**fields), algorithms.ALL, table).plan.algorithm
+        return select(row_request(**fields), algorithms.ALL, table).plan.algorithm
 
     assert chosen() is Algorithm.chain
     assert chosen(numerics="fast") is Algorithm.nccl
     assert chosen(dtype=DType.int32) is Algorithm.nccl, "the order of integers does not matter"
     assert chosen(numerics="fast", no_nccl="none here") is Algorithm.ring
-    plan = select(request(), algorithms.ALL, table).plan
+    plan = select(row_request(), algorithms.ALL, table).plan
     assert (plan.segment_bytes, plan.channels) == (0, 32)
     _C.Plan(*plan.args())
-    reasons = select(request(), algorithms.ALL, table).reasons
+    reasons = select(row_request(), algorithms.ALL, table).reasons
     assert reasons["nccl"] == "25.00 us (measured)", "it moves, and a kernel of ours adds"
 
 
-@needs_extension
+@needs_gpu_part
 @pytest.mark.parametrize(
     "other",
     [
@@ -66,13 +66,13 @@ def test_rows_of_gpus_decide_within_what_the_numerics_allow() -> None:
 )
 def test_rows_of_gpus_hold_for_such_groups_alone(other: Json) -> None:
     table = TuningTable(document())
-    asked = request(**other)
+    asked = row_request(**other)
     assert select(asked, algorithms.ALL, table) == select(asked, algorithms.ALL)
 
 
 def test_rows_of_gpus_say_nothing_of_cpus() -> None:
     table = TuningTable(document())
-    on_cpus = request(num_channels=0, ranks_per_gpu=0)
+    on_cpus = row_request(num_channels=0, ranks_per_gpu=0)
     assert all(table.measured(on_cpus, name) is None for name in TIMES)
     assert TuningTable(document([])).gpus is None
     assert table.digest != TuningTable(document(ROWS[1:])).digest
@@ -124,8 +124,8 @@ def test_a_damaged_table_is_read_or_refused(
         table = read_table(file, identity_of(document()))
     except UsageError:
         return
-    _C.Plan(*select(request(num_channels=0), algorithms.ALL, table).plan.args())
-    table.measured(request(), "nccl")
+    _C.Plan(*select(row_request(num_channels=0), algorithms.ALL, table).plan.args())
+    table.measured(row_request(), "nccl")
 
 
 # ---- whose it is ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
     validate(document() | {"gpu": part(ROWS, machine=found)})
 
 
-@needs_extension
+@needs_gpu_part
 def test_all_ranks_use_it_or_none() -> None:
     from fastcoll.gpu.terms import DeviceHello, agree_terms
 

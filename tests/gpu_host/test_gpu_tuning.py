@@ -42,18 +42,17 @@ from tests.gpu_host.gpu_rows import (
     TIMES,
     Json,
     document,
-    needs_extension,
     part,
-    request,
     row,
+    row_request,
 )
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pools, Rank
+from tests.support.sites import group_on_fake_gpu
 
 # ---- the tuner -----------------------------------------------------------------------------------
 
 SETTINGS = TuneSettings((2,), (4096, 1 << 20), ("all_reduce", "broadcast"))
-
-
 TERMS: Json = {
     "num_channels": 32,
     "ranks_per_gpu": 1,
@@ -100,7 +99,7 @@ def tuned(path: Path, settings: TuneSettings = SETTINGS) -> Json:
     return run_gpu_tune(settings, path, place, lambda *_: None, CPU)
 
 
-@needs_extension
+@needs_gpu_part
 def test_the_tuner_writes_a_table_that_groups_choose_by(
     measured: list[str], tmp_path: Path
 ) -> None:
@@ -113,12 +112,12 @@ def test_the_tuner_writes_a_table_that_groups_choose_by(
     assert of_reduction == {*TIMES, "nccl"}
     moves = {row["algorithm"] for row in written["gpu"]["rows"] if row["verb"] == "broadcast"}
     assert moves == {"direct", "nccl"}
-    assert select(request(), algorithms.ALL, table).plan.algorithm is Algorithm.chain
+    assert select(row_request(), algorithms.ALL, table).plan.algorithm is Algorithm.chain
     assert written["gpu"]["is_complete"]
     assert not written["is_complete"], "no CPU was measured"
 
 
-@needs_extension
+@needs_gpu_part
 @pytest.mark.parametrize(
     ("terms", "missing"),
     [({"no_multicast": ""}, {}), ({"no_nccl": "old"}, {"nccl": "old", "multimem": "no switch"})],
@@ -136,7 +135,7 @@ def test_what_the_gpus_have_not_is_left_out_with_the_reason(
     )
 
 
-@needs_extension
+@needs_gpu_part
 def test_an_interrupted_run_is_gone_on_with(measured: list[str], tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     whole = tuned(path)
@@ -169,7 +168,7 @@ def test_an_interrupted_run_is_gone_on_with(measured: list[str], tmp_path: Path)
     assert late["gpu"]["rows"] == []
 
 
-@needs_extension
+@needs_gpu_part
 def test_rows_of_cpus_and_of_gpus_stay_side_by_side(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,20 +182,16 @@ def test_rows_of_cpus_and_of_gpus_stay_side_by_side(
     assert again["gpu"] == with_both["gpu"]
 
 
-@needs_extension
+@needs_gpu_part
 def test_nccl_that_fails_is_left_out_and_said(
     tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(reason: str) -> Any:
-        def cell_by_all(variants: list[Any], *_: object) -> list[Outcome]:
-            return [
-                Outcome(one.name, reason=reason)
-                if one.name == "nccl"
-                else Outcome(one.name, windows_us=[[1.0, 1.0]])
-                for one in variants
-            ]
-
-        return cell_by_all
+        right = Outcome("", windows_us=[[1.0, 1.0]])
+        wrong = Outcome("", reason=reason)
+        return lambda variants, *_: [
+            replace(wrong if one.name == "nccl" else right, library=one.name) for one in variants
+        ]
 
     monkeypatch.setattr(tune, "measure_cell", failing("DistBackendError: no network"))
     found = tuned(tmp_path / "table.json")["gpu"]
@@ -209,10 +204,8 @@ def test_nccl_that_fails_is_left_out_and_said(
 
 
 def test_which_worlds_are_measured() -> None:
-    assert parse_gpu_worlds("", 1) == (2, 4)
-    assert parse_gpu_worlds("", 2) == (2,)
-    assert parse_gpu_worlds("", 6) == (2, 4, 6)
-    assert parse_gpu_worlds("", 8) == (2, 4, 8)
+    worlds = {1: (2, 4), 2: (2,), 6: (2, 4, 6), 8: (2, 4, 8)}
+    assert {num_gpus: parse_gpu_worlds("", num_gpus) for num_gpus in worlds} == worlds
     assert parse_gpu_worlds("2,3", 8) == (2, 3)
     alone, torchrun = OnGpus(2, Path(), None), OnGpus(2, Path(), 0)
     assert [alone.are_threads(world) for world in (2, 3)] == [False, True]
@@ -263,7 +256,7 @@ def on_threads(make: type[OnCpuThreads]) -> Any:
     return lambda place, world_size: ThreadRanks(["cpu"] * world_size, make)
 
 
-@needs_extension
+@needs_gpu_part
 def test_threads_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "fingerprint", lambda: MACHINE)
     monkeypatch.setattr(OnGpus, "running", on_threads(OnCpuThreads))
@@ -273,11 +266,8 @@ def test_threads_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.Monke
     found = run_gpu_tune(few, path, OnGpus(1, tmp_path, None), lambda *_: None, CPU)["gpu"]
     assert {row["algorithm"] for row in found["rows"]} == {"one_shot", "two_shot", "ring", "chain"}
     for each in found["rows"]:
-        assert (each["ranks_are"], each["ranks_per_gpu"], each["num_channels"]) == (
-            "threads",
-            2,
-            32,
-        )
+        group = each["ranks_are"], each["ranks_per_gpu"], each["num_channels"]
+        assert group == ("threads", 2, 32)
         assert each["time_us"] > 0
     assert found["left_out"] == {"nccl": "none", "multimem": "no switch"}
     # Negative control: rank 1 gets something wrong.
@@ -287,14 +277,13 @@ def test_threads_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_threads_that_do_not_come_up_say_why() -> None:
+    def refuse(me: GpuRank) -> ThreadVariants:
+        if me.rank == 1:
+            raise UsageError("rank 1 can't")
+        return ThreadVariants(me)
+
     with pytest.raises(NotMeasured, match="UsageError: rank 1 can't"):
         ThreadRanks(["cpu"] * 2, refuse)
-
-
-def refuse(me: GpuRank) -> ThreadVariants:
-    if me.rank == 1:
-        raise UsageError("rank 1 can't")
-    return ThreadVariants(me)
 
 
 # ---- on the GPU made of the CPU ------------------------------------------------------------------
@@ -308,11 +297,8 @@ class OnFakeGpu(ThreadVariants):
 
 def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
     """Carry out what the tuner commands, on every verb by every algorithm."""
-    from tests.support.fake_gpu import fake_gpu
-
-    comm = rank.comm.new_group()
     replies, called = [], []
-    with fake_gpu(comm, no_nccl="") as core:
+    with group_on_fake_gpu(rank, no_nccl="") as (comm, core):
         me: Any = SimpleNamespace(
             rank=comm.rank, world_size=comm.world_size, comm=comm, device="cpu", stream=None
         )
@@ -330,12 +316,10 @@ def commanded(rank: Rank) -> tuple[list[Json], list[str], list[str]]:
             core.log.clear()
         group = comm.device_group
         assert group is not None
-        log = list(group._nccl._group.log)
-    comm.close()
-    return replies, called, log
+        return replies, called, list(group._nccl._group.log)
 
 
-@needs_extension
+@needs_gpu_part
 def test_what_the_tuner_commands_is_what_runs(own_pools: Pools) -> None:
     for replies, launched, by_nccl in own_pools(2).run(commanded):
         assert not [reply for reply in replies if "error" in reply]
@@ -350,14 +334,11 @@ def test_what_the_tuner_commands_is_what_runs(own_pools: Pools) -> None:
 
 def chosen_by_table(rank: Rank) -> list[str]:
     """Return by what a call on the group's GPUs is carried out: by the table, then by the model."""
-    from tests.support.fake_gpu import fake_gpu
-
     found = []
+    rows = [row("chain", size, 1.0, num_channels=16, ranks_per_gpu=2) for size in (4, 1 << 20)]
     for no_table in ("", "rank 0: another driver"):
-        comm = rank.comm.new_group()
-        rows = [row("chain", size, 1.0, num_channels=16, ranks_per_gpu=2) for size in (4, 1 << 20)]
-        comm.planner.tuning = tuning.Tuning(TuningTable(document(rows)), "mine")
-        with fake_gpu(comm):
+        with group_on_fake_gpu(rank) as (comm, _):
+            comm.planner.tuning = tuning.Tuning(TuningTable(document(rows)), "mine")
             side: Any = comm.device_group
             side.terms = replace(side.terms, no_table=no_table)
             tensor = torch.full((1000,), rank.rank + 1.0)
@@ -365,11 +346,10 @@ def chosen_by_table(rank: Rank) -> list[str]:
             assert bool((tensor == 3).all())
             found.append(repr(comm.planner.known()[-1]))  # coming to the GPUs made plans, too
             found.append(comm.gpu_report())
-        comm.close()
     return found
 
 
-@needs_extension
+@needs_gpu_part
 def test_a_group_chooses_by_the_table_or_says_why_not(own_pools: Pools) -> None:
     for tuned, report, modelled, refused in own_pools(2).run(chosen_by_table):
         assert "by chain" in tuned
@@ -396,7 +376,7 @@ def test_without_a_gpu_the_command_says_so_and_writes_nothing(
     assert "torch sees no CUDA device" in result.output
 
 
-@needs_extension
+@needs_gpu_part
 def test_the_command_shows_what_it_found(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.machine import gpu
 from tests.support.fake_streams import slow_node_gpus
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 FreshPool = Callable[..., Pool]
 LIMIT_S = 2.0
 

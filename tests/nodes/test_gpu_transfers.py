@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.calls.batches import P2POp
-from fastcoll.machine import gpu
 from fastcoll.types import TORCH_DTYPES, DType
+from tests.contract.test_gpu_parts import go_through
+from tests.contract.test_gpu_parts import messages as batches
 from tests.support import oracle
 from tests.support.fake_streams import PIECE_BYTES, POISON, slow_node_gpus
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pool, Rank, Setup, attempt
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 Clusters = Callable[[str], Pool]
 FreshPool = Callable[..., Pool]
 MAPS = ("aabb", "aaab", "abab")
@@ -289,7 +288,7 @@ def test_a_send_that_overtakes_is_seen(fresh_pool: FreshPool) -> None:
 
 
 def others(rank: Rank) -> None:
-    """Blocking calls, a batch, where NCCL can't be had; what is refused."""
+    """Blocking calls, batches, where NCCL can't be had; what is refused."""
     from tests.support.fake_nodes import facts
 
     me, comm = rank.rank, rank.comm.new_group()
@@ -307,15 +306,8 @@ def others(rank: Rank) -> None:
                 assert (out == to).all()
                 comm.send(tensor, to, tag=3)
             assert (tensor == (to if me < to else me)).all()
-        ranks = [*range(4), *range(4)]
-        outs = [torch.full((10,), -1.0) for _ in ranks]
-        ops = [P2POp("irecv", out, one) for out, one in zip(outs, ranks, strict=True)]
-        ops += [P2POp("isend", torch.full((10,), 10.0 * me + one), one) for one in ranks]
-        for work in comm.batch_isend_irecv(ops):
-            work.wait()
-        assert all((out == 10.0 * one + me).all() for out, one in zip(outs, ranks, strict=True)), (
-            outs
-        )
+        in_batches = dataclasses.replace(rank, comm=comm)
+        assert go_through(in_batches, batches, [(10, "float32"), (1, "uint8")]) == []
         for call in (comm.recv, comm.irecv):
             found = attempt(call, torch.ones(3))
             assert (found.kind, "from any rank" in found.text) == ("UnsupportedError", True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors over several nodes, with the CPU in the GPUs' place (tests/support/fake_nodes.py).
 
-What NCCL and streams themselves do is for tests/gpu/test_nodes.py.
+The verbs stand in contract/test_values.py and test_gpu_parts.py. What NCCL and streams do is for
+tests/gpu/test_nodes.py.
 """
 
 import dataclasses
@@ -11,41 +12,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fastcoll.errors import UnsupportedError
-from fastcoll.machine import gpu
-from tests.nodes.test_verbs import check_uneven
-from tests.support import oracle
-from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected
+from tests.nodes.test_verbs import in_segments
+from tests.support.calls import Call, Place, expected
+from tests.support.gpu import needs_gpu_part
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.perform import Result, compare, perform_all
-from tests.support.sites import ranks_by_node
+from tests.support.sites import across_gpus, group_on_fake_node_gpus, ranks_by_node
 
-pytestmark = pytest.mark.skipif(
-    "built without" in gpu.problem(), reason="not run: this build has no GPU part (no nvcc)"
-)
+pytestmark = needs_gpu_part
 Clusters = Callable[[str], Pool]
 FreshPool = Callable[..., Pool]
-MAPS = ("aabb", "aaab", pytest.param("abc", marks=pytest.mark.slow))
-PAIRS = [(dtype, op) for dtype in oracle.DTYPES for op in oracle.ops_of(dtype)]
-SIZES = (0, 1, 3, 17, 1001, 4099, 70_001)
-LARGE = 700_001  # several segments, and no lane's chunk is whole
 
 
 def on_gpus(
     rank: Rank, calls: list[Call], plant: Callable[[], Any] = lambda: None
 ) -> tuple[list[Result], list[list[str]], list[Any]]:
     """Make calls on made-up GPUs; what lanes and kernels were asked for, too."""
-    from tests.support.fake_nodes import fake_node_gpus
-
-    comm = rank.comm.new_group()
-    with fake_node_gpus(comm) as fake:
+    with group_on_fake_node_gpus(rank) as (comm, fake):
         plant()
         results = perform_all(dataclasses.replace(rank, comm=comm), calls)
-    comm.close()
     return results, [lane.transfers for lane in fake.lanes], fake.core.log
 
 
@@ -55,56 +44,9 @@ def wrong(pool: Pool, nodes: str, calls: list[Call], *plant: Any) -> list[str]:
     return compare(calls, wants, [results for results, _, _ in pool.finish()])
 
 
-def reductions(world: int) -> list[Call]:
-    rng = np.random.default_rng(7 * world)
-    places = (Place(), Place(in_place=True), Place("strided"))
-    return [
-        Call(
-            verb := REDUCTIONS[(turn + world) % len(REDUCTIONS)],
-            dtype,
-            SIZES[int(rng.integers(len(SIZES)))],
-            op,
-            numerics="same_bits",
-            root=int(rng.integers(world)) if verb == "reduce" else 0,
-            places=(places[turn % 3],),
-            seed=turn,
-        )
-        for turn, (dtype, op) in enumerate(PAIRS)
-    ]
-
-
-@pytest.mark.parametrize("nodes", MAPS)
-def test_reductions_have_the_bits_of_the_one_order(clusters: Clusters, nodes: str) -> None:
-    assert not wrong(clusters(nodes), nodes, reductions(len(nodes)))
-
-
-@pytest.mark.parametrize("nodes", MAPS)
-def test_moves(clusters: Clusters, nodes: str) -> None:
-    rng, world = np.random.default_rng(len(nodes)), len(nodes)
-    calls = [
-        Call(
-            verb,
-            oracle.DTYPES[int(rng.integers(len(oracle.DTYPES)))],
-            numel,
-            root=int(rng.integers(world)) if verb in ROOTED else 0,
-            places=((Place(), Place("strided"))[turn % 2],),
-            seed=numel,
-        )
-        for verb in MOVES
-        for turn, numel in enumerate(SIZES)
-    ]
-    assert not wrong(clusters(nodes), nodes, calls)
-
-
 @pytest.mark.parametrize("nodes", ["aabb", pytest.param("aaab", marks=pytest.mark.slow)])
 def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
-    calls = [
-        Call(verb, dtype, LARGE, "SUM", numerics="same_bits")
-        for verb in ("all_reduce", "reduce_scatter")
-        for dtype in ("float32", "bfloat16")
-    ]
-    calls += [Call(verb, "float32", LARGE, root=1 if verb in ROOTED else 0) for verb in MOVES]
-    assert not wrong(clusters(nodes), nodes, calls)
+    across_gpus(nodes).on(clusters(nodes)).check(in_segments())
 
 
 def test_transfers_run_while_the_node_works(clusters: Clusters) -> None:
@@ -201,13 +143,11 @@ def test_a_planted_mistake_is_seen(fresh_pool: FreshPool, plant: Callable[[], No
 
 
 def others(rank: Rank) -> None:
-    """Split sizes, lists, asynchronous calls, rounding carriers, calls in a capture."""
+    """Lists, asynchronous calls, rounding carriers, calls in a capture."""
     import fastcoll
-    from tests.support.fake_nodes import fake_node_gpus
 
-    me, world, comm = rank.rank, rank.world_size, rank.comm.new_group()
-    with fake_node_gpus(comm) as fake:
-        check_uneven(comm)
+    me, world = rank.rank, rank.world_size
+    with group_on_fake_node_gpus(rank) as (comm, fake):
         listed = [torch.full((size,), me, dtype=torch.int32) for size in (3, 4000)]
         fastcoll.all_reduce_coalesced(listed, group=comm)
         assert all((tensor == sum(range(world))).all() for tensor in listed)
@@ -227,7 +167,6 @@ def others(rank: Rank) -> None:
         )
         assert (split.kind, "can't be captured" in split.text) == ("UsageError", True)
         comm.check()
-    comm.close()
 
 
 @pytest.mark.parametrize("nodes", ["aabb", "aaab"])
@@ -243,29 +182,23 @@ def too_many(*size: int, **options: Any) -> Any:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    from tests.support.fake_nodes import facts, fake_node_gpus
+    from tests.support.fake_nodes import facts
 
     def without(**facts_of_rank_2: str) -> Any:
         return lambda device: facts(device) | (facts_of_rank_2 if rank.rank == 2 else {})
 
     found = []
     for about in (without(problem="no CUDA device"), without(nccl=""), without(nccl="2.27.5")):
-        comm = rank.comm.new_group()
-        with fake_node_gpus(comm, about):
+        with group_on_fake_node_gpus(rank, about) as (comm, _):
             found.append(attempt(comm.all_reduce, torch.ones(3)))
-        comm.close()
-    comm = rank.comm.new_group()
-    with fake_node_gpus(comm):
+    with group_on_fake_node_gpus(rank) as (comm, _):
         if rank.rank >= 2:
             comm._node_group.empty = too_many  # type: ignore[method-assign]
         found.append(attempt(comm.all_reduce, torch.ones(3)))
-    comm.close()
-    comm = rank.comm.new_group()
-    with fake_node_gpus(comm) as fake:
+    with group_on_fake_node_gpus(rank) as (comm, fake):
         fake.is_capturing = True
         found.append(attempt(comm.all_reduce, torch.ones(3)))
         found.append(attempt(comm.send, torch.ones(3), (rank.rank + 2) % 4))
-    comm.close()
     return found
 
 
@@ -295,11 +228,9 @@ def checked_until_broken(comm: Any) -> Attempt:
 def differ(rank: Rank, on_node_1: str) -> tuple[Attempt, Attempt]:
     """The nodes call something that is the same to NCCL, or one of them calls on CPUs."""
     import fastcoll
-    from tests.support.fake_nodes import fake_node_gpus
 
-    comm = rank.comm.new_group()
     tensor = torch.ones(70_000)
-    with fake_node_gpus(comm, is_stuck=on_node_1 == "CPUs"):
+    with group_on_fake_node_gpus(rank, is_stuck=on_node_1 == "CPUs") as (comm, _):
         comm.all_reduce(tensor)
         if rank.rank < 2:
             found = attempt(comm.all_reduce, tensor)
@@ -309,9 +240,7 @@ def differ(rank: Rank, on_node_1: str) -> tuple[Attempt, Attempt]:
             found = attempt(comm.all_reduce, tensor.numpy())
         if not found.kind:  # the others were not known yet
             found = checked_until_broken(comm)
-        again = attempt(comm.all_reduce, tensor)
-    comm.close()
-    return found, again
+        return found, attempt(comm.all_reduce, tensor)
 
 
 @pytest.mark.parametrize("on_node_1", ["MAX", "CPUs"])

@@ -36,9 +36,9 @@ class Place:
     """Where the arguments of one rank lie.
 
     Attributes:
-        kind: "private" (a tensor), "numpy" (an array), "symmetric" (the library's memory) or
-            "strided" (every second element of a tensor).
-        offset: Distance from an aligned address; in bytes, for "symmetric" and "strided" in
+        kind: "private" (a tensor), "numpy" (an array), "symmetric" (the library's memory),
+            "strided" (every second element of a tensor) or "device" (a tensor on a rank's GPU).
+        offset: Distance from an aligned address; in bytes for "private" and "numpy", else in
             elements.
         in_place: Input and output share memory, in the usual way of the verb.
         output: Where the output lies, if not in place; None is the same kind and offset again.

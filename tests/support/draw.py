@@ -36,6 +36,7 @@ class Limits:
         numerics: Of reductions; None: "fast" where an algorithm needs that.
         in_place_only: Verbs without an output of their own.
         meaningless: Pairs of dtype and operation that the site refuses.
+        lacks: Pairs of verb and algorithm that the site has not.
         repeats: How often a reduction is made; the second call takes the library's short way.
         seed: Another one gives other sizes, roots and placements.
     """
@@ -45,6 +46,7 @@ class Limits:
     numerics: str | None = None
     in_place_only: tuple[str, ...] = ()
     meaningless: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[tuple[str, str], ...] = ()
     repeats: int = 2
     seed: int = 0
 
@@ -55,7 +57,11 @@ EVERYTHING = Limits()
 def algorithms_of(verb: str, limits: Limits = EVERYTHING) -> tuple[str, ...]:
     """Return the algorithms that a call of a verb may ask for."""
     known = names_for(Verb[verb]) if verb in REDUCTIONS else []
-    return tuple(name for name in ("auto", *known) if name in limits.algorithms)
+    return tuple(
+        name
+        for name in ("auto", *known)
+        if name in limits.algorithms and (verb, name) not in limits.lacks
+    )
 
 
 def small_sizes(world: int) -> list[int]:
@@ -109,4 +115,5 @@ def some(cases: Iterator[Call], count: int, seed: int) -> list[Call]:
     """Return a random choice that is the same in every run."""
     every = list(cases)
     rng = np.random.default_rng(seed)
-    return [every[index] for index in sorted(rng.choice(len(every), count, replace=False))]
+    chosen = rng.choice(len(every), min(count, len(every)), replace=False)
+    return [every[index] for index in sorted(chosen)]

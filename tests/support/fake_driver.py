@@ -332,14 +332,21 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-def leave_all(links: Links, results: list[Any], order: list[int]) -> None:
+THREE = ["one", "two", "three"]  # three processes
+
+
+@contextlib.contextmanager
+def mapped(
+    devices: list[int], processes: list[str], order: list[int] | None = None
+) -> Iterator[list[Any]]:
+    """Give what `map_all` does; then the ranks leave, in an order."""
     from fastcoll.gpu import regions as device
 
-    for rank in order:
+    links = Links(len(devices))
+    results = map_all(links, devices, processes)
+    yield results
+    for rank in order or range(len(devices)):
         if not isinstance(results[rank], BaseException):
             results[rank][0].leave()
         links.leave(rank)
     device.reap()
-
-
-THREE = ["one", "two", "three"]  # three processes

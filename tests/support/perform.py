@@ -48,12 +48,15 @@ def check(
     batch: int = 200,
     nodes: Sequence[Sequence[int]] | None = None,
     in_group: Callable[..., Any] | None = None,
+    perform: Callable[..., list[Result]] | None = None,
 ) -> int:
     """Run calls on every rank of a pool, compare all outputs; the number of calls.
 
-    The oracle works while the ranks do. `in_group` runs a program in another group than the rank's.
+    The oracle works while the ranks do. `in_group` runs a program in another group than the rank's,
+    `perform` makes the calls in another way than `perform_all`.
     """
-    programs = (in_group, perform_all) if in_group else (perform_all,)
+    program = perform or perform_all
+    programs = (in_group, program) if in_group else (program,)
     todo = list(calls)
     for first in range(0, len(todo), batch):
         part = todo[first : first + batch]
@@ -98,8 +101,18 @@ def arena_of(comm: Any) -> torch.Tensor:
 class Memory:
     """An argument's memory: a tensor or array in the middle of poisoned bytes."""
 
-    def __init__(self, dtype: str, numel: int, place: Place, arena: torch.Tensor | None) -> None:
-        """Lay `numel` elements at a place; a symmetric place is cut from `arena`."""
+    def __init__(
+        self,
+        dtype: str,
+        numel: int,
+        place: Place,
+        arena: torch.Tensor | None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Lay `numel` elements at a place; a symmetric place is cut from `arena`.
+
+        On a device lies a copy of all the bytes, guards included: `upload` and `download` move it.
+        """
         arena = arena if place.kind == "symmetric" else None
         self._size = oracle.itemsize(dtype)
         self._word = oracle.word_of(dtype)
@@ -117,8 +130,13 @@ class Memory:
         self._before, inner, self._after = np.split(self._bytes, [start, stop])
         cells = inner.reshape(numel, step * self._size)
         self._cells, self._gaps = cells[:, : self._size], cells[:, self._size :]
-        if arena is not None:
-            whole: Any = arena[start:stop].view(torch_dtype)
+        self._on_device: torch.Tensor | None = None
+        whole: Any
+        if place.kind == "device":
+            self._on_device = torch.from_numpy(self._bytes).to(device, copy=True)
+            whole = self._on_device[start:stop].view(torch_dtype)
+        elif arena is not None:
+            whole = arena[start:stop].view(torch_dtype)
         elif place.kind == "numpy":
             whole = inner.view(np.dtype(dtype))
         elif numel == 0:
@@ -140,6 +158,16 @@ class Memory:
         """Put words in, from an element on."""
         rows = words.view(np.uint8).reshape(-1, self._size)
         self._cells[first : first + len(rows)] = rows
+
+    def upload(self) -> None:
+        """Let the device have what the bytes are now."""
+        if self._on_device is not None:
+            self._on_device.copy_(torch.from_numpy(self._bytes))
+
+    def download(self) -> None:
+        """Let the bytes be what the device has now."""
+        if self._on_device is not None:
+            torch.from_numpy(self._bytes).copy_(self._on_device)
 
     def put_back(self, part: slice, copy: np.ndarray) -> None:
         """Restore some elements from a copy of all bytes."""
@@ -169,6 +197,7 @@ class Started:
         call: Call,
         async_op: bool = False,
         start: Callable[..., Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Lay the arguments out and make the call, or leave that to `start`."""
         self._call, self._rank = call, comm.rank
@@ -181,8 +210,10 @@ class Started:
         shared = in_place or call.verb == "broadcast"
         there = place if shared else place.output or place
         num_out_here = max(num_in, num_out) if shared else num_out
-        self._output = Memory(call.dtype, num_out_here, there, halves[0])
-        self._input = self._output if shared else Memory(call.dtype, num_in, place, halves[1])
+        self._output = Memory(call.dtype, num_out_here, there, halves[0], device)
+        self._input = (
+            self._output if shared else Memory(call.dtype, num_in, place, halves[1], device)
+        )
         # In place, the smaller argument is this rank's chunk of the larger one.
         first = rank * call.numel if shared and num_in != num_out else 0
         if call.gives(rank):
@@ -195,12 +226,16 @@ class Started:
         elif shared and num_out < num_in:
             outs, self._outputs = outs[part], part
         self._before = self._input.copy(), self._output.copy()
+        for memory in (self._input, self._output):
+            memory.upload()
         self.work = (start or make)(comm, call, ins, outs, async_op)
 
     def result(self) -> Result:
         """Wait if it is asynchronous; return the output's bits, and another problem if any."""
         if self.work is not None:
             self.work.wait()
+        for memory in (self._input, self._output):
+            memory.download()
         call, shared = self._call, self._input is self._output
         words = self._output.words(self._outputs)
         if call.gets(self._rank):

@@ -5,19 +5,30 @@ A contract test takes the fixture `site` and runs once for each of SITES. Decide
 site is given, and how ranks make them. A new kind of group, carrier or frontend is a line of SITES.
 """
 
+import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.backends import IS_COMPILED, on_torch
 from tests.support.calls import Call
-from tests.support.draw import EVERYTHING, KINDS_OF_DTYPE, Limits, calls_of, small_sizes
+from tests.support.draw import (
+    EVERYTHING,
+    IN_RANK_ORDER,
+    KINDS_OF_DTYPE,
+    VERBS,
+    Limits,
+    calls_of,
+    small_sizes,
+    some,
+)
 from tests.support.harness import Pool, Rank
-from tests.support.perform import check, make
+from tests.support.perform import Result, Started, check, make, perform_all
 
 SLOW = pytest.mark.slow
 
@@ -44,6 +55,9 @@ class Site:
         in_group: Runs a program on a rank, whose `comm` is then a group of this kind.
         limits: Which calls can be made.
         in_new_group: The function that runs a program in a group that it may break.
+        has_gpus: The tensors lie on GPUs, real ones or made of the CPU.
+        perform: Makes calls, if `perform_all` can't.
+        most: The most small calls of a verb that are made, at random; 0: all.
         small, large: Sizes in elements; small ones meet every dtype, operation and algorithm.
         pool: The ranks; the fixture `site` fills it in.
     """
@@ -54,6 +68,9 @@ class Site:
     in_group: Callable[..., Any] = in_its_group
     limits: Limits = EVERYTHING
     in_new_group: Callable[..., Any] = in_new_group
+    has_gpus: bool = False
+    perform: Callable[..., list[Result]] = perform_all
+    most: int = 0
     small: tuple[int, ...] = ()
     large: tuple[int, ...] = (16_385, 32_771, 65_537, 131_071, 262_147)
     pool: Pool | None = None
@@ -64,9 +81,9 @@ class Site:
 
     def small_calls(self, verb: str, rounds: int = 1) -> Iterator[Call]:
         """Return calls of every dtype, operation and algorithm at small sizes, a size a round."""
-        return calls_of(
-            verb, self.world, self.small or small_sizes(self.world), rounds, self.limits
-        )
+        sizes = self.small or small_sizes(self.world)
+        calls = calls_of(verb, self.world, sizes, rounds, self.limits)
+        return iter(some(calls, self.most, VERBS.index(verb))) if self.most else calls
 
     def large_calls(self, verb: str) -> Iterator[Call]:
         """Return calls of a few dtypes at a large size."""
@@ -75,7 +92,8 @@ class Site:
     def check(self, calls: Iterable[Call], batch: int = 200) -> int:
         """Make calls on every rank and compare with the oracle; return how many."""
         assert self.pool is not None
-        return check(self.pool, calls, batch, ranks_by_node(self.nodes), self.in_group)
+        nodes = ranks_by_node(self.nodes)
+        return check(self.pool, calls, batch, nodes, self.in_group, self.perform)
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a program on every rank, in this kind of group; return the results by rank."""
@@ -90,7 +108,7 @@ def ranks_by_node(nodes: str) -> list[list[int]] | None:
     return [[rank for rank, name in enumerate(nodes) if name == node] for node in names] or None
 
 
-# ---- torch.distributed, and a GPU made of the CPU ------------------------------------------------
+# ---- torch.distributed ---------------------------------------------------------------------------
 
 
 def in_new_group_of_torch(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
@@ -102,14 +120,96 @@ def _in_world(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
     return program(rank.comm, make, dist.barrier, *args)
 
 
-def on_fake_gpu(rank: Rank, program: Callable[..., Any], calls: Sequence[Any]) -> Any:
-    """Make calls on a GPU whose kernels are the CPU's; each must be launched."""
-    from tests.support.fake_gpu import fake_gpu
+# ---- GPUs made of the CPU ------------------------------------------------------------------------
 
-    with fake_gpu(rank.comm) as core:
-        results = program(rank, calls)
-        assert len(core.log) == len(calls)
+
+@contextlib.contextmanager
+def group_on_fake_gpu(rank: Rank, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Put a new group on a GPU whose kernels are the CPU's; give the group, and its kernels."""
+    from tests.support.fake_gpu import fake_gpu  # only now: builds without a GPU part can't
+
+    with rank.comm.new_group(timeout_s=15) as group, fake_gpu(group, **options) as core:
+        yield group, core
+        rank.comm.barrier()  # a rank that leaves earlier is lost to the others
+
+
+def on_fake_gpu(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program on such a GPU."""
+    with group_on_fake_gpu(rank) as (group, _):
+        return program(dataclasses.replace(rank, comm=group), *args)
+
+
+def perform_by_kernels(rank: Rank, calls: Sequence[Call]) -> list[Result]:
+    """Make calls; each must be launched."""
+    results = perform_all(rank, calls)
+    assert len(rank.comm.device_group._core.log) == len(calls)
     return results
+
+
+NCCL_CARRIES = {"reaches_peers": False, "no_nccl": ""}
+
+
+def by_fake_nccl(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program where NCCL carries, for which Gloo stands; kernels add what it brought."""
+    with group_on_fake_gpu(rank, **NCCL_CARRIES) as (group, core):
+        result = program(dataclasses.replace(rank, comm=group), *args)
+        assert set(core.log) <= {"add"}, "another kernel ran"
+    return result
+
+
+@contextlib.contextmanager
+def group_on_fake_node_gpus(rank: Rank, *about: Any, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Put a new group on GPUs of several nodes; give the group, and what `fake_node_gpus` does."""
+    from tests.support.fake_nodes import fake_node_gpus
+
+    with rank.comm.new_group() as group, fake_node_gpus(group, *about, **options) as fake:
+        yield group, fake
+
+
+def on_fake_node_gpus(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program on GPUs of several nodes."""
+    with group_on_fake_node_gpus(rank) as (group, _):
+        return program(dataclasses.replace(rank, comm=group), *args)
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+
+def on_gpu(me: Any, program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program of a rank thread; the tensors that it makes lie on its GPU."""
+    with torch.device(me.device):
+        return program(me, *args)
+
+
+def perform_on_gpu(me: Any, calls: Sequence[Call]) -> list[Result]:
+    """Make calls on the GPU of a rank thread, one behind the other.
+
+    All memory is laid out before the first call, and nobody looks at a result before all have
+    ended: to ask the driver for memory may mean to wait for a kernel that waits for this rank.
+    """
+    todo: list[tuple[Any, ...]] = []
+    started = [
+        Started(me.comm, call, start=lambda *args: todo.append(args), device=me.device)
+        for call in calls
+    ]
+    finish(me)
+    for args in todo:
+        make(*args)
+    finish(me)
+    return [one.result() for one in started]
+
+
+def finish(rank: Any) -> None:
+    """Wait until all ranks have carried out what they started."""
+    if hasattr(rank, "synchronize"):  # a rank with a stream of its own
+        rank.synchronize()
+    rank.comm.check()
+    rank.comm.barrier()
+
+
+def placements() -> list[str]:
+    """Return the fixtures of rank threads: on one GPU; on all, where there are several."""
+    return ["one_gpu", "all_gpus"] if torch.cuda.device_count() > 1 else ["one_gpu"]
 
 
 # ---- the sites -----------------------------------------------------------------------------------
@@ -138,7 +238,37 @@ TORCH = Site(
     in_new_group=in_new_group_of_torch,
 )
 FAKE_GPU = Site(
-    3, "", "own_pools", on_fake_gpu, Limits(("private", "private", "strided"), ("auto",))
+    3,
+    pools="own_pools",
+    in_group=on_fake_gpu,
+    limits=Limits(("private", "private", "strided"), ("auto",)),
+    has_gpus=True,
+    perform=perform_by_kernels,
+)
+FAKE_NCCL = dataclasses.replace(FAKE_GPU, in_group=by_fake_nccl, perform=perform_all, most=60)
+
+
+def across_gpus(nodes: str) -> Site:
+    """Return the same with GPUs made of the CPU."""
+    site = across(nodes)
+    return dataclasses.replace(
+        site,
+        in_group=on_fake_node_gpus,
+        limits=dataclasses.replace(site.limits, kinds=FAKE_GPU.limits.kinds),
+        has_gpus=True,
+        most=40,
+    )
+
+
+GPU = Site(
+    2,
+    pools="one_gpu",
+    in_group=on_gpu,
+    limits=Limits(("device",), IN_RANK_ORDER, lacks=(("reduce", "two_shot"),), repeats=1),
+    has_gpus=True,
+    perform=perform_on_gpu,
+    small=(0, 1, 7, 1023, 4096, 20_001),
+    large=(65_537, 131_071),
 )
 SITES = [
     *(pytest.param(Site(n), id=f"one-node-{n}") for n in (2, 3)),
@@ -153,6 +283,16 @@ SITES = [
         dataclasses.replace(TORCH, pools="compiled_pools"), id="torch-compiled", marks=IS_COMPILED
     ),
     pytest.param(FAKE_GPU, id="fake-gpu"),
+    pytest.param(FAKE_NCCL, id="fake-nccl"),
+    *(pytest.param(across_gpus(nodes), id=f"fake-gpus-{nodes}") for nodes in ("aabb", "aaab")),
+    pytest.param(across_gpus("abc"), id="fake-gpus-abc", marks=SLOW),
+    *(
+        pytest.param(
+            dataclasses.replace(GPU, world=n, pools=pools), id=f"{pools}-{n}", marks=pytest.mark.gpu
+        )
+        for pools in placements()
+        for n in (1, 2, 3, 4, 8)
+    ),
 ]
 
 
@@ -161,7 +301,8 @@ def at(sites: Sequence[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind_of_group", sites, indirect=True)
 
 
-WITHOUT_GPU = [param for param in SITES if param.values[0].in_group is not on_fake_gpu]
+WITHOUT_GPU = [param for param in SITES if not param.values[0].has_gpus]
+WITH_GPU = [param for param in SITES if param.values[0].has_gpus]
 # One site of each kind where programs run, for promises that don't depend on the ranks' number.
 EACH_KIND = [
     param
@@ -170,7 +311,7 @@ EACH_KIND = [
 ]
 
 
-without_gpu, each_kind = at(WITHOUT_GPU), at(EACH_KIND)
+without_gpu, with_gpu, each_kind = at(WITHOUT_GPU), at(WITH_GPU), at(EACH_KIND)
 
 
 def in_torch(site: Site) -> bool:
