@@ -5,6 +5,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from itertools import count
 
+import pytest
+import torch
+
 
 class Event:
     """A moment; each is a millisecond after the one before."""
@@ -35,6 +38,13 @@ class Graph:
     def replay(self) -> None:
         for call in self.calls:
             call()
+
+
+def use_fake_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch have them."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,19 +14,17 @@ import pytest
 import torch
 
 from tests.gpu_host.gpu_measured import GPU, MEASURED
+from tests.support.programs import run
+
+LIMIT_S = 240.0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
 def test_without_a_gpu_it_ends_cleanly_and_claims_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [GPU / "check.sh", "-o", tmp_path / "out"],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 77, done.stderr
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = run([GPU / "check.sh", "-o", tmp_path / "out"], LIMIT_S, env=env)
+    assert done.returncode == 77, done.stdout
     assert "no GPU" in done.stdout
     assert "Nothing was built, run or measured" in done.stdout
     assert not (tmp_path / "out").exists()
@@ -144,18 +141,21 @@ def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
     """The machines that GPUs are on have torch and NumPy, and not all that a desktop has."""
     program = (
         "import sys\n"
-        "for name in ('jsonschema', 'matplotlib', 'hypothesis', 'triton'):\n"
+        "sys.path.insert(0, '../..')\n"
+        "for name in ('jsonschema', 'matplotlib', 'hypothesis', 'psutil', 'triton'):\n"
         "    sys.modules[name] = None\n"
         "import measure, kernels, small, report, run_tests, fastcoll.cli\n"
+        "import tests.conftest, tests.contract.test_values, tests.gpu.test_exact\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=GPU, check=True)
+    done = run([sys.executable, "-c", program], LIMIT_S, cwd=GPU)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("argument", ["bulid", "--msp", "-o"])
 def test_a_wrong_argument_is_refused(argument: str) -> None:
-    done = subprocess.run([GPU / "check.sh", argument], capture_output=True, text=True, check=False)
+    done = run([GPU / "check.sh", argument], LIMIT_S)
     assert done.returncode not in (0, 77)
-    assert argument in done.stdout + done.stderr
+    assert argument in done.stdout
 
 
 # ---- what happens to the rest when something goes wrong ------------------------------------------
@@ -184,10 +184,8 @@ def test_every_test_runs_whatever_the_others_do(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     command = [sys.executable, GPU / "run_tests.py", results, "150", "12", "-q", "test_bad.py"]
     env = {**os.environ, "PYTHONPATH": str(GPU)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run(command, LIMIT_S, cwd=tmp_path, env=env)
+    assert done.returncode == 1, done.stdout
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     found = {row["test"].split("::")[1]: (row["result"], row["text"]) for row in rows}
     assert found == {
@@ -236,15 +234,10 @@ def test_every_step_is_tried_and_the_report_comes_in_time(tmp_path: Path, limit:
     python.chmod(0o755)
     out = tmp_path / "out"
     begin = time.monotonic()
-    done = subprocess.run(
-        [tmp_path / "bench/gpu/check.sh", *more, "--commit", "abc", "-o", out],
-        env={**os.environ, "PYTHON": str(python)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [tmp_path / "bench/gpu/check.sh", *more, "--commit", "abc", "-o", out]
+    done = run(command, LIMIT_S, env={**os.environ, "PYTHON": str(python)})
     assert time.monotonic() - begin < limit_s
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout
     document = json.loads((out / "gpu.json").read_text())
     results = {row["step"]: row["result"] for row in document["steps"]}
     assert results["build"] == results["smoke"] == "passed"

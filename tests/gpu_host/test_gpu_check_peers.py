@@ -3,10 +3,11 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run
 
 CHECK = Path(__file__).parents[2] / "bench/gpu/check.sh"
 CARRIER = "--ranks {} --algorithm nccl --numerics fast --vs nccl_default --sizes 8,4K,256K,16M"
@@ -52,14 +53,9 @@ def test_only_what_does_not_take_turns_is_measured(
         (tmp_path / "bin" / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": "python"}
     env.pop("CUDA_MPS_PIPE_DIRECTORY", None)
-    done = subprocess.run(
-        [tmp_path / "bench/gpu/check.sh", *(["--mps"] if mps else []), "peers"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [tmp_path / "bench/gpu/check.sh", *(["--mps"] if mps else []), "peers"]
+    done = run(command, 120, env=env)
+    assert done.returncode == 0, done.stdout
     rows = [line.split("\t") for line in (work / "steps.tsv").read_text().splitlines()]
     assert {row[0]: row[1] for row in rows} == {
         name: "0" if name in ranks else "skip" for name in STEPS

@@ -1,13 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements on GPUs, without one: what is fair beside other libraries, graphs, refusals."""
+"""Libraries measured on GPUs, without one: names, environments, how they come up, what is fair,
+graphs, refusals.
+"""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from tests.gpu_host.fake_event import Event, Graph, capture
+from fastcoll.cli import app
+from fastcoll.cli.bench import Device, _peers
+from fastcoll.measure import gpu_libraries, gpu_peers, session
+from fastcoll.measure.gpu_libraries import mps_runs, problem_of
+from fastcoll.measure.library import IN_GRAPH, WorkerConfig
+from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.pool import NotMeasured, Pool, own_commands
+from fastcoll.measure.session import GPU_FAMILIES, GPU_PEERS, BenchSettings, worker_config
+from tests.gpu_host.fake_event import Graph, use_fake_events
+
+ROOT = Path(__file__).parents[2]
+NCCL = ("nccl_default", "nccl_nowin", "nccl_window")
+SYMM_MEM = ("symm_one_shot", "symm_two_shot", "symm_multimem")
 
 
 @pytest.mark.parametrize(
@@ -22,8 +38,6 @@ from tests.gpu_host.fake_event import Event, Graph, capture
 def test_a_comparison_that_is_not_fair_is_not_made(
     world_size: int, num_gpus: int, mps: bool, words: str
 ) -> None:
-    from fastcoll.measure.gpu_libraries import problem_of
-
     text = problem_of(world_size, num_gpus, mps)
     assert words in text
     assert bool(text) == bool(words)
@@ -32,13 +46,7 @@ def test_a_comparison_that_is_not_fair_is_not_made(
 def test_a_library_in_a_graph_is_checked_and_timed_by_its_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from fastcoll.measure import gpu_libraries
-    from fastcoll.measure.library import WorkerConfig
-    from fastcoll.measure.pattern import make_cell
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
+    use_fake_events(monkeypatch)
     log: list[str] = []
 
     class Alone(gpu_libraries.InGraph):
@@ -87,30 +95,67 @@ def test_a_library_in_a_graph_is_checked_and_timed_by_its_calls(
     assert library.prepare(cell) == cell.output_numel
 
 
+# ---- names ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("graph", "peers"),
+    ("vs", "peers"),
     [
-        (True, ("fastcoll_graph", "cupy", "cupy_graph", "symm_one_shot", "symm_one_shot_graph")),
-        (False, ("cupy", "symm_one_shot")),
+        ("nccl,symm_mem", NCCL + SYMM_MEM),
+        ("NCCL", NCCL),
+        ("symm_multimem, nccl_nowin", ("symm_multimem", "nccl_nowin")),
+        ("nccl_window,nccl", ("nccl_window", "nccl_default", "nccl_nowin")),
+        (None, (*NCCL, *SYMM_MEM, "cupy")),
     ],
 )
-def test_each_library_on_gpus_is_measured_in_a_graph_too(
-    graph: bool, peers: tuple[str, ...]
-) -> None:
-    from fastcoll.cli.bench import Device, _peers
-    from fastcoll.measure.gpu_peers import GPU_LIBRARIES
-    from fastcoll.measure.session import BenchSettings, worker_config
+def test_a_name_means_every_way_to_use_the_library(vs: str | None, peers: tuple[str, ...]) -> None:
+    assert _peers(vs, Device.cuda, False) == peers
+    in_graphs = _peers(vs, Device.cuda, True)
+    assert in_graphs == (
+        "fastcoll_graph",
+        *(name + end for name in peers for end in ("", IN_GRAPH)),
+    )
+    names = ("fastcoll", *in_graphs)
+    settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), names, device="cuda")
+    keys = [worker_config(settings, name, Path("x")).library for name in names]
+    assert keys == ["fastcoll_gpu", *in_graphs]
+    assert set(keys) <= gpu_peers.GPU_LIBRARIES.keys()
 
-    assert _peers("cupy,symm_one_shot", Device.cuda, graph) == peers
-    settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), peers, device="cuda")
-    keys = [worker_config(settings, name, Path("x")).library for name in ("fastcoll", *peers)]
-    assert keys == ["fastcoll_gpu", *peers]
-    assert set(keys) <= GPU_LIBRARIES.keys()
+
+def test_each_way_can_be_started_and_is_told_of() -> None:
+    for name in GPU_PEERS:
+        assert {name, name + IN_GRAPH} <= gpu_peers.GPU_LIBRARIES.keys()
+        assert issubclass(gpu_peers.GPU_LIBRARIES[name + IN_GRAPH], gpu_libraries.InGraph)
+    texts = {
+        "bench/README.md": (ROOT / "bench/README.md").read_text(),
+        "--help": CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "80"}).output,
+    }
+    for place, text in texts.items():
+        missing = {name for name in (*GPU_FAMILIES, *GPU_PEERS) if name not in text}
+        assert not missing, place
+    assert f"--vs {','.join(GPU_FAMILIES)} " in (ROOT / "bench/gpu/check.sh").read_text()
+
+
+# ---- what the processes find ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [each + end for each in GPU_PEERS for end in ("", IN_GRAPH)])
+def test_what_a_librarys_processes_find_in_their_environment(name: str) -> None:
+    settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), (name,), device="cuda")
+    commands = own_commands(worker_config(settings, name, Path("x")), [0, 1])
+    found = [command[: command.index(sys.executable)] for command in commands]
+    if name.startswith("nccl_nowin"):
+        assert found == [["env", "NCCL_SYM_NOWIN_ENABLE=1"]] * 2
+    elif name.startswith("symm"):
+        assert found == [["env", "GLOO_SOCKET_IFNAME=lo"]] * 2
+    else:
+        assert found == [[], []]
+
+
+# ---- what is fair, and refusals ------------------------------------------------------------------
 
 
 def test_mps_is_seen_by_its_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from fastcoll.measure.gpu_libraries import mps_runs
-
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert not mps_runs()
     (tmp_path / "control").touch()
@@ -120,10 +165,6 @@ def test_mps_is_seen_by_its_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.mark.slow  # it starts ranks
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a GPU here")
 def test_bench_on_gpus_says_why_it_measures_nothing() -> None:
-    from typer.testing import CliRunner
-
-    from fastcoll.cli import app
-
     options = ["--device", "cuda", "--vs", "nccl,symm_mem", "--sizes", "8", "--rounds", "1"]
     result = CliRunner().invoke(app, ["bench", "all_reduce", *options])
     assert result.exit_code == 1
@@ -135,10 +176,67 @@ def test_bench_on_gpus_says_why_it_measures_nothing() -> None:
     [("--device cuda --vs gloo", "nccl"), ("--device cuda --level c", "compiled loop")],
 )
 def test_bench_on_gpus_refuses_what_it_has_not(options: str, words: str) -> None:
-    from typer.testing import CliRunner
-
-    from fastcoll.cli import app
-
     result = CliRunner().invoke(app, ["bench", "all_reduce", *options.split()])
     assert result.exit_code == 2
     assert words in result.output
+
+
+# ---- coming up -----------------------------------------------------------------------------------
+
+
+class LoggedPool(Pool):
+    """A pool without processes, which tells when it is started."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__(name, 2, "", [])
+        self.log = log
+
+    def launch(self) -> None:
+        self.log.append(f"launch {self.name}")
+
+    def start(self) -> None:
+        self.log.append(f"start {self.name}")
+        if self.name == "b":
+            raise NotMeasured("not here")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_on_gpus_the_others_come_up_together(at_once: bool) -> None:
+    log: list[str] = []
+    made = {name: LoggedPool(name, log) for name in ("fastcoll", "a", "b")} | {"c": "refused"}
+    started = list(session._started(made, at_once, lambda library, size: None))
+    assert started == [
+        ("fastcoll", made["fastcoll"], None),
+        ("a", made["a"], None),
+        ("b", None, "not here"),
+        ("c", None, "refused"),
+    ]
+    launched = ["launch a", "launch b"] if at_once else []
+    assert log == ["start fastcoll", *launched, "start a", "start b"]
+
+
+GREETING = """
+import sys
+from fastcoll.measure.protocol import connect
+line = connect(sys.argv[1], 0)
+line.send_reply({"version": sys.argv[2], "pid": 0})
+line.receive()
+"""
+
+
+@pytest.mark.slow
+def test_a_pool_that_was_launched_is_not_launched_again(tmp_path: Path) -> None:
+    pools = []
+    for name in ("a", "b"):
+        path = str(tmp_path / name)
+        command = [sys.executable, "-c", GREETING, path, name]
+        pools.append(Pool(name, 1, path, [command]))
+    try:
+        pools[0].launch()
+        for pool in pools:
+            pool.start()
+            assert pool.version == pool.name
+            assert len(pool.processes) == 1
+    finally:
+        for pool in pools:
+            pool.close()

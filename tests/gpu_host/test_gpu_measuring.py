@@ -4,7 +4,6 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 
 from tests.gpu_host.fake_event import Event
 from tests.gpu_host.gpu_measured import GPU, MEASURED
+from tests.support.programs import run
 
 
 @pytest.fixture
@@ -249,22 +249,15 @@ def test_the_triton_kernels_are_compared_and_timed(
     path = tmp_path / "fused.json"
     program = f"{REHEARSAL}{wrong}\nfused.main(fused.Path({str(path)!r}))"
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=GPU,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run([sys.executable, "-c", program], 240, cwd=GPU, env=env)
     found = json.loads(path.read_text())
     names = [row["what"] for row in found["rows"]]
     if wrong:  # the negative control: what is wrong is not timed, what comes behind it is
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 1, done.stdout
         assert names == ["Triton two_shot", "CUDA two_shot"]
         assert len(found["failed"]) == 2
         return
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     assert names == [
         "fused add + RMSNorm",
         "in three steps",

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libraries beside fastcoll on GPUs, without one: their names, what they find in their
-environment, how they come up, and what is said where they can't.
-"""
+"""The libraries beside fastcoll on GPUs, without one: their calls, and why some can't be had."""
 
 import contextlib
 import importlib.machinery
@@ -19,13 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fastcoll.cli.bench import Device, _peers
-from fastcoll.measure import gpu_libraries, gpu_peers, session
+from fastcoll.measure import gpu_libraries, gpu_peers
 from fastcoll.measure.library import IN_GRAPH, Library, WorkerConfig
 from fastcoll.measure.pattern import make_cell
-from fastcoll.measure.pool import NotMeasured, Pool, own_commands
-from fastcoll.measure.session import GPU_FAMILIES, GPU_PEERS, BenchSettings, worker_config
-from tests.gpu_host.fake_event import Event, Graph, capture
+from tests.gpu_host.fake_event import Graph, use_fake_events
 
 ROOT = Path(__file__).parents[2]
 CELL = make_cell("all_reduce", "float32", "sum", 64, 1)
@@ -35,59 +30,6 @@ SYMM_MEM = ("symm_one_shot", "symm_two_shot", "symm_multimem")
 
 def config(library: str = "", world_size: int = 1, rank: int = 0, store: str = "") -> WorkerConfig:
     return WorkerConfig(library, world_size, "", store, None, rank=rank)
-
-
-# ---- names ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("vs", "peers"),
-    [
-        ("nccl,symm_mem", NCCL + SYMM_MEM),
-        ("NCCL", NCCL),
-        ("symm_multimem, nccl_nowin", ("symm_multimem", "nccl_nowin")),
-        ("nccl_window,nccl", ("nccl_window", "nccl_default", "nccl_nowin")),
-        (None, (*NCCL, *SYMM_MEM, "cupy")),
-    ],
-)
-def test_a_name_means_every_way_to_use_the_library(vs: str | None, peers: tuple[str, ...]) -> None:
-    assert _peers(vs, Device.cuda, False) == peers
-    in_graphs = _peers(vs, Device.cuda, True)
-    assert set(in_graphs) == {"fastcoll_graph", *peers, *(name + IN_GRAPH for name in peers)}
-
-
-def test_each_way_can_be_started_and_is_told_of() -> None:
-    from typer.testing import CliRunner
-
-    from fastcoll.cli import app
-
-    for name in GPU_PEERS:
-        assert {name, name + IN_GRAPH} <= gpu_peers.GPU_LIBRARIES.keys()
-        assert issubclass(gpu_peers.GPU_LIBRARIES[name + IN_GRAPH], gpu_libraries.InGraph)
-    texts = {
-        "bench/README.md": (ROOT / "bench/README.md").read_text(),
-        "--help": CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "80"}).output,
-    }
-    for place, text in texts.items():
-        missing = {name for name in (*GPU_FAMILIES, *GPU_PEERS) if name not in text}
-        assert not missing, place
-    assert f"--vs {','.join(GPU_FAMILIES)} " in (ROOT / "bench/gpu/check.sh").read_text()
-
-
-# ---- what the processes find ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [each + end for each in GPU_PEERS for end in ("", IN_GRAPH)])
-def test_what_a_librarys_processes_find_in_their_environment(name: str) -> None:
-    settings = BenchSettings("all_reduce", "float32", "sum", 2, (8,), (name,), device="cuda")
-    commands = own_commands(worker_config(settings, name, Path("x")), [0, 1])
-    found = [command[: command.index(sys.executable)] for command in commands]
-    if name.startswith("nccl_nowin"):
-        assert found == [["env", "NCCL_SYM_NOWIN_ENABLE=1"]] * 2
-    elif name.startswith("symm"):
-        assert found == [["env", "GLOO_SOCKET_IFNAME=lo"]] * 2
-    else:
-        assert found == [[], []]
 
 
 # ---- NCCL ----------------------------------------------------------------------------------------
@@ -179,11 +121,9 @@ def on_nccl(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         "MemPool": Pools,
         "use_mem_pool": use_mem_pool,
         "synchronize": lambda: None,
-        "Event": Event,
-        "CUDAGraph": Graph,
-        "graph": capture,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    use_fake_events(monkeypatch)
 
     def come_up(self: Any, config: WorkerConfig) -> None:
         self.device = torch.device("cpu")
@@ -368,8 +308,7 @@ def test_cupys_calls_are_captured_in_torchs_stream(
     cupy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = cupy(gpu_peers.CupyInGraph, 23004)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
+    use_fake_events(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "torch's")
     log: list[str] = []
 
@@ -416,64 +355,3 @@ def test_the_ranks_of_cupy_agree_on_a_port(tmp_path: Path) -> None:
         thread.join()
     assert set(ports) == {0, 1, 2}
     assert len(set(ports.values())) == 1
-
-
-# ---- coming up -----------------------------------------------------------------------------------
-
-
-class LoggedPool(Pool):
-    """A pool without processes, which tells when it is started."""
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        super().__init__(name, 2, "", [])
-        self.log = log
-
-    def launch(self) -> None:
-        self.log.append(f"launch {self.name}")
-
-    def start(self) -> None:
-        self.log.append(f"start {self.name}")
-        if self.name == "b":
-            raise NotMeasured("not here")
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_on_gpus_the_others_come_up_together(at_once: bool) -> None:
-    log: list[str] = []
-    made = {name: LoggedPool(name, log) for name in ("fastcoll", "a", "b")} | {"c": "refused"}
-    started = list(session._started(made, at_once, lambda library, size: None))
-    assert started == [
-        ("fastcoll", made["fastcoll"], None),
-        ("a", made["a"], None),
-        ("b", None, "not here"),
-        ("c", None, "refused"),
-    ]
-    launched = ["launch a", "launch b"] if at_once else []
-    assert log == ["start fastcoll", *launched, "start a", "start b"]
-
-
-GREETING = """
-import sys
-from fastcoll.measure.protocol import connect
-line = connect(sys.argv[1], 0)
-line.send_reply({"version": sys.argv[2], "pid": 0})
-line.receive()
-"""
-
-
-@pytest.mark.slow
-def test_a_pool_that_was_launched_is_not_launched_again(tmp_path: Path) -> None:
-    pools = []
-    for name in ("a", "b"):
-        path = str(tmp_path / name)
-        command = [sys.executable, "-c", GREETING, path, name]
-        pools.append(Pool(name, 1, path, [command]))
-    try:
-        pools[0].launch()
-        for pool in pools:
-            pool.start()
-            assert pool.version == pool.name
-            assert len(pool.processes) == 1
-    finally:
-        for pool in pools:
-            pool.close()

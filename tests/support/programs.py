@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,10 @@ def need(*tools: str) -> None:
         pytest.skip(f"not run: {', '.join(missing)} not installed")
 
 
-def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str | Path], limit_s: float, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program; what it says, on both streams, is its `stdout`."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -38,6 +42,7 @@ def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         errors="replace",
         timeout=limit_s,
         check=False,
+        **options,
     )
 
 

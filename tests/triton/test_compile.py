@@ -227,52 +227,53 @@ def test_a_planted_bug_is_found(ptx_of: Callable[..., str], name: str) -> None:
 
 # ---- large messages ------------------------------------------------------------------------------
 
-# Where a chunk begins, in 32 bits: from 2^31 elements on that is another place.
+# In 32 bits a message of 2^31 elements has its chunks in another place, and its tiles, whose number
+# is rounded up, wrap.
 NARROW_START = re.compile(r"arith\.muli %chunk_numel\S*, [^:]*: i32")
-IN_64_BITS = "index = tl.full((), chunk, tl.int64) * chunk_numel + column"
-
-
-def narrow_starts(stages: Mapping[str, str]) -> list[str]:
-    assert "%chunk_numel" in stages["ttir"], "the argument has another name"
-    return NARROW_START.findall(stages["ttir"])
-
-
-@pytest.mark.parametrize(
-    "launch", [all_reduce("two_shot"), all_reduce("ring"), reduce_scatter("two_shot")]
-)
-def test_where_a_chunk_begins_is_counted_in_64_bits(
-    stages_of: Callable[..., Mapping[str, str]], launch: Launch
-) -> None:
-    assert narrow_starts(stages_of(launch, 90)) == []
-
-
-@pytest.mark.parametrize("file", ["two_shot.py", "reduce.py"])
-def test_a_chunk_that_begins_elsewhere_is_seen(
-    stages_of: Callable[..., Mapping[str, str]], file: str
-) -> None:
-    """Negative control: of all chunks in a call, and of those that a broken group leaves as NaN."""
-    bug = ((file, IN_64_BITS, "index = chunk * chunk_numel + column"),)
-    assert narrow_starts(stages_of(all_reduce("two_shot"), 90, bug))
-
-
-# The number of tiles, rounded up in 32 bits: it wraps within a tile of 2^31 elements.
 NARROW_COUNT = re.compile(r"arith\.addi %(?:chunk_)?numel\S*, [^:]*: i32")
+START_BUG = (
+    "index = tl.full((), chunk, tl.int64) * chunk_numel + column",
+    "index = chunk * chunk_numel + column",
+)
+COUNT_BUG = ("tl.cdiv(tl.full((), numel, tl.int64), COLUMNS)", "tl.cdiv(numel, COLUMNS)")
+
+
+def narrow(stages: Mapping[str, str], pattern: re.Pattern[str]) -> list[str]:
+    if pattern is NARROW_START:
+        assert "%chunk_numel" in stages["ttir"], "the argument has another name"
+    return pattern.findall(stages["ttir"])
 
 
 @pytest.mark.parametrize(
-    "launch", [all_reduce("one_shot"), all_reduce("two_shot"), all_reduce("ring")]
+    ("launch", "pattern"),
+    [
+        (reduce_scatter("two_shot"), NARROW_START),
+        *((all_reduce(name), NARROW_START) for name in COLLECTIVES[1:]),
+        *((all_reduce(name), NARROW_COUNT) for name in COLLECTIVES),
+    ],
 )
-def test_tiles_are_counted_in_64_bits(
-    stages_of: Callable[..., Mapping[str, str]], launch: Launch
+def test_large_messages_are_counted_in_64_bits(
+    stages_of: Callable[..., Mapping[str, str]], launch: Launch, pattern: re.Pattern[str]
 ) -> None:
-    assert NARROW_COUNT.findall(stages_of(launch, 90)["ttir"]) == []
+    assert narrow(stages_of(launch, 90), pattern) == []
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
-def test_tiles_that_are_counted_in_32_bits_are_seen(
-    stages_of: Callable[..., Mapping[str, str]], algorithm: str
+@pytest.mark.parametrize(
+    ("algorithm", "file", "pattern", "bug"),
+    [
+        # Of all chunks in a call, and of those that a broken group leaves as NaN.
+        ("two_shot", "two_shot.py", NARROW_START, START_BUG),
+        ("two_shot", "reduce.py", NARROW_START, START_BUG),
+        ("one_shot", "reduce.py", NARROW_COUNT, COUNT_BUG),
+        ("two_shot", "reduce.py", NARROW_COUNT, COUNT_BUG),
+    ],
+)
+def test_what_is_counted_in_32_bits_is_seen(
+    stages_of: Callable[..., Mapping[str, str]],
+    algorithm: str,
+    file: str,
+    pattern: re.Pattern[str],
+    bug: tuple[str, str],
 ) -> None:
-    """Negative control."""
-    in_64_bits = "tl.cdiv(tl.full((), numel, tl.int64), COLUMNS)"
-    bug = (("reduce.py", in_64_bits, "tl.cdiv(numel, COLUMNS)"),)
-    assert NARROW_COUNT.findall(stages_of(all_reduce(algorithm), 90, bug)["ttir"])
+    """Negative controls."""
+    assert narrow(stages_of(all_reduce(algorithm), 90, ((file, *bug),)), pattern)

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs import CPP
+from tests.support.programs import run
 
 ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
@@ -107,17 +108,8 @@ def weak_signals(compiled: Compiled) -> list[str]:
     return [access for access in wanted if access not in compiled.ptx]
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMPILE_LIMIT_S,
-        check=False,
-    )
+def text_of(command: list[str]) -> str:
+    done = run(command, COMPILE_LIMIT_S, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
@@ -127,7 +119,7 @@ def compile_text(folder: Path, text: str, arch: int, header: str = KERNELS) -> C
     source.write_text(f"{header}namespace fastcoll {{\n{text}\n}}\n")
     command = ["nvcc", *FLAGS, f"-arch=sm_{arch}", "--keep", f"--keep-dir={folder}"]
     cubin = folder / f"kernels_{arch}.out.cubin"
-    ptxas = run([*command, "-Xptxas", "-v", "-cubin", str(source), "-o", str(cubin)])
+    ptxas = text_of([*command, "-Xptxas", "-v", "-cubin", str(source), "-o", str(cubin)])
     return Compiled(ptxas, (folder / f"kernels_{arch}.ptx").read_text(), cubin)
 
 
@@ -180,32 +172,18 @@ def test_no_kernel_uses_a_stack(
     assert max(stack_frames(planted["stack"])) > 0
 
 
-def test_nothing_became_a_trap(
-    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
+@pytest.mark.parametrize(
+    ("found_in", "bug"),
+    [(traps, "trap"), (fused, "fused"), (constant_loads, "restrict"), (weak_signals, "relaxed")],
+)
+def test_no_kernel_has(
+    kernels: dict[tuple[str, int], Compiled],
+    planted: dict[str, Compiled],
+    found_in: Callable[[Compiled], list[str]],
+    bug: str,
 ) -> None:
-    assert not any(traps(compiled) for compiled in kernels.values())
-    assert traps(planted["trap"])
-
-
-def test_no_multiply_and_add_are_fused(
-    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
-) -> None:
-    assert not any(fused(compiled) for compiled in kernels.values())
-    assert fused(planted["fused"])
-
-
-def test_region_memory_is_never_read_as_constant(
-    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
-) -> None:
-    assert not any(constant_loads(compiled) for compiled in kernels.values())
-    assert constant_loads(planted["restrict"])
-
-
-def test_signals_are_strong_and_of_system_scope(
-    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
-) -> None:
-    assert not any(weak_signals(compiled) for compiled in kernels.values())
-    assert weak_signals(planted["relaxed"])
+    assert not any(found_in(compiled) for compiled in kernels.values())
+    assert found_in(planted[bug])
 
 
 @pytest.mark.parametrize("arch", [90, 100])
@@ -254,9 +232,9 @@ def test_machine_code_keeps_what_the_ptx_says(
     if tool is None:
         pytest.skip("not run: cuobjdump is neither installed nor part of an installed triton")
     for (dtype, arch), compiled in kernels.items():
-        sass = run([tool, "-sass", str(compiled.cubin)])
+        sass = text_of([tool, "-sass", str(compiled.cubin)])
         assert ("LDGMC" in sass) == (dtype in MULTIMEM_DTYPES and arch >= 90)
         assert "LDG.E.128.STRONG.SYS" in sass
         assert "STG.E.128.STRONG.SYS" in sass
         assert not re.search(r"LDG\S*\.CONSTANT", sass)
-    assert re.search(r"LDG\S*\.CONSTANT", run([tool, "-sass", str(planted["restrict"].cubin)]))
+    assert re.search(r"LDG\S*\.CONSTANT", text_of([tool, "-sass", str(planted["restrict"].cubin)]))

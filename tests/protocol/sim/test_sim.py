@@ -8,8 +8,6 @@ what it checks.
 import os
 import platform
 import re
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs import CPP
+from tests.support.programs import need, run
 
 ROOT = Path(__file__).parents[3]
 COMPILE_LIMIT_S = 300
@@ -94,20 +93,6 @@ CASES = [
 ]
 
 
-def run(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-        check=False,
-    )
-
-
 class Builds:
     """Compiles the simulator and the kernels, once with and once without ThreadSanitizer."""
 
@@ -131,7 +116,7 @@ class Builds:
         def compile_one(source: str) -> str:
             target = f"{stem}-{Path(source).stem}.o"
             command = ["g++", *FLAGS, *extra[source], "-c", source, "-o", target]
-            result = run(command, COMPILE_LIMIT_S)
+            result = run(command, COMPILE_LIMIT_S, cwd=ROOT)
             assert result.returncode == 0, result.stdout[-4000:]
             return target
 
@@ -145,10 +130,7 @@ class Builds:
 
 @pytest.fixture(scope="session")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    if shutil.which("g++") is None:
-        if os.environ.get("CI"):
-            pytest.fail("missing: g++")
-        pytest.skip("not run: g++ is not installed")
+    need("g++")
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
