@@ -23,9 +23,8 @@ from fastcoll.bootstrap.forks import refuse_inherited
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
 from fastcoll.calls.group import BaseGroup
-from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.group_calls import AnyCall
 from fastcoll.calls.settings import Settings, resolve
-from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import Communicator
@@ -237,7 +236,10 @@ def named_rank(group: GroupLike, rank: int) -> int:
     return dist.get_global_rank(group, rank) if isinstance(group, ProcessGroup) else rank
 
 
-def issue(group: GroupLike, call: Call | PartsCall) -> Work | None:
-    """Start a call in the group that it means; None if this rank is not in that group."""
-    comm = member_of(group, call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
+def issue(group: GroupLike, call: AnyCall, name: str = "") -> Work | None:
+    """Start a call in the group that it means; None if this rank is not in that group.
+
+    `name`: the function that was called, if it is not named like the verb.
+    """
+    comm = member_of(group, name or call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
     return None if comm is None else comm.issue(call)

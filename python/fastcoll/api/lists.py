@@ -8,16 +8,11 @@ the function of the same name here.
 from collections.abc import Sequence
 
 from fastcoll.api.declared import verb
-from fastcoll.api.groups import GroupLike, member_of
+from fastcoll.api.groups import GroupLike, issue
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.lists import ListCall
 from fastcoll.calls.work import Work
 from fastcoll.types import ReduceOp, Verb
-
-
-def _issue(group: GroupLike, name: str, call: ListCall) -> Work | None:
-    comm = member_of(group, name, timeout_s=call.timeout_s, stacklevel=4)
-    return None if comm is None else comm.issue(call)
 
 
 @verb
@@ -70,7 +65,7 @@ def all_reduce_coalesced(
         numerics=numerics,
         timeout_s=timeout_s,
     )
-    return _issue(group, "all_reduce_coalesced", call)
+    return issue(group, call, "all_reduce_coalesced")
 
 
 @verb
@@ -107,7 +102,7 @@ def reduce_scatter_tensor_coalesced(
         numerics=numerics,
         timeout_s=timeout_s,
     )
-    return _issue(group, "reduce_scatter_tensor_coalesced", call)
+    return issue(group, call, "reduce_scatter_tensor_coalesced")
 
 
 @verb
@@ -137,4 +132,4 @@ def all_gather_into_tensor_coalesced(
         async_op=async_op,
         timeout_s=timeout_s,
     )
-    return _issue(group, "all_gather_into_tensor_coalesced", call)
+    return issue(group, call, "all_gather_into_tensor_coalesced")

@@ -154,22 +154,11 @@ def _why_staged() -> str:
 
 def _way_of_all_gather(may_read: bool) -> str:
     from fastcoll.choose import algorithms, select
-    from fastcoll.machine import cpu
-    from fastcoll.types import DType, Op, Request, Verb
+    from fastcoll.measure.pattern import make_cell
+    from fastcoll.measure.variants import request_of
 
-    request = Request(
-        verb=Verb.all_gather,
-        dtype=DType.uint8,
-        op=Op.SUM,
-        numel=1 << 20,
-        root=0,
-        world_size=2,
-        algorithm="auto",
-        numerics="same_bits",
-        num_cpus=cpu.usable_cpus(),
-        single_copy="auto" if may_read else "never",
-        cpu_vendor=cpu.vendor(),
-    )
+    cell = make_cell("all_gather", "uint8", "sum", 2 << 20, 2)  # 1 MiB of each rank
+    request = request_of(cell, "same_bits", single_copy="auto" if may_read else "never")
     reasons = select(request, algorithms.ALL).reasons
     return f"direct {reasons['direct']}, single_copy {reasons['single_copy']}"
 

@@ -57,6 +57,12 @@ def _from_owners(lanes: Lanes, lane: int, sizes: Sequence[int]) -> list[int]:
     ]
 
 
+def _sliced(
+    parts: Sequence[torch.Tensor] | None, first: int, last: int
+) -> list[torch.Tensor] | None:
+    return None if parts is None else [part[first:last] for part in parts]
+
+
 def gather(
     lanes: Lanes,
     data: torch.Tensor,
@@ -69,12 +75,7 @@ def gather(
     """
     longest = data.numel() if parts is None else max(part.numel() for part in parts)
     lanes.drive(
-        _gather(
-            lanes,
-            data[first:last],
-            None if parts is None else [part[first:last] for part in parts],
-            root,
-        )
+        _gather(lanes, data[first:last], _sliced(parts, first, last), root)
         for first, last in cuts(longest, _columns(lanes))
     )
 
@@ -121,12 +122,7 @@ def scatter(
 ) -> None:
     """Give each rank its part of the root's bytes."""
     lanes.drive(
-        _scatter(
-            lanes,
-            root,
-            None if parts is None else [part[first:last] for part in parts],
-            data[first:last],
-        )
+        _scatter(lanes, root, _sliced(parts, first, last), data[first:last])
         for first, last in cuts(data.numel(), _columns(lanes))
     )
 
