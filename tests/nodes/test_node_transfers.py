@@ -15,24 +15,27 @@ from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 LIMIT_S = 3.0
 Clusters = Callable[[str], Pool]
 FreshPool = Callable[[int, Setup], Pool]
-SLOW = pytest.mark.slow
 
 
 def cluster(fresh_pool: FreshPool, nodes: str = "abb") -> Pool:
     return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=LIMIT_S))
 
 
-def other_size(rank: Rank) -> Attempt:
+def other_size(rank: Rank, source: int | None) -> Attempt:
+    """Rank 2 waits for something else: in a barrier, or for a message from any rank."""
     if rank.rank == 0:
         return attempt(rank.comm.send, torch.ones(4), 1)
     if rank.rank == 1:
-        return attempt(rank.comm.recv, torch.ones(5), 0)
+        return attempt(rank.comm.recv, torch.ones(5), source)
+    if source is None:
+        return attempt(rank.comm.recv, torch.ones(1), tag=5)
     time.sleep(0.3)
     return attempt(rank.comm.barrier)
 
 
-def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
-    found = cluster(fresh_pool).run(other_size)
+@pytest.mark.parametrize("source", [0, None])
+def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool, source: int | None) -> None:
+    found = cluster(fresh_pool).run(other_size, source)
     assert {one.kind for one in found} == {"DesyncError"}, found
     assert len({one.text for one in found}) == 1
     assert "rank 0 sent 4 elements of float32, rank 1 expected 5" in found[0].text
