@@ -29,6 +29,7 @@ from fastcoll.measure.results import provenance, write
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, difference, expected
 from tests.support.harness import LATE_S, Outcome, Pool, Rank, Setup
+from tests.support.held import describe_more_held, list_held
 from tests.support.perform import Started, _arenas
 
 LIMIT_S = 5.0  # of a wait for a rank that lives
@@ -165,7 +166,7 @@ def live(rank: Rank, seed: int, faults: list[Fault], num_calls: int) -> Life:
     import fastcoll
 
     fastcoll.destroy()
-    before = belongings()
+    before = list_held()
     life, generation = Life(), 0
     store = torch.distributed.PrefixStore(f"soak {seed}", rank.store)
     whole = fastcoll.Communicator.from_store(store, rank.rank, rank.world_size, timeout_s=20)
@@ -206,26 +207,8 @@ def live(rank: Rank, seed: int, faults: list[Fault], num_calls: int) -> Life:
     group.close()
     del group
     _arenas.clear()
-    end = time.monotonic() + 5  # worker threads take a moment to let go of a group
-    while (after := belongings()) != before and time.monotonic() < end:
-        time.sleep(0.02)
-    life.left_over = "" if after == before else f"held {before} before and {after} after"
+    life.left_over = describe_more_held(before)
     return life
-
-
-def belongings() -> dict[str, int]:
-    """Count what this process holds."""
-    import gc
-
-    gc.collect()
-    maps = Path("/proc/self/maps").read_text()
-    links = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(str(entry.readlink()))
-        except FileNotFoundError:
-            continue
-    return {"descriptors": len(links), "mappings": maps.count("memfd:")}
 
 
 @dataclasses.dataclass(frozen=True)

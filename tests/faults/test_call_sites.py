@@ -4,7 +4,6 @@
 import inspect
 import itertools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 
 from fastcoll.cli import app
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.waiting import wait_until
 
 TRACE = Setup(env={"FASTCOLL_DEBUG": "trace"})
 
@@ -238,8 +238,8 @@ def test_through_torch(fresh_pool: Callable[..., Pool], backend: str) -> None:
 def work_then_wait(rank: Rank, looked: Path) -> None:
     for _ in range(3):
         by_c_function(rank.comm, 5)
-    while rank.rank == 1 and not looked.exists():
-        time.sleep(0.02)
+    if rank.rank == 1:
+        wait_until(looked.exists)
     by_method(rank.comm, 6)
 
 
@@ -251,14 +251,14 @@ def test_inspect_shows_every_call_with_its_time_and_place(
     pool.start(work_then_wait, looked)
     trace = tmp_path / "trace.json"
     command = ["inspect", "--json", "--trace", str(trace), "--pid", str(pool.pids[0])]
-    end = time.monotonic() + 30
-    operations: list[dict[str, Any]] = []
-    while time.monotonic() < end:
-        found = json.loads(CliRunner().invoke(app, command).stdout)["ranks"][0]
-        operations = found["operations"]
-        if len(operations) == 4 and operations[-1]["state"] == "waiting":
-            break
-        time.sleep(0.05)
+
+    def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(CliRunner().invoke(app, command).stdout)["ranks"][0]
+        last = found["operations"][3:]
+        return found if last and last[0]["state"] == "waiting" else None
+
+    found = wait_until(look, 30)
+    operations = found["operations"]
     shown = CliRunner().invoke(app, command[:1] + command[4:]).output
     looked.touch()
     pool.finish()

@@ -22,23 +22,17 @@ import torch
 import torch.distributed as dist
 
 from tests.support.harness import Pool, Rank, Setup, attempt
+from tests.support.held import list_held
 
 BARE = Setup(init=False)
 
 
 def belongings() -> dict[str, Any]:
     """What this process holds, by kind."""
-    gc.collect()
-    fds = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            fds.append(str(entry.readlink()).split(":")[0])
-        except FileNotFoundError:  # the descriptor of this very listing
-            continue
-    maps = Path("/proc/self/maps").read_text()
+    descriptors, mappings = list_held()
     return {
-        "descriptors": sorted(fds),
-        "mappings of memfd": maps.count("memfd:"),
+        "descriptors": descriptors,
+        "mappings of memfd": mappings,
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "children": len(psutil.Process().children()),
     }
@@ -112,41 +106,6 @@ def test_destroy_leaves_nothing(fresh_pool: Callable[..., Pool]) -> None:
     assert machine() <= before
 
 
-def many_groups(rank: Rank, count: int) -> list[int]:
-    """Open descriptors, and mappings, after every tenth of many subgroups."""
-    held = []
-    # Who closes a descriptor twice closes somebody else's: these must stay open.
-    pipes = [os.pipe() for _ in range(5)]
-    for number in range(count):
-        if number % 4 == 0:
-            pipes.append(os.pipe())
-            for end in pipes.pop(0):
-                os.close(end)
-        group = rank.comm.new_group()
-        group.all_reduce(torch.ones(3))
-        if number % 3 == 0:
-            group.all_reduce(group.empty((100,)).fill_(1))
-        group.close()
-        del group  # closed, it kept its symmetric memory readable
-        if number % 10 == 9:
-            now = belongings()
-            held += [len(now["descriptors"]), now["mappings of memfd"]]
-    for read_end, write_end in pipes:
-        os.write(write_end, b"x")
-        assert os.read(read_end, 1) == b"x"
-        os.close(read_end)
-        os.close(write_end)
-    return held
-
-
-@pytest.mark.slow
-def test_200_groups_hold_as_much_as_one(fresh_pool: Callable[..., Pool]) -> None:
-    for held in fresh_pool(2).run(many_groups, 200):
-        assert len(held) == 40
-        assert set(held[2::2]) == {held[0]}
-        assert set(held[3::2]) == {held[1]}
-
-
 def resident_kib() -> int:
     """Memory of this process that it shares with nobody and that lies in RAM."""
     gc.collect()
@@ -157,7 +116,13 @@ def resident_kib() -> int:
 def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
     """Descriptors, mappings and memory after every tenth of them; they do a bit of everything."""
     held = []
+    # Who closes a descriptor twice closes somebody else's: these must stay open.
+    pipes = [os.pipe() for _ in range(5)]
     for number in range(count):
+        if number % 4 == 0:
+            pipes.append(os.pipe())
+            for end in pipes.pop(0):
+                os.close(end)
         group = rank.comm.new_group()
         group.all_reduce(torch.ones(3))
         if number % 3 == 0:
@@ -171,6 +136,11 @@ def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
         if number % (count // 10) == count // 10 - 1:
             now = belongings()
             held.append((len(now["descriptors"]), now["mappings of memfd"], resident_kib()))
+    for read_end, write_end in pipes:
+        os.write(write_end, b"x")
+        assert os.read(read_end, 1) == b"x"
+        os.close(read_end)
+        os.close(write_end)
     return held
 
 

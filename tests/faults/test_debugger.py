@@ -4,7 +4,6 @@
 import ctypes
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.harness import Attempt, Pool, Rank, attempt
+from tests.support.waiting import wait_until
 
 ATTACH, DETACH, SEIZE, INTERRUPT = 16, 17, 0x4206, 0x4207  # of <linux/ptrace.h>
 WALL = 0x40000000  # waitpid: also for a process that is no child
@@ -38,19 +38,13 @@ def debugger(pid: int, how: int) -> Iterator[None]:
         assert _ptrace(DETACH, pid, None, None) == 0
 
 
-def wait_for(file: Path) -> None:
-    end = time.monotonic() + 50
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-
-
 def be_late(rank: Rank, here: Path, go: tuple[Path, Path]) -> Attempt:
     """Each rank makes its call when the test lets it."""
     group = rank.hasty_group(1)
     group.barrier()
     if rank.rank == 1:
         here.touch()
-    wait_for(go[rank.rank])
+    wait_until(go[rank.rank].exists)
     return attempt(group.all_reduce, torch.ones(5))
 
 
@@ -60,7 +54,7 @@ def test_a_rank_that_a_debugger_stops_is_named(
     pool = fresh_pool(2)
     here, go = tmp_path / "here", (tmp_path / "go 0", tmp_path / "go 1")
     pool.start(be_late, here, go)
-    wait_for(here)
+    wait_until(here.exists)
     with debugger(pool.pids[1], ATTACH):
         go[0].touch()
         [waited] = pool.collect(ranks=(0,))

@@ -8,19 +8,18 @@ import dataclasses
 import functools
 import os
 import signal
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fastcoll.bootstrap.mesh import is_stopped
 from tests.faults.fault_points import COMPILER, Points, build, ranks_from
-from tests.faults.soak import belongings
 from tests.support.calls import Call, Place, difference, expected
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.held import describe_more_held, list_held
 from tests.support.perform import Started, _arenas
 from tests.support.programs import need
 
@@ -233,7 +232,7 @@ def go_on(group: Any, case: str, error: Attempt, problems: list[str]) -> Story:
 def outlive(rank: Rank, case: str, hit: Hit) -> Story:
     """See a rank die at a point of a case's calls, and go on without it."""
     perform(rank.comm, case)
-    before = belongings()
+    before = list_held()
     group = rank.comm.new_group()
     perform(group, case)
     if rank.rank == hit.victim:
@@ -242,14 +241,7 @@ def outlive(rank: Rank, case: str, hit: Hit) -> Story:
     error = attempt(until_error, group, case, problems)
     story = go_on(group, case, error, problems)
     del group
-    return dataclasses.replace(story, left_over=what_stays(before))
-
-
-def what_stays(before: dict[str, int]) -> str:
-    end = time.monotonic() + LATE_S  # threads take a moment to let go of a group
-    while (after := belongings()) != before and time.monotonic() < end:
-        time.sleep(0.02)
-    return "" if after == before else f"held {before} before and {after} after"
+    return dataclasses.replace(story, left_over=describe_more_held(before))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -279,7 +271,7 @@ def test_dead(reached: dict[str, Reached], case: str) -> None:
 def outwait(rank: Rank, case: str, hit: Hit) -> Story:
     """See a rank stop at a point; when it goes on it meets the same verdict, and is taken along."""
     perform(rank.comm, case)
-    before = belongings()
+    before = list_held()
     group = rank.hasty_group(LIMIT_S)
     if rank.rank == hit.victim:
         Points().arm(hit.point, hit.number, "stop")
@@ -290,11 +282,7 @@ def outwait(rank: Rank, case: str, hit: Hit) -> Story:
         rank.wait_for(f"error {other} of {case} {hit}")
     story = go_on(group, case, error, problems)
     del group
-    return dataclasses.replace(story, left_over=what_stays(before))
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return dataclasses.replace(story, left_over=describe_more_held(before))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -309,7 +297,7 @@ def test_stopped(reached: dict[str, Reached], case: str) -> None:
             for rank in range(world):
                 if rank != hit.victim:
                     pool.wait_for(f"error {rank} of {case} {hit}")
-            assert state_of(pool.pids[hit.victim]) == "T", hit
+            assert is_stopped(pool.pids[hit.victim]), hit
             os.kill(pool.pids[hit.victim], signal.SIGCONT)
             for rank, story in enumerate(pool.finish()):
                 assert story.error.kind == "CollectiveTimeout", (hit, story)

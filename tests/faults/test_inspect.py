@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from fastcoll.cli import app
 from tests.support.harness import Attempt, Pool, Rank, attempt
+from tests.support.waiting import wait_until
 
 runner = CliRunner()
 
@@ -52,9 +53,7 @@ def are_stuck(found: dict[int, dict[str, Any]]) -> bool:
 def test_a_stuck_job(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
     pool = fresh_pool(3)
     pool.start(get_stuck)
-    end = time.monotonic() + 30
-    while time.monotonic() < end and not are_stuck(look(*of(pool))):
-        time.sleep(0.1)
+    wait_until(lambda: are_stuck(look(*of(pool))), 30)
     os.kill(pool.pids[0], signal.SIGSTOP)
     time.sleep(0.2)
     trace = tmp_path / "trace.json"

@@ -6,14 +6,14 @@ Needs no knowledge of the library: the socket is found as the kernel lists it.
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.harness import DEADLINE_S, TIMEOUT_S, Pool, Rank, Setup
+from tests.support.harness import TIMEOUT_S, Pool, Rank, Setup
+from tests.support.waiting import wait_until
 
 
 def addresses(pid: int) -> list[tuple[str, int]]:
@@ -60,12 +60,8 @@ def come_up(rank: Rank) -> list[float]:
 
 def find_doors(pool: Pool) -> list[tuple[str, int]]:
     """Where rank 0 waits for rank 1, which comes when it is told to."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        if doors := addresses(pool.pids[0]):
-            return doors
-        time.sleep(0.01)
-    raise AssertionError("rank 0 has no door")
+    doors: list[tuple[str, int]] = wait_until(lambda: addresses(pool.pids[0]))
+    return doors
 
 
 MESSAGES = {
