@@ -40,10 +40,10 @@ CUDA_SOURCES = files(
     "csrc/python/errors.cpp",
 )
 
-# No -march: the instruction set is chosen at run time. -ffp-contract=off: a fused multiply-add
-# would round differently from one instruction set to the next. -fno-tree-slp-vectorize: two words
-# that were just stored would be loaded as one, which waits until both are in the cache; small calls
-# do little else than to hand words on.
+# No -march: the instruction set is chosen at run time. The flag -ffp-contract=off keeps the
+# rounding of all instruction sets equal: a fused multiply-add rounds once. The flag
+# -fno-tree-slp-vectorize is for small calls, which mostly hand words on. Without it two words
+# that were just stored are loaded as one, and that load waits until both are in the cache.
 COMPILE_FLAGS = [
     "-std=c++20",
     "-O3",

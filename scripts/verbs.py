@@ -4,9 +4,9 @@
 
 Also writes the names of torch's calls for its compiled backend.
 
-Reads the text of the modules in python/fastcoll/api, so that it also runs where the package can't
-be imported: a new verb is not in the compiled table yet. Run it after each change of a declaration,
-and build anew. `--check` writes nothing and fails if a file is not current.
+Reads the text of the modules in python/fastcoll/api: with a new verb the package can't be imported
+before the compiled table has it. Run the script after each change of a declaration, and build anew.
+`--check` writes nothing and fails if a file is not current.
 """
 
 import ast

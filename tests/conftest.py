@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every folder of tests shares: pools of ranks, and no GPU tests where there is no GPU."""
+"""Fixtures of every folder of tests: pools of ranks. Leaves out GPU tests where there is no GPU."""
 
 import gc
 import os

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes that Python and C++ share, and what a call asks for.
+"""The codes that Python and C++ share, and the request of a call.
 
-Decides the numbers of dtypes, operations, verbs and algorithms (csrc/dtypes.h holds the same
-numbers; a test pins them) and which operation means something for which dtype. Knows nothing
-of groups, memory or processes.
+Decides the numbers of dtypes, operations, verbs and algorithms, and which operation has a meaning
+for which dtype. The file csrc/dtypes.h holds the same numbers; a test pins them. Knows nothing of
+groups, memory or processes.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Op(IntEnum):
 
 
 class Verb(IntEnum):
-    """What a call does."""
+    """The verbs of calls."""
 
     all_reduce = 0
     reduce_scatter = 1
@@ -67,7 +67,7 @@ class Verb(IntEnum):
 
 
 class Algorithm(IntEnum):
-    """How a call does it."""
+    """The algorithms of calls."""
 
     one_shot = 0
     two_shot = 1
@@ -84,7 +84,7 @@ class Algorithm(IntEnum):
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}
 FROM_TORCH: dict[torch.dtype, DType] = {value: key for key, value in TORCH_DTYPES.items()}
 ITEMSIZE: dict[DType, int] = {key: value.itemsize for key, value in TORCH_DTYPES.items()}
-# torch's members in the order of Op: what users pass as op=.
+# torch's members in the order of Op: the values that users pass as op=.
 REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)
 
 FLOAT_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith(("float", "bfloat")))
@@ -117,9 +117,9 @@ _NCCLS_FLOATS = frozenset((DType.float16, DType.bfloat16, DType.float32, DType.f
 
 
 def nccl_adds(dtype: DType, op: Op, *, any_order: bool) -> bool:
-    """Return whether NCCL may reduce, and not only move what is reduced.
+    """Return whether NCCL may reduce, and not only move the bytes to reduce.
 
-    Its least and greatest of floats are not ours where NaN or -0 is among them.
+    Its MIN and MAX of floats differ from fastcoll's where NaN or -0 is among the elements.
     """
     if dtype in _NCCLS_INTEGERS:
         return op in (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX)
@@ -145,24 +145,24 @@ class Request:
     """One call as every rank of the group sees it: only fields that are equal on all ranks.
 
     Attributes:
-        numel: Elements of the message: the tensor of all_reduce, reduce and broadcast, the output
-            of reduce_scatter and scatter, the input of all_gather and gather, one part of
-            all_to_all; all parts of an uneven all_gather; 0 for barrier and where `splits` is
-            COUNTED; for a list of tensors that of all of them.
+        numel: Elements of the message. That is the tensor of all_reduce, reduce and broadcast, the
+            output of reduce_scatter and scatter, the input of all_gather and gather. In an
+            all_to_all it is one part, in an uneven all_gather all parts. It is 0 for barrier and
+            where `splits` is COUNTED. For a list of tensors it is that of all of them.
         root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
         algorithm: "auto" or the name of an Algorithm.
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
-        splits: 0 for parts of one size; COUNTED where each rank knows the sizes of its own parts
-            only; else a hash of all sizes, with the number of tensors in the upper bits for a list.
-        num_channels: Thread blocks that each rank may have on its GPU, agreed when the group came
-            to its GPUs; 0 where the tensors are on CPUs.
+        splits: 0 for parts of one size. COUNTED where each rank knows the sizes of its own parts
+            only. Else a hash of all sizes; for a list its upper bits hold the number of tensors.
+        num_channels: Thread blocks that each rank may have on its GPU, agreed when the group set
+            up its GPUs; 0 where the tensors are on CPUs.
         ranks_per_gpu: The most ranks that share one GPU.
         reaches_peers: Whether kernels reach the memory of the peers' GPUs.
         no_nccl: Why NCCL can't carry between the GPUs; empty: it can.
         no_multicast: Why the GPUs' switch can't add; empty: it can.
         single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
             agreed when the group was made.
-        cpu_vendor: Who makes the node's CPUs, as `fastcoll.machine.cpu` reads it.
+        cpu_vendor: The vendor of the node's CPUs, as `fastcoll.machine.cpu` reads it.
     """
 
     verb: Verb

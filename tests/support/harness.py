@@ -25,7 +25,6 @@ import signal
 import tempfile
 import time
 import traceback
-import unittest.mock
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

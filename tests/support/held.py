@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process holds of the system, to be compared before and after."""
+"""The resources that this process holds, to be compared before and after a test."""
 
 import gc
 import time

@@ -184,8 +184,8 @@ def on_gpu(me: Any, program: Callable[..., Any], *args: Any) -> Any:
 def perform_on_gpu(me: Any, calls: Sequence[Call]) -> list[Result]:
     """Make calls on the GPU of a rank thread, one behind the other.
 
-    All memory is laid out before the first call, and nobody looks at a result before all have
-    ended: to ask the driver for memory may mean to wait for a kernel that waits for this rank.
+    All memory is laid out before the first call, and all results are read after the last one. A
+    request for memory may wait for a kernel, and that kernel for this rank.
     """
     todo: list[tuple[Any, ...]] = []
     started = [

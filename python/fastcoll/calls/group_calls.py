@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group's calls: from a user's call to its start.
 
-Decides whether a call runs at once or in the queue, which calls start together, and which calls a
-verb consists of, if it needs several. Must not know how one is carried out.
+Decides whether a call runs at once or in the queue, and which calls start together. Some verbs
+consist of several calls: decides which. Must not know how a call is carried out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
