@@ -172,6 +172,13 @@ def test_the_root_of_a_large_reduce_is_helped() -> None:
         assert reduced_by(num_bytes) == "two_shot"
 
 
+@pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.barrier])
+def test_a_small_message_travels_with_its_flags(verb: Verb) -> None:
+    for numel, is_small in ((2, True), (INLINE_BYTES, False)):
+        request = Request(verb, DType.float32, Op.SUM, numel, 0, 2, "auto", "same_bits", 2)
+        assert select(request, algorithms.ALL).plan.inline == is_small
+
+
 def reduced_by(num_bytes: int) -> str:
     request = Request(
         *(Verb.reduce, DType.float32, Op.SUM, num_bytes // 4, 0, 2, "auto", "same_bits", 2)
