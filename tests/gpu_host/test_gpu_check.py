@@ -141,7 +141,7 @@ def test_what_a_gpu_machine_needs_is_there_without_the_rest() -> None:
     """The machines that GPUs are on have torch and NumPy, and not all that a desktop has."""
     program = (
         "import sys\n"
-        "sys.path.insert(0, '../..')\n"
+        "sys.path[:0] = ['../..', '../../scripts']\n"
         "for name in ('jsonschema', 'matplotlib', 'hypothesis', 'psutil', 'triton'):\n"
         "    sys.modules[name] = None\n"
         "import measure, kernels, small, report, run_tests, fastcoll.cli\n"
