@@ -2,26 +2,27 @@
 """Calls that differ between ranks are an error on all of them, soon, at every site.
 
 Each field of a call in turn is another one on some ranks: one rank of a node, or a whole node.
+Then the sizes of parts are others.
 Every rank that waits in the call raises DesyncError and shows both sides; a rank that does not
 wait learns of it in its next call. From then on the group has this one verdict. The GPU made of the
 CPU is no such site: it has no kernels that could compare calls.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 
-from tests.support.calls import REDUCTIONS, ROOTED, Call
+from tests.support.calls import BARRIER, REDUCTIONS, ROOTED, Call
 from tests.support.draw import VERBS
-from tests.support.harness import LATE_S, Attempt, Pool, Pools, Setup, attempt
-from tests.support.sites import Site, in_new_group, without_gpu
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.support.perform import make_plain
+from tests.support.sites import WITHOUT_GPU, Site, at, in_new_group, in_torch, without_gpu
 
-BARRIER = Call("barrier", "uint8", 0)
 Case = tuple[Call, Call, tuple[str, str]]  # the usual call, the odd one, words of the error
 
 
@@ -50,54 +51,41 @@ def differences(site: Site, verb: str, numel: int) -> Iterator[Case]:
                 yield two, replace(usual, algorithm="chain"), ("two_shot", "chain")
 
 
-def make_plain(comm: Any, make: Callable[..., Any], barrier: Callable[[], Any], call: Call) -> None:
-    """Make a call with ones."""
-    if call == BARRIER:
-        barrier()
-        return
-    num_in, num_out = call.numels(comm.world_size)
-    ins = torch.ones(num_in, dtype=getattr(torch, call.dtype))
-    in_place = call.verb in ("all_reduce", "reduce", "broadcast")
-    make(comm, call, ins, ins if in_place else ins.new_ones(num_out), False)
-
-
-def disagree(
-    comm: Any,
-    make: Callable[..., Any],
-    barrier: Callable[[], Any],
-    case: Case,
-    odd_ranks: list[int],
-    before: int,
-) -> list[Attempt]:
+def disagree(comm: Any, case: Case, odd_ranks: list[int], before: int) -> list[Attempt]:
     """Make some matching calls, one that differs on some ranks, then three barriers."""
     for _ in range(before):
-        make_plain(comm, make, barrier, Call("all_reduce", "float32", 7))
+        make_plain(comm, Call("all_reduce", "float32", 7))
     call = case[1] if comm.rank in odd_ranks else case[0]
-    found = [attempt(make_plain, comm, make, barrier, call)]
-    return found + [attempt(barrier) for _ in range(3)]
+    found = [attempt(make_plain, comm, call)]
+    return found + [attempt(comm.barrier) for _ in range(3)]
 
 
 def check(case: Case, odd_ranks: list[int], rows: list[list[Attempt]]) -> None:
     """Every rank has the one error, by its next call."""
     usual, odd, words = case
-    verdict = rows[0][-1].text
-    for row in rows:
-        assert row[0].kind or row[1].kind, (case, row)
-        for one in row[0 if row[0].kind else 1 :]:
-            assert one.kind == "DesyncError", (case, one)
-            assert one.text == verdict, (case, one)
-            assert one.seconds < LATE_S, (case, one)
+    check_verdict(words, odd_ranks, rows)
     if usual.verb == "all_reduce" and odd.verb in ("all_reduce", "barrier"):  # where all wait
         assert all(row[0].kind for row in rows), (case, rows)
-    assert re.search(rf"ranks? \[?{odd_ranks[0]}\b", verdict), (case, verdict)
-    assert all(word in verdict for word in words), (case, verdict)
+
+
+def check_verdict(words: Iterable[str], odd_ranks: list[int], rows: list[list[Attempt]]) -> None:
+    """Every rank has the one error, by its next call; it names an odd rank and has all words."""
+    verdict = rows[0][-1].text
+    for row in rows:
+        assert row[0].kind or row[1].kind, row
+        for one in row[0 if row[0].kind else 1 :]:
+            assert one.kind == "DesyncError", one
+            assert one.text == verdict, one
+            assert one.seconds < LATE_S, one
+    assert re.search(rf"ranks? \[?{odd_ranks[0]}\b", verdict), verdict
+    assert all(word in verdict for word in words), (words, verdict)
 
 
 def check_each_field(site: Site, verb: str, numel: int) -> None:
     """Let ranks of a site call with each other value of each field of a call."""
     assert site.pool is not None
     for before, case in enumerate(differences(site, verb, numel)):
-        for odd_ranks in odd_ranks_of(site):
+        for odd_ranks in odd_ranks_of(site, before):
             rows = site.pool.run(site.in_new_group, disagree, case, odd_ranks, before % 3)
             check(case, odd_ranks, rows)
 
@@ -109,22 +97,93 @@ def own_clusters() -> Iterator[Pools]:
         yield result
 
 
-def odd_ranks_of(site: Site) -> list[list[int]]:
-    """The last node; on one node a rank in the middle, and the first."""
+def odd_ranks_of(site: Site, turn: int) -> list[list[int]]:
+    """The last node and its last rank by turns; on one node a rank in the middle, and the first."""
     if site.nodes:
-        return [[rank for rank, node in enumerate(site.nodes) if node == site.nodes[-1]]]
+        last = [rank for rank, node in enumerate(site.nodes) if node == site.nodes[-1]]
+        return [last[-1:] if turn % 2 else last]
     return [[site.world // 2], [0]]
+
+
+def among_others(site: Site, own_clusters: Pools) -> Site:
+    """Return the site with ranks that may keep broken groups."""
+    if site.world == 1:
+        pytest.skip("one rank differs from nobody")
+    return site.on(own_clusters(site.nodes)) if site.nodes else site
 
 
 @pytest.mark.parametrize("numel", [100, 50_000])
 @pytest.mark.parametrize("verb", VERBS)
 @without_gpu
 def test_each_field(site: Site, own_clusters: Pools, verb: str, numel: int) -> None:
-    if site.world == 1:
-        pytest.skip("one rank differs from nobody")
-    pool = own_clusters(site.nodes) if site.nodes else site.pool
-    assert pool is not None
-    check_each_field(site.on(pool), verb, numel)
+    check_each_field(among_others(site, own_clusters), verb, numel)
+
+
+# ---- parts and split sizes, which no field of a call tells ---------------------------------------
+
+# Of a group, a number of elements, and whether this rank is odd.
+Form: TypeAlias = Callable[[Any, int, bool], None]
+
+
+def parts_of(comm: Any, numel: int, is_odd: bool) -> list[torch.Tensor]:
+    """Uneven parts; odd ones move an element from the last to the first, so the sum is the same."""
+    sizes = [numel + rank for rank in range(comm.world_size)]
+    sizes[0] += is_odd
+    sizes[-1] -= is_odd
+    return [torch.ones(size) for size in sizes]
+
+
+def all_gather_of_other_parts(comm: Any, numel: int, is_odd: bool) -> None:
+    parts = parts_of(comm, numel, is_odd)
+    comm.all_gather(parts, parts[comm.rank].clone())
+
+
+def all_gather_of_equal_parts(comm: Any, numel: int, is_odd: bool) -> None:
+    if is_odd:
+        comm.all_gather_into_tensor(torch.ones(numel * comm.world_size), torch.ones(numel))
+    else:
+        all_gather_of_other_parts(comm, numel, False)
+
+
+def reduce_scatter_of_other_parts(comm: Any, numel: int, is_odd: bool) -> None:
+    parts = parts_of(comm, numel, is_odd)
+    comm.reduce_scatter(parts[comm.rank].clone(), parts)
+
+
+def all_to_all_of_split_sizes(comm: Any, numel: int, is_odd: bool) -> None:
+    sizes = [numel] * comm.world_size if is_odd else None
+    source = torch.ones(numel * comm.world_size)
+    comm.all_to_all_single(torch.empty_like(source), source, sizes, sizes)
+
+
+FORMS: dict[Form, tuple[str, ...]] = {
+    all_gather_of_other_parts: ("uneven parts",),
+    all_gather_of_equal_parts: ("uneven parts", "numel="),
+    reduce_scatter_of_other_parts: ("reduce(SUM", "numel="),  # it is one reduce for each part
+    all_to_all_of_split_sizes: ("numel=", "split sizes given"),
+}
+
+
+def differ_in_form(rank: Rank, form: Form, numel: int, odd_ranks: list[int]) -> list[Attempt]:
+    """Make a call whose parts are others on some ranks, then three barriers."""
+    with rank.comm.new_group(timeout_s=15) as group:
+        found = [attempt(form, group, numel, rank.rank in odd_ranks)]
+        return found + [attempt(group.barrier) for _ in range(3)]
+
+
+def check_each_form(site: Site, numel: int) -> None:
+    """Let ranks of a site call with other parts or split sizes."""
+    assert site.pool is not None
+    for turn, (form, words) in enumerate(FORMS.items()):
+        for odd_ranks in odd_ranks_of(site, turn):
+            rows = site.pool.run(differ_in_form, form, numel, odd_ranks)
+            check_verdict(words, odd_ranks, rows)
+
+
+@pytest.mark.parametrize("numel", [100, 50_000])
+@at([param for param in WITHOUT_GPU if not in_torch(param.values[0])])
+def test_parts_and_split_sizes(site: Site, own_clusters: Pools, numel: int) -> None:
+    check_each_form(among_others(site, own_clusters), numel)
 
 
 def test_a_difference_without_an_error_on_all_is_seen() -> None:

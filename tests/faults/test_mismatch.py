@@ -1,44 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that do not match, beyond their fields: parts, missed calls, calls in which nobody waits.
+"""Calls that do not match because one was missed, or in which nobody waits; and what may differ.
 
-That each field is compared stands in contract/test_differences.py.
+That each field and each part is compared stands in contract/test_differences.py.
 """
-
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
-
-
-def uneven_or_not(comm: Any, who: int, numel: int, is_list: bool) -> None:
-    """Gather parts of unequal size; rank `who` has others, or equal parts of one tensor."""
-    odd = comm.rank == who
-    sizes = [(numel if odd else 100) + rank for rank in range(comm.world_size)]
-    if odd and not is_list:
-        comm.all_gather_into_tensor(torch.empty(100 * comm.world_size), torch.ones(100))
-        return
-    comm.all_gather([torch.empty(size) for size in sizes], torch.ones(sizes[comm.rank]))
-
-
-def gather_parts(rank: Rank, who: int, numel: int, is_list: bool) -> list[Attempt]:
-    with rank.comm.new_group(timeout_s=15) as group:
-        found = [attempt(uneven_or_not, group, who, numel, is_list)]
-        return found + [attempt(group.barrier) for _ in range(2)]
-
-
-@pytest.mark.parametrize(("numel", "is_list"), [(99, True), (100, False)])
-@pytest.mark.parametrize(("world", "who"), [(2, 1), (3, 0), (4, 2)])
-def test_uneven_parts(pools: Pools, world: int, who: int, numel: int, is_list: bool) -> None:
-    rows = pools(world).run(gather_parts, who, numel, is_list)
-    for row in rows:
-        assert {one.kind for one in row[1:]} == {"DesyncError"}
-        assert "uneven parts" in row[-1].text
-        assert ("numel=" if is_list else "numel=100)") in row[-1].text
-        assert f"rank {who} called" in row[-1].text
-        assert all(one.seconds < LATE_S for one in row)
-    assert len({row[-1].text for row in rows}) == 1
 
 
 def missed_call(rank: Rank) -> list[Attempt]:

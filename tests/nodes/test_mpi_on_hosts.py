@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from hosts import Hosts
 
-from tests.contract.test_differences import check_each_field
+from tests.contract.test_differences import check_each_field, check_each_form
 from tests.nodes.everything import check_everything
 from tests.nodes.host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
 from tests.nodes.mpi_pool import require_open_mpi
-from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
 from tests.nodes.test_verbs_on_hosts import node_map
 from tests.proofs import LIBRARY
@@ -21,6 +20,7 @@ from tests.support.harness import LATE_S, Attempt, Rank
 from tests.support.sites import across, ranks_by_node
 
 pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
+LARGE = 30_000  # elements: beyond a header
 OnHosts = Callable[[str], MpiHostPool]
 
 
@@ -54,10 +54,10 @@ def test_every_verb_over_a_link(mpi_on_hosts: OnHosts, nodes: str) -> None:
 
 
 def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
-    for call in CALLS:
-        assert_one_desync(mpi_on_hosts("aabb").run(differ, call, LARGE), call)
+    site = across("aabb").on(mpi_on_hosts("aabb"))
+    check_each_form(site, LARGE)
     for verb in VERBS:
-        check_each_field(across("aabb").on(mpi_on_hosts("aabb")), verb, LARGE)
+        check_each_field(site, verb, LARGE)
 
 
 def until_cut(rank: Rank) -> Attempt:

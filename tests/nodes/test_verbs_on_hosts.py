@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from hosts import Hosts
 
-from tests.contract.test_differences import check_each_field
+from tests.contract.test_differences import check_each_field, check_each_form
 from tests.nodes.everything import check_everything
 from tests.nodes.host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
-from tests.nodes.test_mismatches import CALLS, LARGE, assert_one_desync, differ
 from tests.proofs import LIBRARY
 from tests.support.draw import VERBS
 from tests.support.harness import Rank
 from tests.support.sites import across, ranks_by_node
 
 pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
+LARGE = 30_000  # elements: beyond a header
 OnHosts = Callable[[str], HostPool]
 
 
@@ -59,7 +59,7 @@ def test_each_byte_crosses_once_a_host(on_hosts: OnHosts, nodes: str, numerics: 
 
 
 def test_hosts_that_differ(on_hosts: OnHosts) -> None:
-    for call in CALLS:
-        assert_one_desync(on_hosts("aabb").run(differ, call, LARGE), call)
+    site = across("aabb").on(on_hosts("aabb"))
+    check_each_form(site, LARGE)
     for verb in VERBS:
-        check_each_field(across("aabb").on(on_hosts("aabb")), verb, LARGE)
+        check_each_field(site, verb, LARGE)

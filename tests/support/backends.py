@@ -3,7 +3,9 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -35,14 +37,34 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
 
 
 class TorchGroup:
-    """torch.distributed's default group, with the verbs as a Communicator's methods have them."""
+    """A group of torch.distributed, with the verbs as a Communicator's methods have them."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, group: Any = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.group = group  # None is the default group
 
     def __getattr__(self, verb: str) -> Any:
-        return getattr(dist, verb)
+        function = getattr(dist, verb)
+        return function if self.group is None else functools.partial(function, group=self.group)
+
+    def new_group(self) -> "TorchGroup":
+        """Make a group of all ranks."""
+        return TorchGroup(self.rank, self.world_size, dist.new_group())
+
+    def set_timeout(self, limit_s: float) -> None:
+        """Set the limit of calls."""
+        self.group.set_timeout(timedelta(seconds=limit_s))
+
+    def communicator(self) -> Any:
+        """Return the group of fastcoll's that carries out the calls."""
+        from fastcoll.api.groups import communicator_of
+
+        return communicator_of(self.group)
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self.group)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], *op: Any, **how: Any) -> Any:
         return _in_one(dist.all_reduce, [(tensor, *op) for tensor in tensors], **how)

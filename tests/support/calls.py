@@ -88,6 +88,9 @@ class Call:
         return self.verb not in ("gather", "reduce") or rank == self.root
 
 
+BARRIER = Call("barrier", "uint8", 0)
+
+
 def mixed(world: int, count: int, seed: int) -> list[Call]:
     """Return small calls of all verbs in a random order."""
     rng = random.Random(seed)

@@ -20,6 +20,7 @@ import verbs
 from tests.support import oracle
 from tests.support.backends import TorchGroup
 from tests.support.calls import (
+    BARRIER,
     MOVES,
     REDUCTIONS,
     ROOTED,
@@ -327,6 +328,16 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
     return getattr(fastcoll, verb.name)(*[given.pop(name) for name in places], **given)
 
 
+def make_plain(group: Any, call: Call, async_op: bool = False) -> Any:
+    """Make a call with ones; BARRIER is a barrier."""
+    if call == BARRIER:
+        return group.barrier()
+    num_in, num_out = call.numels(group.world_size)
+    ins = torch.ones(num_in, dtype=getattr(torch, call.dtype))
+    in_place = call.verb in ("all_reduce", "reduce", "broadcast")
+    return make(group, call, ins, ins if in_place else ins.new_ones(num_out), async_op)
+
+
 def make_by_torch(comm: TorchGroup, call: Call, ins: Any, outs: Any, async_op: bool) -> Any:
     """Hand a call to torch; calls of an odd size take lists of parts, where there are two forms."""
     root, op, has_parts = call.root, getattr(dist.ReduceOp, call.op), call.verb in PARTED
@@ -352,4 +363,4 @@ def make_by_torch(comm: TorchGroup, call: Call, ins: Any, outs: Any, async_op: b
         "scatter": [(dist.scatter, (outs, parts_in if at_root else None, root))],
     }
     function, arguments = forms[call.verb][-(call.numel % 2)]
-    return function(*arguments, async_op=async_op)
+    return function(*arguments, group=comm.group, async_op=async_op)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support.backends import IS_COMPILED, on_torch
 from tests.support.calls import Call
@@ -39,9 +38,9 @@ def in_its_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_new_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    """Run a program with a group of its own, the function that makes a call, and a barrier."""
+    """Run a program with a group of its own."""
     with rank.comm.new_group(timeout_s=15) as group:
-        return program(group, make, group.barrier, *args)
+        return program(group, *args)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +111,12 @@ def ranks_by_node(nodes: str) -> list[list[int]] | None:
 
 
 def in_new_group_of_torch(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    """Run as `in_new_group` does, with torch's group and barrier."""
+    """Run as `in_new_group` does, with torch's group."""
     return on_torch(rank, _in_world, program, *args)
 
 
 def _in_world(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    return program(rank.comm, make, dist.barrier, *args)
+    return program(rank.comm, *args)
 
 
 # ---- GPUs made of the CPU ------------------------------------------------------------------------
