@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`abort`: one rank ends the group, from wherever it is, and everybody hears why."""
+"""`abort` in a signal handler, by all ranks at once, and beside other ends of a group.
+
+That it ends every call that waits stands in test_every_fault.py.
+"""
 
 import os
 import signal
@@ -7,40 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, attempt
 
-WAITS = {
-    "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
-    "large all_reduce": lambda comm: comm.all_reduce(torch.ones(500_000)),
-    "asynchronous": lambda comm: comm.all_reduce(torch.ones(3), async_op=True).wait(),
-    "empty": lambda comm: comm.empty((4,)),
-}
-
 Heard = tuple[float, float, list[Attempt]]  # when it was aborted (0 elsewhere), when a call ended
-
-
-def from_a_thread(rank: Rank, way: str) -> Heard:
-    """Rank 1 waits and aborts from another thread; rank 0 waits; rank 2 comes much later."""
-    group = rank.comm.new_group()
-    aborted = [0.0]
-
-    def abort() -> None:
-        time.sleep(0.3)
-        aborted[0] = time.monotonic()
-        group.abort("the loss is \x1b[31mNaN")
-
-    if rank.rank == 1:
-        threading.Thread(target=abort).start()
-    if rank.rank == 2:
-        time.sleep(1.0)
-    attempts = [attempt(WAITS[way], group)]
-    heard = time.monotonic()
-    attempts += [attempt(group.barrier), attempt(group.all_reduce, torch.ones(2))]
-    group.close()
-    return aborted[0], heard, attempts
 
 
 def from_a_signal_handler(rank: Rank) -> Heard:
@@ -76,11 +50,6 @@ def assert_aborted(rows: list[Heard], by: int, reason: str) -> None:
             assert reason in one.text
         assert all(one.seconds < LATE_S for one in attempts[1:])
     assert len({one.text for _, _, attempts in rows for one in attempts}) == 1
-
-
-@pytest.mark.parametrize("way", WAITS)
-def test_from_another_thread(pools: Pools, way: str) -> None:
-    assert_aborted(pools(3).run(from_a_thread, way), 1, r"the loss is \x1b[31mNaN")
 
 
 def test_from_a_signal_handler(fresh_pool: Callable[..., Pool]) -> None:

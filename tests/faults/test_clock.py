@@ -13,22 +13,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.faults.test_timeout import LIMIT_S, assert_in_time, rank_1_stays_away
 from tests.support.environment import ranks_with
+from tests.support.fault_places import Place, Story, check_fault, live_through
+from tests.support.faults import FAULTS, Scene
 from tests.support.harness import (
     DEADLINE_S,
     LATE_S,
     TIMEOUT_S,
-    Attempt,
     Pool,
     Rank,
-    Setup,
 )
 from tests.support.programs import need, run
+from tests.support.sites import Site, across
 
 SOURCE = Path(__file__).with_name("jumping_clock.c")
 DAYS_S = (-20_000 * 86_400, -86_400, 86_400, 4_000 * 86_400)
@@ -48,10 +50,10 @@ def clocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["", "aab"], ids=["one node", "two nodes"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    pool = Pool(WORLD, Setup(nodes=request.param))
-    yield pool
+@pytest.fixture(params=[Site(WORLD), across("aab")], ids=["one node", "two nodes"])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    pool = Place(request.param, (1,)).start()
+    yield request.param.on(pool)
     pool.close()
 
 
@@ -127,24 +129,31 @@ def call_on(rank: Rank, seconds: float) -> int:
     return turns
 
 
-def test_calls_go_on(pool: Pool) -> None:
-    turns = pool.run(call_on, 3.0)
+def test_calls_go_on(site: Site) -> None:
+    assert site.pool is not None
+    turns = site.pool.run(call_on, 3.0)
     assert min(turns) == max(turns) > 10
 
 
-def stay_away(rank: Rank, way: str) -> list[Attempt]:
-    if rank.rank == 1:
-        return rank_1_stays_away(rank, way)
-    with jumping(rank.rank):
-        return rank_1_stays_away(rank, way)
+def wait_for_rank_1(rank: Rank, *scene: Any) -> Story:
+    """See the clock jump while the others wait; the store's own waits go by the time of day."""
+    make_all = Scene.make_all
+
+    def make_all_meanwhile(*args: Any) -> Any:
+        with jumping(rank.rank):
+            return make_all(*args)
+
+    with mock.patch.object(Scene, "make_all", make_all if rank.rank == 1 else make_all_meanwhile):
+        return live_through(rank, *scene)
 
 
-@pytest.mark.parametrize("way", ["all_reduce", "large all_reduce", "asynchronous", "new_group"])
-def test_a_rank_that_does_not_come_is_waited_for_as_long_as_always(pool: Pool, way: str) -> None:
-    rows = pool.run(stay_away, way)
-    for rank in (0, 2):
-        first, second = rows[rank]
-        assert_in_time(first, LIMIT_S)
-        assert first.ranks == (1,)
-        assert all(float(age) < DEADLINE_S for age in re.findall(r"([\d.]+) s ago", first.text))
-        assert second.kind == "CollectiveTimeout"
+def test_a_rank_that_does_not_come_is_waited_for_as_long_as_always(site: Site) -> None:
+    assert site.pool is not None
+    place = Place(site, (1,))
+    site.pool.start(wait_for_rank_1, "late", (1,), place.waits(FAULTS["late"]), "late")
+    outcomes = site.pool.collect()
+    check_fault(place, "late", outcomes)
+    for rank in place.others():
+        for row in outcomes[rank].value.rows.values():
+            ages = re.findall(r"([\d.]+) s ago", row[0].text)
+            assert all(float(age) < DEADLINE_S for age in ages)

@@ -11,23 +11,8 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.calls import recorder
-from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, Setup, attempt
-
-WAITS = {
-    "all_reduce": lambda comm: comm.all_reduce(torch.ones(3)),
-    "large all_reduce": lambda comm: comm.all_reduce(torch.ones(500_000)),
-    "chain": lambda comm: comm.all_reduce(torch.ones(50_000), algorithm="chain"),
-    "barrier": lambda comm: comm.barrier(),
-    "empty": lambda comm: comm.empty((4,)),
-}
-
-
-def wait_for_rank_2(rank: Rank, way: str) -> tuple[float, Attempt, Attempt]:
-    """Ranks 0 and 1 wait for rank 2, which comes when it is told to."""
-    if rank.rank == 2:
-        rank.wait_for("late")
-    one = attempt(WAITS[way], rank.comm)
-    return time.monotonic(), one, attempt(rank.comm.barrier)
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.waiting import wait_until
 
 
 def interrupt(pool: Pool) -> float:
@@ -36,118 +21,10 @@ def interrupt(pool: Pool) -> float:
     return time.monotonic()
 
 
-def wait_until_it_waits(pid: int) -> None:
-    """Until the flight recorder of a rank says that it waits in a call."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        newest = [one.operations[-1] for one in recorder.read_process(pid) if one.operations]
-        if any(one.state == "waiting" for one in newest):
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never waited")
-
-
-@pytest.mark.parametrize("way", WAITS)
-def test_a_rank_that_waits(fresh_pool: Callable[..., Pool], way: str) -> None:
-    pool = fresh_pool(3)
-    pool.start(wait_for_rank_2, way)
-    wait_until_it_waits(pool.pids[0])
-    sent = interrupt(pool)
-    outcomes = pool.collect(ranks=(0, 1))
-    pool.tell("late")
-    outcomes += pool.collect(ranks=(2,))
-    assert all(outcome.ok for outcome in outcomes), [outcome.describe() for outcome in outcomes]
-    stopped, first, after = outcomes[0].value
-    assert first.kind == "KeyboardInterrupt"
-    assert stopped - sent < LATE_S
-    assert after.kind.endswith("Error")
-    for outcome in outcomes[1:]:
-        _, *attempts = outcome.value
-        for one in attempts:
-            assert one.kind in ("PeerLostError", "DesyncError", "FastcollError"), one
-            assert "rank 0" in one.text
-            assert "interrupt" in one.text.lower()
-    assert outcomes[1].value[0] - sent < LATE_S
-    assert outcomes[2].value[1].seconds < LATE_S
-
-
-class OutOfTime(Exception):
-    """What a program's own handler raises."""
-
-
-def raise_out_of_time(*_: object) -> None:
-    raise OutOfTime
-
-
-def wait_with_a_handler(rank: Rank, way: str) -> Attempt:
-    """Rank 0 waits for rank 1, which comes when it is told to, and is told why rank 0 left."""
-    if rank.rank == 0:
-        signal.signal(signal.SIGUSR1, raise_out_of_time)
-        rank.tell("waiting")
-    else:
-        rank.wait_for("late")
-    if way == "all_reduce":
-        return attempt(rank.comm.all_reduce, torch.ones(3))
-    transfer = rank.comm.send if rank.rank else rank.comm.recv
-    found = attempt(transfer, torch.ones(3), rank.rank ^ 1)
-    return attempt(rank.comm.barrier) if rank.rank else found
-
-
-@pytest.mark.parametrize("way", ["all_reduce", "recv"])
-def test_a_handler_that_raises_its_own(fresh_pool: Callable[..., Pool], way: str) -> None:
-    pool = fresh_pool(2)
-    pool.start(wait_with_a_handler, way)
-    pool.wait_for("waiting")
-    if way == "all_reduce":
-        wait_until_it_waits(pool.pids[0])
-    else:
-        time.sleep(0.3)
-    os.kill(pool.pids[0], signal.SIGUSR1)
-    [first] = pool.collect(ranks=(0,))
-    pool.tell("late")
-    [second] = pool.collect(ranks=(1,))
-    assert first.value.kind == "OutOfTime", first.describe()
-    assert second.value.kind == "PeerLostError", second.describe()
-    assert "rank 0 was interrupted (OutOfTime)" in second.value.text
-
-
-def wait_for_work(rank: Rank, numel: int, is_planned: bool) -> tuple[float, Attempt, float]:
-    """Interrupted in Work.wait: the call itself goes on, and the group is whole."""
-    tensor = torch.ones(numel)
-    if is_planned:
-        rank.comm.all_reduce(torch.ones(numel))
-    if rank.rank == 1:
-        rank.wait_for("late")
-    work = rank.comm.all_reduce(tensor, async_op=True)
-
-    def wait() -> None:
-        if rank.rank == 0:
-            rank.tell("waiting")
-        work.wait()
-
-    one = attempt(wait)
-    stopped = time.monotonic()
-    if rank.rank == 0:
-        rank.tell("late")
-    work.wait()
-    rank.comm.all_reduce(tensor)
-    return stopped, one, tensor[0].item()
-
-
-@pytest.mark.parametrize("numel", [3, 50_000])
-@pytest.mark.parametrize("is_planned", [False, True])
-def test_a_rank_that_waits_for_a_work(
-    fresh_pool: Callable[..., Pool], numel: int, is_planned: bool
-) -> None:
-    pool = fresh_pool(2)
-    pool.start(wait_for_work, numel, is_planned)
-    pool.wait_for("waiting")
-    sent = interrupt(pool)
-    first, second = pool.finish()
-    assert first[1].kind == "KeyboardInterrupt"
-    assert first[0] - sent < LATE_S
-    assert second[1].kind == ""
-    assert first[2] == second[2] == 4.0
+def waits(pid: int) -> bool:
+    """Whether the flight recorder of a rank says that it waits in a call."""
+    newest = [one.operations[-1] for one in recorder.read_process(pid) if one.operations]
+    return any(one.state == "waiting" for one in newest)
 
 
 def wait_behind_a_work(rank: Rank) -> tuple[float, Attempt, float]:
@@ -236,7 +113,7 @@ def call_in_a_handler(rank: Rank, waits_for: str) -> tuple[list[Attempt], float]
 def test_a_handler_that_calls(fresh_pool: Callable[..., Pool], waits_for: str) -> None:
     pool = fresh_pool(2)
     pool.start(call_in_a_handler, waits_for)
-    wait_until_it_waits(pool.pids[0])
+    wait_until(lambda: waits(pool.pids[0]))
     os.kill(pool.pids[0], signal.SIGUSR2)
     (seen, first), (nothing, second) = pool.finish()
     assert [one.kind for one in seen] == ["UsageError"] * 5

@@ -3,7 +3,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -177,25 +176,6 @@ def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
     assert pools(2).run(around, "one by one") == [[], []]
 
 
-def aborted(rank: Rank) -> list[Attempt]:
-    """Rank 0 ends the group while both wait in a receive."""
-    group = rank.comm.new_group(timeout_s=15)
-    if rank.rank == 0:
-        timer = threading.Timer(0.3, group.abort, ["enough"])
-        timer.start()
-    attempts = [attempt(group.recv, torch.ones(9), 1 - rank.rank), attempt(group.barrier)]
-    group.close()
-    return attempts
-
-
-def test_abort_ends_a_receive_on_every_rank(pools: Pools) -> None:
-    for row in pools(2).run(aborted):
-        for one in row:
-            assert one.kind == "AbortedError", one
-            assert "enough" in one.text
-            assert one.seconds < LATE_S
-
-
 def closed_under_a_receive(rank: Rank) -> str:
     group = rank.comm.new_group()
     work = group.irecv(torch.ones(1000), 1 - rank.rank)
@@ -235,18 +215,23 @@ def receive_from_one_that_left(rank: Rank, numel: int) -> list[float]:
     return [tensor[-1].item() for tensor in got]
 
 
+def stop_rank_0(pool: Pool, until: str) -> None:
+    """Stop rank 0 while it waits, and let it go on when somebody has told."""
+    pool.wait_for("waiting")
+    time.sleep(0.3)  # it sleeps; what it said is some way before that
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pool.tell("stopped")
+    pool.wait_for(until)
+    os.kill(pool.pids[0], signal.SIGCONT)
+
+
 @pytest.mark.parametrize("numel", [20, 100])
 def test_what_was_received_of_one_that_left_is_received_once(
     fresh_pool: Callable[..., Pool], numel: int
 ) -> None:
     pool = fresh_pool(2)
     pool.start(receive_from_one_that_left, numel)
-    pool.wait_for("waiting")
-    time.sleep(0.3)  # it sleeps; what it said is some way before that
-    os.kill(pool.pids[0], signal.SIGSTOP)
-    pool.tell("stopped")
-    pool.wait_for("left")
-    os.kill(pool.pids[0], signal.SIGCONT)
+    stop_rank_0(pool, until="left")
     assert pool.finish() == [[10.0, 11.0, 12.0], []]
 
 
@@ -266,12 +251,8 @@ def send_to_one_that_left(rank: Rank) -> Attempt:
 def test_what_one_that_left_has_taken_is_sent(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2, Setup(env={"FASTCOLL_SINGLE_COPY": "always"}))
     pool.start(send_to_one_that_left)
-    pool.wait_for("waiting")
-    time.sleep(0.3)  # it sleeps; it asks who has left before it looks at what was taken
-    os.kill(pool.pids[0], signal.SIGSTOP)
-    pool.tell("stopped")
-    pool.wait_for("left")
-    os.kill(pool.pids[0], signal.SIGCONT)
+    # It asks who has left before it looks at what was taken.
+    stop_rank_0(pool, until="left")
     assert [one.kind for one in pool.finish()] == ["", ""]
 
 
@@ -305,12 +286,7 @@ def test_only_who_waits_for_a_send_helps_with_it(
     """Both copy at the same time then; else the receiver does, out of the sender's memory."""
     pool = fresh_pool(2)
     pool.start(receive_from_one_that_stopped, waits)
-    pool.wait_for("waiting")
-    time.sleep(0.3)
-    os.kill(pool.pids[0], signal.SIGSTOP)
-    pool.tell("stopped")
-    pool.wait_for("looked")
-    os.kill(pool.pids[0], signal.SIGCONT)
+    stop_rank_0(pool, until="looked")
     pool.tell("looked")
     (_, sent), (is_here, got) = pool.finish()
     assert sent == got == 1.0

@@ -7,13 +7,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.harness import DEADLINE_S, LATE_S, Attempt, Pool, Rank, attempt
+from fastcoll.bootstrap.mesh import is_stopped
+from tests.support.harness import LATE_S, Pool, Rank, attempt
+from tests.support.held import list_held
+from tests.support.waiting import wait_until
 
 
 def use(group: Any) -> list[float]:
@@ -41,53 +43,6 @@ def good(rank: int, size: int) -> list[float]:
     return [float(size)] * 3 + [2.0 * size, rank, size]
 
 
-def reduce_until_error(group: Any, numel: int) -> Attempt:
-    tensor = torch.ones(numel)
-    while not (one := attempt(group.all_reduce, tensor)).kind:
-        tensor.fill_(1)
-    return one
-
-
-def lose_one(rank: Rank, numel: int) -> tuple[str, float, list[float], str]:
-    import fastcoll
-
-    one = reduce_until_error(rank.comm, numel)
-    start = time.monotonic()
-    group = fastcoll.shrink()
-    took_s = time.monotonic() - start
-    fastcoll.all_reduce(torch.ones(2))  # of the default group, which is the new one
-    return one.kind, took_s, use(group), group.name
-
-
-@pytest.mark.parametrize(("world", "dead", "numel"), [(2, 0, 700_000), (4, 0, 2), (4, 3, 700_000)])
-def test_after_a_death_in_the_middle_of_a_copy(
-    fresh_pool: Callable[..., Pool], world: int, dead: int, numel: int
-) -> None:
-    pool = fresh_pool(world)
-    pool.start(lose_one, numel)
-    time.sleep(0.3)
-    os.kill(pool.pids[dead], signal.SIGKILL)
-    survivors = [outcome for outcome in pool.collect() if outcome.rank != dead]
-    for new_rank, outcome in enumerate(survivors):
-        assert outcome.ok, outcome.describe()
-        kind, took_s, found, name = outcome.value
-        assert kind == "PeerLostError"
-        assert took_s < LATE_S
-        assert found == good(new_rank, world - 1)
-        assert name == "world:1"
-
-
-def held(rank: Rank) -> tuple[list[str], int]:
-    """The kinds of this process's descriptors, and its mappings of shared memory."""
-    links = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(str(entry.readlink()).split(":")[0])
-        except FileNotFoundError:
-            continue
-    return sorted(links), Path("/proc/self/maps").read_text().count("memfd:")
-
-
 def break_and_shrink(rank: Rank, rounds: int) -> list[Any]:
     """Again and again, without a death: an abort, a mismatch, or nothing at all before."""
     group, found = rank.comm.new_group(), []
@@ -103,7 +58,7 @@ def break_and_shrink(rank: Rank, rounds: int) -> list[Any]:
         assert tensor.tolist() == [3.0] * 1000
         del tensor
         group.barrier()
-        found.append(held(rank))
+        found.append(list_held())
     name = group.name
     group.close()
     return [found, name]
@@ -265,14 +220,6 @@ def stop_on_the_way(rank: Rank) -> Any:
     return attempt(rank.comm.shrink, timeout_s=0.3)
 
 
-def wait_until_stopped(pool: Pool) -> None:
-    end = time.monotonic() + DEADLINE_S
-    for pid in pool.pids:
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_of_two_ranks_that_are_stopped_in_turn_one_goes_on(
     fresh_pool: Callable[..., Pool],
@@ -280,7 +227,8 @@ def test_of_two_ranks_that_are_stopped_in_turn_one_goes_on(
     """With messages and clocks alone both did, each for itself."""
     pool = fresh_pool(2)
     pool.start(stop_on_the_way)
-    wait_until_stopped(pool)
+    for pid in pool.pids:
+        wait_until(lambda pid=pid: is_stopped(pid))
     os.kill(pool.pids[0], signal.SIGCONT)
     first = pool.collect(ranks=[0])[0].value
     os.kill(pool.pids[1], signal.SIGCONT)

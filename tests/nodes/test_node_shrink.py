@@ -49,54 +49,6 @@ def until_lost(rank: Rank, numel: int) -> list[Any]:
     return [found.kind, nodes, *use(group)]
 
 
-HIERARCHICAL = "HierarchicalCommunicator"
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    ("nodes", "victims", "left"),
-    [
-        ("aabb", (3,), ((0, 1), (2,))),
-        pytest.param("abab", (0,), ((0, 2), (1,)), marks=SLOW),
-        pytest.param("aabc", (3,), ((0, 1), (2,)), marks=SLOW),
-        pytest.param("abb", (1, 2), None, marks=SLOW),  # waits for them for 5 s
-    ],
-)
-def test_the_survivors_of_a_death_go_on(
-    fresh_pool: FreshPool, nodes: str, victims: tuple[int, ...], left: Any
-) -> None:
-    pool = cluster(fresh_pool, nodes)
-    pool.start(until_lost, 200_000)
-    time.sleep(0.3)
-    for victim in victims:
-        os.kill(pool.pids[victim], signal.SIGKILL)
-    found = [one.value for one in pool.collect() if one.rank not in victims]
-    everybody = list(range(len(found)))
-    for new_rank, (kind, node_map, *rest) in enumerate(found):
-        assert kind == "PeerLostError"
-        assert node_map == left
-        group = "Communicator" if left is None else HIERARCHICAL
-        name = "world, node 0:1" if left is None else "world:1"
-        assert rest == [group, name, new_rank, everybody]
-
-
-def again_and_again(rank: Rank) -> list[Any]:
-    """After an abort, after a mismatch, and of a group that nothing broke."""
-    group = rank.comm
-    for number in range(3):
-        if number == 0 and rank.rank == 0:
-            group.abort("on purpose")
-        if number == 1:
-            attempt(group.all_reduce, torch.ones(3 + rank.rank))
-        group = group.shrink()
-    return use(group)
-
-
-def test_nobody_has_to_die(fresh_pool: FreshPool) -> None:
-    found = cluster(fresh_pool, "aab").run(again_and_again)
-    assert found == [[HIERARCHICAL, "world:3", rank, [0, 1, 2]] for rank in range(3)]
-
-
 @pytest.mark.slow
 def test_a_stopped_node_is_left_out_and_told(fresh_pool: FreshPool) -> None:
     pool = cluster(fresh_pool, "aabb")

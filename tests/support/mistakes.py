@@ -5,8 +5,6 @@ On Gloo each of them aborts a process, gives garbage or waits for the whole limi
 rank. All run on three ranks; rank 1 is the one that errs.
 """
 
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,30 +121,6 @@ def wrong_everywhere(rank: Rank) -> list[Attempt]:
     dist.all_reduce(total)
     assert total[0] == WORLD
     return seen
-
-
-# ---- ranks that stay away ------------------------------------------------------------------------
-
-
-def stay_away(rank: Rank) -> list[Attempt]:
-    """Keep rank 1 away from several groups with a short timeout."""
-    groups = [dist.new_group(timeout=LIMIT) for _ in range(4)]
-    seen = []
-    if rank.rank != ODD:
-        seen.append(attempt(dist.all_reduce, _ones(), group=groups[0]))
-        seen.append(attempt(dist.barrier, groups[1]))
-    if rank.rank == 0:
-        seen.append(attempt(dist.send, _ones(1 << 20), ODD, groups[2]))
-        seen.append(attempt(dist.recv, _ones(), ODD, groups[3]))
-    dist.barrier()  # no rank leaves before
-    return seen
-
-
-def die(rank: Rank) -> Attempt:
-    dist.barrier()
-    if rank.rank == ODD:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return attempt(dist.all_reduce, _ones())
 
 
 def receive_less(rank: Rank) -> list[Attempt]:

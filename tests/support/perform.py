@@ -282,10 +282,13 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
     return comm.issue(PartsCall(verb=verb, input=ins, output=outs, **how))
 
 
+_declared = cache(verbs.declared)
+
+
 @cache
 def forms_of(core: str) -> list[verbs.Verb]:
     """Return the declared verbs of one verb of the core; the one of plain tensors first."""
-    found = [one for one in verbs.declared() if one.core == core and one.kind != "lists"]
+    found = [one for one in _declared() if one.core == core and one.kind != "lists"]
     return sorted(found, key=lambda one: one.kind != "tensors")
 
 

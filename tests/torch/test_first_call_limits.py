@@ -131,21 +131,6 @@ def test_a_group_without_a_store_ends_at_the_limit_too(fresh_pool: FreshPool) ->
     assert found.seconds < LIMIT_S + LATE_S
 
 
-def part_without_rank_1(rank: Rank) -> Attempt:
-    if rank.rank == 1:
-        rank.wait_for("gave up")
-        return attempt(lambda: None)
-    found = attempt(rank.comm.new_group, timeout_s=LIMIT_S)
-    rank.tell("gave up")
-    return found
-
-
-@pytest.mark.parametrize("nodes", ["", "ab"])
-def test_a_part_of_a_group_is_made_within_its_limit(fresh_pool: FreshPool, nodes: str) -> None:
-    found, _ = fresh_pool(2, Setup(nodes=nodes)).run(part_without_rank_1)
-    check(found)
-
-
 # ---- the launcher's store ------------------------------------------------------------------------
 
 

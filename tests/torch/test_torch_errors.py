@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from tests.support import mistakes
-from tests.support.backends import BACKENDS, COMPILE_S, on_backend
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.backends import on_backend
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
 
@@ -38,26 +38,6 @@ def test_a_mistake_that_nobody_is_told_of_is_seen() -> None:
 def test_a_call_that_is_wrong_on_all_ranks_leaves_the_group_usable(backend_pools: Pools) -> None:
     for row in backend_pools(3).run(on_backend, "fastcoll", mistakes.wrong_everywhere):
         assert [one.kind for one in row] == ["UsageError"] * 2
-
-
-def test_a_rank_that_stays_away_is_named(backend_pools: Pools) -> None:
-    first, odd, last = backend_pools(3).run(on_backend, "fastcoll", mistakes.stay_away)
-    assert (len(first), len(odd), len(last)) == (4, 0, 2)
-    for one in (*first, *last):
-        assert one.kind == "CollectiveTimeout"
-        assert one.ranks == (mistakes.ODD,)
-        assert 0.4 < one.seconds < LATE_S, one
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_dies_is_named(fresh_pool: Callable[..., Pool], backend: str) -> None:
-    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": backend}))
-    outcomes = pool.outcomes(on_backend, "fastcoll", mistakes.die, deadline_s=COMPILE_S)
-    assert outcomes[mistakes.ODD].exit_code == -9
-    for rank in (0, 2):
-        assert outcomes[rank].value.kind == "PeerLostError"
-        assert outcomes[rank].value.ranks == (mistakes.ODD,)
-        assert outcomes[rank].value.seconds < LATE_S
 
 
 def test_a_receive_of_less_than_was_sent(backend_pools: Pools) -> None:

@@ -2,7 +2,6 @@
 """The handles that torch.distributed gets of both backends: waiting, asking, letting go."""
 
 import contextlib
-import signal
 import time
 import weakref
 from collections.abc import Callable
@@ -145,10 +144,6 @@ def test_what_rests_gets_on(backend_pools: Pools, how: str, first: list[Any]) ->
     assert other[-2:] == [[2.0] * NUMEL, True]
 
 
-class Signalled(Exception):
-    """What a handler of a signal raises."""
-
-
 def failed_futures(rank: Rank, how: str) -> list[Attempt]:
     """Of a call without a plan, and of one whose plan is known."""
     row = []
@@ -184,34 +179,3 @@ def test_futures_of_calls_that_fail(backend_pools: Pools, how: str) -> None:
             assert one.kind == "DesyncError", one
             assert "MAX" in one.text
             assert "SUM" in one.text
-
-
-def signalled(rank: Rank, numel: int) -> list[Any]:
-    """A handler's error ends rank 0's wait, and the call goes on."""
-
-    def handler(number: int, frame: object) -> None:
-        raise Signalled
-
-    tensor = torch.ones(numel)
-    dist.all_reduce(tensor)
-    if rank.rank == 1:
-        rank.wait_for(f"signalled {numel}")
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
-    stopped = ""
-    if rank.rank == 0:
-        before = signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        stopped = attempt(work.wait).kind
-        signal.signal(signal.SIGALRM, before)
-        rank.tell(f"signalled {numel}")
-    work.wait()
-    return [type(work).__name__, stopped, tensor.mean().item(), work.exception()]
-
-
-@pytest.mark.parametrize("numel", [4, 100_000])  # what rests, and what a thread carries out
-def test_a_signal_while_it_waits(backend_pools: Pools, numel: int) -> None:
-    [one, other] = backend_pools(2).run(on_backend, "fastcoll", signalled, numel)
-    assert one[0] == other[0] in HANDLES
-    assert one[1:] == ["Signalled", 4.0, None]
-    assert other[1:] == ["", 4.0, None]
