@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
+from fastcoll.calls import recorder
 from fastcoll.cli import app
 from tests.support.harness import Attempt, Pool, Rank, attempt
 from tests.support.waiting import wait_until
@@ -124,6 +126,11 @@ def rename_group(rank: Rank) -> None:
         at = region.find(b"world\0")
         name = HOSTILE.encode()
         region[at : at + len(name)] = name
+
+
+def test_a_group_that_closes_while_it_is_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_region_links", lambda _: [Path("/proc/self/fd/99999")])
+    assert recorder.read_process(os.getpid()) == []
 
 
 def test_what_another_process_wrote_is_shown_as_text(fresh_pool: Callable[..., Pool]) -> None:

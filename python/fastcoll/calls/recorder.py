@@ -89,7 +89,10 @@ def read_process(pid: int) -> list[RankStatus]:
         OSError: There is no such process, or it is another user's.
         DriverError: It runs another version of fastcoll.
     """
-    found = [_read_region(pid, link) for link in _region_links(pid)]
+    found = []
+    for link in _region_links(pid):
+        with contextlib.suppress(FileNotFoundError):  # the group was closed meanwhile
+            found.append(_read_region(pid, link))
     return sorted(found, key=lambda status: status.group)
 
 
