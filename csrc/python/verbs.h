@@ -33,8 +33,8 @@ struct Signature {
   VerbKind kind;
   bool takes_root;       // of torch's groups: a global rank
   bool takes_sequences;  // of tensors
-  Verb core;             // carries it out; of a transfer neither this nor the next
-  Param output;          // where the result goes, if it is given: else to kTensor
+  Verb core = {};        // carries it out; of a transfer neither this nor the next
+  Param output = {};     // where the result goes, if it is given: else to kTensor
   int num_positional;
   int num_params;
   int group_place;  // among the arguments of the function; the method has none

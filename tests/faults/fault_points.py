@@ -44,7 +44,7 @@ def build(folder: Path) -> Path:
     for entry in (ROOT / "python" / "fastcoll").iterdir():
         if not entry.name.startswith(("_C.", "__pycache__")):
             (package / entry.name).symlink_to(entry)
-    includes = [ROOT / "csrc", ROOT / "kernels", ROOT / "python", ROOT / "tests" / "native"]
+    includes = [ROOT / "csrc", ROOT / "kernels", ROOT / "python", ROOT / "tests/protocol/native"]
     includes += [Path(pybind11.get_include()), Path(sysconfig.get_path("include"))]
     command = [COMPILER, *FLAGS, *(f"-I{path}" for path in includes)]
 
