@@ -196,10 +196,12 @@ def late_for_several_reasons(rank: Rank) -> Attempt | None:
     result = None
     if rank.rank == 0:
         group.broadcast(torch.ones(3), 0)
+        rank.tell("rank 0 is done")
         rank.wait_for("rank 2 is done")  # or it is seen to come, and when is known exactly
         rank.tell("rank 0 waits")
         result = attempt(group.all_reduce, torch.ones(5), timeout_s=2 * LIMIT_S)
     elif rank.rank == 2:
+        rank.wait_for("rank 0 is done")  # a rank that waits in its call notes when that began
         group.broadcast(torch.ones(3), 0)
         rank.tell("rank 2 is done")
     elif rank.rank == 3:
