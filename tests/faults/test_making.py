@@ -25,6 +25,7 @@ STEPS = {
     "descriptors": "fastcoll.bootstrap.mesh.Mesh.exchange_fds",
     "region": "fastcoll.api.making.create_region",
     "lanes": "fastcoll.nodes.making.make_lane",
+    "first byte": "fastcoll.nodes.making._Making._greet",
     "barrier": "fastcoll.barrier",
 }
 
@@ -70,7 +71,10 @@ def check(pool: Pool, victim: int, step: str, how: str, kinds: tuple[str, ...]) 
     return found
 
 
-@pytest.mark.parametrize("step", [x for x in STEPS if x not in ("connections", "region", "lanes")])
+NOT_IN_INIT = "connections", "region", "lanes", "first byte"
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in NOT_IN_INIT])
 def test_death_in_init(fresh_pool: Callable[..., Pool], step: str) -> None:
     """Who dies before it is known is missing at the limit."""
     check(fresh_pool(3, Setup(init=False)), 1, step, "dies", LOST + LATE)
@@ -85,10 +89,15 @@ def test_death_in_new_group_is_seen_by_those_who_wait_for_a_connection(
 
 
 @pytest.mark.parametrize("how", ["dies", "fails"])
-@pytest.mark.parametrize("step", ["call", "region", "lanes"])
+@pytest.mark.parametrize("step", ["call", "region", "lanes", "first byte"])
 def test_all_nodes_hear_the_same(fresh_pool: Callable[..., Pool], step: str, how: str) -> None:
     found = check(fresh_pool(4, Setup(nodes="aabb")), 3, step, how, LOST)
     assert len({one.text for one in found}) == 1
+
+
+def test_a_node_that_dies_in_its_lane_is_lost_at_once(fresh_pool: Callable[..., Pool]) -> None:
+    """Those whose connection to it breaks are not taken for lost, nor one that waits for them."""
+    check(fresh_pool(4, Setup(nodes="abcd")), 3, "first byte", "dies", LOST)
 
 
 @pytest.mark.parametrize("step", ["connections", pytest.param("lanes", marks=pytest.mark.slow)])

@@ -64,6 +64,32 @@ def test_ranks_of_a_lane_connect_together_or_not_at_all(
     assert not (made[1] or made[3]), outcomes
 
 
+def connect_slowly(rank: Rank) -> bool:
+    """Rank 2 notices late that it is connected; return whether it has when this group is made."""
+    from fastcoll.nodes import carriers
+
+    usual, made = carriers.CARRIERS["gloo"], []
+
+    def gloo(*args: Any) -> Any:
+        made.append(usual(*args))
+        time.sleep(0.5)
+        rank.tell(f"rank 2 has {len(made)} lanes")
+        return made[-1]
+
+    if rank.rank == 2:
+        carriers.CARRIERS["gloo"] = gloo
+    try:
+        rank.comm.new_group().close()
+    finally:
+        carriers.CARRIERS["gloo"] = usual
+    return bool(rank.store.check(["rank 2 has 2 lanes"]))
+
+
+def test_a_rank_has_its_group_when_all_have_their_lanes(fresh_pool: FreshPool) -> None:
+    """Else it might leave, and break a connection that another rank is about to have."""
+    assert fresh_pool(3, Setup(nodes="aab")).run(connect_slowly) == [True] * 3
+
+
 def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     """Gloo waits five times its limit for a rank that said where it is, and never came."""
     from fastcoll.bootstrap.deadline import Deadline

@@ -7,7 +7,6 @@ import io
 import os
 import socket
 import sys
-import warnings
 from typing import Any
 from unittest.mock import patch
 
@@ -178,27 +177,18 @@ def moved(rank: Rank) -> list[Attempt]:
     """Rank 3 says that it is on node a by now; then that it is where it was."""
     if rank.rank == 3:
         os.environ["FASTCOLL_NODE_ID"] = "a"
-    found = [attempt(rank.comm.new_group)]
-    found += [attempt(rank.comm.new_group, [0, 1, 2]) for _ in range(2)]
+    found = [attempt(rank.comm.new_group), attempt(rank.comm.new_group, [0, 1, 2])]
     if rank.rank == 3:
         os.environ["FASTCOLL_NODE_ID"] = "b"
     return [*found, attempt(rank.comm.new_group)]
 
 
 def test_nodes_that_change_after_init_are_refused(fresh_pool: Any) -> None:
-    for everybody, *without, again in fresh_pool(4, Setup(nodes="aabb")).run(moved):
+    for everybody, without, again in fresh_pool(4, Setup(nodes="aabb")).run(moved):
         assert everybody.kind == "UsageError", everybody
         assert "ranks [[0, 1], [2, 3]]" in everybody.text
         assert "[[0, 1, 3], [2]]" in everybody.text
-        assert again.text == ""
-        # Open: in 2 of 6 runs of the whole suite Gloo did not connect rank 2's second lane, within
-        # 0.1 s; in 360 groups by themselves it always did. So of two groups one must come up, and
-        # the log shows Gloo's text.
-        assert "" in [one.text for one in without], without
-        for one in without:
-            if one.text:
-                assert "Gloo connectFullMesh" in one.text
-                warnings.warn(one.text, stacklevel=1)
+        assert (without.text, again.text) == ("", "")
 
 
 def free_port() -> int:

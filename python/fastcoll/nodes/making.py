@@ -7,7 +7,10 @@ not know how a carrier works.
 """
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch.distributed import Store
 
 from fastcoll.bootstrap.blocking_calls import ask
@@ -15,11 +18,13 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
-from fastcoll.errors import CollectiveTimeout, DriverError, PeerLostError
+from fastcoll.errors import CollectiveTimeout, DriverError, FastcollError, PeerLostError
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
+from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
+from fastcoll.nodes.verdict.watch import GRACE_S
 from fastcoll.types import Verb
 
 
@@ -72,22 +77,13 @@ def make_lanes(
 
     Raises:
         CollectiveTimeout: A rank did not come.
-        PeerLostError: A rank died, or gave up.
+        PeerLostError: A rank died, or gave up, or a connection broke.
     """
-    node_map = seat.node_map
-    node, local_rank = node_map.places[seat.rank]
-    look = _Look(board, seat, node_group)
-    deadline = Deadline(limit_s)
+    node, local_rank = seat.node_map.places[seat.rank]
+    making = _Making(own, seat, board, Deadline(limit_s), _Look(board, seat, node_group))
     try:
-        _report_arrival(own, seat, deadline)
-        lanes = []
-        for lane in node_map.lanes_of(node, local_rank):
-            store = PollingStore(own, f"lane{lane}", deadline, look, node_map.ranks_of(lane))
-            try:
-                lanes.append(make_lane(make, store, node, node_map.num_nodes))
-            except CollectiveTimeout as error:
-                look()  # torch may have wrapped the error that ended the wait
-                raise _late(own, seat, lane, error) from error
+        making.report_arrival()
+        lanes = [making.lane(make, lane) for lane in seat.node_map.lanes_of(node, local_rank)]
     except BaseException as error:
         raise decide_verdict(board, seat, error) from error
     try:
@@ -98,27 +94,100 @@ def make_lanes(
     return lanes
 
 
-def _report_arrival(own: Store, seat: Seat, deadline: Deadline) -> None:
-    try:
-        ask(lambda: own.set(f"come/{seat.rank}", ""), deadline.left_s())
-    except (RuntimeError, TimeoutError) as error:
-        raise CollectiveTimeout(
-            f"init (rank {seat.rank}): the store failed, or did not answer within "
-            f"{deadline.limit_s:g} s: {error}"
-        ) from error
+@dataclass(frozen=True)
+class _Making:
+    """One rank while it makes its lanes.
 
+    Attributes:
+        own: The group's part of the store.
+        look: Raises the error that ends a wait from elsewhere.
+    """
 
-def _late(own: Store, seat: Seat, lane: int, error: CollectiveTimeout) -> CollectiveTimeout:
-    """Return an error that names the missing ranks; if all began to, the others of the lane."""
-    places = seat.node_map.places
-    missing: list[int] = []
-    with contextlib.suppress(RuntimeError, TimeoutError):  # the store itself may be late
+    own: Store
+    seat: Seat
+    board: Board
+    deadline: Deadline
+    look: Callable[[], None]
+
+    def report_arrival(self) -> None:
+        try:
+            ask(lambda: self.own.set(f"come/{self.seat.rank}", ""), self.deadline.left_s())
+        except (RuntimeError, TimeoutError) as error:
+            raise CollectiveTimeout(
+                f"init (rank {self.seat.rank}): the store failed, or did not answer within "
+                f"{self.deadline.limit_s:g} s: {error}"
+            ) from error
+
+    def lane(self, make: MakeCarrier, lane: int) -> Carrier:
+        """Make one lane. Collective over it."""
+        node_map = self.seat.node_map
+        node, _ = node_map.places[self.seat.rank]
+        ranks = node_map.ranks_of(lane)
+        store = PollingStore(self.own, f"lane{lane}", self.deadline, self.look, ranks)
+        try:
+            made = make_lane(make, store, node, node_map.num_nodes)
+            self._greet(made, lane)
+        except CollectiveTimeout as error:
+            self.look()  # torch may have wrapped the error that ended the wait
+            raise self._failed(lane, str(error)) from error
+        return made
+
+    def _greet(self, made: Carrier, lane: int) -> None:
+        """Exchange a byte with each rank of a lane, so that all are known to have it.
+
+        A rank that has its group may leave at once. Without this wait it would break the connection
+        of a rank whose thread has yet to notice that it is connected.
+        """
+        nothing = torch.zeros(1, dtype=torch.uint8)
+        greeting = made.all_gather(nothing.new_empty(self.seat.node_map.num_nodes), nothing)
+
+        has_said = False
+
+        def check() -> None:
+            nonlocal has_said
+            if not has_said:
+                self._say_here(lane)
+            has_said = True
+            self.look()
+
+        try:
+            if not wait_until(greeting.is_completed, check, self.deadline):
+                raise RuntimeError(f"no answer within {self.deadline.limit_s:g} s")
+            greeting.wait()
+        except BaseException as error:
+            made.abandon()
+            if isinstance(error, RuntimeError) and not isinstance(error, FastcollError):
+                raise CollectiveTimeout(f"init: a new connection between nodes: {error}") from error
+            raise
+
+    def _say_here(self, lane: int) -> None:
+        """Write on the board that this rank tried to have the lane, and lives."""
+        self.board.append(f"lane {lane}", str(self.seat.rank), Board.ANSWER_S)
+
+    def _failed(self, lane: int, text: str) -> FastcollError:
+        """Return the error of a lane that was not made; raise a better-informed rank's if it comes.
+
+        It names the ranks that did not come. If all came, it names those of the lane that did not
+        say that they live, or all others.
+        """
+        if broke := not self.deadline.passed():
+            self._say_here(lane)
+            wait_until(lambda: False, self.look, Deadline(GRACE_S))
+        live = set(map(int, self.board.appended(f"lane {lane}", 0)))
+        others = set(self.seat.node_map.ranks_of(lane)) - {self.seat.rank}
+        missing = self._absent() or sorted(others - live or others)
+        node_map = self.seat.node_map
+        there = node_map.describe(sorted({node_map.places[rank][0] for rank in missing}))
+        kind = PeerLostError if broke and live else CollectiveTimeout
+        return kind(f"{text}: no answer from ranks {missing}, of {there}", missing)
+
+    def _absent(self) -> list[int]:
+        """Return the ranks that did not begin to make their lanes, as far as is known."""
 
         def look() -> list[int]:
-            return [rank for rank in places if not own.check([f"come/{rank}"])]
+            places = self.seat.node_map.places
+            return [rank for rank in places if not self.own.check([f"come/{rank}"])]
 
-        missing = ask(look, Board.ANSWER_S)
-    if not missing:
-        missing = [rank for rank in seat.node_map.ranks_of(lane) if rank != seat.rank]
-    there = seat.node_map.describe(sorted({places[rank][0] for rank in missing}))
-    return CollectiveTimeout(f"{error}: no answer from ranks {missing}, of {there}", missing)
+        with contextlib.suppress(RuntimeError, TimeoutError):  # the store itself may be late
+            return ask(look, Board.ANSWER_S)
+        return []

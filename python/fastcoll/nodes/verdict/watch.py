@@ -31,10 +31,10 @@ from fastcoll.nodes.verdict.board import Board, told_in, written
 # store that serves a thousand nodes, and lets a rank see an error well within a second.
 _LONG_S = 0.05
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
-_GRACE_S = 1.0
+GRACE_S = 1.0
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
 # listens, asks for the missing nodes, and decides the verdict.
-SPEAKING_S = _GRACE_S + 2 * Board.ANSWER_S
+SPEAKING_S = GRACE_S + 2 * Board.ANSWER_S
 # Characters of an error that fit into a node's verdict, even if all of them are escaped.
 _NODE_TEXT = 800
 
@@ -133,7 +133,7 @@ class Watch:
 
     def heard(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
-        grace = Deadline(_GRACE_S)
+        grace = Deadline(GRACE_S)
         while not grace.passed():
             if verdict := self._board.verdict():
                 return verdict
