@@ -62,8 +62,6 @@ class Place:
     def waits(self, fault: Fault) -> list[str]:
         """The kinds of call that meet a fault here."""
         names = list(waits_at(self.site))
-        if fault.kind == LOST and self.is_whole_node():  # a message hears of it at the limit only
-            names = [name for name in names if name not in TRANSFERS]
         if not fault.names:
             return names
         if not in_torch(self.site):
@@ -85,13 +83,6 @@ class Place:
             node_map = tuple(map(tuple, ranks_by_node("".join(nodes)) or ()))
         size = len(left)
         return Survivors(kind, node_map, new_rank, size, (float(size),) * 3)
-
-    def is_whole_node(self) -> bool:
-        """Whether nobody is left on the odd ranks' node."""
-        nodes = self.site.nodes
-        return bool(nodes) and not {nodes[one] for one in self.odd} & {
-            nodes[one] for one in self.others()
-        }
 
 
 PLACES = {

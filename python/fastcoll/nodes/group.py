@@ -109,7 +109,9 @@ class HierarchicalCommunicator(BaseGroup):
         carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
         self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
         waits = Waits(self._board, rank)
-        ends = Ends(seat, make, own, self._board, self._watch, waits, settings)
+        ends = Ends(
+            seat, make, own, self._board, self._watch, waits, settings, self._lanes.has_lost
+        )
         self._transfers = NodeTransfers(ends, node_group)
         self._own_store = own
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there

@@ -220,6 +220,14 @@ class Lanes:
         """Return the carrier of one of this rank's lanes."""
         return self._carriers[slot]
 
+    def has_lost(self, rank: int) -> bool:
+        """Return whether a rank of another node is known to be gone: one that shares a lane."""
+        node, _ = self.node_map.places[rank]
+        return any(
+            self.node_map.ranks_of(lane)[node] == rank and self._carriers[slot].has_lost(node)
+            for slot, lane in self.lanes()
+        )
+
     def abandon(self) -> None:
         """Give up transfers that may never end."""
         for carrier in self._carriers:

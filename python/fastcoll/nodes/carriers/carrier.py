@@ -61,8 +61,9 @@ def starting(start: Callable[P, Started]) -> Callable[P, Started]:
 class Carrier(ABC):
     """One lane: as many ranks as there are nodes, numbered like these.
 
-    All methods but `abandon` and `close` are collective over the lane. Tensors are contiguous, and
-    stay untouched until the transfer is over. Each method that starts one is `starting`.
+    All methods but `has_lost`, `abandon` and `close` are collective over the lane. Tensors are
+    contiguous, and stay untouched until the transfer is over. Each method that starts one is
+    `starting`.
 
     Attributes:
         takes_less: In `all_to_all` a node may give less than another one expects, but not nothing.
@@ -95,6 +96,14 @@ class Carrier(ABC):
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> Started:
         """Reduce in the carrier's own order and with its own roundings."""
+
+    def has_lost(self, node: int) -> bool:
+        """Return whether the connection to a node is known to be broken; from any thread.
+
+        Each look may keep some bytes of memory until the lane is closed. So it is for long waits.
+        """
+        del node
+        return False
 
     @abstractmethod
     def abandon(self) -> None:

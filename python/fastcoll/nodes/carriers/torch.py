@@ -29,6 +29,7 @@ _GLOO_SUMS = frozenset(
 _SUMS_OF_ANY = frozenset((DType.float32, DType.float64))
 # Waits end in watch.py. This limit is for transfers that were given up: Gloo can't be stopped.
 _NO_LIMIT = timedelta(days=1)
+_NOBODYS_TAG = 2**31 - 1
 
 
 def _unlimited(options: Any) -> Any:
@@ -90,6 +91,22 @@ class TorchCarrier(Carrier):
         """See `Carrier`; the group goes with its last reference."""
 
 
+class GlooCarrier(TorchCarrier):
+    """A process group of Gloo's, of this lane alone."""
+
+    def has_lost(self, node: int) -> bool:
+        """See `Carrier`.
+
+        Gloo keeps a broken connection to itself until somebody uses it. A send that nobody receives
+        is such a use, beside all collectives: it costs 64 bytes here and 20 there.
+        """
+        try:
+            self._group.send([torch.zeros(1, dtype=torch.uint8)], node, _NOBODYS_TAG)
+        except RuntimeError:
+            return True
+        return False
+
+
 @cache
 def _gloo_devices(process: int) -> Any:
     """Return the network devices through which all groups of a process connect.
@@ -109,7 +126,7 @@ def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
     # Gloo waits for a connection five times this long, without a check of any verdict.
     options._timeout = max(timedelta(seconds=limit_s) / 5, timedelta(milliseconds=1))
     group = dist.ProcessGroupGloo(store, node, num_nodes, options)
-    return TorchCarrier(group, _GLOO_SUMS, takes_less=True)
+    return GlooCarrier(group, _GLOO_SUMS, takes_less=True)
 
 
 def registered(name: str) -> MakeCarrier | None:

@@ -13,6 +13,7 @@ connects to those senders (any_source.py).
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from fastcoll.types import DType
 
 # Memory that a carrier may still read or write after an error; gone with the process.
 _abandoned: list[object] = []
+# How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
+_LONELY_S = 1.0
 
 
 def senders_key(target: int, tag: int) -> str:
@@ -57,6 +60,7 @@ class Ends:
         watch: Knows the group's verdict.
         waits: The chain of waiting ranks.
         settings: With the limit of a transfer that has none of its own.
+        has_lost: Whether a rank of another node is known to be gone; for long waits.
     """
 
     seat: Seat
@@ -66,6 +70,7 @@ class Ends:
     watch: Watch
     waits: Waits
     settings: Settings
+    has_lost: Callable[[int], bool]
 
     def deadline(self, transfer: Transfer) -> Deadline:
         """Return when a transfer that starts to run now is late."""
@@ -280,6 +285,25 @@ class Channel(InOrder):
         """Wait for receives from any rank that were started before; their limits end that."""
         wait_until(lambda: self._turns.is_next(transfer, self.peer), self._check)
 
+    def _check_of_meeting(self) -> Callable[[], None]:
+        """Return the check of a wait for the peer while no connection tells whether it is gone."""
+        next_look = time.monotonic() + _LONELY_S
+
+        def check() -> None:
+            nonlocal next_look
+            self._check()
+            if time.monotonic() < next_look:
+                return
+            next_look = time.monotonic() + _LONELY_S
+            if self._ends.has_lost(self.peer):
+                raise self._ends.watch.heard() or PeerLostError(
+                    f"{self._name()} lost rank {self.peer}: its process ended or left the group. "
+                    "Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                    [self.peer],
+                )
+
+        return check
+
     def _made(self, deadline: Deadline) -> Carrier:
         if self._carrier is None:
             mine, ends = self._ends.seat.rank, self._ends
@@ -288,13 +312,14 @@ class Channel(InOrder):
             if self._sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}"
-            store = PollingStore(ends.store, name, deadline, self._check, (source, target))
+            check = self._check_of_meeting()
+            store = PollingStore(ends.store, name, deadline, check, (source, target))
             try:
                 store.meet()
                 self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())
             except RuntimeError as error:
                 self._check()  # torch may have wrapped the error that ended the wait
-                if isinstance(error, UsageError):
+                if isinstance(error, PeerLostError | UsageError):
                     raise
                 raise self._late(deadline) from error
         return self._carrier
