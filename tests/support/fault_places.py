@@ -66,8 +66,6 @@ class Place:
             return names
         if not in_torch(self.site):
             names.append("symmetric")
-        if self.site.nodes and fault.needs_absent:
-            names.remove("recv")  # that hears a signal between nodes leaves the group as it is
         return [name for name in fault.names if name in names]
 
     def others(self) -> list[int]:

@@ -22,6 +22,7 @@ from fastcoll.errors import FastcollError
 from fastcoll.native import _C
 
 LONG_S = 0.1  # a wait between nodes that takes longer is told there
+OnInterrupt: TypeAlias = Callable[[BaseException], None]
 OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
@@ -102,9 +103,20 @@ class TransferBetween(QueuedWork):
     """A send or a receive between nodes; it runs in the order of its queue."""
 
     def __init__(
-        self, run: Callable[[], int], transfer: Transfer, on_long_wait: OnLongWait = nullcontext
+        self,
+        run: Callable[[], int],
+        transfer: Transfer,
+        on_interrupt: OnInterrupt,
+        on_long_wait: OnLongWait = nullcontext,
     ) -> None:
-        """Take the function that runs it and returns the peer, and the context of a long wait."""
+        """Make the handle.
+
+        Args:
+            run: Carries the transfer out, in the queue's thread, and returns the peer.
+            transfer: The transfer.
+            on_interrupt: Told that a signal handler's exception ended a wait for it.
+            on_long_wait: The context of a long wait.
+        """
 
         def keep_peer() -> None:
             self._peer = run()
@@ -112,14 +124,20 @@ class TransferBetween(QueuedWork):
         super().__init__(keep_peer, [transfer.array.source])
         self._device = transfer.array.device
         self._peer = transfer.peer
+        self._on_interrupt = on_interrupt
         self._on_long_wait = on_long_wait
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `Work.wait`."""
-        if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
-            with self._on_long_wait():
-                return super().wait()
-        return super().wait(timeout)
+        try:
+            if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
+                with self._on_long_wait():
+                    return super().wait()
+            return super().wait(timeout)
+        except BaseException as error:
+            if not (self._done.is_set() or isinstance(error, FastcollError)):
+                self._on_interrupt(error)
+            raise
 
     def _new_future(self) -> torch.futures.Future[Any]:
         if self._device < 0:

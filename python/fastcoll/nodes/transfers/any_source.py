@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
-from fastcoll.calls.transfers import Transfer
+from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, Turns, senders_key
 from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
@@ -39,7 +39,8 @@ class AnySource(InOrder):
         self._turns.enter(receive)
         try:
             local = post()
-            work = TransferBetween(lambda: self._run(receive, local), receive)
+            on_interrupt = self._ends.on_interrupt(self._name(receive))
+            work = TransferBetween(lambda: self._run(receive, local), receive, on_interrupt)
             self._queue.put(work)
         except FastcollError:
             self._turns.leave(receive)
@@ -102,8 +103,10 @@ class AnySource(InOrder):
         seat = self._ends.seat
         others = [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
         return self._ends.watch.heard() or CollectiveTimeout(
-            f"recv from any rank with tag {receive.tag} (rank {seat.rank}) waited "
-            f"{deadline.limit_s:g} s for a message. Use of this group is over: call "
-            "fastcoll.shrink() or fastcoll.destroy()",
+            f"{self._name(receive)} waited {deadline.limit_s:g} s for a message. Use of this group "
+            "is over: call fastcoll.shrink() or fastcoll.destroy()",
             others,
         )
+
+    def _name(self, receive: Transfer) -> str:
+        return self._ends.name(False, ANY, receive.tag)

@@ -87,7 +87,23 @@ class Ends:
     def name(self, sends: bool, peer: int, tag: int) -> str:
         """Return the name of a transfer of this rank in an error."""
         verb, to = ("send", "to") if sends else ("recv", "from")
-        return f"{verb} {to} rank {peer} with tag {tag} (rank {self.seat.rank})"
+        whom = "any rank" if peer == ANY else f"rank {peer}"
+        return f"{verb} {to} {whom} with tag {tag} (rank {self.seat.rank})"
+
+    def on_interrupt(self, name: str) -> Callable[[BaseException], None]:
+        """Return a function that ends the group: a signal ended this rank's wait for a transfer."""
+
+        def tell(error: BaseException) -> None:
+            rank = self.seat.rank
+            self.watch.fail(
+                PeerLostError(
+                    f"{name}: rank {rank} was interrupted ({type(error).__name__}) and left it. "
+                    "Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                    [rank],
+                )
+            )
+
+        return tell
 
     def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
         """Return how a transfer waits for this rank's GPU."""
@@ -184,7 +200,7 @@ class Channel(InOrder):
         if not self._sends:
             self._turns.enter(transfer)
         told = partial(self._ends.waits.told, self.peer, self._sends)
-        work = TransferBetween(run, transfer, told)
+        work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
         self._queue.put(work)
         return work
 

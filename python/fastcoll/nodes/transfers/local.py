@@ -20,8 +20,7 @@ from fastcoll.calls.transfer_work import (
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.nodes.verdict.wait_chain import Waits
-from fastcoll.nodes.verdict.watch import Watch
+from fastcoll.nodes.transfers.channels import Ends
 
 _Timeout = float | timedelta | None
 
@@ -57,13 +56,12 @@ class StridedLocalWork(_LocalTransfer, StridedTransferWork):
 class LocalTransfers(Transfers):
     """The transfers of one node's ranks; `ranks` are their numbers in the whole group."""
 
-    def __init__(
-        self, node_group: Any, on_gpus: OnGpus, ranks: Sequence[int], watch: Watch, waits: Waits
-    ) -> None:
+    def __init__(self, node_group: Any, on_gpus: OnGpus, ranks: Sequence[int], ends: Ends) -> None:
         super().__init__(node_group, on_gpus)
         self.ranks = ranks
-        self._watch = watch
-        self._waits = waits
+        self._ends = ends
+        self._watch = ends.watch
+        self._waits = ends.waits
 
     def post(self, transfer: Transfer) -> TransferWork:
         """See `Transfers.post`."""
@@ -90,6 +88,11 @@ class LocalTransfers(Transfers):
                 return wait(None)
         except FastcollError as error:
             raise self._verdict(error) from error
+        except BaseException as error:
+            peer = ANY if transfer.peer == ANY else self.ranks[transfer.peer]
+            name = self._ends.name(transfer.sends, peer, transfer.tag)
+            self._ends.on_interrupt(name)(error)
+            raise
 
     def _verdict(self, error: FastcollError) -> FastcollError:
         """Return the whole group's error for an error of the node, which ends the group."""

@@ -96,8 +96,9 @@ class Way(InOrder):
                 raise self._ends.watch.fail(error) from error
             return rank
 
+        name = self._ends.name(transfer.sends, rank, transfer.tag)
         told = partial(self._ends.waits.told, rank, transfer.sends)
-        work = TransferBetween(run_in_turn, transfer, told)
+        work = TransferBetween(run_in_turn, transfer, self._ends.on_interrupt(name), told)
         self._queue.put(work)
         return work
 

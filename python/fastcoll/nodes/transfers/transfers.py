@@ -42,7 +42,7 @@ class NodeTransfers(Transfers):
         node_map = ends.seat.node_map
         self._node, _ = node_map.places[ends.seat.rank]
         ranks = node_map.nodes[self._node]
-        self._local = LocalTransfers(node_group, _not_on_gpus, ranks, ends.watch, ends.waits)
+        self._local = LocalTransfers(node_group, _not_on_gpus, ranks, ends)
         self._staged = StagedTransfers(ends, self._local)
         self._lock = threading.Lock()
         self._is_closed = False
