@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples and commands of the README work as they stand there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,33 @@ def test_the_two_commands_exist() -> None:
     assert commands == ["scripts/demo.sh", "scripts/test.sh"]
     for command in commands:
         assert (ROOT / command).stat().st_mode & 0o111
+
+
+COMMANDS = {
+    command
+    for document in ("CONTRIBUTING.md", "scripts/nightly.sh")
+    for command in re.findall(
+        r"python (-m tests[\w.]+|tests/[\w/]+\.py)", (ROOT / document).read_text()
+    )
+}
+
+
+@pytest.mark.slow  # each imports torch
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_program_of_the_tests_starts_without_pytest(command: str) -> None:
+    """Pytest adds folders to import from, and a program that a user starts has none of them."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--help"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
 
 
 def test_links_lead_somewhere() -> None:

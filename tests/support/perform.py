@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import verbs
 
+from scripts import verbs
 from tests.support import oracle
 from tests.support.backends import TorchGroup
 from tests.support.calls import (
