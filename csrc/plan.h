@@ -120,6 +120,19 @@ inline Plan make_plan(Plan plan) {
   return plan;
 }
 
+constexpr const char* root_name(Verb verb) {
+  return verb == Verb::broadcast || verb == Verb::scatter ? "src" : "dst";
+}
+
+// Of parts that are not equal: "3 tensors with sizes #815"; else "".
+inline std::string describe_parts(const Plan& plan) {
+  const std::string number = " #" + std::to_string(plan.splits % 100000);
+  if (plan.splits == kCountedSplits) return "split sizes given";
+  if (const uint64_t count = num_tensors(plan.splits))
+    return std::to_string(count) + (count == 1 ? " tensor" : " tensors") + " with sizes" + number;
+  return plan.splits != 0 && plan.algorithm != Algorithm::schedule ? "uneven parts" + number : "";
+}
+
 // "all_reduce(SUM, float32, numel=1000)".
 inline std::string describe(const Plan& plan) {
   std::string text = verb_name(plan.verb);
@@ -128,16 +141,9 @@ inline std::string describe(const Plan& plan) {
   if (verb_reduces(plan.verb)) text += std::string(op_name(plan.op)) + ", ";
   text += dtype_name(plan.dtype);
   if (plan.splits != kCountedSplits) text += ", numel=" + std::to_string(plan.numel);
-  if (verb_has_root(plan.verb)) {
-    const bool from = plan.verb == Verb::broadcast || plan.verb == Verb::scatter;
-    text += (from ? ", src=" : ", dst=") + std::to_string(plan.root);
-  }
-  if (plan.splits == kCountedSplits) text += ", split sizes given";
-  else if (const uint64_t count = num_tensors(plan.splits))
-    text += " in " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") + ", sizes #" +
-            std::to_string(plan.splits % 100000);
-  else if (plan.splits != 0 && plan.algorithm != Algorithm::schedule)
-    text += ", uneven parts #" + std::to_string(plan.splits % 100000);
+  if (verb_has_root(plan.verb))
+    text += std::string(", ") + root_name(plan.verb) + "=" + std::to_string(plan.root);
+  if (const std::string parts = describe_parts(plan); !parts.empty()) text += ", " + parts;
   return text + ")";
 }
 
@@ -150,6 +156,37 @@ inline std::string describe_choice(const Plan& plan) {
   else if (!plan.inlined)
     text += " in segments of " + std::to_string(plan.segment_bytes) + " bytes";
   return text + ", numerics=" + (plan.fast_numerics ? "fast" : "same_bits");
+}
+
+// "numel differs: 3 on rank 0, 4 on rank 1": every field in which the calls of two ranks differ, or
+// the plans of equal calls.
+inline std::string difference(const Plan& one, int rank, const Plan& other, int peer) {
+  std::string text;
+  const auto compare = [&](const std::string& field, const std::string& mine,
+                           const std::string& theirs) {
+    if (mine == theirs) return;
+    text += (text.empty() ? "" : "; ") + field + ": " + mine + " on rank " + std::to_string(rank) +
+            ", " + theirs + " on rank " + std::to_string(peer);
+  };
+  if (one.verb != other.verb) {
+    compare("verb differs", describe(one), describe(other));
+    return text;
+  }
+  const std::string parts = describe_parts(one), other_parts = describe_parts(other);
+  const bool counted = one.splits == kCountedSplits || other.splits == kCountedSplits;
+  compare("op differs", op_name(one.op), op_name(other.op));
+  compare("dtype differs", dtype_name(one.dtype), dtype_name(other.dtype));
+  if (!counted) compare("numel differs", std::to_string(one.numel), std::to_string(other.numel));
+  compare(std::string(root_name(one.verb)) + " differs", std::to_string(one.root),
+          std::to_string(other.root));
+  compare("sizes of parts differ", parts.empty() ? "equal" : parts,
+          other_parts.empty() ? "equal" : other_parts);
+  if (!text.empty()) return text;  // the plans of different calls differ anyway
+  const auto numerics = [](const Plan& plan) { return plan.fast_numerics ? "fast" : "same_bits"; };
+  compare("numerics differ", numerics(one), numerics(other));
+  compare("algorithm differs", algorithm_name(one.algorithm), algorithm_name(other.algorithm));
+  if (text.empty()) compare("plan differs", describe_choice(one), describe_choice(other));
+  return text;
 }
 
 }  // namespace fastcoll

@@ -202,7 +202,7 @@ class Group {
   // elsewhere. 0: it waits in no call. For an error's text.
   uint64_t awaited_by(int peer);
   std::string call_name()
-      const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (rank 0 of 2)"
+      const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (seen by rank 0 of 2)"
 
   Pad& pad(int peer) { return *peers_[peer].pad; }
   // After words of mine have changed without `signal`.

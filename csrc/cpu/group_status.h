@@ -55,21 +55,33 @@ void Group<P>::compare_descriptors(int peer) {
     theirs = std::move(other);
   }
   if (!mine) return;
-  const auto say = [](int rank, const Operation& operation) {
-    return "rank " + std::to_string(rank) + " called " + describe(operation.plan) + " by " +
-           describe_choice(operation.plan) + at_site(operation.site);
-  };
+  // The lower rank comes first, so that the text is the same from whichever side it is found.
+  const bool am_first = rank() < peer;
+  const Operation &first = am_first ? *mine : *theirs, &second = am_first ? *theirs : *mine;
+  const int low = std::min(rank(), peer), high = std::max(rank(), peer);
+  const std::string found = difference(first.plan, low, second.plan, high);
+  const bool same_verb = first.plan.verb == second.plan.verb;
+  std::string text = (same_verb ? verb_name(first.plan.verb) : "call") + std::string(" #") +
+                     std::to_string(mine->call) + " in group \"" + options_.name + "\": ";
+  text += found.empty() ? "the ranks made different calls before this one" : found;
+  if (same_verb) text += ". Rank " + std::to_string(low) + " called " + describe(first.plan);
+  if (!first.site.empty() && !second.site.empty())
+    text += ". Called at " + first.site + " on rank " + std::to_string(low) + ", at " +
+            second.site + " on rank " + std::to_string(high);
+  text += ". Found by rank " + std::to_string(rank());
+  if (mine->call != call_ && plan_)
+    text += " in " + describe(*plan_) + " #" + std::to_string(call_);
   fail(ErrorKind::desync,
-       call_name() + ": the ranks called different things as #" + std::to_string(mine->call) +
-           ": " + say(rank(), *mine) + ", " + say(peer, *theirs) +
-           ". Outputs of this call are undefined",
+       text +
+           ". Outputs of this call are undefined. Use of this group is over: call "
+           "fastcoll.shrink() or fastcoll.destroy()",
        uint64_t{1} << rank() | uint64_t{1} << peer);
 }
 
 template <class P>
 std::string Group<P>::call_name() const {
-  const std::string place = " in group \"" + options_.name + "\" (rank " + std::to_string(rank()) +
-                            " of " + std::to_string(world_size()) + ")";
+  const std::string place = " in group \"" + options_.name + "\" (seen by rank " +
+                            std::to_string(rank()) + " of " + std::to_string(world_size()) + ")";
   if (!plan_) return "between calls, after #" + std::to_string(call_) + place;
   const std::string site = options_.traces ? host_->call_site() : "";
   return describe(*plan_) + " #" + std::to_string(call_) + place +

@@ -36,13 +36,9 @@ void PointToPoint<P>::patrol(int64_t time_us) {
 
 template <class P>
 std::string PointToPoint<P>::name(const Transfer& transfer) const {
-  std::string text = transfer.sends ? "send" : "recv";
-  text += "(" + std::string(dtype_name(transfer.dtype)) +
-          ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
-          (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
-          ", tag=" + std::to_string(transfer.tag) + ")";
+  std::string text = describe(transfer);
   if (!transfer.site.empty()) text += at_site(transfer.site) + ",";
-  return text + " in group \"" + group_.options().name + "\" (rank " +
+  return text + " in group \"" + group_.options().name + "\" (seen by rank " +
          std::to_string(group_.rank()) + " of " + std::to_string(group_.world_size()) + ")";
 }
 
@@ -72,12 +68,12 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
 
 template <class P>
 void PointToPoint<P>::fail_timeout(const Transfer& transfer) {
-  const std::string seconds = std::to_string(transfer.waited.waited_us() / 1000) + " ms";
   uint64_t ranks = 0;
   for (int peer = 0; peer < group_.world_size(); ++peer)
     if (transfer.peer == kAnyPeer ? peer != group_.rank() : peer == transfer.peer)
       ranks |= uint64_t{1} << peer;
-  std::string text = name(transfer) + " waited " + seconds + " for rank " +
+  std::string text = name(transfer) + " waited " + seconds_text(transfer.waited.waited_us()) +
+                     " for rank " +
                      (transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer)) +
                      (transfer.sends ? ", which did not receive it" : ", which did not send it");
   if (transfer.peer != kAnyPeer) text += chain(transfer, &ranks);

@@ -41,4 +41,12 @@ struct Transfer {
   std::atomic<bool> done{false};
 };
 
+// "send(float32, numel=8, dst=1, tag=0)".
+inline std::string describe(const Transfer& transfer) {
+  const std::string peer = transfer.peer == kAnyPeer ? "any" : std::to_string(transfer.peer);
+  return std::string(transfer.sends ? "send(" : "recv(") + dtype_name(transfer.dtype) +
+         ", numel=" + std::to_string(transfer.numel) + (transfer.sends ? ", dst=" : ", src=") +
+         peer + ", tag=" + std::to_string(transfer.tag) + ")";
+}
+
 }  // namespace fastcoll

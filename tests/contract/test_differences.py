@@ -30,23 +30,23 @@ def differences(site: Site, verb: str, numel: int) -> Iterator[Case]:
     """Each field of a call, and another value of it."""
     numerics = site.limits.numerics if verb in REDUCTIONS else None
     usual = Call(verb, "float32", numel, numerics=numerics)
-    yield usual, replace(usual, dtype="int32"), ("float32", "int32")
-    yield usual, replace(usual, dtype="float64"), ("float32", "float64")
+    yield usual, replace(usual, dtype="int32"), ("dtype differs: ", "float32 on", "int32 on")
+    yield usual, replace(usual, dtype="float64"), ("dtype differs: ", "float32 on", "float64 on")
     for other in (0, numel + 2, 1_000_000 if numel < 1000 else 10):
-        yield usual, replace(usual, numel=other), ("numel=", "numel=")
+        yield usual, replace(usual, numel=other), ("numel differs: ", f"{other} on rank")
     other_verb = VERBS[(VERBS.index(verb) + 1) % len(VERBS)]
     yield usual, replace(usual, verb=other_verb, numerics=None), (verb, other_verb)
-    yield usual, BARRIER, (verb, "barrier")
+    yield usual, BARRIER, ("verb differs: ", verb, "barrier()")
     if verb in ROOTED:
-        yield usual, replace(usual, root=1), ("=0", "=1")
+        yield usual, replace(usual, root=1), (" differs: ", " 0 on rank", " 1 on rank")
     if verb in REDUCTIONS:
-        yield usual, replace(usual, op="MAX"), ("SUM", "MAX")
+        yield usual, replace(usual, op="MAX"), ("op differs: ", "SUM on", "MAX on")
         if site.in_new_group is in_new_group:
             same, fast = replace(usual, numerics="same_bits"), replace(usual, numerics="fast")
-            yield same, fast, ("numerics=same_bits", "numerics=fast")
+            yield same, fast, ("numerics differ", "same_bits on rank", "fast on rank")
         if "two_shot" in site.limits.algorithms:
             one, two = replace(usual, algorithm="one_shot"), replace(usual, algorithm="two_shot")
-            yield one, two, ("one_shot", "two_shot")
+            yield one, two, ("algorithm differs: ", "one_shot on", "two_shot on")
             if verb != "reduce":
                 yield two, replace(usual, algorithm="chain"), ("two_shot", "chain")
 
@@ -79,6 +79,9 @@ def check_verdict(words: Iterable[str], odd_ranks: list[int], rows: list[list[At
             assert one.seconds < LATE_S, one
     assert re.search(rf"ranks? \[?{odd_ranks[0]}\b", verdict), verdict
     assert all(word in verdict for word in words), (words, verdict)
+    assert "(rank " not in verdict, "every rank raises the text, none may take it for its own"
+    assert verdict.count("called") == 1 or "verb differs" in verdict, "the call is shown once"
+    assert "fastcoll.destroy()" in verdict
 
 
 def check_each_field(site: Site, verb: str, numel: int) -> None:
@@ -157,10 +160,10 @@ def all_to_all_of_split_sizes(comm: Any, numel: int, is_odd: bool) -> None:
 
 
 FORMS: dict[Form, tuple[str, ...]] = {
-    all_gather_of_other_parts: ("uneven parts",),
-    all_gather_of_equal_parts: ("uneven parts", "numel="),
-    reduce_scatter_of_other_parts: ("reduce(SUM", "numel="),  # it is one reduce for each part
-    all_to_all_of_split_sizes: ("numel=", "split sizes given"),
+    all_gather_of_other_parts: ("parts",),
+    all_gather_of_equal_parts: ("parts", "equal on rank"),
+    reduce_scatter_of_other_parts: ("reduce", "differs: "),  # it is one reduce for each part
+    all_to_all_of_split_sizes: ("parts", "equal on rank"),
 }
 
 
@@ -188,16 +191,21 @@ def test_parts_and_split_sizes(site: Site, own_clusters: Pools, numel: int) -> N
 
 def test_a_difference_without_an_error_on_all_is_seen() -> None:
     """Negative control of the check: silence, another text, a late error, another rank's name."""
-    case = (Call("all_reduce", "float32", 8), Call("all_reduce", "float32", 9), ("=8", "=9"))
-    told = Attempt("DesyncError", "rank 1 called numel=9, the others numel=8", 0.1)
+    case = (Call("all_reduce", "float32", 8), Call("all_reduce", "float32", 9), (" 8 on", " 9 on"))
+    text = "numel differs: 8 on rank 0, 9 on rank 1. Rank 0 called it. Call fastcoll.destroy()"
+    told = Attempt("DesyncError", text, 0.1)
     check(case, [1], [[told, told]] * 3)
     for wrong in (
         Attempt("", "", 0),
         Attempt("RuntimeError", told.text, 0.1),
-        Attempt("DesyncError", "rank 1 called numel=9", 0.1),
+        Attempt("DesyncError", text.replace("8 on", "7 on"), 0.1),
         Attempt("DesyncError", told.text, 30),
     ):
         with pytest.raises(AssertionError):
             check(case, [1], [[told, told], [told, wrong], [told, told]])
+    for everywhere in (f"all_reduce (rank 1 of 2): {text}", f"{text}; rank 1 called it"):
+        one = Attempt("DesyncError", everywhere, 0.1)
+        with pytest.raises(AssertionError):
+            check(case, [1], [[one, one]] * 3)
     with pytest.raises(AssertionError):
-        check(case, [0], [[told, told]] * 3)
+        check(case, [2], [[told, told]] * 3)

@@ -44,8 +44,9 @@ def after_another_root(rank: Rank, gap: int) -> list[Attempt]:
 def test_a_difference_that_nobody_waited_on(pools: Pools, gap: int) -> None:
     for row in pools(2).run(after_another_root, gap):
         assert row[-1].kind == "DesyncError", row
-        assert "src=0" in row[-1].text
-        assert "src=1" in row[-1].text
+        assert "src differs: 0 on rank 0, 1 on rank 1" in row[-1].text
+        assert "Found by rank" in row[-1].text
+        assert f"in barrier() #{2 + gap}. " in row[-1].text
         assert row[-1].seconds < LATE_S
 
 
@@ -83,8 +84,9 @@ def asynchronous(rank: Rank) -> list[Attempt]:
 def test_asynchronous_calls(pools: Pools) -> None:
     for row in pools(3).run(asynchronous):
         assert [one.kind for one in row] == ["", "", *["DesyncError"] * 3]
-        assert "numel=3" in row[2].text
-        assert "numel=4" in row[2].text
+        assert "numel differs: " in row[2].text
+        assert " 3 on rank " in row[2].text
+        assert " 4 on rank 1" in row[2].text
 
 
 def local_differences(rank: Rank) -> list[Attempt]:

@@ -286,7 +286,7 @@ def test_a_verb_names_where_its_tensors_may_be(gpu_too: bool) -> None:
 
 # ---- verdicts ------------------------------------------------------------------------------------
 
-WHERE = 'in group "world" (rank 0 of 4)'
+WHERE = 'in group "world" (seen by rank 0 of 4)'
 
 
 def verdict(**fields) -> Verdict:
@@ -295,24 +295,24 @@ def verdict(**fields) -> Verdict:
 
 
 def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
-    kind, text, ranks = explain(verdict(), 0, WHERE, "all_reduce(...)", peer_is_gone=False)
+    kind, text, ranks = explain(verdict(), WHERE, "all_reduce(...)", peer_is_gone=False)
     assert (kind, ranks) == (TIMEOUT, (2,))
     assert "GPU call 41 on channel 5" in text
-    assert "this rank waited to the limit for rank 2, which did not arrive" in text
+    assert "rank 0 waited to the limit for rank 2, which did not arrive" in text
     assert "FASTCOLL_TIMEOUT_S" in text
     assert "all_reduce(...)" in text
     assert WHERE in text
-    kind, text, _ = explain(verdict(raiser=3), 0, WHERE, "", peer_is_gone=False)
+    kind, text, _ = explain(verdict(raiser=3), WHERE, "", peer_is_gone=False)
     assert "rank 3 waited to the limit for rank 2" in text
-    kind, text, ranks = explain(verdict(kind=DESYNC), 0, WHERE, "", peer_is_gone=True)
+    kind, text, ranks = explain(verdict(kind=DESYNC), WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (DESYNC, (2,))
-    assert "rank 2 called something else than rank 0 (stamps 0xb and 0xa)" in text
-    _, text, _ = explain(verdict(kind=DESYNC, phase=5), 0, WHERE, "", peer_is_gone=False)
+    assert "rank 2 called something else than rank 0" in text
+    _, text, _ = explain(verdict(kind=DESYNC, phase=5), WHERE, "", peer_is_gone=False)
     assert "rank 2 says that its tensor lies outside of its symmetric memory" in text
-    kind, text, ranks = explain(verdict(kind=USAGE), 0, WHERE, "", peer_is_gone=True)
+    kind, text, ranks = explain(verdict(kind=USAGE), WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (USAGE, (2,))
     assert "rank 2 was in two calls of this group at the same time" in text
-    kind, text, ranks = explain(verdict(), 0, WHERE, "", peer_is_gone=True)
+    kind, text, ranks = explain(verdict(), WHERE, "", peer_is_gone=True)
     assert (kind, ranks) == (PEER_LOST, (2,))
     assert "lost rank 2" in text
 

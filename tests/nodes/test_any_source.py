@@ -115,7 +115,7 @@ def test_a_receive_without_a_sender_ends_at_the_limit(fresh_pool: FreshPool) -> 
     found = cluster(fresh_pool).run(nobody_sends)
     assert {one.kind for one in found} == {"CollectiveTimeout"}, found
     assert {one.ranks for one in found} == {(1, 2)}
-    assert all("recv from any rank with tag 0 (rank 0)" in one.text for one in found)
+    assert all("recv from any rank with tag 0 (seen by rank 0)" in one.text for one in found)
 
 
 def closed(rank: Rank) -> list[Any]:

@@ -282,12 +282,12 @@ class DeviceGroup:
 
     def _fail(self, verdict: Verdict) -> None:
         host = self._host
-        where = f'in group "{host.name}" (rank {host.rank} of {host.world_size})'
+        where = f'in group "{host.name}" (seen by rank {host.rank} of {host.world_size})'
         gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
         differs = verdict.kind == DESYNC
         both = self._journal.difference(verdict.raiser, verdict.rank) if differs else ""
         last = str(self._last_call)
-        host.fail(*explain(verdict, host.rank, where, last, peer_is_gone=gone, both=both))
+        host.fail(*explain(verdict, where, last, peer_is_gone=gone, both=both))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Make a symmetric tensor in this rank's region. Collective.

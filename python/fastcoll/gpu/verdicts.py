@@ -32,14 +32,13 @@ class Verdict:
 
 
 def explain(
-    verdict: Verdict, me: int, where: str, last_call: str, *, peer_is_gone: bool, both: str = ""
+    verdict: Verdict, where: str, last_call: str, *, peer_is_gone: bool, both: str = ""
 ) -> tuple[int, str, tuple[int, ...]]:
     """Return the kind, text and guilty ranks of the error.
 
     Args:
         verdict: The words that the kernel left.
-        me: This rank.
-        where: The group and this rank, as text.
+        where: The group and the rank that tells it, as text; all ranks raise the error.
         last_call: The last call that this rank started.
         peer_is_gone: Whether the process of `verdict.rank` ended or left.
         both: The call in which this rank and the other one differ, if that is known.
@@ -48,9 +47,8 @@ def explain(
     call = f"GPU call {verdict.epoch} on channel {verdict.channel} {where}"
     rest = f"Last started here: {last_call}. Outputs since then are undefined (NaN where floating)"
     if verdict.kind == USAGE:
-        who = "this rank" if peer == me else f"rank {peer}"
         what = (
-            f"{who} was in two calls of this group at the same time: a captured graph was "
+            f"rank {peer} was in two calls of this group at the same time: a captured graph was "
             "replayed in a stream that does not wait for the other one. Replay it in the stream "
             "of the other calls, let one stream wait for the other, or give it a group of its own"
         )
@@ -62,18 +60,15 @@ def explain(
             what = f"rank {peer} says that its tensor lies outside of its symmetric memory"
         else:
             what = f"rank {peer} called something else than rank {verdict.raiser}"
-        if verdict.raiser == me:
-            what += f" (stamps {verdict.seen_stamp:#x} and {verdict.expected_stamp:#x})"
         if both:
             what += f"; {both}"
         return DESYNC, f"{call}: {what}. {rest}", (peer,)
     if peer_is_gone:
         return PEER_LOST, f"{call} lost rank {peer}: its process ended or left. {rest}", (peer,)
     phase = _PHASES[verdict.phase] if verdict.phase < len(_PHASES) else "did not answer"
-    who = "this rank" if verdict.raiser == me else f"rank {verdict.raiser}"
     text = (
-        f"{call}: {who} waited to the limit for rank {peer}, which {phase}. If the ranks are only "
-        f"slow, raise timeout_s= or FASTCOLL_TIMEOUT_S. {rest}"
+        f"{call}: rank {verdict.raiser} waited to the limit for rank {peer}, which {phase}. If the "
+        f"ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S. {rest}"
     )
     return TIMEOUT, text, (peer,)
 

@@ -96,6 +96,21 @@ class Header:
             words.append("on GPUs")
         return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
 
+    def facts(self) -> dict[str, str]:
+        """Return the fields that an error compares, by their names there."""
+        reduces = self.verb in REDUCTIONS
+        parts = "counted" if self.splits == COUNTED else f"#{self.splits % 100000}"
+        return {
+            "number": f"#{self.sequence}",
+            "op": self.op.name if reduces else "",
+            "dtype": self.dtype.name,
+            "numel": "" if self.splits == COUNTED else str(self.numel),
+            "root": str(self.root),
+            "sizes of parts": parts if self.splits else "equal",
+            "numerics": "fast" if self.by_carrier and reduces else "same_bits",
+            "device": "GPUs" if self.on_gpus else "CPUs",
+        }
+
     def given_bytes(self, world_size: int) -> int:
         """Return the bytes of each rank's input; in broadcast and scatter only the root has one."""
         many = (Verb.reduce_scatter, Verb.scatter, Verb.all_to_all)
@@ -198,12 +213,24 @@ def _compare(ranks: Sequence[int], headers: torch.Tensor) -> None:
     """Check that the headers of some ranks are equal."""
     if bool((headers == headers[0]).all()):
         return
-    calls = [Header.unpack(header.numpy().tobytes()).describe() for header in headers]
-    by_call: dict[str, list[int]] = {}
-    for rank, call in zip(ranks, calls, strict=True):
-        by_call.setdefault(call, []).append(rank)
-    sides = "; ".join(f"ranks {some} called {call}" for call, some in by_call.items())
+    calls = [Header.unpack(header.numpy().tobytes()) for header in headers]
+    rows = [call.facts() for call in calls]
+    if len({call.verb for call in calls}) > 1:
+        rows = [{"verb": call.describe()} for call in calls]
+    found = []
+    for fact in rows[0]:
+        sides: dict[str, list[int]] = {}
+        for rank, row in zip(ranks, rows, strict=True):
+            sides.setdefault(row[fact], []).append(rank)
+        if len(sides) > 1:
+            texts = [f"{value} on {_named(some)}" for value, some in sides.items()]
+            found.append(f"{fact} {'differ' if fact[-1] == 's' else 'differs'}: {', '.join(texts)}")
     raise DesyncError(
-        f"the ranks made different calls: {sides}. Use of this group is over: call "
+        f"the ranks made different calls: {'; '.join(found)}. Rank {ranks[0]} called "
+        f"{calls[0].describe()}. Use of this group is over: call fastcoll.shrink() or "
         "fastcoll.destroy()"
     )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"

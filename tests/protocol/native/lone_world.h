@@ -164,8 +164,8 @@ inline const std::string kOver =
     ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
 
 inline std::string place(int rank, int world_size) {
-  return " in group \"lone\" (rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
-         ")";
+  return " in group \"lone\" (seen by rank " + std::to_string(rank) + " of " +
+         std::to_string(world_size) + ")";
 }
 
 // Rank 0 waits in its next call.

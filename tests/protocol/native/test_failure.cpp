@@ -169,8 +169,8 @@ void differ(Algorithm algorithm, bool inlined, int num_before, int num_calls) {
     // Where all ranks meet first, none gets through.
     require(was_made != (meets || algorithm == Algorithm::schedule), "where the calls differ",
             error);
-    const std::string expected =
-        "the ranks called different things as #" + std::to_string(num_before + 1) + ":";
+    const std::string expected = std::string(meets ? "all_reduce #" : "broadcast #") +
+                                 std::to_string(num_before + 1) + " in group";
     require(error.find(expected) != std::string::npos, "calls that differ", error);
   });
 }

@@ -87,19 +87,19 @@ void name_transfers() {
   Pairs pairs(2);
   const Message receive = pairs.receive(0, 1, 8);
   require_error(pairs.wait(0, receive),
-                recv_name("1", 2) + " waited T ms for rank 1, which did not send it" + kSlow,
+                recv_name("1", 2) + " waited T s for rank 1, which did not send it" + kSlow,
                 ErrorKind::timeout, 2);
   Pairs sites(3, [](GroupOptions& options) { options.traces = true; });
   sites.world.host(0).site = "a.py:1";
   const Message send = sites.send(0, 2, kLarge);
   require_error(sites.wait(0, send),
                 "send(int32, numel=16384, dst=2, tag=5) at a.py:1," + place(0, 3) +
-                    " waited T ms for rank 2, which did not receive it" + kSlow,
+                    " waited T s for rank 2, which did not receive it" + kSlow,
                 ErrorKind::timeout, 4);
   Pairs any(3);
   const Message all = any.receive(0, kAnyPeer, 8);
   require_error(any.wait(0, all),
-                recv_name("any", 3) + " waited T ms for rank any, which did not send it" + kSlow,
+                recv_name("any", 3) + " waited T s for rank any, which did not send it" + kSlow,
                 ErrorKind::timeout, 6);
 }
 
@@ -113,7 +113,7 @@ void require_chain(const std::vector<uint64_t>& blocked, const std::string& text
   if (prepare) prepare(pairs.world);
   const Message receive = pairs.receive(0, 1, 8);
   require_error(pairs.wait(0, receive),
-                recv_name("1", 4) + " waited T ms for rank 1, which did not send it" + text + kSlow,
+                recv_name("1", 4) + " waited T s for rank 1, which did not send it" + text + kSlow,
                 ErrorKind::timeout, ranks);
 }
 

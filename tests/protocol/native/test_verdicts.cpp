@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,9 @@ using namespace lone;
 namespace {
 
 // ---- calls that differ --------------------------------------------------------------------------
+
+const std::string kIn = " in group \"lone\": ";
+const std::string kUndefined = ". Outputs of this call are undefined" + kOver;
 
 void compare_calls() {
   for (const bool traces : {false, true})
@@ -42,18 +46,18 @@ void compare_calls() {
         const uint64_t last = num_before + num_after + 2;
         const bool is_there = last - num_before - 1 < kRingEntries;
         const uint64_t first = is_there ? num_before + 1 : last - kRingEntries + 1;
-        const auto site = [&](int rank) { return !traces ? "" : rank ? " at r1.py" : " at r0.py"; };
-        const std::string choice = " inlined, numerics=same_bits";
-        const std::string mine = is_there ? "all_reduce(SUM, int32, numel=3) by one_shot"
-                                          : "barrier() by direct",
-                          theirs = is_there ? "broadcast(int32, numel=4, src=0) by direct"
-                                            : "barrier() by direct";
+        const std::string found =
+            is_there ? "call #" + std::to_string(first) + kIn +
+                           "verb differs: all_reduce(SUM, int32, numel=3) on rank 0, "
+                           "broadcast(int32, numel=4, src=0) on rank 1"
+                     : "barrier #" + std::to_string(first) + kIn +
+                           "the ranks made different calls before this one. Rank 0 called "
+                           "barrier()";
         require_error(seen,
-                      kName + std::to_string(last) + place(0, 2) +
-                          (traces ? ", called at r0.py," : "") +
-                          ": the ranks called different things as #" + std::to_string(first) +
-                          ": rank 0 called " + mine + choice + site(0) + ", rank 1 called " +
-                          theirs + choice + site(1) + ". Outputs of this call are undefined",
+                      found + (traces ? ". Called at r0.py on rank 0, at r1.py on rank 1" : "") +
+                          ". Found by rank 0" +
+                          (last != first ? " in barrier() #" + std::to_string(last) : "") +
+                          kUndefined,
                       ErrorKind::desync, 3);
       }
 }
@@ -69,8 +73,62 @@ void compare_repeated_calls() {
       for (const int rank : {0, 1}) world.leave(rank);
   }
   const Seen seen = error_of([&] { world.group(0).wait_arrival(1); });
-  require(seen.text.find("the ranks called different things as #2:") != std::string::npos,
-          seen.text);
+  require(seen.text.find("call #2 in group") == 0, seen.text);
+}
+
+// The text names every field that differs, and is the same whichever rank finds it.
+void name_fields() {
+  const auto changed = [](Verb verb, const std::function<void(Plan&)>& change) {
+    Plan plan = plan_of(verb, 3);
+    change(plan);
+    return make_plan(plan);
+  };
+  const auto none = [](Plan&) {};
+  const struct {
+    Verb verb;
+    std::function<void(Plan&)> one, other;
+    const char *text, *call;
+  } kCases[] = {
+      {Verb::all_reduce, none, [](Plan& plan) { plan.numel = 4; },
+       "numel differs: 3 on rank 0, 4 on rank 1", "all_reduce(SUM, int32, numel=3)"},
+      {Verb::all_reduce, [](Plan& plan) { plan.op = Op::max; },
+       [](Plan& plan) { plan.dtype = DType::float32; },
+       "op differs: MAX on rank 0, SUM on rank 1; dtype differs: int32 on rank 0, float32 on rank "
+       "1",
+       "all_reduce(MAX, int32, numel=3)"},
+      {Verb::broadcast, none, [](Plan& plan) { plan.root = 1; },
+       "src differs: 0 on rank 0, 1 on rank 1", "broadcast(int32, numel=3, src=0)"},
+      {Verb::reduce, [](Plan& plan) { plan.root = 1; }, none,
+       "dst differs: 1 on rank 0, 0 on rank 1", "reduce(SUM, int32, numel=3, dst=1)"},
+      {Verb::all_to_all, none, [](Plan& plan) { plan.splits = kCountedSplits; },
+       "sizes of parts differ: equal on rank 0, split sizes given on rank 1",
+       "all_to_all(int32, numel=3)"},
+      {Verb::all_reduce, none,
+       [](Plan& plan) { plan.splits = uint64_t{1} << kListHashBits | 12, plan.inlined = false; },
+       "sizes of parts differ: equal on rank 0, 1 tensor with sizes #27788 on rank 1",
+       "all_reduce(SUM, int32, numel=3)"},
+      {Verb::all_reduce, none, [](Plan& plan) { plan.fast_numerics = true; },
+       "numerics differ: same_bits on rank 0, fast on rank 1", "all_reduce(SUM, int32, numel=3)"},
+      {Verb::all_reduce, none, [](Plan& plan) { plan.algorithm = Algorithm::two_shot; },
+       "algorithm differs: one_shot on rank 0, two_shot on rank 1",
+       "all_reduce(SUM, int32, numel=3)"},
+      {Verb::all_reduce, none, [](Plan& plan) { plan.inlined = false; },
+       "plan differs: one_shot inlined, numerics=same_bits on rank 0, one_shot in segments of "
+       "32768 "
+       "bytes, numerics=same_bits on rank 1",
+       "all_reduce(SUM, int32, numel=3)"},
+  };
+  for (const auto& one : kCases)
+    for (const int finder : {0, 1}) {
+      World world(2);
+      world.enter(1 - finder, changed(one.verb, finder ? one.one : one.other));
+      world.enter(finder, changed(one.verb, finder ? one.other : one.one));
+      const Seen seen = error_of([&] { world.group(finder).wait_arrival(1 - finder); });
+      require_error(seen,
+                    std::string(verb_name(one.verb)) + " #1" + kIn + one.text + ". Rank 0 called " +
+                        one.call + ". Found by rank " + std::to_string(finder) + kUndefined,
+                    ErrorKind::desync, 3);
+    }
 }
 
 // ---- ranks that left ----------------------------------------------------------------------------
@@ -223,6 +281,7 @@ void keep_verdicts() {
 int main() {
   compare_calls();
   compare_repeated_calls();
+  name_fields();
   name_lost_ranks();
   keep_messages();
   hear_farewells();

@@ -88,7 +88,7 @@ class Ends:
         """Return the name of a transfer of this rank in an error."""
         verb, to = ("send", "to") if sends else ("recv", "from")
         whom = "any rank" if peer == ANY else f"rank {peer}"
-        return f"{verb} {to} {whom} with tag {tag} (rank {self.seat.rank})"
+        return f"{verb} {to} {whom} with tag {tag} (seen by rank {self.seat.rank})"
 
     def on_interrupt(self, name: str) -> Callable[[BaseException], None]:
         """Return a function that ends the group: a signal ended this rank's wait for a transfer."""

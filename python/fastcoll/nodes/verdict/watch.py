@@ -120,8 +120,8 @@ class Watch:
 
     def _who(self) -> str:
         return (
-            f'{self.call} #{self.sequence} in group "{self._name}" (rank {self._rank} on node '
-            f"{self._node})"
+            f'{self.call} #{self.sequence} in group "{self._name}" (seen by rank {self._rank} on '
+            f"node {self._node})"
         )
 
     def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
