@@ -3,13 +3,14 @@
 
 Objects travel as pickles between the processes of one user, which is checked when a group is made.
 With `weights_only` torch saves and loads the objects instead. Decides how they become bytes,
-and that a rank has at most one copy: of its own packed objects and of those that it receives. Must
-not know how a call is carried out.
+and that a rank has at most one copy: of its own packed objects and of those that it receives. An
+object that can't be packed is an error on all ranks: its length is then told as -1. Must not know
+how a call is carried out.
 """
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,16 +21,25 @@ from fastcoll.calls.group_calls import GroupCalls
 from fastcoll.calls.tensors import checked_rank
 from fastcoll.errors import DesyncError, UsageError
 
+_MOST_TEXT = 500  # of an error that other ranks are told
+
+
+class _Packed(io.BytesIO):
+    """Packed objects, or the error that kept them from being packed."""
+
+    error: Exception | None = None
+
 
 class ObjectMethods(GroupCalls):
     """Collectives, sends and receives of anything that can be pickled."""
 
     def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
         """Gather a string of bytes from every rank; they may differ in length. Collective."""
-        return [file.getvalue() for file in self._gather_files(io.BytesIO(data), limit_s)]
+        return [file.getvalue() for file in self._gather_files(_Packed(data), limit_s)]
 
-    def _gather_files(self, mine: io.BytesIO, limit_s: float | None = None) -> list[io.BytesIO]:
-        lengths = [row[0] for row in self.gather_words([mine.getbuffer().nbytes], limit_s)]
+    def _gather_files(self, mine: _Packed, limit_s: float | None = None) -> list[io.BytesIO]:
+        lengths = [row[0] for row in self.gather_words([_length_of(mine)], limit_s)]
+        self._require_packed(lengths, mine)
         if not any(lengths):
             return [mine] * self.world_size
         files = self.allocated(
@@ -43,6 +53,16 @@ class ObjectMethods(GroupCalls):
         self.all_gather(rows, rows[self.rank], timeout_s=limit_s)
         return files
 
+    def _require_packed(self, lengths: Iterable[int], mine: _Packed) -> None:
+        """Raise on all ranks if one of them could not pack its objects. Collective if so."""
+        if min(lengths) >= 0:
+            return
+        texts = self.gather_bytes(_problem_of(mine).encode())
+        said = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in enumerate(texts) if text)
+        raise UsageError(
+            f"objects can't be packed ({said}); nothing was moved and the group can still be used"
+        ) from mine.error
+
     def _hand_over(self, gives: Sequence[io.BytesIO], gets: Sequence[io.BytesIO]) -> None:
         """Give each rank a file, and get one from each; they may be empty, and end up full."""
         self.all_to_all([_array_on(file) for file in gets], [_array_on(file) for file in gives])
@@ -52,7 +72,8 @@ class ObjectMethods(GroupCalls):
     ) -> None:
         """See `fastcoll.all_gather_object`."""
         _check_length(object_list, "object_list", self.world_size)
-        object_list[:] = _all_unpacked(self._gather_files(_packed(obj, weights_only)), weights_only)
+        files = self._gather_files(_packed(obj, weights_only))
+        object_list[:] = _all_unpacked(files, weights_only)
 
     def broadcast_object_list(
         self, object_list: list[Any], src: int = 0, *, weights_only: bool = False
@@ -61,11 +82,12 @@ class ObjectMethods(GroupCalls):
         root = checked_rank(src, "src", self.world_size)
         _check_list(object_list)
         gives = self.rank == root
-        file = _packed(object_list, weights_only) if gives else io.BytesIO()
-        length = np.array([file.getbuffer().nbytes], np.int64)
+        packed = _packed(object_list, weights_only) if gives else _Packed()
+        length = np.array([_length_of(packed)], np.int64)
         self.broadcast(length, root)
         num_bytes = int(length[0])
-        file = self.allocated(lambda: file if gives else _file_of(num_bytes), num_bytes)
+        self._require_packed([num_bytes], packed)
+        file = self.allocated(lambda: packed if gives else _file_of(num_bytes), num_bytes)
         message = _array_on(file)
         self.broadcast(message, root)
         if not gives:
@@ -86,13 +108,14 @@ class ObjectMethods(GroupCalls):
         if self.rank == root:
             _check_length(object_gather_list, "object_gather_list", self.world_size)
         mine, ranks = _packed(obj, weights_only), range(self.world_size)
-        rows = self.gather_words([mine.getbuffer().nbytes, root])
+        rows = self.gather_words([_length_of(mine), root])
         if any(row[1] != root for row in rows):
             sides = ", ".join(f"rank {rank}: {row[1]}" for rank, row in enumerate(rows))
             raise DesyncError(
                 f"gather_object() needs the same dst on every rank, got {sides}; nothing was "
                 "moved and the group can still be used"
             )
+        self._require_packed([row[0] for row in rows], mine)
         lengths = [0 if rank == root else row[0] for rank, row in enumerate(rows)]
         gets = self.allocated(
             lambda: [_file_of(length if self.rank == root else 0) for length in lengths],
@@ -117,16 +140,18 @@ class ObjectMethods(GroupCalls):
         root = checked_rank(src, "src", self.world_size)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise UsageError("scatter_object_output_list must be a list of at least one element")
-        gives = [io.BytesIO() for _ in range(self.world_size)]
+        gives = [_Packed() for _ in range(self.world_size)]
         if self.rank == root:
             _check_length(scatter_object_input_list, "scatter_object_input_list", self.world_size)
             gives = [_packed(obj, weights_only) for obj in scatter_object_input_list or ()]
-        lengths = np.array([file.getbuffer().nbytes for file in gives], np.int64)
+        lengths = np.array([_length_of(file) for file in gives], np.int64)
         self.broadcast(lengths, root)
-        mine, gives[root] = gives[root], io.BytesIO()  # the root keeps its own object
+        failed = next((file for file in gives if file.error), gives[root])
+        self._require_packed(lengths.tolist(), failed)
+        kept, gives[root] = gives[root], _Packed()  # the root keeps its own object
         gets = [io.BytesIO() for _ in range(self.world_size)]
         mine = self.allocated(
-            lambda: mine if self.rank == root else _file_of(int(lengths[self.rank])),
+            lambda: kept if self.rank == root else _file_of(int(lengths[self.rank])),
             int(lengths.sum()),
         )
         if self.rank != root:
@@ -141,9 +166,17 @@ class ObjectMethods(GroupCalls):
     ) -> None:
         """See `fastcoll.send_object_list`; `dst` is a rank of this group."""
         _check_list(object_list)
-        message = _array_on(_packed(object_list, weights_only))
-        self.send(np.array([message.size], np.int64), dst)
-        self.send(message, dst)
+        packed = _packed(object_list, weights_only)
+        self.send(np.array([_length_of(packed)], np.int64), dst)
+        if packed.error is None:
+            self.send(_array_on(packed), dst)
+            return
+        text = np.frombuffer(_problem_of(packed).encode(), np.uint8).copy()
+        self.send(np.array([text.size], np.int64), dst)
+        self.send(text, dst)
+        raise UsageError(
+            f"objects can't be packed ({_problem_of(packed)}); rank {dst} is told"
+        ) from packed.error
 
     def recv_object_list(
         self, object_list: list[Any], src: int | None = None, *, weights_only: bool = False
@@ -152,8 +185,13 @@ class ObjectMethods(GroupCalls):
         _check_list(object_list)
         length = np.empty(1, np.int64)
         peer = self.recv(length, src)
+        if is_problem := length[0] < 0:
+            self.recv(length, peer)
         file = _file_of(int(length[0]))
         self.recv(_array_on(file), peer)
+        if is_problem:
+            text = file.getvalue().decode()
+            raise UsageError(f"rank {peer} can't pack the objects that it was to send ({text})")
         _replace(object_list, file, peer, weights_only)
         return peer
 
@@ -183,13 +221,26 @@ def _array_on(file: io.BytesIO) -> np.ndarray[Any, Any]:
     return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def _packed(obj: Any, weights_only: bool) -> io.BytesIO:
-    packed = io.BytesIO()
-    if weights_only:
-        torch.save(obj, packed)
-    else:
-        pickle.dump(obj, packed)
+def _packed(obj: Any, weights_only: bool) -> _Packed:
+    packed = _Packed()
+    try:
+        if weights_only:
+            torch.save(obj, packed)
+        else:
+            pickle.dump(obj, packed)
+    except Exception as error:  # an object's own code may raise anything
+        packed.error = error
     return packed
+
+
+def _length_of(packed: _Packed) -> int:
+    return -1 if packed.error else packed.getbuffer().nbytes
+
+
+def _problem_of(packed: _Packed) -> str:
+    """Return why objects can't be packed; "" where they can."""
+    error = packed.error
+    return f"{type(error).__name__}: {error}"[:_MOST_TEXT] if error else ""
 
 
 def _all_unpacked(files: list[io.BytesIO], weights_only: bool) -> list[Any]:
