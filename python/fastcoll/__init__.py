@@ -66,6 +66,7 @@ from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
 from fastcoll.nodes.group import HierarchicalCommunicator
+from fastcoll.ranks.functions import launch
 from fastcoll.types import ReduceOp
 
 __version__ = library_version()
@@ -112,6 +113,7 @@ __all__ = [
     "init",
     "irecv",
     "isend",
+    "launch",
     "monitored_barrier",
     "new_group",
     "recv",

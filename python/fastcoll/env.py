@@ -206,6 +206,27 @@ def is_first_on_node() -> bool:
     return os.environ.get("LOCAL_RANK") == "0"
 
 
+def for_rank(rank: int, world_size: int, store_port: int, num_threads: int) -> dict[str, str]:
+    """Return this process's environment with what torchrun would tell a rank of this machine."""
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store_port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": f"fastcoll-{os.getpid()}",
+    }
+    # Without a buffer a rank's lines come when they are printed, though they go through a pipe.
+    usual = {"OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
+    return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
 def let_ddp_borrow() -> None:
     """Let DDP ask its backend for the memory of its buckets, unless the user has said whether."""
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

@@ -21,6 +21,7 @@ from fastcoll.cli.inspect import inspect
 from fastcoll.cli.plan import plan
 from fastcoll.cli.regret import regret
 from fastcoll.cli.report import report
+from fastcoll.cli.run import CONTEXT, run
 from fastcoll.cli.schedule import schedule
 from fastcoll.cli.topo import topo
 from fastcoll.cli.tune import tune
@@ -48,6 +49,7 @@ for command in (
     report,
 ):
     app.command()(command)
+app.command(context_settings=CONTEXT)(run)
 
 
 def _end(signum: int, frame: FrameType | None) -> None:

@@ -54,6 +54,24 @@ def numa_nodes() -> dict[int, str]:
     }
 
 
+def cores(cpus: set[int]) -> list[tuple[int, ...]]:
+    """Return the cores of these CPUs, each as those of its CPUs; neighbours in memory adjoin."""
+    node_of = {cpu: node for node, text in numa_nodes().items() for cpu in _cpus_in(text)}
+    found: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = read_text(_CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        found.setdefault(siblings or str(cpu), []).append(cpu)
+    return [
+        tuple(core) for core in sorted(found.values(), key=lambda core: node_of.get(core[0], 0))
+    ]
+
+
+def _cpus_in(text: str) -> list[int]:
+    """Return the CPUs of a list as the kernel writes it."""
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+    return [cpu for end in ends for cpu in range(end[0], end[-1] + 1)]
+
+
 def cache_sizes() -> dict[str, str]:
     """Return the caches of one usable CPU: {"L1 Data": "32K", "L2 Unified": "2048K", ...}."""
     cpu = min(affinity())

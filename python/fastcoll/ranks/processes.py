@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of the ranks of one program, from their start to their end.
+
+Decides which failure was first, how the other ranks are told to end, and how long they may take.
+Each rank has a session of its own, so that its children end with it. Knows no program.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Self
+
+from torch.distributed import TCPStore
+
+from fastcoll import env
+from fastcoll.ranks.output import Lines, Sink
+from fastcoll.ranks.shares import Share, share_cpus
+
+# How long ranks that were told to end may take.
+GRACE_S = 3.0
+# How often it is looked whether a rank has ended, whose output may not say so.
+_LOOK_S = 0.2
+_READ_BYTES = 1 << 16
+_SHIM = str(Path(__file__).with_name("shim.py"))
+_SIGNALS = {one.value: one.name for one in signal.Signals}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that failed; `words` is the last line that it wrote to stderr."""
+
+    rank: int
+    code: int
+    words: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code as a shell has it: 128 and the signal of a rank that was killed."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def describe(self, world_size: int) -> str:
+        """Return a sentence for the user."""
+        text = f"rank {self.rank} of {world_size} "
+        if self.code >= 0:
+            text += f"ended with exit code {self.code}"
+        else:
+            text += f"was killed by {_SIGNALS.get(-self.code, f'signal {-self.code}')}"
+        if self.code == -signal.SIGKILL:
+            text += ", as by the kernel where memory runs out"
+        return f"{text}: {self.words}" if self.words else text
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to start as ranks.
+
+    Attributes:
+        command: The command of every rank; its first word is a path.
+        world_size: Number of ranks.
+        sinks: Where the lines of stdout and stderr go; None: the ranks write to this process's own.
+        bind: Whether each rank stays on its share of the CPUs.
+        passed_fds: Descriptors that the ranks inherit.
+        on_reply: Takes a rank and all that it wrote to the pipe whose number ends its command. A
+            rank that wrote nothing has failed. None: no such pipe.
+    """
+
+    command: Sequence[str]
+    world_size: int
+    sinks: tuple[Sink, Sink] | None = None
+    bind: bool = True
+    passed_fds: tuple[int, ...] = ()
+    on_reply: Callable[[int, bytes], None] | None = None
+
+
+@dataclass
+class _Rank:
+    """One rank's process, and its streams that are still open."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    words: Lines | None = None
+    reply: "_Reply | None" = None
+    streams: list[IO[bytes]] = field(default_factory=list)
+
+
+class Ranks:
+    """The ranks of a program. A context manager: none of them is left behind its `with`.
+
+    Attributes:
+        failures: The ranks that failed by themselves, in that order.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.failures: list[Failure] = []
+        self._program = program
+        self._alive: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._kill_at = float("inf")
+        self._is_ending = self._is_mute = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._store, port = _serve_store()
+            for rank, share in enumerate(share_cpus(self._program.world_size)):
+                self._start(rank, share, port)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        is_ctrl_c = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._is_mute = kind is not None and issubclass(kind, OSError)  # nobody reads our output
+        try:
+            self.end(signal.SIGINT if is_ctrl_c else signal.SIGTERM)
+            while self._alive:
+                self._turn()
+        finally:
+            self._kill()
+            self._selector.close()
+
+    def wait(self, keep_going: bool = False, limit_s: float = float("inf")) -> bool:
+        """Wait until all ranks have ended; a failure ends the others, unless `keep_going`.
+
+        Returns:
+            Whether they ended within the limit.
+        """
+        end = time.monotonic() + limit_s
+        while self._alive:
+            self._turn()
+            if self.failures and not keep_going:
+                self.end(signal.SIGTERM)
+            if time.monotonic() > end:
+                return False
+        return True
+
+    def end(self, signum: signal.Signals) -> None:
+        """Tell the ranks that are left to end; those that don't follow are killed."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._kill_at = time.monotonic() + GRACE_S
+            self._signal(signum)
+
+    def first_failure(self) -> Failure | None:
+        """Return the failure that came first; of several at once one that no other rank caused."""
+        return min(self.failures, key=lambda one: "PeerLostError" in one.words, default=None)
+
+    def _start(self, rank: int, share: Share, port: int) -> None:
+        program = self._program
+        cpus = ",".join(map(str, share.cpus)) if program.bind else ""
+        command = [sys.executable, "-IS", _SHIM, str(os.getpid()), cpus or "-", *program.command]
+        fds, reply_fd = list(program.passed_fds), -1
+        if program.on_reply is not None:
+            reply_fd, write_fd = os.pipe()
+            command.append(str(write_fd))
+            fds.append(write_fd)
+        output = None if program.sinks is None else subprocess.PIPE
+        process = subprocess.Popen(
+            command,
+            # A terminal's input can't be shared, nor read from another session.
+            stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env.for_rank(rank, program.world_size, port, share.num_threads),
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        one = _Rank(rank, process)
+        self._alive.append(one)
+        if program.on_reply is not None:
+            os.close(write_fd)
+            one.reply = _Reply(partial(program.on_reply, rank))
+            self._read(one, os.fdopen(reply_fd, "rb"), one.reply)
+        if program.sinks is not None:
+            for stream, sink in zip((process.stdout, process.stderr), program.sinks, strict=True):
+                assert stream is not None
+                one.words = Lines(b"[%d] " % rank, partial(self._say, sink))
+                self._read(one, stream, one.words)
+
+    def _say(self, sink: Sink, text: bytes) -> None:
+        if not self._is_mute:
+            sink(text)
+
+    def _read(self, one: _Rank, stream: IO[bytes], reader: "Lines | _Reply") -> None:
+        os.set_blocking(stream.fileno(), False)
+        one.streams.append(stream)
+        self._selector.register(stream, selectors.EVENT_READ, reader)
+
+    def _turn(self) -> None:
+        """Pass on what the ranks have written, and look for some that have ended."""
+        for key, _ in self._selector.select(_LOOK_S):
+            self._take(key)
+        over = [one for one in self._alive if _has_ended(one.process)]
+        for one in over:
+            self._finish(one)
+        if time.monotonic() > self._kill_at:
+            self._signal(signal.SIGKILL)
+
+    def _take(self, key: selectors.SelectorKey) -> bool:
+        """Read a stream once; whether there may be more."""
+        try:
+            data = os.read(key.fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            key.data.feed(data)
+            return True
+        self._selector.unregister(key.fileobj)
+        key.data.finish()
+        return False
+
+    def _finish(self, one: _Rank) -> None:
+        """Take the last words of a rank that has ended, end its children and note its failure."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+        for stream in one.streams:
+            key = self._selector.get_map().get(stream)
+            while key is not None and self._take(key):
+                pass
+            if stream in self._selector.get_map():  # a child in another session holds it
+                self._selector.unregister(stream)
+                if key is not None:
+                    key.data.finish()
+            stream.close()
+        self._alive.remove(one)
+        code = one.process.wait()
+        if (code or (one.reply and not one.reply.parts)) and not self._is_ending:
+            words = one.words.last.decode(errors="replace").strip() if one.words else ""
+            self.failures.append(Failure(one.rank, code, words))
+
+    def _signal(self, signum: signal.Signals) -> None:
+        for one in self._alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.process.pid, signum)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        for one in self._alive:
+            one.process.wait()
+            for stream in one.streams:
+                stream.close()
+        self._alive.clear()
+
+
+class _Reply:
+    """Collects what a rank writes to its pipe, up to the end."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        self.parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        self.parts.append(data)
+
+    def finish(self) -> None:
+        self._take(b"".join(self.parts))
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended; its number stays taken until it is waited for."""
+    seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return seen is not None
+
+
+def _serve_store() -> tuple[TCPStore, int]:
+    """Return the store in which the ranks meet, which this machine alone can reach; its port."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # closed by the store
+    )
+    return store, port

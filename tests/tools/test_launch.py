@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastcoll.launch`: a function on several ranks, its results, and the first failure."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastcoll
+from tests.support.harness import LATE_S
+
+
+def add_up(value: float) -> tuple[int, torch.Tensor]:
+    group = fastcoll.init()
+    tensor = torch.full((3,), value + group.rank)
+    fastcoll.all_reduce(tensor)
+    print("summed")
+    return group.rank, tensor
+
+
+def test_every_ranks_result_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+    results = fastcoll.launch(add_up, 1.0, ranks=3)
+    assert [rank for rank, _ in results] == [0, 1, 2]
+    assert all(tensor.tolist() == [6.0] * 3 for _, tensor in results)
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] summed" for rank in range(3)]
+
+
+def fail_on(bad: int, what: str) -> int:
+    rank = int(os.environ["RANK"])
+    if rank != bad:
+        fastcoll.barrier()
+    elif what == "raises":
+        raise ValueError("no data here")
+    elif what == "cannot be pickled":
+        raise type("Odd", (Exception,), {"__reduce__": lambda self: self.args[1]})("odd", 1)
+    elif what == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "exits":
+        sys.exit(0)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("raises", ValueError, "no data here"),
+        ("cannot be pickled", fastcoll.FastcollError, "odd"),
+        ("is killed", fastcoll.PeerLostError, "rank 1 of 2 was killed by SIGKILL"),
+        ("exits", fastcoll.PeerLostError, "rank 1 of 2 ended with exit code 0"),
+    ],
+)
+def test_the_first_failure_is_raised_with_its_rank(what: str, kind: type, text: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(kind, match=text) as caught:
+        fastcoll.launch(fail_on, 1, what)
+    assert time.monotonic() - start < 3 * LATE_S  # torch is imported on each rank
+    if what in ("raises", "cannot be pickled"):
+        [note] = caught.value.__notes__
+        assert note.startswith("on rank 1 of 2, started by fastcoll.launch:\nTraceback")
+        assert "in fail_on" in note
+    else:
+        assert caught.value.ranks == (1,)
+
+
+def test_ranks_that_do_not_return_are_named_at_the_limit() -> None:
+    with pytest.raises(fastcoll.CollectiveTimeout, match="had not returned after 1 s") as caught:
+        fastcoll.launch(time.sleep, 600, timeout_s=1)
+    assert caught.value.ranks == (0, 1)
+
+
+@pytest.mark.parametrize("ranks", [0, 65, "2"])
+def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
+    with pytest.raises(fastcoll.UsageError, match="1 to 64"):
+        fastcoll.launch(time.sleep, 0, ranks=ranks)
+
+
+def test_an_argument_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(fastcoll.UsageError, match="pickle"):
+        fastcoll.launch(print, sys.stdout)
+
+
+NOTEBOOK = """
+import fastcoll, torch
+factor = 10
+def work(x, plus):
+    t = torch.ones(1) * x
+    fastcoll.all_reduce(t)
+    return t.item() * factor + plus
+from functools import partial
+print(fastcoll.launch(partial(work, plus=1), 2))
+"""
+
+
+def test_a_function_that_no_file_holds_is_sent_by_value(tmp_path: Path) -> None:
+    command = [sys.executable, "-"]
+    done = subprocess.run(
+        command, input=NOTEBOOK, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.stdout == "[41.0, 41.0]\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keywords_come_by_partial() -> None:
+    assert fastcoll.launch(partial(int, base=16), "ff", ranks=1) == [255]
