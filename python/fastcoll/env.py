@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fastcoll import launchers
 from fastcoll.errors import UsageError
+from fastcoll.launchers import Launch, find_launch
 
 T = TypeVar("T")
-_MOST_PORT = 65535
 
 
 VARIABLES: list["Variable[Any]"] = []
@@ -203,7 +204,8 @@ def misspelt() -> list[str]:
 
 def is_first_on_node() -> bool:
     """Return whether the launcher says that this process is the first of its node."""
-    return os.environ.get("LOCAL_RANK") == "0"
+    told = (os.environ[name] for name in launchers.LOCAL_RANKS if name in os.environ)
+    return next(told, "") == "0"
 
 
 def for_rank(rank: int, world_size: int, store_port: int, num_threads: int) -> dict[str, str]:
@@ -253,58 +255,18 @@ def home_dir() -> Path | None:
         return None
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A rank's environment from torchrun, or from a launcher that imitates it.
-
-    Attributes:
-        agent_serves: Whether torchrun's agent serves the store at the master's address; else rank 0
-            does.
-    """
-
-    rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int
-    agent_serves: bool
-
-
 def launch() -> Launch | None:
-    """Return the launcher's variables, or None when this process was not launched as a rank.
+    """Return this rank's place as its launcher tells it; None when it was not launched as a rank.
 
     Raises:
         UsageError: Some of the variables are there but do not make sense.
     """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in os.environ for name in names):
-        return None
+    return find_launch(os.environ)
 
-    def number(name: str) -> int:
-        text = os.environ.get(name, "0")
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(
-                f"the launcher's environment is broken: {name}={text!r} must be a whole number"
-            ) from None
 
-    result = Launch(
-        rank=number("RANK"),
-        world_size=number("WORLD_SIZE"),
-        master_addr=os.environ["MASTER_ADDR"],
-        master_port=number("MASTER_PORT"),
-        restart_count=number("TORCHELASTIC_RESTART_COUNT"),
-        agent_serves=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-    )
-    if not 0 <= result.master_port <= _MOST_PORT:
-        raise UsageError(
-            f"the launcher's environment is broken: MASTER_PORT={result.master_port} is outside 0 "
-            f"to {_MOST_PORT}"
-        )
-    if not 0 <= result.rank < result.world_size:
-        raise UsageError(f"RANK={result.rank} is outside WORLD_SIZE={result.world_size}")
-    return result
+def explain_no_launch() -> str:
+    """Return which of a launcher's variables are there, where they do not suffice; else ""."""
+    return launchers.explain_no_launch(os.environ)
 
 
 def prepare_gpu_threads() -> None:

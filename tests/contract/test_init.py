@@ -55,6 +55,16 @@ def from_the_launcher(rank: Rank, port: int) -> list[Any]:
     return facts
 
 
+def from_mpirun(rank: Rank, size: str) -> list[Any]:
+    import fastcoll
+
+    os.environ.update(PMI_RANK=str(rank.rank), PMI_SIZE=size, MPI_LOCALNRANKS=size)
+    comm = fastcoll.init(timeout_s=15)
+    facts = [comm.rank, comm.world_size, total(rank)]
+    fastcoll.destroy()
+    return facts
+
+
 def by_itself(rank: Rank, port: int) -> list[float]:
     """The first call of the module makes the group; after destroy the next one makes another."""
     import fastcoll
@@ -106,6 +116,10 @@ def bare(fresh_pool: Any) -> Pool:
 
 def test_from_the_launchers_environment(bare: Pool) -> None:
     assert bare.run(from_the_launcher, free_port()) == [[rank, 3, 6.0] for rank in range(3)]
+
+
+def test_from_the_environment_of_an_mpi(bare: Pool) -> None:
+    assert bare.run(from_mpirun, "3") == [[rank, 3, 6.0] for rank in range(3)]
 
 
 def test_a_call_initialises_by_itself(bare: Pool) -> None:

@@ -30,6 +30,20 @@ def test_a_port_that_is_none_is_named(fresh_pool: Any, port: str) -> None:
     assert f"MASTER_PORT={port} is outside 0 to 65535" in found.text
 
 
+def without_an_address(rank: Rank) -> Attempt:
+    import fastcoll
+
+    launched(rank, 1)
+    del os.environ["MASTER_ADDR"]
+    return attempt(fastcoll.init, timeout_s=2)
+
+
+def test_a_missing_address_is_named(fresh_pool: Any) -> None:
+    [found] = fresh_pool(1, BARE).run(without_an_address)
+    assert found.kind == "UsageError", found
+    assert "WORLD_SIZE and MASTER_PORT are set, but MASTER_ADDR is not" in found.text
+
+
 def not_initialised(rank: Rank) -> list[str]:
     import fastcoll
 

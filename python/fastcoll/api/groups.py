@@ -28,6 +28,7 @@ from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.work import Work
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import Communicator
+from fastcoll.launchers import Launch
 from fastcoll.native import _C
 
 GroupLike: TypeAlias = BaseGroup | ProcessGroup | int | None
@@ -35,14 +36,15 @@ Limit: TypeAlias = float | timedelta | None
 DEFAULT = "the default group"
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 _NOT_INITIALISED = (
-    "fastcoll is not initialised, and neither torchrun's environment nor torch.distributed tells "
+    "fastcoll is not initialised, and neither a launcher's variables nor torch.distributed tell "
     "it who its peers are: call fastcoll.init(store=..., rank=..., world_size=...), or "
-    "torch.distributed.init_process_group() first, or start the program with torchrun"
+    "torch.distributed.init_process_group() first, or start the program with `fastcoll run`, "
+    "torchrun, mpirun or srun"
 )
 
 
 # Kept in a forked child, which has not the thread that the end of such a store waits for.
-_stores: list[dict[env.Launch, Store]] = []
+_stores: list[dict[Launch, Store]] = []
 
 
 class _State:
@@ -67,7 +69,7 @@ class _State:
         self.lock = threading.RLock()
         # Kept: the server of torch's store lives as long as its object. By process, as a child that
         # used its parent's connection would take the parent's answers.
-        self.stores: dict[env.Launch, Store] = {}
+        self.stores: dict[Launch, Store] = {}
         _stores.append(self.stores)
 
 
@@ -90,10 +92,11 @@ def default_of_torch() -> ProcessGroup | None:
 
 
 def group_of_launcher(settings: Settings) -> BaseGroup:
-    """Make a group of all ranks that torchrun has started. Collective."""
+    """Make a group of all ranks that a launcher has started. Collective."""
     launch = env.launch()
     if launch is None:
-        raise UsageError(_NOT_INITIALISED)
+        told = env.explain_no_launch()
+        raise UsageError(_NOT_INITIALISED + f" ({told})" * bool(told))
     if launch not in state.stores:
         state.stores[launch] = connect_store(launch, settings.making_s)
     store = state.stores[launch]

@@ -46,8 +46,9 @@ def init(
 
     Args:
         group: A torch process group of any backend whose ranks form the group, or a communicator
-            that exists. None takes torch's default group if there is one, else torchrun's
-            environment.
+            that exists. None takes torch's default group if there is one, else the variables of
+            `fastcoll run`, torchrun, mpirun or srun. Ranks of mpirun on several machines need
+            MASTER_ADDR and MASTER_PORT, too.
         store: A torch.distributed store that all ranks can reach; with `rank` and `world_size`,
             in place of `group`.
         rank: This process's rank in the world of `store`.

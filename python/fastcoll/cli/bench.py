@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastcoll import env
+from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.choose import algorithms
 from fastcoll.choose import schedules as scheduled
 from fastcoll.cli.console import (
@@ -28,6 +29,7 @@ from fastcoll.cli.console import (
     writable,
 )
 from fastcoll.cli.points import Sizes, parse_sizes_option
+from fastcoll.launchers import Launch
 from fastcoll.measure import mpi
 from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.library import IN_GRAPH
@@ -48,6 +50,7 @@ from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
 
 Json = dict[str, Any]
+_MEETING_LIMIT_S = 60.0
 Verb = StrEnum("Verb", list(VERBS))  # type: ignore[misc]
 
 
@@ -184,23 +187,24 @@ def bench(
         if launch is None:
             _measure(settings, Path(folder), list(range(ranks)), (json_path, plot))
             return
-        shared = agree_on_folder(folder)
+        shared = agree_on_folder(folder, launch)
         if launch.rank == 0:
             _measure(settings, shared, [0], (json_path, plot))
         else:
             _help_out(settings, shared, launch.rank)
 
 
-def agree_on_folder(folder: str) -> Path:
-    """Return rank 0's folder on every process of torchrun; all must be on one machine."""
-    dist.init_process_group("gloo")
+def agree_on_folder(folder: str, launch: Launch) -> Path:
+    """Return rank 0's folder on every process of a launcher; all must be on one machine."""
+    store = connect_store(launch, _MEETING_LIMIT_S)
+    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
     told: list[Any] = [folder]
     dist.broadcast_object_list(told, src=0)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, Path(told[0]).is_dir())
     dist.destroy_process_group()
     if not all(found):
-        complain("one machine is measured; torchrun's processes are on several")
+        complain("one machine is measured; the launcher's processes are on several")
         raise typer.Exit(2)
     return Path(told[0])
 

@@ -3,15 +3,15 @@
 
 import time
 
-from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.bootstrap.identity import Terms, describe_rank, map_nodes, meet, why_apart
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.node_map import NodeMap
+from fastcoll.launchers import Launch
 
 
-def map_ranks(launch: env.Launch, limit_s: float = 20.0) -> tuple[NodeMap, str]:
+def map_ranks(launch: Launch, limit_s: float = 20.0) -> tuple[NodeMap, str]:
     """Return the map of a launch's ranks, and the reason that parts some of one machine.
 
     Collective.

@@ -89,7 +89,7 @@ def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_
             complain(f"GPUs can't be measured: {problem}")
             raise typer.Exit(1)
         if launch:
-            place.folder = agree_on_folder(folder)
+            place.folder = agree_on_folder(folder, launch)
         if launch is None or launch.rank == 0:
             document = _measure(settings, out, partial(run_gpu_tune, place=place))
             _print_gpus(document["gpu"], out)
