@@ -154,8 +154,8 @@ constexpr std::size_t accumulator_size(DType dtype) {
 
 constexpr Kind dtype_kind(DType dtype) { return detail::kDTypes[static_cast<int>(dtype)].kind; }
 
-/// False where the pair has no meaning: AVG outside floats and complex, bitwise on floats, an
-/// order (MIN, MAX) or PRODUCT on complex numbers.
+/// False where the pair has no meaning: AVG of booleans, bitwise on floats, an order (MIN, MAX) or
+/// PRODUCT on complex numbers.
 constexpr bool op_has_meaning(DType dtype, Op op) {
   const bool bitwise = op == Op::band || op == Op::bor || op == Op::bxor;
   switch (dtype_kind(dtype)) {
@@ -164,6 +164,7 @@ constexpr bool op_has_meaning(DType dtype, Op op) {
     case Kind::complex:
       return op == Op::sum || op == Op::avg;
     case Kind::integer:
+      return true;
     case Kind::boolean:
       return op != Op::avg;
   }

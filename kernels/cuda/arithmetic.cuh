@@ -166,8 +166,8 @@ class Reducer {
   }
 
   static FASTCOLL_DEVICE Storage result(T acc, int divisor) {
-    if constexpr (std::is_floating_point_v<T>) {
-      if (divisor != 0) return finish_one<Format, true>(acc, T(divisor));
+    if constexpr (kDType != DType::boolean) {
+      if (divisor != 0) return finish_one<Format, true>(acc, Divisor<T>(divisor));
     }
     return finish_one<Format, false>(acc, T{});
   }

@@ -44,9 +44,9 @@ FASTCOLL_DEVICE void add_partials_by(const PartialsCall& call) {
     for (int row = 1; row < call.num_rows; ++row)
       acc = combine<kOp, U>(acc, U(load_element<kDType, kWidened>(call.rows[row], at)));
     auto& result = reinterpret_cast<typename Format::Storage*>(call.output)[at];
-    if constexpr (std::is_floating_point_v<T>) {
+    if constexpr (kOp == Op::sum) {
       if (call.divisor != 0) {
-        result = finish_one<Format, true>(T(acc), T(call.divisor));
+        result = finish_one<Format, true>(T(acc), Divisor<T>(call.divisor));
         continue;
       }
     }

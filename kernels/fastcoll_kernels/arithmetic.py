@@ -179,8 +179,10 @@ def combine(a, b, OP: tl.constexpr):
 
 @triton.jit
 def divide(a, b):
-    """A true division, rounded to nearest: never by a reciprocal."""
-    if a.dtype == tl.float64:
+    """A true division, rounded to nearest, of integers truncated: never by a reciprocal."""
+    if not a.dtype.is_floating():
+        return (a // b).to(a.dtype)
+    elif a.dtype == tl.float64:
         return a / b
     else:
         return tl.div_rn(a, b)
@@ -190,5 +192,10 @@ def divide(a, b):
 def finish(total, OP: tl.constexpr, FORMAT: tl.constexpr, WORLD: tl.constexpr):
     """The accumulator of all ranks -> the element of the result."""
     if OP == "AVG":
-        total = divide(total, tl.full((), WORLD, total.dtype))
+        if total.dtype.primitive_bitwidth >= 32:
+            total = divide(total, tl.full((), WORLD, total.dtype))
+        elif total.dtype.is_int_signed():  # small integers don't hold every number of ranks
+            total = divide(total, tl.full((), WORLD, tl.int32))
+        else:
+            total = divide(total, tl.full((), WORLD, tl.uint32))
     return narrow(total, FORMAT)

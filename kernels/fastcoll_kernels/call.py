@@ -6,7 +6,7 @@ become words, and how a message is cut into tiles and chunks. Knows no memory bu
 tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,15 @@ WORDS: dict[torch.dtype, torch.dtype] = {
     torch.uint64: torch.uint64,
 }
 _FLOAT_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-_INTEGER_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_INTEGER_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 # On 0 and 1.
-_BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
+_BOOL_OPS = {
+    "SUM": "BOR",
+    "MAX": "BOR",
+    "PRODUCT": "BAND",
+    "MIN": "BAND",
+    **{op: op for op in ("BAND", "BOR", "BXOR")},
+}
 _THREADS_PER_WARP = 32
 # The chunks of an uncut message are multiples of so many elements: a pack of the narrowest type.
 _CHUNK_STEP = 16
@@ -134,12 +140,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _kernel_op(dtype: torch.dtype, op: str) -> str:
-    known: tuple[str, ...] = _FLOAT_OPS if dtype.is_floating_point else _INTEGER_OPS
+    known: Iterable[str] = _FLOAT_OPS if dtype.is_floating_point else _INTEGER_OPS
     if dtype.is_complex:
         known = ("SUM", "AVG")
+    elif dtype is torch.bool:
+        known = _BOOL_OPS
     if op not in known:
         raise ValueError(f"{op} of {dtype}: need one of {', '.join(known)}")
-    return _BOOL_OPS.get(op, op) if dtype is torch.bool else op
+    return _BOOL_OPS[op] if dtype is torch.bool else op
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

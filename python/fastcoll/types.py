@@ -102,7 +102,7 @@ def supported_ops(dtype: DType) -> tuple[Op, ...]:
         return (Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX)
     if dtype in COMPLEX_DTYPES:
         return (Op.SUM, Op.AVG)
-    return tuple(op for op in Op if op is not Op.AVG)
+    return tuple(op for op in Op if op is not Op.AVG or dtype is not DType.bool)
 
 
 def order_matters(dtype: DType, op: Op) -> bool:

@@ -109,9 +109,7 @@ def refuse(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_what_means_nothing_is_refused_and_does_no_harm(pools: Pools, world: int) -> None:
-    assert {("float32", "BAND"), ("int8", "AVG"), ("bool", "AVG"), ("complex64", "MAX")} < {
-        *MEANINGLESS
-    }
+    assert {("float32", "BAND"), ("bool", "AVG"), ("complex64", "MAX")} < {*MEANINGLESS}
     assert pools(world).run(refuse, MEANINGLESS) == [[]] * world
     check(pools(world), some(calls_of("all_reduce", world, [5]), 60, world))
 

@@ -104,10 +104,10 @@ def mistakes_of_operations(world: int) -> dict[str, Mistake]:
     six = filled(6)
     op = dist.ReduceOp
     return {
-        "AVG of integers": (
-            all_reduce(filled(6, dtype=torch.int32), op.AVG),
+        "AVG of booleans": (
+            all_reduce(filled(6, dtype=torch.bool), op.AVG),
             UNSUPPORTED,
-            ("AVG", "int32", "SUM"),
+            ("AVG", "bool", "SUM"),
         ),
         "BAND of floats": (all_reduce(six, op.BAND), UNSUPPORTED, ("BAND", "float32", "SUM")),
         "MAX of complex": (

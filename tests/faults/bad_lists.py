@@ -176,10 +176,10 @@ def mistakes_of_coalesced_calls(world: int) -> dict[str, Mistake]:
         ),
         "operation": (
             lambda c: c.all_reduce_coalesced(
-                [torch.ones(2), torch.ones(2, dtype=torch.int32)], ReduceOp.AVG
+                [torch.ones(2), torch.ones(2, dtype=torch.bool)], ReduceOp.AVG
             ),
             UNSUPPORTED,
-            ("tensor 1", "AVG", "int32"),
+            ("tensor 1", "AVG", "bool"),
         ),
         "algorithm": (
             lambda c: c.all_reduce_coalesced([some], algorithm="chain"),

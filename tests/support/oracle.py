@@ -76,8 +76,8 @@ INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uin
 DTYPES = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
 
 FLOAT_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-INTEGER_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+BOOL_OPS = tuple(op for op in OPS if op != "AVG")
 
 
 class Meaningless(Exception):
@@ -88,7 +88,9 @@ def ops_of(dtype: str) -> tuple[str, ...]:
     """Return the operations that have a meaning for a dtype."""
     if dtype in FLOATS:
         return FLOAT_OPS
-    return ("SUM", "AVG") if dtype in COMPLEX else INTEGER_OPS
+    if dtype in COMPLEX:
+        return ("SUM", "AVG")
+    return BOOL_OPS if dtype == "bool" else OPS
 
 
 def order_matters(dtype: str, op: str) -> bool:
@@ -202,19 +204,28 @@ def _reduce_floats(
     return encode(total, dtype)
 
 
-def _reduce_integers(arrays: Sequence[Bits], dtype: str, op: str) -> Bits:
+def _average(total: Bits, dtype: str, world: int) -> Bits:
+    """Divide wrapped sums by the number of ranks; truncate towards zero."""
+    wide = np.uint64 if dtype.startswith("u") else np.int64
+    number = total.view(np.dtype(dtype)).astype(wide)
+    return ((number - np.fmod(number, wide(world))) // wide(world)).astype(total.dtype)
+
+
+def _reduce_integers(arrays: Sequence[Bits], dtype: str, op: str, world: int) -> Bits:
     if op in ("MIN", "MAX"):
         pick = np.minimum if op == "MIN" else np.maximum
         return _fold([bits.view(np.dtype(dtype)) for bits in arrays], pick).view(word_of(dtype))
     # Two's complement: sums and products of unsigned integers wrap to the same bits.
     steps = {
         "SUM": np.add,
+        "AVG": np.add,
         "PRODUCT": np.multiply,
         "BAND": np.bitwise_and,
         "BOR": np.bitwise_or,
         "BXOR": np.bitwise_xor,
     }
-    return _fold(arrays, steps[op])
+    total = _fold(arrays, steps[op])
+    return _average(total, dtype, world) if op == "AVG" else total
 
 
 def _reduce_bools(arrays: Sequence[Bits], op: str) -> Bits:
@@ -259,5 +270,5 @@ def reduce(
     elif dtype == "bool":
         result = _reduce_bools(arrays, op)
     else:
-        result = _reduce_integers(arrays, dtype, op)
+        result = _reduce_integers(arrays, dtype, op, world)
     return result

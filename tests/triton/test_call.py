@@ -30,7 +30,7 @@ def rows(out: torch.Tensor) -> Any:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "op": (lambda: one_shot.all_reduce(F32, space(), "BAND"), "BAND of torch.float32: need one of"),
-    "avg": (lambda: one_shot.all_reduce(F32.int(), space(), "AVG"), "AVG of torch.int32"),
+    "avg": (lambda: one_shot.all_reduce(F32.bool(), space(), "AVG"), "AVG of torch.bool"),
     "dtype": (lambda: one_shot.all_reduce(FP8.to(torch.float8_e5m2fnuz), space()), "no kernel for"),
     "strides": (lambda: one_shot.all_reduce(F32[::2], space()), "contiguous.*strides"),
     "out": (lambda: one_shot.all_reduce(F32, space(), out=F32[:9]), "need 9 elements, got 64"),

@@ -150,6 +150,18 @@ def test_avg_divides_and_never_multiplies_by_a_reciprocal() -> None:
     assert reduce_columns("float8_e4m3fn", "AVG", e4m3, e4m3) == [0x7E]
 
 
+def test_avg_of_integers_is_the_wrapped_sum_truncated_towards_zero() -> None:
+    def average(dtype: str, *numbers: int) -> list[int]:
+        return reduce_columns(dtype, "AVG", *(bits(dtype, number) for number in numbers))
+
+    assert average("int64", 7, 0) == [3]
+    assert average("int64", 2**64 - 7, 0) == [2**64 - 3]  # -7 / 2
+    assert average("int8", 100, 100) == [256 - 28]  # 200 wraps to -56
+    assert average("int8", *[1] * 200) == [0]  # -56 / 200, and 200 is no int8
+    assert average("uint8", 200, 100) == [22]
+    assert average("uint64", 2**63, 2**62) == [3 * 2**61]
+
+
 def test_integers_wrap() -> None:
     assert reduce_columns("int8", "SUM", bits("int8", 0x7F), bits("int8", 1)) == [0x80]
     assert reduce_columns("uint8", "PRODUCT", bits("uint8", 200), bits("uint8", 2)) == [144]

@@ -33,7 +33,8 @@ def all_reduce(
     Args:
         tensor: A tensor on the CPU or a CUDA device, or a NumPy array. It has the same number of
             elements and dtype on every rank. Overwritten with the result unless `out` is given.
-        op: The reduction.
+        op: The reduction. AVG of integers is NCCL's: their sum, which wraps, is divided by the
+            number of ranks and truncated towards zero. Booleans have no AVG.
         group: A Communicator or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.

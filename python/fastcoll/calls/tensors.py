@@ -239,9 +239,6 @@ def reduction_of(op: object, dtype: DType) -> Op:
             f"{name} is not supported; the operations are {', '.join(o.name for o in Op)}"
         )
     if known not in supported_ops(dtype):
-        hint = "use SUM and divide" if known is Op.AVG else "it has no meaning there"
         names = ", ".join(o.name for o in supported_ops(dtype))
-        raise UnsupportedError(
-            f"{known.name} is not supported for {dtype.name}: {hint}. {dtype.name} has {names}"
-        )
+        raise UnsupportedError(f"{known.name} has no meaning for {dtype.name}, which has {names}")
     return known

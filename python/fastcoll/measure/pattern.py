@@ -116,7 +116,8 @@ def _reduced(cell: Cell) -> torch.Tensor:
     }[cell.op]
     result = torch.from_numpy(ufunc.reduce(stacked, axis=0))
     if cell.op == "avg":
-        result = result / cell.world_size
+        rounding = None if is_float else "trunc"
+        result = torch.div(result, cell.world_size, rounding_mode=rounding)
     return result.to(torch.bool) if dtype is torch.bool else result.to(dtype)
 
 

@@ -115,7 +115,7 @@ inline std::uint64_t float_reference(DType dtype, Op op, const Codes& codes, int
   return encode(format, acc);
 }
 
-inline std::uint64_t integer_reference(DType dtype, Op op, const Codes& codes) {
+inline std::uint64_t integer_reference(DType dtype, Op op, const Codes& codes, int world) {
   const bool is_bool = dtype == DType::boolean;
   const int num_bits = 8 * static_cast<int>(dtype_size(dtype));
   const bool is_signed = dtype_name(dtype)[0] == 'i';
@@ -129,7 +129,7 @@ inline std::uint64_t integer_reference(DType dtype, Op op, const Codes& codes) {
   for (std::size_t s = 1; s < codes.size(); ++s) {
     const Wide x = value(codes[s]);
     const auto wide_acc = static_cast<std::uint64_t>(acc), wide_x = static_cast<std::uint64_t>(x);
-    if (op == Op::sum) acc = value(low_bits(wide_acc + wide_x));
+    if (op == Op::sum || op == Op::avg) acc = value(low_bits(wide_acc + wide_x));
     if (op == Op::product) acc = value(low_bits(wide_acc * wide_x));
     if (op == Op::min) acc = std::min(acc, x);
     if (op == Op::max) acc = std::max(acc, x);
@@ -137,12 +137,13 @@ inline std::uint64_t integer_reference(DType dtype, Op op, const Codes& codes) {
     if (op == Op::bor) acc |= x;
     if (op == Op::bxor) acc ^= x;
   }
+  if (op == Op::avg) acc /= world;
   return low_bits(static_cast<std::uint64_t>(acc));
 }
 
 inline std::uint64_t reference(DType dtype, Op op, const Codes& codes, int world) {
   return float_format(dtype) ? float_reference(dtype, op, codes, world)
-                             : integer_reference(dtype, op, codes);
+                             : integer_reference(dtype, op, codes, world);
 }
 
 }  // namespace fastcoll::reference
