@@ -106,8 +106,8 @@ VERBS.append("shuffled by counts")
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("verb", VERBS)
-def test_values_and_gradients(bare_pools: Any, verb: str, world: int) -> None:
-    rows = bare_pools(world).run(on_backend, "fastcoll", values_and_gradients, verb)
+def test_values_and_gradients(backend_pools: Any, verb: str, world: int) -> None:
+    rows = backend_pools(world).run(on_backend, "fastcoll", values_and_gradients, verb)
     torch.testing.assert_close(rows, expected(verb, world))
 
 
@@ -210,8 +210,8 @@ def graphs_and_groups(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_graphs_and_groups(bare_pools: Any) -> None:
-    rows = bare_pools(2).run(on_backend, "fastcoll", graphs_and_groups)
+def test_graphs_and_groups(backend_pools: Any) -> None:
+    rows = backend_pools(2).run(on_backend, "fastcoll", graphs_and_groups)
     for rank, [results, last, _] in enumerate(rows):
         assert results == [3.0, 3.0, 2.0, rank + 1.0, 3.0]
         assert last == 7.0
@@ -279,8 +279,8 @@ def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_the_operators_keep_torchs_rules(bare_pools: Any) -> None:
-    rows = bare_pools(2).run(on_backend, "fastcoll", operators_kept_to_torchs_rules)
+def test_the_operators_keep_torchs_rules(backend_pools: Any) -> None:
+    rows = backend_pools(2).run(on_backend, "fastcoll", operators_kept_to_torchs_rules)
     assert rows == [["OpCheckError"]] * 2
 
 
@@ -336,11 +336,11 @@ def mistakes(rank: Rank) -> list[Attempt]:
     return results
 
 
-def test_mistakes_are_told(bare_pools: Any) -> None:
+def test_mistakes_are_told(backend_pools: Any) -> None:
     words = ["MAX", "equal parts", "no rows", "both sides", "SUM, AVG", "src=2", "destroyed"]
     kinds = ["UnsupportedError", "UsageError", "UsageError", "UsageError", "UnsupportedError"]
     kinds += ["UsageError"] * 2
-    for row in bare_pools(2).run(on_backend, "fastcoll", mistakes):
+    for row in backend_pools(2).run(on_backend, "fastcoll", mistakes):
         assert [one.kind for one in row] == kinds
         for one, word in zip(row, words, strict=True):
             assert word in one.text

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d_calls.h"
+#include "c10d_operators.h"
 #include "c10d_runner.h"
 #include "c10d_threads.h"
 #include "c10d_verbs.h"
@@ -240,6 +241,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");
   add_handle<BatchWork>(module, "BatchWork");
+  module.def("serve_operators", &serve_operators, py::arg("functions"), py::arg("named"));
   module.def("finish", [] {
     const WithoutGil without_gil;
     core->drain_threads();

@@ -24,7 +24,7 @@ from torch import Tensor
 from fastcoll.api.groups import GroupLike, communicator_of, named_rank
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.integrations import derivatives
+from fastcoll.integrations import c10d_build, derivatives
 from fastcoll.types import REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
@@ -304,3 +304,14 @@ OPERATORS = tuple(
     getattr(torch.ops.fastcoll, name).default
     for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 )
+
+# Where the compiled backend is, it runs the calls that need no Python.
+if (_compiled := c10d_build.load()) is not None:
+    _compiled.serve_operators(
+        {
+            "all_reduce": _all_reduce,
+            "reduce_scatter": _reduce_scatter,
+            "all_gather": _all_gather,
+        },
+        _named,
+    )
