@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the extensions. Everything that is not an extension stands in pyproject.toml.
+"""Builds the extensions, and the README for a package index. All else stands in pyproject.toml.
 
 `fastcoll._C` is the CPU side and always built. `fastcoll._cuda` is the GPU side, built where nvcc
 is: FASTCOLL_CUDA=auto (the default), 0 (never) or 1 (an error if it can't be). Two extensions, so
@@ -206,4 +206,18 @@ class BuildExt(build_ext):
             self.extensions = [other for other in self.extensions if other is not CUDA]
 
 
-setup(ext_modules=[CPU, CUDA], cmdclass={"build_ext": BuildExt})
+def package_page(readme: str) -> str:
+    """Return the README for a page that has none of the files beside it: no relative links."""
+    text = re.sub(r"!\[[^\]]*\]\((?!http)[^)]*\)\n*", "", readme)
+    text = re.sub(r"\[([^\]]+)\]\(\1\)", r"`\1`", text)
+    text = re.sub(r"\[([^\]]+)\]\((?!http)([^)#]+)[^)]*\)", r"\1 (`\2`)", text)
+    return f"{text}\nThe files that this page names are in the source archive.\n"
+
+
+if __name__ == "__main__":
+    setup(
+        ext_modules=[CPU, CUDA],
+        cmdclass={"build_ext": BuildExt},
+        long_description=package_page((ROOT / "README.md").read_text(encoding="utf-8")),
+        long_description_content_type="text/markdown",
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the figures of all result files into one page: `python bench/summary.py`.
 
-The page is bench/results/README.md; no figure in it is typed by hand, and the README's table is one
-of its tables. Medians throughout, as in bench/targets.py, which says how the goals stand.
+The page is bench/results/README.md. No figure in it is typed by hand, nor in the README's table,
+which `first_screen` makes. Medians throughout, as in bench/targets.py, which says how the goals
+stand.
 """
 
 import json
@@ -24,6 +25,7 @@ MACHINES = {
     "epyc-zen3-2core": "AMD EPYC, Zen 3: AVX2",
 }
 SIZES = parse_sizes("8,512,2K,32K,512K,8M,128M")
+FIRST_SIZES = parse_sizes("8,2K,32K,512K,8M,128M")
 ASYNC_SIZES = parse_sizes("8,512,2K,32K,128K,512K,8M")
 VERB_SIZES = parse_sizes("4K,1M,64M")
 C_SIZES = parse_sizes("4K,64K,1M,16M,64M")
@@ -98,12 +100,22 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def all_reduce(of: Results) -> Iterator[str]:
-    """Yield the table that the README shows of one machine."""
+    """Yield every library's times of all_reduce."""
     rows = [["fastcoll from Python, us", *(of.time("python-float32", size) for size in SIZES)]]
     for what, name, library in AGAINST:
         title = what.format(version=of.version(name, library))
         rows.append([title, *(of.ratio(name, size, [library]) for size in SIZES)])
     yield from _table(["all_reduce, 2 ranks", *map(format_size, SIZES)], rows)
+
+
+def first_screen(of: Results) -> Iterator[str]:
+    """Yield the table that the README shows of one machine: three rows."""
+    rows = (
+        ["fastcoll, us", *(of.time("python-float32", size) for size in FIRST_SIZES)],
+        ["Gloo takes", *(of.ratio("python-float32", size, [GLOO]) for size in FIRST_SIZES)],
+        ["the quickest MPI, in C", *(of.ratio("c-float32", size, MPIS) for size in FIRST_SIZES)],
+    )
+    yield from _table(["all_reduce, 2 ranks", *map(format_size, FIRST_SIZES)], rows)
 
 
 def _asynchronous(of: Results) -> Iterator[str]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make every picture in docs/ and in the README: docs/pictures/*.svg.
 
-Run it after a change of the model; tests/model/test_docs.py fails where a picture is out of date.
-It measures nothing.
+Run it after a change of the model or of the result file that the README's picture shows. A test,
+tests/model/test_docs.py, fails where a picture is out of date. It measures nothing.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ from fastcoll_model.simulator import simulate
 from fastcoll_model.strategies import Planner, Workload
 
 FOLDER = Path(__file__).parent / "pictures"
+# The README's table shows the same file.
+MEASURED = FOLDER.parents[1] / "bench/results/xeon-amx-2core/python-float32.json"
+LIBRARIES = {
+    "fastcoll": "fastcoll",
+    "gloo": "Gloo",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "intelmpi": "Intel MPI",
+}
 TIERS = {
     "NVLink: 1 us, 300 GB/s": Constants(1, 1 / 300e3),
     "PCIe: 2 us, 25 GB/s": Constants(2, 1 / 25e3),
@@ -42,6 +52,19 @@ def schedule(algorithm: str, verb: str = "all_reduce") -> Any:
     built = build(verb, algorithm, 4)
     timing = simulate(built, OneSwitch(4, 1.0, 1e-3), 1 << 20, trace=True)
     return draw(built, timing, f"{verb} by {algorithm}, 4 ranks, 1 MiB at 1 us and 1 GB/s")
+
+
+def all_reduce() -> Any:
+    """Draw the times of a result file, as Python's callers see them."""
+    document = json.loads(MEASURED.read_text())
+    curves: dict[str, list[tuple[float, float]]] = {name: [] for name in LIBRARIES.values()}
+    for row in document["rows"]:
+        for cell in row["cells"]:
+            if cell["library"] in LIBRARIES and "time_us" in cell:
+                curves[LIBRARIES[cell["library"]]].append((row["size_bytes"], cell["time_us"]))
+    day, commit = document["date"][:10], document["commit"]["hash"][:7]
+    title = "all_reduce of float32 from Python, 2 ranks on 2 cores of an Intel Xeon"
+    return cost_curves(curves, f"{title} ({day}, {commit})")
 
 
 def tiers() -> Any:
@@ -94,6 +117,7 @@ def buckets() -> Any:
 
 
 PICTURES: dict[str, Callable[[], Any]] = {
+    "all_reduce": all_reduce,
     "ring": lambda: schedule("ring"),
     "two_shot": lambda: schedule("two_shot"),
     "rabenseifner": lambda: schedule("rabenseifner"),

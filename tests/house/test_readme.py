@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import run_as_told
+from tests.support.programs import load_script, run_as_told
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -20,11 +20,20 @@ def test_the_ten_lines_run(tmp_path: Path) -> None:
     assert len([line for line in program.splitlines() if not line.startswith("#")]) == 10
     done = run_as_told(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "".join(done.stdout.split()) == "3.03.0"  # the ranks' lines may mix
+    assert "".join(done.stdout.split()) == "3.00.0" * 2  # the ranks' lines may mix
+
+
+def test_the_first_screen_is_short_and_says_that_no_gpu_ran_it() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    screen = "\n".join(lines[:40])
+    for text in ("**never run on a GPU**", "pip install", "](docs/pictures/", "| Gloo takes |"):
+        assert text in screen, text
 
 
 def test_the_two_commands_exist() -> None:
-    commands = re.findall(r"```bash\n(.*?)\n```", README, re.S)
+    install, *commands = re.findall(r"```bash\n(.*?)\n```", README, re.S)
+    assert install == "pip install .\nfastcoll doctor"
     assert commands == ["scripts/demo.sh", "scripts/test.sh"]
     for command in commands:
         assert (ROOT / command).stat().st_mode & 0o111
@@ -55,6 +64,14 @@ def test_a_program_of_the_tests_starts_without_pytest(command: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
+
+
+def test_a_package_page_has_no_dead_link() -> None:
+    """A package index shows the README without the files beside it."""
+    page = load_script(ROOT / "setup.py").package_page(README)
+    assert "](" not in page.replace("](http", "")
+    assert "All figures (`bench/results/README.md`)" in page
+    assert "where it is slow (`bench/README.md`)" in page
 
 
 def test_links_lead_somewhere() -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
-QUICK = ("ring", "two_shot", "tree", "bruck", "tiers", "rings", "buckets")
+QUICK = ("all_reduce", "ring", "two_shot", "tree", "bruck", "tiers", "rings", "buckets")
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -31,7 +31,8 @@ def test_every_machine_is_on_the_page(summary: ModuleType) -> None:
 
 
 def test_the_table_of_the_readme(summary: ModuleType) -> None:
-    table = "\n".join(summary.all_reduce(summary.Results(summary.RESULTS / FIRST)))
+    table = "\n".join(summary.first_screen(summary.Results(summary.RESULTS / FIRST)))
+    assert table.count("\n| ") == 3
     assert table in (ROOT / "README.md").read_text(), table
 
 
