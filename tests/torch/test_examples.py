@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of examples/: each runs, prints what to look at, and fails if a result is wrong.
 
-The ranks are a pool's, whose environment is made to look like torchrun's: a start of torchrun takes
-longer than all examples together. One example is started by torchrun itself.
+The ranks are a pool's, as `support/launched.py` says. One example is started by torchrun itself.
 """
 
-import contextlib
-import io
-import itertools
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,39 +17,19 @@ import pytest
 import torch
 
 from tests.support.harness import Attempt, Rank, Setup, attempt
+from tests.support.launched import NUMBERS, run_launched
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py"))
-_numbers = itertools.count()
-
-
-@contextlib.contextmanager
-def launched(rank: Rank, number: int) -> Iterator[None]:
-    """Make the environment that of a rank of torchrun, whose store is the session's."""
-    store: Any = rank.store.underlying_store
-    variables = {
-        "RANK": rank.rank,
-        "WORLD_SIZE": rank.world_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": store.port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCHELASTIC_RESTART_COUNT": number,  # what one program put there, the next won't find
-    }
-    with mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}):
-        yield
 
 
 def run(rank: Rank, program: str, number: int) -> str:
-    """Run a program as torchrun would; return what it printed."""
-    printed = io.StringIO()
-    with launched(rank, number), contextlib.redirect_stdout(printed):
-        runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
-    return printed.getvalue()
+    return run_launched(rank, FOLDER / f"{program}.py", number)
 
 
 def check_on(pools: Any, world_size: int, program: str) -> None:
-    printed = pools(world_size).run(run, program, next(_numbers))
+    printed = pools(world_size).run(run, program, next(NUMBERS))
     assert sum("Look at:" in text for text in printed) == 1, printed
 
 
@@ -125,7 +99,7 @@ def run_with_a_wrong_number(rank: Rank, program: str, verb: str, number: int) ->
 
 @pytest.mark.parametrize(("program", "verb"), WRONG)
 def test_the_example_sees_a_wrong_number(bare_pools: Any, program: str, verb: str) -> None:
-    attempts = bare_pools(2).run(run_with_a_wrong_number, program, verb, next(_numbers))
+    attempts = bare_pools(2).run(run_with_a_wrong_number, program, verb, next(NUMBERS))
     # Those that noticed nothing themselves lose a peer, or are through already.
     assert any(one.kind in ("AssertionError", "RuntimeError") for one in attempts), attempts
 
@@ -138,7 +112,7 @@ def test_every_example_is_held_to_its_result_and_in_the_readme() -> None:
 
 @pytest.mark.slow
 def test_the_pitfalls_name_what_differs(bare_pools: Any) -> None:
-    text, *_ = bare_pools(2).run(run, "pitfalls", next(_numbers))
+    text, *_ = bare_pools(2).run(run, "pitfalls", next(NUMBERS))
     for word in ("float16", "float32", "all_reduce", "barrier", "CollectiveTimeout"):
         assert word in text
 
@@ -149,7 +123,7 @@ def run_and_be_killed(rank: Rank, number: int) -> str:
 
 
 def test_training_goes_on_after_a_kill(fresh_pool: Any) -> None:
-    outcomes = fresh_pool(3, Setup(init=False)).outcomes(run_and_be_killed, next(_numbers))
+    outcomes = fresh_pool(3, Setup(init=False)).outcomes(run_and_be_killed, next(NUMBERS))
     assert outcomes[2].exit_code == -signal.SIGKILL
     assert "2 of 3 ranks go on at step 20" in outcomes[0].value
     assert outcomes[1].ok, outcomes[1].describe()

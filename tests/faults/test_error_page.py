@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts of docs/errors.md are those that ranks get."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.harness import Attempt, Pool, Rank, attempt
+
+PAGE = Path(__file__).parents[2].joinpath("docs/errors.md").read_text()
+TEXTS = dict(re.findall(r"^## ([^\n]*)\n\n```text\n(.*?)\n```", PAGE, re.S | re.M))
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "N", text)
+
+
+def usage(rank: Rank, group: Any) -> Attempt:
+    return attempt(group.broadcast, torch.ones(4), 5)
+
+
+def unsupported(rank: Rank, group: Any) -> Attempt:
+    numbers = torch.ones(3, dtype=torch.complex64)
+    return attempt(group.all_reduce, numbers, torch.distributed.ReduceOp.MAX)
+
+
+def desync(rank: Rank, group: Any) -> Attempt:
+    return attempt(group.all_reduce, torch.ones(3 + rank.rank))
+
+
+def driver(rank: Rank, group: Any) -> Attempt:
+    return attempt(group.empty, 1 << 44)
+
+
+def abort(rank: Rank, group: Any) -> Attempt:
+    if rank.rank == 1:
+        group.abort("the loss is NaN.")
+    return attempt(group.barrier)
+
+
+def fork(rank: Rank, group: Any) -> Attempt:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, attempt(group.barrier).text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return Attempt("UsageError", os.read(ours, 4096).decode(), 0.0)
+
+
+def late(rank: Rank, group: Any) -> Attempt:
+    if rank.rank == 1:
+        time.sleep(1.5)
+        return Attempt("", "", 0.0)
+    return attempt(group.all_reduce, torch.ones(4), timeout_s=0.3)
+
+
+def killed(rank: Rank, group: Any) -> Attempt:
+    if rank.rank == 1:
+        rank.wait_for("rank 0 is there")
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.tell("rank 0 is there")
+    return attempt(group.barrier)
+
+
+CASES: dict[str, Callable[[Rank, Any], Attempt]] = {
+    "UsageError": usage,
+    "UnsupportedError": unsupported,
+    "DesyncError": desync,
+    "CollectiveTimeout": late,
+    "AbortedError": abort,
+    "DriverError": driver,
+    "fork": fork,
+    "PeerLostError": killed,  # the last one: it costs a rank
+}
+
+
+def run_all(rank: Rank) -> dict[str, Attempt]:
+    """Run each case in a group of its own."""
+    found = {}
+    for name, case in CASES.items():
+        group = rank.comm.new_group()
+        found[name] = case(rank, group)
+        group.close()
+    return found
+
+
+def test_the_page_has_the_texts(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2)
+    pool.start(run_all)
+    [found] = [one.value for one in pool.collect(ranks=[0])]
+    assert set(TEXTS) == set(CASES)
+    for title, text in TEXTS.items():
+        assert found[title].kind == ("UsageError" if title == "fork" else title), found[title]
+        assert without_numbers(text) in without_numbers(found[title].text), found[title].text
