@@ -22,6 +22,7 @@
 #include "python/tensor_layout.h"
 #include "python/tensor_view.h"
 #include "python/torch_groups.h"
+#include "python/wait_listener.h"
 
 namespace fastcoll {
 
@@ -295,6 +296,7 @@ PyMethodDef setters[] = {
     {"set_call_work", set_call_work, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
+    {"set_wait_listener", set_wait_listener, METH_O, nullptr},
     {"set_stand_in", set_stand_in, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

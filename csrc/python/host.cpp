@@ -3,19 +3,35 @@
 
 #include <unistd.h>
 
+#include <atomic>
+
+#include "python/wait_listener.h"
+
 namespace fastcoll {
 
 namespace {
+
+std::atomic<PyObject*> listener{nullptr};  // kept for ever
 
 // Signal handlers run in the main thread only, and asking takes the GIL: every 50 ms will do.
 // Python is not asked which thread is the main one: it would run the handlers of pending signals.
 bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
-  if (gettid() != getpid()) return false;
+  if (gettid() != getpid() && !listener.load(std::memory_order_relaxed)) return false;
   const int64_t time_us = now_us();
   if (time_us < next_look_us) return false;
   next_look_us = time_us + kLookUs;
   return true;
+}
+
+// With the GIL. True: a Python error is set.
+bool look() {
+  if (PyObject* function = listener.load(std::memory_order_relaxed)) {
+    PyObject* nothing = PyObject_CallNoArgs(function);
+    if (!nothing) return true;
+    Py_DECREF(nothing);
+  }
+  return PyErr_CheckSignals() != 0;
 }
 
 // Of the Python error that is set: KeyboardInterrupt, or the error of a handler of the program's.
@@ -29,7 +45,7 @@ std::string name_of_error() {
 bool PythonHost::interrupted() {
   if (!time_to_look(next_look_us_)) return false;
   take_gil();
-  const bool raised = PyErr_CheckSignals() != 0;
+  const bool raised = look();
   if (!raised) blocking();
   return raised;
 }
@@ -42,7 +58,7 @@ std::string PythonHost::interruption() {
 bool DetachedHost::interrupted() {
   if (!time_to_look(next_look_us_)) return false;
   const PyGILState_STATE state = PyGILState_Ensure();
-  const bool raised = PyErr_CheckSignals() != 0;  // the error stays with the thread
+  const bool raised = look();  // the error stays with the thread
   PyGILState_Release(state);
   return raised;
 }
@@ -52,6 +68,11 @@ std::string DetachedHost::interruption() {
   std::string name = name_of_error();
   PyGILState_Release(state);
   return name;
+}
+
+PyObject* set_wait_listener(PyObject*, PyObject* function) {
+  Py_XDECREF(listener.exchange(Py_NewRef(function)));
+  Py_RETURN_NONE;
 }
 
 }  // namespace fastcoll

@@ -89,7 +89,17 @@ PLACES = {
     "nodes-aabb": Place(across("aabb"), (3,)),
     "nodes-aabb-leader": Place(across("aabb"), (2,)),
     "nodes-aab-whole": Place(
-        across("aab"), (2,), ("killed", "killed in the middle", "stopped", "late")
+        across("aab"),
+        (2,),
+        (
+            "killed",
+            "killed in the middle",
+            "stopped",
+            "late",
+            "aborts",
+            "Ctrl-C",
+            "a handler raises",
+        ),
     ),
     "torch-python": Place(TORCH, (1,)),
     "torch-compiled": Place(dataclasses.replace(TORCH, pools="compiled_pools"), (1,)),

@@ -213,14 +213,15 @@ class HierarchicalCommunicator(BaseGroup):
             limit_s = self._settings.limit_of(call.timeout_s)
             try:
                 self._lanes.begin(limit_s)
-                carry_out(
-                    self._lanes,
-                    header,
-                    Arguments(operands, call.verb, self.world_size),
-                    limit_s,
-                    numerics_of(call, self._settings),
-                    partial(gather_in_call, self._lanes),
-                )
+                with self._watch.listening():
+                    carry_out(
+                        self._lanes,
+                        header,
+                        Arguments(operands, call.verb, self.world_size),
+                        limit_s,
+                        numerics_of(call, self._settings),
+                        partial(gather_in_call, self._lanes),
+                    )
             except FastcollError as error:
                 self._abandon(operands)
                 raise self._watch.fail(error) from error
@@ -285,7 +286,8 @@ class HierarchicalCommunicator(BaseGroup):
         made: torch.Tensor | None = None
         problem: DesyncError | DriverError | None = None
         try:
-            made = self._node_group.empty(*size, dtype=dtype, device=device)
+            with self._watch.listening():
+                made = self._node_group.empty(*size, dtype=dtype, device=device)
             num_bytes = made.nbytes
         except FastcollError as error:
             self._check_node_group(error)

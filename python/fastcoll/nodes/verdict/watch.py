@@ -3,8 +3,8 @@
 
 Decides how a wait ends (the transfer, the limit, a verdict from anywhere) and which rank an error
 names. A rank that fails writes the verdict on the board, and waiting ranks of other nodes read it.
-The rank also breaks its node's group with it: ranks that wait there wake up without a store. Must
-not know the data.
+The rank also breaks its node's group with it: ranks that wait there wake up without a store. Where
+all of a node wait for one another, the protocol's waits call `listen`. Must not know the data.
 
 Gloo does not report everything. When a connection breaks, Gloo tells every operation that waits for
 it, except the one whose bytes were in flight. The code is `Pair::signalException` in
@@ -16,15 +16,17 @@ Without any, the death of a whole node in the middle of a message shows at the l
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.forks import refusal
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
+from fastcoll.native import _C
 from fastcoll.nodes.carriers.carrier import Started
-from fastcoll.nodes.verdict.backoff import wait_until
+from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
 from fastcoll.nodes.verdict.board import Board, told_in, written
 
 # A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
@@ -55,6 +57,7 @@ class Watch:
         self._node_group = node_group
         self._board = board
         self._process = os.getpid()
+        self._next_look = 0.0
 
     @property
     def is_inherited(self) -> bool:
@@ -69,6 +72,25 @@ class Watch:
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
         self.sequence, self.call = sequence, call
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Let long waits for ranks of this node hear, too, that the group broke elsewhere."""
+        self._next_look = time.monotonic() + _LONG_S
+        _listening.append(self)
+        try:
+            yield
+        finally:
+            _listening.remove(self)
+
+    def listen(self) -> None:
+        """Break this node's part of the group if the group has a verdict; called now and then."""
+        now = time.monotonic()
+        if now < self._next_look or self.is_inherited:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        if verdict := self._board.verdict():
+            self.fail(verdict)
 
     def wait(
         self, transfers: Sequence[Started], deadline: Deadline, behind: Iterable[Started] = ()
@@ -189,6 +211,15 @@ class Watch:
         ranks = [self._node_map.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
         return type(error)(f"{self._who()}{names}: {error}", ranks)
+
+
+def _listen() -> None:
+    for watch in _listening.copy():
+        ignore_errors(watch.listen)
+
+
+_listening: list[Watch] = []  # each once for each call that is on its way
+_C.set_wait_listener(_listen)
 
 
 def ignore_errors(task: Callable[[], object]) -> None:
