@@ -8,7 +8,8 @@ namespace fastcoll {
 QueuedCall::Begun PlannedCall::begin() noexcept {
   if (!more_.empty()) return Begun::no;
   Begun begun = Begun::all;
-  keep_failure([&] { begun = group_.begin_half(first_.plan, first_.operands, timeout_s_); });
+  keep_failure(
+      [&] { begun = group_.begin_half(first_.plan, first_.operands, timeout_s_, number_); });
   is_begun_ = begun == Begun::half;
   return begun;
 }
@@ -20,7 +21,7 @@ void PlannedCall::run() noexcept {
     return;
   }
   keep_failure([&] {
-    group_.run(first_.plan, first_.operands, host, timeout_s_);
+    group_.run(first_.plan, first_.operands, host, timeout_s_, number_);
     for (const Step& step : more_) group_.run(step.plan, step.operands, host, timeout_s_);
   });
 }

@@ -3,7 +3,9 @@
 // No Python here.
 #pragma once
 
+#include <atomic>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -20,6 +22,9 @@ class PlannedCall : public QueuedCall {
   bool finish(Host& host) noexcept final;
   bool finish_if_ready() noexcept final;
 
+  // "all_reduce(SUM, float32, numel=8)", and its number in its group; 0 before it begins.
+  std::string described() const { return describe(first_.plan); }
+  uint64_t number() const { return number_.load(std::memory_order_relaxed); }
   const std::optional<Failure>& failure() const { return failure_; }  // of one that is over
 
  protected:
@@ -37,6 +42,7 @@ class PlannedCall : public QueuedCall {
 
   const double timeout_s_;  // below 0: the group's
   bool is_begun_ = false;
+  std::atomic<uint64_t> number_{0};
   std::optional<Failure> failure_;
 };
 

@@ -74,14 +74,24 @@ void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, d
   fastcoll::run(call, host, timeout_s);
 }
 
+void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, double timeout_s,
+                       std::atomic<uint64_t>& number) {
+  const Turn turn(*this, host);
+  require_usable();
+  Call<StdAtomics> call = call_of(plan, operands);
+  number = group_->call() + 1;
+  fastcoll::run(call, host, timeout_s);
+}
+
 QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const Operands& operands,
-                                           double timeout_s) {
+                                           double timeout_s, std::atomic<uint64_t>& number) {
   const std::unique_lock guard(mutex_, std::try_to_lock);
   if (!guard.owns_lock() || is_half_done_) return QueuedCall::Begun::no;
   require_usable();
   Call<StdAtomics> call = call_of(plan, operands);
   Host host;
   if (!fastcoll::begin_half(call, host, timeout_s)) return QueuedCall::Begun::no;
+  number = group_->call();
   is_half_done_ = true;
   if (!may_finish(call)) return QueuedCall::Begun::half;
   finish(call, host);

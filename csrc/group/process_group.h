@@ -62,8 +62,12 @@ class ProcessGroup {
 
   // Carry out a plan. Calls of several threads run one after another.
   void run(const Plan& plan, const Operands& operands, Host& host, double timeout_s);
+  // The same; `number` becomes the call's, once it begins.
+  void run(const Plan& plan, const Operands& operands, Host& host, double timeout_s,
+           std::atomic<uint64_t>& number);
   // A call in two halves, without a wait in the first; all of it must live until it is over.
-  QueuedCall::Begun begin_half(const Plan& plan, const Operands& operands, double timeout_s);
+  QueuedCall::Begun begin_half(const Plan& plan, const Operands& operands, double timeout_s,
+                               std::atomic<uint64_t>& number);
   // May throw SteppedOut: then call it again.
   void finish(const Plan& plan, const Operands& operands, Host& host);
   // The same if that takes no wait: whether it was done.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "python/errors.h"
@@ -143,6 +144,17 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyObject* show(PyObject* self) {
+  const CallWork& work = work_of(self);
+  const AsyncCall& call = *work.call;
+  const uint64_t number = call.number();
+  std::string text = "<fastcoll.Work " + call.described();
+  if (number != 0) text += " #" + std::to_string(number);
+  text += " in group \"" + work.caller.group.name() + "\", ";
+  text += !call.is_over() ? number ? "begun" : "queued" : call.failure() ? "failed" : "done";
+  return PyUnicode_FromString((text + ">").c_str());
+}
+
 PyObject* outputs(PyObject* self, void*) { return Py_NewRef(work_of(self).outputs); }
 
 PyGetSetDef properties[] = {
@@ -157,6 +169,7 @@ PyTypeObject type = [] {
   made.tp_basicsize = sizeof(CallWork);
   made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION;
   made.tp_dealloc = deallocate;
+  made.tp_repr = show;
   made.tp_methods = methods;
   made.tp_getset = properties;
   return made;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -153,6 +154,16 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyObject* show(PyObject* self) {
+  const TransferWork& work = work_of(self);
+  if (!work.transfer) return PyUnicode_FromString("<fastcoll.Work, not started>");
+  const bool is_over = work.transfer->done;
+  const char* state = !is_over ? "begun" : work.transfer->error ? "failed" : "done";
+  const std::string text = "<fastcoll.Work " + describe(*work.transfer) + " in group \"" +
+                           work.caller.group.name() + "\", " + state + ">";
+  return PyUnicode_FromString(text.c_str());
+}
+
 PyObject* kept(PyObject* self, void*) { return Py_NewRef(work_of(self).kept); }
 
 PyGetSetDef properties[] = {
@@ -168,6 +179,7 @@ PyTypeObject type = [] {
   made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
   made.tp_new = start_new;
   made.tp_dealloc = deallocate;
+  made.tp_repr = show;
   made.tp_methods = methods;
   made.tp_getset = properties;
   return made;

@@ -56,7 +56,7 @@ std::optional<bool> is_send(PyObject* op) {
 PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args) {
   const auto transfer =
       prepare(sends, group, args[kTensor], args[kRoot], args[kTag], args.timeout_s);
-  if (!transfer) return nullptr;
+  if (!transfer || (sends && transfer->peer == group.rank())) return nullptr;  // refused there
   if (!sends) count_write(args[kTensor]);
   {
     PythonHost host;

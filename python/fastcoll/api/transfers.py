@@ -10,7 +10,7 @@ from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, member_of, named_rank, rank_in, source_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.batches import P2POp, kind_of
-from fastcoll.calls.transfer_work import AnyTransferWork
+from fastcoll.calls.transfer_work import AnyTransferWork, NoTransfer
 from fastcoll.calls.transfers import TransferCall
 from fastcoll.errors import UsageError
 
@@ -27,6 +27,9 @@ def send(
 ) -> None:
     """Send a tensor to another rank; return once it may be changed again.
 
+    To itself a rank sends by `isend` or `batch_isend_irecv`, at every size; `send` would wait for
+    a receive that comes after it.
+
     A message of up to 216 bytes is sent without waiting for the receiver, unless 32 messages from
     this rank wait there already. On a GPU the current stream waits. There the messages of a pair
     match in order, and their tags must be equal; NCCL compares neither tags nor sizes. Sends and
@@ -40,7 +43,7 @@ def send(
     Args:
         tensor: Tensor, NumPy array, or an array of CuPy's kind.
         dst: Rank in the group; the global rank if `group` is a torch process group.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         tag: Tells messages apart: a receive gets the oldest one with its tag.
         timeout_s: Limit of this call; None takes the group's.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
@@ -103,11 +106,14 @@ def isend(
     *,
     timeout_s: float | None = None,
     group_dst: int | None = None,
-) -> AnyTransferWork | None:
-    """Start to send a tensor; it must not be changed before the Work is complete. See `send`."""
+) -> AnyTransferWork:
+    """Start to send a tensor; it must not be changed before the Work is complete. See `send`.
+
+    On a rank that is not in the group the Work is complete.
+    """
     comm = member_of(group, "isend", timeout_s=timeout_s)
     if comm is None:
-        return None
+        return NoTransfer()
     peer = rank_in(group, dst, "dst", group_dst)
     call = TransferCall(sends=True, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
     return comm.start_transfers([call])[0]
@@ -122,11 +128,14 @@ def irecv(
     *,
     timeout_s: float | None = None,
     group_src: int | None = None,
-) -> AnyTransferWork | None:
-    """Start to receive a tensor; it is there once the Work is complete. See `recv`."""
+) -> AnyTransferWork:
+    """Start to receive a tensor; it is there once the Work is complete. See `recv`.
+
+    On a rank that is not in the group the Work is complete, and its `source_rank()` is -1.
+    """
     comm = member_of(group, "irecv", timeout_s=timeout_s)
     if comm is None:
-        return None
+        return NoTransfer()
     peer = source_in(group, src, group_src)
     call = TransferCall(sends=False, tensor=tensor, peer=peer, tag=tag, timeout_s=timeout_s)
     return comm.start_transfers([call])[0]

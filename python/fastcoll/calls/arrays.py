@@ -73,7 +73,21 @@ def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
         return _view_numpy(array, name)
     if gpu and is_foreign(array):
         return _view_foreign(array, name)
-    raise UsageError(f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}")
+    raise UsageError(
+        f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}: "
+        f"{_way_out(array, name)}"
+    )
+
+
+def _way_out(array: object, name: str) -> str:
+    """Return what a program can do with an object that is no array here."""
+    if is_foreign(array):
+        return f"this call takes none on a GPU; pass a copy on the CPU, as {name}.get() of CuPy"
+    if hasattr(array, "__dlpack__"):
+        return f"pass torch.from_dlpack({name}), which shares its memory"
+    if isinstance(array, int | float | complex | list | tuple) or hasattr(array, "__array__"):
+        return f"make one that receives the result, as {name} = torch.tensor({name})"
+    return "Python objects go by all_gather_object, broadcast_object_list and their fellows"
 
 
 def _view_foreign(array: Any, name: str) -> ArrayView:

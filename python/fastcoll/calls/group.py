@@ -39,11 +39,6 @@ class BaseGroup(ObjectMethods):
     _num_shrinks = 0  # from the first group to this one
     _closed = False
 
-    @property
-    def name(self) -> str:
-        """The group's name, the same on all ranks."""
-        raise NotImplementedError
-
     # ---- memory and peers ------------------------------------------------------------------------
 
     def empty(

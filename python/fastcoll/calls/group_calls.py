@@ -47,6 +47,11 @@ class GroupCalls(VerbMethods):
         raise NotImplementedError
 
     @property
+    def name(self) -> str:
+        """The group's name, the same on all ranks."""
+        raise NotImplementedError
+
+    @property
     def rank(self) -> int:
         """This process's rank in the group."""
         raise NotImplementedError
@@ -92,7 +97,9 @@ class GroupCalls(VerbMethods):
             start()
             return None
         self.refuse_handler()  # its wait would be for itself
-        work = self._queue.submit(start, _outputs_of(checked))
+        names = dict.fromkeys(call.verb.name for call, _ in checked)
+        what = f'{", ".join(names)} in group "{self.name}"'
+        work = self._queue.submit(start, _outputs_of(checked), what)
         if async_op:
             return work
         work.wait()

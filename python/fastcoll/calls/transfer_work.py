@@ -16,7 +16,13 @@ import torch
 from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
 from fastcoll.calls.pool import run_in_pool
 from fastcoll.calls.tensors import check_one_device
-from fastcoll.calls.transfers import Transfer, TransferCall, check_transfer
+from fastcoll.calls.transfers import (
+    ANY,
+    Transfer,
+    TransferCall,
+    check_transfer,
+    refuse_wait_for_itself,
+)
 from fastcoll.calls.work import NativeHandle, QueuedWork, Work, limit_of_wait
 from fastcoll.errors import FastcollError
 from fastcoll.native import _C
@@ -26,7 +32,7 @@ OnInterrupt: TypeAlias = Callable[[BaseException], None]
 OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
-class TransferWork(_C.TransferWork, NativeHandle):
+class TransferWork(_C.TransferWork, NativeHandle, Work):
     """A send or a receive that was started; its quick parts are in C++."""
 
     __slots__ = ("__weakref__", "_future")
@@ -36,9 +42,8 @@ class TransferWork(_C.TransferWork, NativeHandle):
         """End a receive that no message was found for; False if one was, or it failed."""
         return self._withdraw()
 
-    def result(self) -> list[Array]:
-        """Wait, then return the tensor."""
-        self.wait()
+    @property
+    def _outputs(self) -> list[Array]:  # type: ignore[override]
         return [self._kept]
 
 
@@ -66,9 +71,8 @@ class StridedTransferWork(TransferWork):
             self.wait()
         return True
 
-    def result(self) -> list[Array]:
-        """Wait, then return the tensor."""
-        self.wait()
+    @property
+    def _outputs(self) -> list[Array]:  # type: ignore[override]
         return [self._kept[0].source]
 
 
@@ -121,7 +125,9 @@ class TransferBetween(QueuedWork):
         def keep_peer() -> None:
             self._peer = run()
 
-        super().__init__(keep_peer, [transfer.array.source])
+        way = "send to" if transfer.sends else "recv from"
+        peer = "any rank" if transfer.peer == ANY else f"rank {transfer.peer}"
+        super().__init__(keep_peer, [transfer.array.source], f"{way} {peer}, tag {transfer.tag}")
         self._device = transfer.array.device
         self._peer = transfer.peer
         self._on_interrupt = on_interrupt
@@ -157,7 +163,20 @@ class GpuTransferWork(Work):
         raise NotImplementedError
 
 
-AnyTransferWork: TypeAlias = TransferWork | GpuTransferWork | TransferBetween
+class NoTransfer(QueuedWork):
+    """The transfer of a rank that is not in the group: complete from the start."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, [], "transfer of a rank that is not in the group")
+        self._execute()
+        self._finish()
+
+    def source_rank(self) -> int:
+        """Return -1: there is no sender."""
+        return -1
+
+
+AnyTransferWork: TypeAlias = TransferWork | GpuTransferWork | TransferBetween | NoTransfer
 # Starts transfers on GPUs, in the current stream or (True) beside it.
 OnGpus: TypeAlias = Callable[[Sequence[Transfer], bool], Sequence[GpuTransferWork]]
 
@@ -197,7 +216,8 @@ class Transfers:
 
         On a GPU the current stream waits.
         """
-        transfer = check_transfer(call, self._group.world_size)
+        group = self._group
+        transfer = refuse_wait_for_itself(check_transfer(call, group.world_size), group.rank)
         count_writes(transfer.written())
         if transfer.array.device >= 0:
             self._on_gpus([transfer], False)

@@ -67,6 +67,19 @@ def check_transfer(call: TransferCall, world_size: int) -> Transfer:
     return Transfer(call.sends, array, peer, _checked_tag(call.tag), call_limit_s(call.timeout_s))
 
 
+def refuse_wait_for_itself(transfer: Transfer, rank: int) -> Transfer:
+    """Return a transfer that its program waits for at once; UsageError if it sends to itself.
+
+    A message that fits beside an offer could be sent so, a larger one would wait for ever.
+    """
+    if transfer.sends and transfer.peer == rank:
+        raise UsageError(
+            f"send to rank {rank}, which is this rank, would wait for its own recv: use isend, or "
+            "batch_isend_irecv"
+        )
+    return transfer
+
+
 def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pair a rank's sends to itself with its receives, in their order: source and target.
 

@@ -44,7 +44,14 @@ class Work:
     """A call that was started with `async_op=True`."""
 
     __slots__ = ()
+    _what: str = "call"  # the name that `repr` shows
     _outputs: list[Array]
+
+    def __repr__(self) -> str:
+        state = "not done"
+        if self.is_completed():
+            state = "failed" if self.exception() else "done"
+        return f"<fastcoll.Work {self._what}, {state}>"
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the call is complete.
@@ -150,8 +157,9 @@ _C.set_call_work(CallWork)
 class QueuedWork(Work):
     """A call that a thread of Python's carries out."""
 
-    def __init__(self, run: Callable[[], None], outputs: list[Array]) -> None:
+    def __init__(self, run: Callable[[], None], outputs: list[Array], what: str = "call") -> None:
         self._run: Callable[[], None] | None = run
+        self._what = what
         self._outputs = outputs
         self._error: Exception | None = None
         self._done = threading.Event()
@@ -227,9 +235,9 @@ class QueuedWork(Work):
         return []
 
 
-def completed(outputs: list[Array]) -> Work:
+def completed(outputs: list[Array], what: str = "call") -> Work:
     """Return the handle of a call that is over."""
-    work = QueuedWork(lambda: None, outputs)
+    work = QueuedWork(lambda: None, outputs, what)
     work._execute()
     work._finish()
     return work
@@ -261,9 +269,9 @@ class CallQueue:
         """Return whether a call may run at once, ahead of nothing."""
         return self._owner.idle()
 
-    def submit(self, run: Callable[[], None], outputs: list[Array]) -> Work:
-        """Queue a call."""
-        work = QueuedWork(run, outputs)
+    def submit(self, run: Callable[[], None], outputs: list[Array], what: str = "call") -> Work:
+        """Queue a call; `what` is its name."""
+        work = QueuedWork(run, outputs, what)
         self.put(work)
         return work
 

@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 
 from fastcoll.calls.arrays import count_writes
 from fastcoll.calls.transfer_work import AnyTransferWork, Transfers, TransferWork
-from fastcoll.calls.transfers import ANY, Transfer, TransferCall, check_transfer
+from fastcoll.calls.transfers import (
+    ANY,
+    Transfer,
+    TransferCall,
+    check_transfer,
+    refuse_wait_for_itself,
+)
 from fastcoll.errors import UnsupportedError
 from fastcoll.nodes.transfers.any_source import AnySource
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
@@ -59,6 +65,7 @@ class NodeTransfers(Transfers):
     def run(self, call: TransferCall) -> int:
         """Start a transfer and wait until it is complete; return the peer."""
         checked = self._checked(call)
+        refuse_wait_for_itself(checked[0], self._ends.seat.rank)
         count_writes(checked[0].written())
         work = self._start(checked, waits=True)
         work.wait()
