@@ -23,7 +23,7 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.gradients = fastcoll.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
         self.num_parameters, self.num_ready = len(parameters), 0
-        self.work: fastcoll.Work | None = None
+        self.work: fastcoll.Work
         views = self.gradients.split([p.numel() for p in parameters])
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view.view_as(parameter)  # backward adds into the bucket: no copies
@@ -71,7 +71,7 @@ def main() -> None:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         buckets = make_buckets(model)
-        early = 0
+        early, loss = 0, torch.zeros(())
         for step in range(STEPS):
             for bucket in buckets:
                 bucket.gradients.zero_()  # instead of zero_grad(), which would drop the views
@@ -86,7 +86,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
-            (sum(loss_of(alone, step, one, n) for one in range(n)) / n).backward()
+            torch.stack([loss_of(alone, step, one, n) for one in range(n)]).mean().backward()
             optimizer.step()
         for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -30,7 +30,8 @@ def gradient_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     inputs = torch.randn(BATCH, WIDTH, generator=data, dtype=torch.float64)
     model.zero_grad()
     (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def update(model: nn.Module, bucket: torch.Tensor) -> None:
@@ -38,14 +39,14 @@ def update(model: nn.Module, bucket: torch.Tensor) -> None:
     parts = bucket.split([parameter.numel() for parameter in parameters])
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
-            parameter -= 0.01 * part.view_as(parameter)
+            parameter.sub_(part.view_as(parameter), alpha=0.01)
 
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def agree_on_state(group: fastcoll.Communicator, model: nn.Module, step: int) -> int:
+def agree_on_state(group: fastcoll.Group, model: nn.Module, step: int) -> int:
     """Take rank 0's parameters and step: some may have ended a step that the others lost."""
     for parameter in model.parameters():
         fastcoll.broadcast(parameter.data, 0, group=group)
@@ -79,7 +80,7 @@ def train() -> None:
     alone = make_model()
     for step in range(STEPS):
         ranks = range(n if step < LOST_AT or n == 1 else n - 1)
-        update(alone, sum(gradient_of(alone, step, rank) for rank in ranks) / len(ranks))
+        update(alone, torch.stack([gradient_of(alone, step, rank) for rank in ranks]).mean(0))
     torch.testing.assert_close(flat(model), flat(alone))
 
 

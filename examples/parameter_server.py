@@ -33,8 +33,8 @@ def main() -> None:
         for step in range(STEPS):
             fastcoll.broadcast(weights, SERVER)
             mine = torch.zeros(WIDTH) if serves else gradient_of(weights, group.rank, step)
-            everybodys = [torch.empty(WIDTH) for _ in range(n)] if serves else None
-            fastcoll.gather(mine, everybodys, SERVER)
+            everybodys = [torch.empty(WIDTH) for _ in range(n if serves else 0)]
+            fastcoll.gather(mine, everybodys if serves else None, SERVER)
             if serves:
                 weights = updated(weights, everybodys[1:])  # the server's own part is empty
 

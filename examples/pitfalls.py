@@ -14,7 +14,7 @@ import fastcoll
 NUM_TENSORS, NUMEL, ROUNDS = 300, 500, 5
 
 
-def one_call_per_tensor(group: fastcoll.Communicator) -> None:
+def one_call_per_tensor(group: fastcoll.Group) -> None:
     """Reduce hundreds of small gradients, each in a call of its own: slow, not wrong."""
     tensors = [torch.full((NUMEL,), group.rank + number * 0.1) for number in range(NUM_TENSORS)]
     bucket = torch.cat(tensors)
@@ -44,19 +44,19 @@ def one_call_per_tensor(group: fastcoll.Communicator) -> None:
         print(f"   one call of their bucket: {together_ms:.2f} ms, and the same bits")
 
 
-def mixed_dtypes(group: fastcoll.Communicator) -> None:
+def mixed_dtypes(group: fastcoll.Group) -> None:
     """Run rank 1 under autocast: its tensor has half the bytes that the others expect."""
     group.all_reduce(torch.ones(4, dtype=torch.float16 if group.rank == 1 else torch.float32))
 
 
-def skipped(group: fastcoll.Communicator) -> None:
+def skipped(group: fastcoll.Group) -> None:
     """Report a loss on rank 0 alone, in a call that the others do not make."""
     if group.rank == 0:
         group.all_reduce(torch.ones(1))  # inside `if rank == 0`: never do this
     group.barrier()
 
 
-def missing(group: fastcoll.Communicator) -> None:
+def missing(group: fastcoll.Group) -> None:
     """Make one more call on all ranks but rank 1: their loops are of unequal length."""
     group.barrier()
     if group.rank != 1:
@@ -68,7 +68,7 @@ def missing(group: fastcoll.Communicator) -> None:
 
 def show(
     title: str,
-    mistake: Callable[[fastcoll.Communicator], None],
+    mistake: Callable[[fastcoll.Group], None],
     error: type[fastcoll.FastcollError],
 ) -> None:
     """Make a mistake in a group of its own, as it breaks the group; every rank must notice."""

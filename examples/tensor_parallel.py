@@ -23,9 +23,9 @@ class Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *grad_outputs: torch.Tensor) -> torch.Tensor:
         del ctx
-        gradient = gradient.clone()
+        gradient = grad_outputs[0].clone()
         fastcoll.all_reduce(gradient)
         return gradient
 
@@ -41,9 +41,9 @@ class Leave(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *grad_outputs: torch.Tensor) -> torch.Tensor:
         del ctx
-        return gradient
+        return grad_outputs[0]
 
 
 def main() -> None:
@@ -65,6 +65,8 @@ def main() -> None:
 
         torch.testing.assert_close(result, y)
         torch.testing.assert_close(mine.grad, x.grad)
+        assert a.grad is not None
+        assert b.grad is not None
         torch.testing.assert_close(a_mine.grad, a.grad.tensor_split(n, dim=1)[rank])
         torch.testing.assert_close(b_mine.grad, b.grad.tensor_split(n, dim=0)[rank])
         if rank == 0:

@@ -24,7 +24,7 @@ VERBS = (
 ROOT = 0
 
 
-def call(verb: str, mine: torch.Tensor, group: fastcoll.Communicator) -> torch.Tensor:
+def call(verb: str, mine: torch.Tensor, group: fastcoll.Group) -> torch.Tensor:
     """Make one call; return this rank's numbers afterwards."""
     one, many = torch.zeros_like(mine[:1]), torch.zeros_like(mine)
     is_root = group.rank == ROOT

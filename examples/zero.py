@@ -23,7 +23,7 @@ def make_model() -> nn.Sequential:
 class ShardedAdam:
     """Adam over one flat tensor of all parameters, of which a rank updates a share."""
 
-    def __init__(self, model: nn.Module, group: fastcoll.Communicator) -> None:
+    def __init__(self, model: nn.Module, group: fastcoll.Group) -> None:
         parameters = list(model.parameters())
         sizes = [parameter.numel() for parameter in parameters]
         share_numel = -(-sum(sizes) // group.world_size)  # rounded up: the tail is padding
@@ -36,11 +36,11 @@ class ShardedAdam:
             parameter.data = flat.view_as(parameter)
             parameter.grad = slope.view_as(parameter)
         self.share = nn.Parameter(self.parameters.view(group.world_size, -1)[group.rank].clone())
-        self.share.grad = torch.empty_like(self.share)
+        self.share.grad = self.gradient = torch.empty_like(self.share)
         self.adam = torch.optim.Adam([self.share], lr=0.01)
 
     def step(self) -> None:
-        fastcoll.reduce_scatter_tensor(self.share.grad, self.gradients, fastcoll.ReduceOp.AVG)
+        fastcoll.reduce_scatter_tensor(self.gradient, self.gradients, fastcoll.ReduceOp.AVG)
         self.adam.step()
         fastcoll.all_gather_into_tensor(self.parameters, self.share.detach())
         self.gradients.zero_()
@@ -60,7 +60,7 @@ def main() -> None:
     with fastcoll.init() as group:
         rank, n = group.rank, group.world_size
         model = make_model()
-        optimizer = ShardedAdam(model, group)
+        optimizer, loss = ShardedAdam(model, group), torch.zeros(())
         for step in range(STEPS):
             loss = loss_of(model, step, rank, n)
             loss.backward()
@@ -70,7 +70,7 @@ def main() -> None:
         adam = torch.optim.Adam(alone.parameters(), lr=0.01)
         for step in range(STEPS):
             adam.zero_grad()
-            (sum(loss_of(alone, step, one, n) for one in range(n)) / n).backward()
+            torch.stack([loss_of(alone, step, one, n) for one in range(n)]).mean().backward()
             adam.step()
         for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

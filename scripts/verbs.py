@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write from the declared verbs the table of C++ and the stub of a group's methods.
+"""Write from the declared verbs the table of C++ and the stubs of the functions and the methods.
 
 Also writes the names of torch's calls for its compiled backend.
 
@@ -15,7 +15,7 @@ import runpy
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,7 @@ TORCH_NAMES = "python/fastcoll/integrations/torch_names.py"
 WRITTEN_FILES = (
     "csrc/python/verbs.inc",
     "python/fastcoll/calls/methods.pyi",
+    "python/fastcoll/api/verbs.pyi",
     "python/fastcoll/integrations/c10d_names.h",
 )
 WRITTEN = "Written by scripts/verbs.py from the declarations in python/fastcoll/api."
@@ -68,8 +69,8 @@ class Argument:
         """The argument as help() shows it: `inspect` reads literals only."""
         if not self.default:
             return self.name
-        is_name = "." in self.default
-        return f"{self.name}={'...' if is_name else self.default.replace(chr(34), chr(39))}"
+        ast.literal_eval(self.default)
+        return f"{self.name}={self.default.replace(chr(34), chr(39))}"
 
 
 @dataclass(frozen=True)
@@ -255,39 +256,78 @@ def _cxx_string(signature: str, text: str, end: str) -> Iterator[str]:
 
 def methods_stub(verbs: list[Verb], root: Path = ROOT) -> str:
     """Return python/fastcoll/calls/methods.pyi."""
-    signatures = [line for verb in verbs for line in _method(verb)]
+    lines = (line for verb in verbs for line in _typed(verb, verb.methods_arguments(), 4))
+    return _stub(["class VerbMethods:", *(f"    {line}" for line in lines)], root)
+
+
+def functions_stub(verbs: list[Verb], root: Path = ROOT) -> str:
+    """Return python/fastcoll/api/verbs.pyi."""
+    return _stub([line for verb in verbs for line in _typed(verb, [*verb.arguments], 0)], root)
+
+
+def _stub(lines: list[str], root: Path) -> str:
     heads = ("# SPDX-License-Identifier: Apache-2.0", f"# {WRITTEN}")
-    imports = _imports("\n".join(signatures), root)
-    return "\n".join([*heads, *imports, "class VerbMethods:", *signatures, ""])
+    return "\n".join([*heads, *_imports("\n".join(lines), root), *lines, ""])
 
 
-def _method(verb: Verb) -> Iterator[str]:
-    words, by_name = ["self"], False
-    for one in verb.methods_arguments():
+def _typed(verb: Verb, arguments: list[Argument], indent: int) -> Iterator[str]:
+    """Yield the signatures of a verb: one for each type of its result, and one for all."""
+    forms = [*_forms(verb, arguments)]
+    for form, returns in forms:
+        if len(forms) > 1:
+            yield "@overload"
+        yield from _definition(verb.name, form, returns, is_method=indent > 0)
+    apart = [""] if verb.aliases and not indent else []  # as ruff formats a module
+    yield from (*apart, *(f"{alias} = {verb.name}" for alias in verb.aliases), *apart)
+
+
+def _forms(verb: Verb, arguments: list[Argument]) -> Iterator[tuple[list[Argument], str]]:
+    """Yield the arguments of each signature, and the type of its result."""
+    names = [one.name for one in arguments]
+    if "async_op" not in names:
+        yield arguments, verb.returns
+        return
+    at = names.index("async_op")
+    now = replace(arguments[at], type="Literal[False]")
+    for i, one in enumerate(arguments):  # one that has to be given and may be None: then made
+        if one.type.endswith(" | None") and not one.default:
+            made = [replace(one, type="None") if other is one else other for other in arguments]
+            made[at] = now
+            yield made, verb.returns.removeprefix("Work | ").removesuffix(" | None")
+            arguments = [*arguments]
+            arguments[i] = replace(one, type=one.type.removesuffix(" | None"))
+    yield [*arguments[:at], now, *arguments[at + 1 :]], "None"
+    later = replace(arguments[at], type="Literal[True]", default="")
+    others = [replace(one, by_name_only=True) for one in (later, *arguments[at + 1 :])]
+    yield [*arguments[:at], *others], "Work"
+    yield arguments, "Work | None"
+
+
+def _definition(
+    name: str, arguments: list[Argument], returns: str, *, is_method: bool
+) -> Iterator[str]:
+    words, by_name = ["self"] * is_method, False
+    for one in arguments:
         if one.by_name_only and not by_name:
             words.append("*")
             by_name = True
         words.append(one.text)
-    # Of a transfer None says that this rank is not in the group.
-    returns = verb.returns.removesuffix(" | None") if verb.kind == "transfer" else verb.returns
-    start, end = f"    def {verb.name}(", f") -> {returns}: ..."
+    width = WIDTH - 4 * is_method
+    start, end = f"def {name}(", f") -> {returns}: ..."
     line = ", ".join(words)
-    if len(start + line + end) <= WIDTH:
+    if len(start + line + end) <= width:
         yield start + line + end
-    elif len(line) + 8 <= WIDTH:
-        yield from (start, f"        {line}", f"    {end}")
+    elif len(line) + 4 <= width:
+        yield from (start, f"    {line}", end)
     else:
-        yield from (start, *(f"        {word}," for word in words), f"    {end}")
-    yield from (f"    {alias} = {verb.name}" for alias in verb.aliases)
+        yield from (start, *(f"    {word}," for word in words), end)
 
 
 def _imports(text: str, root: Path) -> Iterator[str]:
     """Yield the imports of the declarations that a text needs, sorted as ruff sorts them."""
-    used = {
-        node.id for node in ast.walk(ast.parse(f"class _:\n{text}")) if isinstance(node, ast.Name)
-    }
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     whole: dict[str, str] = {}  # module -> its line
-    parts: dict[str, set[str]] = {}  # module -> names
+    parts = {"typing": used & {"Literal", "overload"}}  # module -> names
     for module in KINDS:
         for node in ast.parse((root / API / f"{module}.py").read_text()).body:
             for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
@@ -331,7 +371,8 @@ def torch_names(root: Path = ROOT) -> str:
 def written(root: Path = ROOT) -> dict[str, str]:
     """Return the files that are made from a work tree's declarations, by path."""
     verbs = declared(root)
-    texts = cxx_table(verbs), methods_stub(verbs, root), torch_names(root)
+    stubs = methods_stub(verbs, root), functions_stub(verbs, root)
+    texts = cxx_table(verbs), *stubs, torch_names(root)
     return dict(zip(WRITTEN_FILES, texts, strict=True))
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -32,7 +33,7 @@ namespace {
 // process.
 PyObject* default_group_object = nullptr;
 ProcessGroup* default_group = nullptr;
-std::array<PyObject*, kNumOps> reduce_ops{};
+std::array<PyObject*, kNumOps> reduce_ops{}, op_strings{};
 std::array<PyObject*, kNumFastVerbs> fallbacks{};
 std::array<PyMethodDef, kNumFastVerbs> definitions{}, methods{};
 std::array<std::string, kNumFastVerbs> docs;  // the signature, then the fallback's docstring
@@ -307,6 +308,8 @@ std::optional<Op> op_of(PyObject* object) {
   if (!object) return Op::sum;
   for (int op = 0; op < kNumOps; ++op)
     if (reduce_ops[size_t(op)] == object) return Op(op);
+  for (int op = 0; op < kNumOps; ++op)
+    if (op_strings[size_t(op)] == object) return Op(op);
   return std::nullopt;
 }
 
@@ -317,6 +320,11 @@ bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   auto_string = PyUnicode_InternFromString("auto");
   for (int i = 0; i < kNumAlgorithms; ++i)
     algorithm_strings[size_t(i)] = PyUnicode_InternFromString(algorithm_name(Algorithm(i)));
+  for (int op = 0; op < kNumOps; ++op) {
+    std::string name = op_name(Op(op));
+    for (char& letter : name) letter = char(std::tolower(letter));
+    op_strings[size_t(op)] = PyUnicode_InternFromString(name.c_str());
+  }
   numerics_strings = {PyUnicode_InternFromString("same_bits"), PyUnicode_InternFromString("fast")};
   return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) && add_call_work(module) &&
          add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;

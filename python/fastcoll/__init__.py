@@ -11,24 +11,16 @@ too, as by torch.distributed. Autograd does not see writes to `tensor.data`, to 
 tensor's memory, nor to tensors of inference mode. It does not see torch's own such writes either.
 """
 
-from fastcoll.api.lifecycle import destroy, init, new_group, shrink
-from fastcoll.api.lists import (
-    all_gather_into_tensor_coalesced,
-    all_reduce_coalesced,
-    reduce_scatter_tensor_coalesced,
-)
-from fastcoll.api.moves import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    gather_into_tensor,
-    gather_single,
-    scatter,
+from fastcoll.api.lifecycle import (
+    destroy,
+    destroy_process_group,
+    get_rank,
+    get_world_size,
+    init,
+    init_process_group,
+    is_initialized,
+    new_group,
+    shrink,
 )
 from fastcoll.api.objects import (
     all_gather_object,
@@ -39,17 +31,36 @@ from fastcoll.api.objects import (
     scatter_object_list,
     send_object_list,
 )
-from fastcoll.api.reductions import (
+from fastcoll.api.tensors import empty, from_tensor, zeros
+from fastcoll.api.verbs import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_into_tensor_coalesced,
+    all_gather_single,
     all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    gather,
+    gather_into_tensor,
+    gather_single,
+    irecv,
+    isend,
+    recv,
     reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
+    reduce_scatter_tensor_coalesced,
+    scatter,
+    send,
 )
-from fastcoll.api.tensors import empty, from_tensor, zeros
-from fastcoll.api.transfers import batch_isend_irecv, irecv, isend, recv, send
 from fastcoll.bootstrap.identity import library_version
 from fastcoll.calls.batches import P2POp
+from fastcoll.calls.group import BaseGroup as Group
 from fastcoll.calls.work import Work
 from fastcoll.errors import (
     AbortedError,
@@ -81,6 +92,7 @@ __all__ = [
     "DesyncError",
     "DriverError",
     "FastcollError",
+    "Group",
     "HierarchicalCommunicator",
     "P2POp",
     "PeerLostError",
@@ -104,14 +116,19 @@ __all__ = [
     "broadcast_object_list",
     "ddp_hook",
     "destroy",
+    "destroy_process_group",
     "empty",
     "from_tensor",
     "gather",
     "gather_into_tensor",
     "gather_object",
     "gather_single",
+    "get_rank",
+    "get_world_size",
     "init",
+    "init_process_group",
     "irecv",
+    "is_initialized",
     "isend",
     "launch",
     "monitored_barrier",

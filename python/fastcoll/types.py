@@ -8,7 +8,7 @@ groups, memory or processes.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch.distributed import ReduceOp as ReduceOp
@@ -52,6 +52,11 @@ class Op(IntEnum):
     BXOR = 7
 
 
+# An operation as users give it: torch's object, or its name in lower case.
+OpName = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
+OpLike: TypeAlias = ReduceOp | ReduceOp.RedOpType | OpName
+
+
 class Verb(IntEnum):
     """The verbs of calls."""
 
@@ -86,6 +91,7 @@ FROM_TORCH: dict[torch.dtype, DType] = {value: key for key, value in TORCH_DTYPE
 ITEMSIZE: dict[DType, int] = {key: value.itemsize for key, value in TORCH_DTYPES.items()}
 # torch's members in the order of Op: the values that users pass as op=.
 REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)
+BY_NAME: dict[str, Op] = {op.name.lower(): op for op in Op}
 
 FLOAT_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith(("float", "bfloat")))
 COMPLEX_DTYPES = frozenset(dtype for dtype in DType if dtype.name.startswith("complex"))

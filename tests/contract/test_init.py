@@ -66,13 +66,14 @@ def from_mpirun(rank: Rank, size: str) -> list[Any]:
 
 
 def by_itself(rank: Rank, port: int) -> list[float]:
-    """The first call of the module makes the group; after destroy the next one makes another."""
+    """The first call of the module makes the group; after destroy `init` makes another."""
     import fastcoll
 
     launched(rank, port)
     first = total(rank)
     fastcoll.barrier()
     fastcoll.destroy()
+    fastcoll.init()
     second = fastcoll.zeros(3)
     second += 1
     fastcoll.all_reduce(second)

@@ -26,7 +26,8 @@ def test_the_written_files_are_current() -> None:
     assert verbs.outdated() == []
 
 
-FROM_VERBS = ("csrc/python/verbs.inc", "python/fastcoll/calls/methods.pyi")
+STUBS = ("python/fastcoll/calls/methods.pyi", "python/fastcoll/api/verbs.pyi")
+FROM_VERBS = ("csrc/python/verbs.inc", *STUBS)
 FROM_NAMES = ("python/fastcoll/integrations/c10d_names.h",)
 
 
@@ -38,7 +39,8 @@ FROM_NAMES = ("python/fastcoll/integrations/c10d_names.h",)
         ("api/reductions", "@verb\ndef reduce(", "def reduce(", FROM_VERBS),
         ("api/lists", '    algorithm: str = "auto",\n', "", FROM_VERBS),
         ("api/transfers", "tensor: Array,", "tensor: object,", None),
-        ("api/transfers", ") -> int:", ") -> None:", ("python/fastcoll/calls/methods.pyi",)),
+        ("api/moves", "    output: Array | None,", "    output: Array,", STUBS),
+        ("api/transfers", ") -> int:", ") -> None:", STUBS),
         ("api/moves", "gather_into_tensor = gather_single", "", FROM_VERBS),
         ("integrations/torch_names", '"gather", "GATHER"', '"gather", "SCATTER"', FROM_NAMES),
     ],
@@ -79,16 +81,17 @@ def test_torchs_calls_are_those_of_the_process_group_and_of_the_verbs() -> None:
     assert of_torch - called == blocking
 
 
-def names_and_kinds(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]
+def parameters_of(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default) for one in parameters]
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_functions_and_methods_show_the_declared_arguments(name: str) -> None:
-    arguments = names_and_kinds(VERBS[name])
+    arguments = parameters_of(VERBS[name])
     assert getattr(fastcoll, name) is getattr(_C, name)
-    assert names_and_kinds(getattr(fastcoll, name)) == arguments
-    self, *others = names_and_kinds(getattr(VerbMethods, name))
+    assert parameters_of(getattr(fastcoll, name)) == arguments
+    self, *others = parameters_of(getattr(VerbMethods, name))
     assert self[0] == "self"
     assert others == [one for one in arguments if one[0] != "group"]
     assert (VERBS[name].__doc__ or "") in (getattr(fastcoll, name).__doc__ or "")

@@ -9,7 +9,6 @@ import os
 import threading
 import warnings
 import weakref
-from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
 
@@ -22,19 +21,22 @@ from fastcoll.bootstrap.exchange import StoreExchange, exchange_of
 from fastcoll.bootstrap.forks import refuse_inherited
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.bootstrap.makers import Makers
-from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.group import NON_MEMBER, BaseGroup
 from fastcoll.calls.group_calls import AnyCall
+from fastcoll.calls.limits import Limit
 from fastcoll.calls.settings import Settings, resolve
-from fastcoll.calls.work import Work
+from fastcoll.calls.work import Work, completed
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import Communicator
 from fastcoll.launchers import Launch
 from fastcoll.native import _C
 
 GroupLike: TypeAlias = BaseGroup | ProcessGroup | int | None
-Limit: TypeAlias = float | timedelta | None
 DEFAULT = "the default group"
-NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
+_CLOSED = (
+    "the default group was closed, by destroy() or at the end of its `with`: call fastcoll.init() "
+    "for another one, or name a group"
+)
 _NOT_INITIALISED = (
     "fastcoll is not initialised, and neither a launcher's variables nor torch.distributed tell "
     "it who its peers are: call fastcoll.init(store=..., rank=..., world_size=...), or "
@@ -57,6 +59,10 @@ class _State:
         self.forget_parent()
         os.register_at_fork(after_in_child=self.forget_parent)
         self.default: BaseGroup | None = None
+        # Whether it was closed, and torch's default group of that time: a call makes no other one
+        # then, unless torch has a new one.
+        self.was_closed = False
+        self.world_then: weakref.ref[ProcessGroup] | None = None
         self.subgroups: weakref.WeakSet[BaseGroup] = weakref.WeakSet()
         self.by_process_group: weakref.WeakKeyDictionary[ProcessGroup, BaseGroup] = (
             weakref.WeakKeyDictionary()
@@ -81,6 +87,7 @@ def set_default(comm: BaseGroup) -> None:
     """Make a group the default one, in C++ too."""
     with state.lock:
         state.default = comm
+        state.was_closed = False
         comm.on_close = partial(_forget_default, comm)
         # The C++ functions know groups of one node; they pass the calls of others on.
         _C.set_default_group(comm if isinstance(comm, Communicator) else None)
@@ -91,12 +98,17 @@ def default_of_torch() -> ProcessGroup | None:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
-def group_of_launcher(settings: Settings) -> BaseGroup:
-    """Make a group of all ranks that a launcher has started. Collective."""
-    launch = env.launch()
-    if launch is None:
+def _launch() -> Launch:
+    """Return this rank's place as its launcher tells it; UsageError where there is none."""
+    if (launch := env.launch()) is None:
         told = env.explain_no_launch()
         raise UsageError(_NOT_INITIALISED + f" ({told})" * bool(told))
+    return launch
+
+
+def group_of_launcher(settings: Settings) -> BaseGroup:
+    """Make a group of all ranks that a launcher has started. Collective."""
+    launch = _launch()
     if launch not in state.stores:
         state.stores[launch] = connect_store(launch, settings.making_s)
     store = state.stores[launch]
@@ -150,6 +162,9 @@ def _forget_default(comm: BaseGroup) -> None:
     with state.lock:
         if state.default is comm:
             state.default = None
+            state.was_closed = True
+            world = default_of_torch()
+            state.world_then = None if world is None else weakref.ref(world)
             _C.set_default_group(None)
 
 
@@ -160,10 +175,33 @@ def default_group(timeout_s: Limit = None) -> BaseGroup:
     settings = resolve(None, None).made_within(timeout_s)
     with makers.hold(DEFAULT, DEFAULT, settings.making_s):
         if (comm := state.default) is None:
-            world = default_of_torch()
+            world = _require_not_closed()
             comm = group_of_launcher(settings) if world is None else stand_in_for(world, settings)
             set_default(comm)
         return comm
+
+
+def _require_not_closed() -> ProcessGroup | None:
+    """Return torch's default group; UsageError once ours was closed, unless torch's is new."""
+    world = default_of_torch()
+    old = state.world_then and state.world_then()
+    if state.was_closed and (world is None or world is old):
+        raise UsageError(_CLOSED)
+    return world
+
+
+def place_in_default() -> tuple[int, int]:
+    """Return this rank and the number of ranks of the default group, without making it.
+
+    Raises:
+        UsageError: Nothing names the ranks, or the group was destroyed.
+    """
+    if (comm := state.default) is not None:
+        return comm.rank, comm.world_size
+    if (world := _require_not_closed()) is not None:
+        return world.rank(), world.size()
+    launch = _launch()
+    return launch.rank, launch.world_size
 
 
 def communicator_of(group: object, timeout_s: Limit = None) -> BaseGroup | None:
@@ -174,13 +212,13 @@ def communicator_of(group: object, timeout_s: Limit = None) -> BaseGroup | None:
     if group is None:
         return default_group(timeout_s)
     if isinstance(group, BaseGroup):
-        return group
+        return group if group.is_member else None
     if isinstance(group, ProcessGroup):
         return stand_in_for(group, timeout_s=timeout_s)
-    if group == NON_MEMBER:
+    if group == NON_MEMBER:  # torch's own
         return None
     raise UsageError(
-        f"group must be a Communicator or a torch process group, not {type(group).__name__}"
+        f"group must be a fastcoll.Group or a torch process group, not {type(group).__name__}"
     )
 
 
@@ -239,10 +277,15 @@ def named_rank(group: GroupLike, rank: int) -> int:
     return dist.get_global_rank(group, rank) if isinstance(group, ProcessGroup) else rank
 
 
+def nothing(async_op: bool) -> Work | None:
+    """Return the result of a call on a rank that is not in its group: a Work is complete."""
+    return completed([]) if async_op else None
+
+
 def issue(group: GroupLike, call: AnyCall, name: str = "") -> Work | None:
-    """Start a call in the group that it means; None if this rank is not in that group.
+    """Start a call in the group that it means, or nothing if this rank is not in that group.
 
     `name`: the function that was called, if it is not named like the verb.
     """
     comm = member_of(group, name or call.verb.name, timeout_s=call.timeout_s, stacklevel=4)
-    return None if comm is None else comm.issue(call)
+    return nothing(call.async_op) if comm is None else comm.issue(call)

@@ -11,12 +11,13 @@ from torch.distributed import ProcessGroup, Store
 
 from fastcoll.api.groups import (
     DEFAULT,
-    NON_MEMBER,
+    GroupLike,
     communicator_of,
     default_group,
     default_of_torch,
     group_of_launcher,
     makers,
+    place_in_default,
     set_default,
     stand_in_for,
     standing_for,
@@ -25,7 +26,7 @@ from fastcoll.api.groups import (
 from fastcoll.api.making import connect, member
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.calls.group import BaseGroup
-from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.limits import Limit, group_limit_s, one_limit
 from fastcoll.calls.pool import close_pool
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.errors import UsageError
@@ -38,7 +39,7 @@ def init(
     store: Store | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    timeout_s: float | None = None,
+    timeout_s: Limit = None,
     numerics: str | None = None,
     carrier: str | None = None,
 ) -> BaseGroup:
@@ -53,9 +54,9 @@ def init(
             in place of `group`.
         rank: This process's rank in the world of `store`.
         world_size: Number of ranks.
-        timeout_s: Limit of every wait; None takes FASTCOLL_TIMEOUT_S, else 30 s. A group that
-            exists keeps its own: one of `init_process_group("fastcoll")` has torch's (`timeout=`,
-            30 minutes).
+        timeout_s: Limit of every wait, in seconds or a timedelta; None takes FASTCOLL_TIMEOUT_S,
+            else 30 s. A group that exists keeps its own: one of `init_process_group("fastcoll")`
+            has torch's (`timeout=`, 30 minutes).
         numerics: "same_bits" or "fast". None takes FASTCOLL_NUMERICS, else "same_bits". Between
             nodes that default is "fast" for half and narrower types, as their same bits would cost
             bytes on the wire.
@@ -116,29 +117,37 @@ def _refuse_for(group: BaseGroup, given: Mapping[str, object]) -> None:
 def new_group(
     ranks: Sequence[int] | None = None,
     *,
+    timeout: Limit = None,
+    backend: str | None = None,
     timeout_s: float | None = None,
     numerics: str | None = None,
-) -> BaseGroup | int:
+) -> BaseGroup:
     """Make a group of some ranks of the default group. Collective over the default group.
 
     Args:
         ranks: Ranks of the default group, the same on every rank; they are numbered anew in
             ascending order. None takes all.
-        timeout_s: Limit of its waits and of its making; None takes the default group's.
+        timeout: Limit of its waits and of its making, a timedelta or seconds, as torch.distributed
+            takes it; None takes the default group's.
+        backend: None or "fastcoll", as fastcoll makes no other groups.
+        timeout_s: The same as `timeout`, in seconds.
         numerics: None takes the default group's.
 
     Returns:
-        The new group; on ranks that are not in it torch's GroupMember.NON_GROUP_MEMBER, with
-        which the verbs do nothing.
+        The new group. A rank that is not in it gets one with `is_member` False, whose verbs do
+        nothing. That equals torch's GroupMember.NON_GROUP_MEMBER, but is not that integer.
+
+    Raises:
+        UsageError: `ranks` are not ranks of the default group, or another backend is asked for.
+        DesyncError: The ranks gave different `ranks`.
     """
-    comm: BaseGroup | None = default_group(timeout_s).new_group(
-        ranks, timeout_s=timeout_s, numerics=numerics
-    )
-    if comm is None:
-        return int(NON_MEMBER)
-    with state.lock:
-        state.subgroups.add(comm)
-    return comm
+    refuse_backend(backend, "new_group")
+    limit = one_limit(timeout, timeout_s)
+    group = default_group(limit).new_group(ranks, timeout_s=limit, numerics=numerics)
+    if group.is_member:
+        with state.lock:
+            state.subgroups.add(group)
+    return group
 
 
 def shrink(
@@ -192,10 +201,105 @@ def shrink(
         return new
 
 
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Limit = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
+) -> None:
+    """Make the default group, with torch.distributed's arguments. Collective; see `init`.
+
+    Args:
+        backend: None or "fastcoll", as fastcoll makes no other groups.
+        init_method: None or "env://", as torchrun sets the environment; else give a store.
+        timeout: Limit of every wait, a timedelta or seconds; None takes FASTCOLL_TIMEOUT_S, else
+            30 s, where torch.distributed takes 30 minutes.
+        world_size: Number of ranks, with `store`.
+        rank: This process's rank, with `store`.
+        store: A store that all ranks can reach; None takes torchrun's.
+        group_name: Ignored, as by torch.distributed.
+        pg_options: Ignored: they are those of other backends.
+        device_id: Ignored: a group takes tensors on CPUs and on GPUs.
+
+    Raises:
+        UsageError: There is a default group already, nothing names the ranks, or another backend
+            or another `init_method` is asked for.
+        CollectiveTimeout: A rank did not come.
+    """
+    del group_name, pg_options, device_id
+    refuse_backend(backend, "init_process_group")
+    if init_method not in (None, "env://"):
+        raise UsageError(
+            f"init_process_group takes no init_method={init_method!r}: start the program with "
+            "torchrun, or give store=, rank= and world_size="
+        )
+    if store is None:
+        init(timeout_s=timeout)
+    else:
+        init(store=store, rank=rank, world_size=world_size, timeout_s=timeout)
+
+
+def refuse_backend(backend: str | None, function: str) -> None:
+    """Raise UsageError for a backend that is not fastcoll's."""
+    if backend not in (None, "fastcoll"):
+        raise UsageError(
+            f"{function} makes groups of fastcoll only, not of backend={backend!r}: leave it out, "
+            'or write "fastcoll". torch.distributed makes those of other backends'
+        )
+
+
+def destroy_process_group(group: ProcessGroup | BaseGroup | int | None = None) -> None:
+    """Close a group; None closes all of them, as `destroy` does. Not collective."""
+    if group is None:
+        destroy()
+    elif isinstance(group, ProcessGroup):
+        if (existing := standing_for(group)) is not None:
+            existing.close()
+    elif (comm := communicator_of(group)) is not None:
+        comm.close()
+
+
+def is_initialized() -> bool:
+    """Return whether there is a default group; a call without a group makes it."""
+    return state.default is not None
+
+
+def get_rank(group: GroupLike = None) -> int:
+    """Return this process's rank in a group; -1 if it is not in it. Not collective.
+
+    The default group need not be made yet: then its launcher, or torch.distributed, tells the rank.
+
+    Raises:
+        UsageError: Nothing names the ranks, or the default group was closed.
+    """
+    return _place(group)[0]
+
+
+def get_world_size(group: GroupLike = None) -> int:
+    """Return the number of a group's ranks; -1 if this one is not in it. See `get_rank`."""
+    return _place(group)[1]
+
+
+def _place(group: GroupLike) -> tuple[int, int]:
+    if group is None:
+        return place_in_default()
+    if isinstance(group, ProcessGroup):
+        return group.rank(), group.size()
+    comm = communicator_of(group)
+    return (-1, -1) if comm is None else (comm.rank, comm.world_size)
+
+
 def destroy() -> None:
     """Close the default group, its subgroups and the groups of torch process groups.
 
-    Calls that were queued are completed first. Where there is none of them this does nothing.
+    Calls that were queued are completed first. Where there is none of them this does nothing. Once
+    the default group was closed, calls without a group are errors until `init()` makes another one,
+    or until torch.distributed has a new default group.
     """
     with state.lock:
         groups = [*state.subgroups, *state.by_process_group.values()]

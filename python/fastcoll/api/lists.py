@@ -12,13 +12,13 @@ from fastcoll.api.groups import GroupLike, issue
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.lists import ListCall
 from fastcoll.calls.work import Work
-from fastcoll.types import ReduceOp, Verb
+from fastcoll.types import OpLike, Verb
 
 
 @verb
 def all_reduce_coalesced(
     tensors: Sequence[Array],
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -37,7 +37,7 @@ def all_reduce_coalesced(
             results. Their number, dtypes and numbers of elements are the same on every rank, in
             the same order. They must not overlap. At least one.
         op: The reduction.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         algorithm: "auto", "one_shot" or "two_shot". Tensors on GPUs are reduced one by one, with
             the algorithms of `all_reduce`.
@@ -72,7 +72,7 @@ def all_reduce_coalesced(
 def reduce_scatter_tensor_coalesced(
     outputs: Sequence[Array],
     inputs: Sequence[Array],
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -86,7 +86,7 @@ def reduce_scatter_tensor_coalesced(
         outputs: Where this rank's part of each result goes.
         inputs: The tensors to reduce, each with `world_size` times the elements of its output.
         op: See `all_reduce_coalesced`, as for the other arguments, the result and the errors.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         algorithm: "auto", "one_shot" or "two_shot".
         numerics: "same_bits" or "fast".
@@ -121,7 +121,7 @@ def all_gather_into_tensor_coalesced(
             index.
         inputs: This rank's inputs. See `all_reduce_coalesced` for the tensors that lists may hold,
             the result and the errors.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """

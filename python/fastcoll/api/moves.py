@@ -10,12 +10,12 @@ from datetime import timedelta
 import torch
 
 from fastcoll.api.declared import verb
-from fastcoll.api.groups import GroupLike, issue, member_of, rank_in
+from fastcoll.api.groups import GroupLike, issue, member_of, nothing, rank_in
 from fastcoll.calls.arrays import Array
+from fastcoll.calls.limits import one_limit
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
-from fastcoll.errors import UsageError
 from fastcoll.types import Verb
 
 
@@ -34,7 +34,7 @@ def broadcast(
     Args:
         tensor: The input on rank `src`, the output on the others.
         src: Rank in the group; the global rank if `group` is a torch process group.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
@@ -67,7 +67,7 @@ def all_gather(
         tensor_list: Where the tensor of each rank goes. Their sizes may differ from each other,
             and must be the same on all ranks.
         tensor: This rank's input, of as many elements as `tensor_list[rank]`.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
@@ -97,7 +97,7 @@ def all_gather_into_tensor(
     Args:
         output_tensor: Where the result goes: `world_size` times the elements of the input.
         input_tensor: This rank's input, of the same number of elements and dtype on all ranks.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
@@ -131,7 +131,7 @@ def gather(
         gather_list: On rank `dst`, where the tensor of each rank goes; None on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_dst` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
@@ -168,7 +168,7 @@ def gather_single(
             any shape with that many elements. Ignored on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_dst` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
@@ -205,7 +205,7 @@ def scatter(
         scatter_list: On rank `src`, the tensor for each rank; None on the others.
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
@@ -243,12 +243,13 @@ def all_to_all_single(
         output_split_sizes: Rows that come from each rank; None: equally many from each.
         input_split_sizes: Rows that go to each rank; None: equally many to each. Split sizes of
             either kind are given on every rank or on none.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
 
     Returns:
-        A Work if `async_op`; the output and its split sizes if `output` is None; else None.
+        A Work if `async_op`; the output and its split sizes if `output` is None, both empty on a
+        rank that is not in the group; else None.
 
     Raises:
         UsageError: Split sizes don't add up to the rows; nothing was sent.
@@ -256,7 +257,7 @@ def all_to_all_single(
     """
     comm = member_of(group, "all_to_all_single", timeout_s=timeout_s)
     if comm is None:
-        return None
+        return nothing(async_op) if output is not None else (torch.empty(0), [])
     result = None
     if output is None:
         result = comm.output_for(input, input_split_sizes, output_split_sizes, async_op)
@@ -289,7 +290,7 @@ def all_to_all(
     Args:
         output_tensor_list: Where the tensor of each rank goes; of any sizes.
         input_tensor_list: The tensor for each rank, of any sizes.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
 
@@ -320,16 +321,14 @@ def barrier(
     """Wait until every rank has come here. Collective.
 
     Args:
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         device_ids: Changes nothing: no device takes part. torch.distributed has it for NCCL.
         timeout: Limit of this call, as torch.distributed takes it.
         timeout_s: The same in seconds.
     """
     del device_ids
-    if timeout is not None and timeout_s is not None:
-        raise UsageError("give timeout or timeout_s, not both")
-    limit = timeout_s if timeout is None else timeout
+    limit = one_limit(timeout, timeout_s)
     return issue(group, Call(verb=Verb.barrier, async_op=async_op, timeout_s=limit))
 
 

@@ -18,7 +18,7 @@ def all_gather_object(
     Args:
         object_list: The output: a list of as many elements as the group has ranks.
         obj: This rank's object.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         weights_only: Pack with `torch.save` and unpack with `torch.load(weights_only=True)`, which
             refuses objects that could run code. False is `pickle`, which accepts them. The same on
             all ranks.
@@ -48,7 +48,7 @@ def broadcast_object_list(
             elements are replaced.
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
@@ -77,7 +77,7 @@ def gather_object(
         object_gather_list: On rank `dst`, the output; None on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_dst` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
     """
@@ -107,7 +107,7 @@ def scatter_object_list(
         scatter_object_input_list: On rank `src`, an object for each rank; None on the others.
         src: Rank in the group; the global rank if `group` is a torch process group; 0 if neither
             this nor `group_src` is given.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
         weights_only: See `all_gather_object`, also for the errors.
     """
@@ -136,7 +136,7 @@ def send_object_list(
     Args:
         object_list: The objects to send.
         dst: Rank in the group; the global rank if `group` is a torch process group.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
         use_batch: Changes nothing: it is how NCCL connects.
@@ -166,7 +166,7 @@ def recv_object_list(
         object_list: The output, a list of the length that is sent; its elements are replaced.
         src: Rank in the group; the global rank if `group` is a torch process group; None is
             the first sender.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         device: Ignored; objects are always on the CPU.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
         use_batch: Changes nothing: it is how NCCL connects.
@@ -195,7 +195,7 @@ def monitored_barrier(
     """Wait until every rank makes this call; the error names all missing ranks. Collective.
 
     Args:
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         timeout: Limit in seconds; None takes the group's.
         wait_all_ranks: Changes nothing: missing ranks are always named together.
 

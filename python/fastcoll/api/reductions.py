@@ -8,18 +8,18 @@ out alone goes to the function here with an underscore before its name.
 from collections.abc import Sequence
 
 from fastcoll.api.declared import verb
-from fastcoll.api.groups import GroupLike, issue, member_of, rank_in
+from fastcoll.api.groups import GroupLike, issue, member_of, nothing, rank_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
-from fastcoll.types import ReduceOp, Verb
+from fastcoll.types import OpLike, Verb
 
 
 @verb
 def all_reduce(
     tensor: Array,
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -33,9 +33,10 @@ def all_reduce(
     Args:
         tensor: A tensor on the CPU or a CUDA device, or a NumPy array. It has the same number of
             elements and dtype on every rank. Overwritten with the result unless `out` is given.
-        op: The reduction. AVG of integers is NCCL's: their sum, which wraps, is divided by the
-            number of ranks and truncated towards zero. Booleans have no AVG.
-        group: A Communicator or a torch process group; None is the default group.
+        op: The reduction: a `ReduceOp`, or its name in lower case, as "max". AVG of integers is
+            NCCL's: their sum, which wraps, is divided by the number of ranks and truncated towards
+            zero. Booleans have no AVG.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
@@ -75,7 +76,7 @@ def all_reduce(
 def reduce(
     tensor: Array,
     dst: int | None = None,
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -92,7 +93,7 @@ def reduce(
             left alone on the others.
         dst: Rank in the group; the global rank if `group` is a torch process group.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         out: Where the result goes on rank `dst`, of the shape and dtype of `tensor`.
         algorithm: "auto", "one_shot", "two_shot", on GPUs "nccl", or on CPUs "schedule:NAME" with a
@@ -121,7 +122,7 @@ def reduce(
 def reduce_scatter_tensor(
     output: Array,
     input: Array,
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -135,7 +136,7 @@ def reduce_scatter_tensor(
         output: Where this rank's part goes.
         input: This rank's input: `world_size` times as many elements as `output`.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
             on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
@@ -161,7 +162,7 @@ def reduce_scatter_tensor(
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
-    op: object = ReduceOp.SUM,
+    op: OpLike = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -176,7 +177,7 @@ def reduce_scatter(
         input_list: This rank's input for each rank. Shapes may differ from each other, and must be
             the same on all ranks. Then there is a reduce for each rank.
         op: See `all_reduce`, as for the other arguments, the result and the errors.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
             on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
@@ -194,7 +195,7 @@ def reduce_scatter(
         numerics=numerics,
         timeout_s=timeout_s,
     )
-    return None if comm is None else comm.issue_reduce_scatter(call)
+    return nothing(async_op) if comm is None else comm.issue_reduce_scatter(call)
 
 
 # As torch.distributed calls it from 2.13 on.

@@ -34,7 +34,7 @@ def empty(
         dtype: None takes torch's default.
         device: Where it lies, the same kind on every rank: None or "cpu", or this rank's CUDA
             device, where FASTCOLL_GPU_HEAP_MIB says how much there is.
-        group: The group that shares the memory: a Communicator or a torch process group; None is
+        group: The group that shares the memory: a Group or a torch process group; None is
             the default group.
 
     Raises:

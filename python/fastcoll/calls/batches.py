@@ -18,7 +18,7 @@ class P2POp:
         tensor: The tensor to send, or the output of a receive.
         peer: Rank in the group; the global rank if that is a torch process group; for irecv None is
             any rank.
-        group: A Communicator or a torch process group, the same in all of a batch; None leaves it
+        group: A Group or a torch process group, the same in all of a batch; None leaves it
             to the batch.
         tag: Tells messages of one pair apart.
         group_peer: In place of `peer`: a rank in the group, also for a torch process group.

@@ -4,18 +4,21 @@
 Decides how parts and survivors of a group become groups. Must not know how a call is carried out.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import torch
+import torch.distributed as dist
 
 from fastcoll.bootstrap.exchange import BytesExchange, Exchange
 from fastcoll.bootstrap.join import checked_members
-from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.limits import Limit, group_limit_s, one_limit
 from fastcoll.calls.objects import ObjectMethods
 from fastcoll.calls.settings import Settings
+from fastcoll.errors import UsageError
 
 # Makes a group of either kind from an exchange, a name, settings, members, and the group that they
 # are members of, if there is one. None is returned to ranks that are not members.
@@ -23,14 +26,21 @@ MakeGroup: TypeAlias = Callable[
     [Exchange, str, Settings, Sequence[int], "BaseGroup | None"], "BaseGroup | None"
 ]
 
+# What torch.distributed returns to ranks that are not in a group.
+NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
+
 
 class BaseGroup(ObjectMethods):
-    """A group of ranks; a base of `Communicator` and `HierarchicalCommunicator`.
+    """A group of ranks, of one node or of several: `fastcoll.Group`.
+
+    `init` and `new_group` make one. Its methods are the functions of the module, less `group`.
 
     Attributes:
+        is_member: Whether this rank is in the group; False of what `new_group` returns elsewhere.
         on_close: Called once the group is closed.
     """
 
+    is_member = True  # whether this rank is in the group
     make: ClassVar[MakeGroup]  # set by api/making.py, which knows both kinds
 
     on_close: Callable[[], None] | None = None
@@ -64,29 +74,33 @@ class BaseGroup(ObjectMethods):
         self,
         ranks: Sequence[int] | None = None,
         *,
-        timeout_s: float | None = None,
+        timeout: Limit = None,
+        timeout_s: Limit = None,
         numerics: str | None = None,
-    ) -> "BaseGroup | None":
+    ) -> "BaseGroup":
         """Make a group of some ranks of this one. Collective over all ranks of this group.
 
         Args:
             ranks: Ranks of this group, the same on every rank; they are numbered anew in
                 ascending order. None takes all.
-            timeout_s: Limit of its waits and of its making; None takes this group's.
+            timeout: Limit of its waits and of its making, a timedelta or seconds; None takes this
+                group's.
+            timeout_s: The same, in seconds.
             numerics: None takes this group's.
 
         Returns:
-            The new group, or None on ranks that are not in it.
+            The new group; see `fastcoll.new_group` for the ranks that are not in it.
 
         Raises:
             UsageError: `ranks` are not ranks of this group.
             DesyncError: The ranks gave different `ranks`.
         """
         members = checked_members(ranks, self.world_size)
-        settings = self._settings.but(timeout_s, numerics)
+        settings = self._settings.but(one_limit(timeout, timeout_s), numerics)
         self._num_groups += 1
         name = f"{self.name}/{self._num_groups}"
-        return type(self).make(self._exchange(), name, settings, members, self)
+        made = type(self).make(self._exchange(), name, settings, members, self)
+        return NonMember(name) if made is None else made
 
     def _exchange(self) -> BytesExchange:
         """Return the exchange over which the ranks make a new group."""
@@ -168,3 +182,75 @@ class BaseGroup(ObjectMethods):
     def _where(self) -> str:
         """Return where the ranks are, for `repr`."""
         return ""
+
+
+class NonMember(BaseGroup):
+    """A group as a rank has it that is not in it: calls warn and do nothing, as torch's do.
+
+    Equal to torch's GroupMember.NON_GROUP_MEMBER, and taken by torch.distributed's functions.
+    """
+
+    is_member = False
+    _closed = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The group's name, the same on all ranks."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """-1, as torch.distributed.get_rank() has it."""
+        return -1
+
+    @property
+    def world_size(self) -> int:
+        """-1, as torch.distributed.get_world_size() has it."""
+        return -1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, int) and other == NON_MEMBER)
+
+    def __hash__(self) -> int:
+        return hash(NON_MEMBER)
+
+    def __repr__(self) -> str:
+        return f'<fastcoll.Group "{self.name}", of which this rank is no member>'
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def abort(self, reason: str | None = None) -> None:
+        """Do nothing."""
+
+    def set_limit(self, limit_s: float) -> None:
+        """Do nothing."""
+
+    def set_timeout(self, timeout_s: float | timedelta) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(f'this rank is not in the group "{self.name}"')
+
+    empty = new_group = shrink = _refuse  # of which a rank needs the result
+
+
+def _nothing(verb: str, result: int | None = None) -> Callable[..., int | None]:
+    """Return a method that warns and does nothing."""
+
+    def method(self: NonMember, *args: Any, **kwargs: Any) -> int | None:
+        warnings.warn(f"{verb}: this rank is not in the group", stacklevel=2)
+        return result
+
+    return method
+
+
+for _verb in vars(ObjectMethods):
+    if not _verb.startswith("_"):
+        setattr(NonMember, _verb, _nothing(_verb, -1 if _verb.startswith("recv") else None))

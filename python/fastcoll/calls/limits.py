@@ -6,16 +6,18 @@ Decides which one holds, and the longest limit. Must not know the waits.
 
 from datetime import timedelta
 from math import inf, nan
+from typing import TypeAlias
 
 from fastcoll import env
 from fastcoll.errors import UsageError
 
+Limit: TypeAlias = float | timedelta | None
 # Eleven days: sockets and stores can still take that in their units. Longer limits become this.
 MOST_S = 1e6
 GROUP_LIMIT = -1.0  # tells the C++ core to use the group's own limit
 
 
-def group_limit_s(timeout_s: float | timedelta | None) -> float:
+def group_limit_s(timeout_s: Limit) -> float:
     """Return the limit of a group.
 
     Raises:
@@ -24,13 +26,24 @@ def group_limit_s(timeout_s: float | timedelta | None) -> float:
     return _checked(env.TIMEOUT_S.get() if timeout_s is None else timeout_s)
 
 
-def call_limit_s(timeout_s: float | timedelta | None) -> float:
+def call_limit_s(timeout_s: Limit) -> float:
     """Return the limit of one call, as the C++ core takes it.
 
     Raises:
         UsageError: It is not a positive number of seconds.
     """
     return GROUP_LIMIT if timeout_s is None else _checked(timeout_s)
+
+
+def one_limit(timeout: Limit, timeout_s: Limit) -> Limit:
+    """Return the limit that is given by torch's name or by ours.
+
+    Raises:
+        UsageError: It is given by both.
+    """
+    if timeout is not None and timeout_s is not None:
+        raise UsageError("give timeout or timeout_s, not both")
+    return timeout_s if timeout is None else timeout
 
 
 def seconds(time: object) -> float:

@@ -2,6 +2,7 @@
 # Written by scripts/verbs.py from the declarations in python/fastcoll/api.
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -10,13 +11,38 @@ from fastcoll.calls.arrays import Array
 from fastcoll.calls.batches import P2POp
 from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.work import Work
-from fastcoll.types import ReduceOp
+from fastcoll.types import OpLike
 
 class VerbMethods:
+    @overload
     def all_reduce(
         self,
         tensor: Array,
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        out: Array | None = None,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: Array,
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        out: Array | None = None,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: Array,
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         out: Array | None = None,
@@ -24,11 +50,40 @@ class VerbMethods:
         numerics: str | None = None,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
     def reduce(
         self,
         tensor: Array,
         dst: int | None = None,
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        out: Array | None = None,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        tensor: Array,
+        dst: int | None = None,
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        out: Array | None = None,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        tensor: Array,
+        dst: int | None = None,
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         out: Array | None = None,
@@ -37,11 +92,36 @@ class VerbMethods:
         timeout_s: float | None = None,
         group_dst: int | None = None,
     ) -> Work | None: ...
+    @overload
     def reduce_scatter_tensor(
         self,
         output: Array,
         input: Array,
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: Array,
+        input: Array,
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: Array,
+        input: Array,
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         algorithm: str = "auto",
@@ -49,17 +129,63 @@ class VerbMethods:
         timeout_s: float | None = None,
     ) -> Work | None: ...
     reduce_scatter_single = reduce_scatter_tensor
+    @overload
     def reduce_scatter(
         self,
         output: Array,
         input_list: Sequence[Array],
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: Array,
+        input_list: Sequence[Array],
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: Array,
+        input_list: Sequence[Array],
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         algorithm: str = "auto",
         numerics: str | None = None,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: Array,
+        src: int | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+        group_src: int | None = None,
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: Array,
+        src: int | None = None,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+        group_src: int | None = None,
+    ) -> Work: ...
+    @overload
     def broadcast(
         self,
         tensor: Array,
@@ -69,6 +195,25 @@ class VerbMethods:
         timeout_s: float | None = None,
         group_src: int | None = None,
     ) -> Work | None: ...
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Sequence[Array],
+        tensor: Array,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Sequence[Array],
+        tensor: Array,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
     def all_gather(
         self,
         tensor_list: Sequence[Array],
@@ -77,6 +222,25 @@ class VerbMethods:
         *,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Array,
+        input_tensor: Array,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Array,
+        input_tensor: Array,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
     def all_gather_into_tensor(
         self,
         output_tensor: Array,
@@ -86,6 +250,29 @@ class VerbMethods:
         timeout_s: float | None = None,
     ) -> Work | None: ...
     all_gather_single = all_gather_into_tensor
+    @overload
+    def gather(
+        self,
+        tensor: Array,
+        gather_list: Sequence[Array] | None = None,
+        dst: int | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        tensor: Array,
+        gather_list: Sequence[Array] | None = None,
+        dst: int | None = None,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> Work: ...
+    @overload
     def gather(
         self,
         tensor: Array,
@@ -96,6 +283,29 @@ class VerbMethods:
         timeout_s: float | None = None,
         group_dst: int | None = None,
     ) -> Work | None: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: Array,
+        gather_tensor: Array | None = None,
+        dst: int | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> None: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: Array,
+        gather_tensor: Array | None = None,
+        dst: int | None = None,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+        group_dst: int | None = None,
+    ) -> Work: ...
+    @overload
     def gather_single(
         self,
         tensor: Array,
@@ -107,6 +317,29 @@ class VerbMethods:
         group_dst: int | None = None,
     ) -> Work | None: ...
     gather_into_tensor = gather_single
+    @overload
+    def scatter(
+        self,
+        tensor: Array,
+        scatter_list: Sequence[Array] | None = None,
+        src: int | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+        group_src: int | None = None,
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        tensor: Array,
+        scatter_list: Sequence[Array] | None = None,
+        src: int | None = None,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+        group_src: int | None = None,
+    ) -> Work: ...
+    @overload
     def scatter(
         self,
         tensor: Array,
@@ -117,16 +350,69 @@ class VerbMethods:
         timeout_s: float | None = None,
         group_src: int | None = None,
     ) -> Work | None: ...
+    @overload
     def all_to_all_single(
         self,
-        output: Array | None,
+        output: None,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> tuple[torch.Tensor, list[int]]: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: Array,
         input: Array,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> Work | tuple[torch.Tensor, list[int]] | None: ...
+    ) -> Work | None: ...
+    @overload
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Array],
+        input_tensor_list: Sequence[Array],
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Array],
+        input_tensor_list: Sequence[Array],
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
     def all_to_all(
         self,
         output_tensor_list: Sequence[Array],
@@ -135,6 +421,25 @@ class VerbMethods:
         *,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
+    def barrier(
+        self,
+        async_op: Literal[False] = False,
+        device_ids: Sequence[int] | None = None,
+        timeout: timedelta | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def barrier(
+        self,
+        *,
+        async_op: Literal[True],
+        device_ids: Sequence[int] | None = None,
+        timeout: timedelta | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
     def barrier(
         self,
         async_op: bool = False,
@@ -143,27 +448,94 @@ class VerbMethods:
         *,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
     def all_reduce_coalesced(
         self,
         tensors: Sequence[Array],
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[Array],
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[Array],
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         algorithm: str = "auto",
         numerics: str | None = None,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
     def reduce_scatter_tensor_coalesced(
         self,
         outputs: Sequence[Array],
         inputs: Sequence[Array],
-        op: object = ReduceOp.SUM,
+        op: OpLike = "sum",
+        async_op: Literal[False] = False,
+        *,
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        op: OpLike = "sum",
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        numerics: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        op: OpLike = "sum",
         async_op: bool = False,
         *,
         algorithm: str = "auto",
         numerics: str | None = None,
         timeout_s: float | None = None,
     ) -> Work | None: ...
+    @overload
+    def all_gather_into_tensor_coalesced(
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        async_op: Literal[False] = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None: ...
+    @overload
+    def all_gather_into_tensor_coalesced(
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        *,
+        async_op: Literal[True],
+        timeout_s: float | None = None,
+    ) -> Work: ...
+    @overload
     def all_gather_into_tensor_coalesced(
         self,
         outputs: Sequence[Array],

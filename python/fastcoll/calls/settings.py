@@ -6,12 +6,11 @@ know the callers.
 """
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import cast
 
 from fastcoll import env
 from fastcoll.bootstrap.identity import Terms
-from fastcoll.calls.limits import group_limit_s
+from fastcoll.calls.limits import Limit, group_limit_s
 from fastcoll.errors import UsageError
 from fastcoll.types import Numerics
 
@@ -33,7 +32,7 @@ class Settings:
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
 
-    def limit_of(self, timeout_s: float | timedelta | None) -> float:
+    def limit_of(self, timeout_s: Limit) -> float:
         """Return the limit of a call that gives this one, in seconds.
 
         Raises:
@@ -41,7 +40,7 @@ class Settings:
         """
         return self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
 
-    def but(self, timeout_s: float | None, numerics: str | None) -> "Settings":
+    def but(self, timeout_s: Limit, numerics: str | None) -> "Settings":
         """Return the settings of a part of this group, with some of them replaced."""
         limit_s = self.limit_of(timeout_s)
         # A part of a group is made by calls of the whole one, whose limit holds, too.
@@ -51,7 +50,7 @@ class Settings:
             result = replace(result, numerics=asked, numerics_between=asked)
         return result
 
-    def made_within(self, timeout_s: float | timedelta | None) -> "Settings":
+    def made_within(self, timeout_s: Limit) -> "Settings":
         """Return these settings for a group that is made at a call with this limit, if any."""
         return self if timeout_s is None else replace(self, making_s=group_limit_s(timeout_s))
 
@@ -61,7 +60,7 @@ class Settings:
         return Terms(self.numerics, f"{carrier} with {between}")
 
 
-def resolve(timeout_s: float | None, numerics: str | None, carrier: str | None = None) -> Settings:
+def resolve(timeout_s: Limit, numerics: str | None, carrier: str | None = None) -> Settings:
     """Return the settings of a new group.
 
     Raises:

@@ -22,7 +22,7 @@ from fastcoll.calls.arrays import (
 )
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
-from fastcoll.types import REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
+from fastcoll.types import BY_NAME, REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
 
 _OPS = tuple(zip(REDUCE_OPS, Op, strict=True))
 _NAMES = {
@@ -229,10 +229,14 @@ def checked_integer(value: object, requirement: str) -> int:
 
 
 def reduction_of(op: object, dtype: DType) -> Op:
-    if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
-        raise UsageError(f"op must be a fastcoll.ReduceOp, not {op!r}")
-    # By ==, as torch's objects and their kinds are equal but do not hash alike.
-    known = next((ours for torchs, ours in _OPS if op == torchs), None)
+    if isinstance(op, str) and op in BY_NAME:
+        known: Op | None = BY_NAME[op]
+    elif isinstance(op, ReduceOp | ReduceOp.RedOpType):
+        # By ==, as torch's objects and their kinds are equal but do not hash alike.
+        known = next((ours for torchs, ours in _OPS if op == torchs), None)
+    else:
+        names = ", ".join(f'"{name}"' for name in BY_NAME)
+        raise UsageError(f"op must be a fastcoll.ReduceOp or one of {names}, not {op!r}")
     if known is None:
         name = getattr(op, "op", op)
         raise UnsupportedError(

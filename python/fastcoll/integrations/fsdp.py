@@ -15,6 +15,7 @@ from fastcoll.api.moves import all_gather_into_tensor
 from fastcoll.api.reductions import reduce_scatter_tensor
 from fastcoll.calls.work import Work
 from fastcoll.integrations.torch_work import TorchWork
+from fastcoll.types import OpLike
 
 
 class _Comm:
@@ -53,7 +54,7 @@ class ReduceScatter(_Comm):
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: object,
+        op: OpLike,
         async_op: bool = False,
     ) -> dist.Work | None:
         """See `fastcoll.reduce_scatter_tensor`; averages a layer's gradients into shards.

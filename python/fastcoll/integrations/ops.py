@@ -25,7 +25,7 @@ from fastcoll.api.groups import GroupLike, communicator_of, named_rank
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import c10d_build, derivatives
-from fastcoll.types import REDUCE_OPS, Op, ReduceOp
+from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
 _groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
@@ -60,6 +60,8 @@ def _named(name: str) -> BaseGroup:
 
 def code_of(op: object) -> int:
     """Return the number by which the operators know a reduction."""
+    if isinstance(op, str) and op in BY_NAME:
+        return int(BY_NAME[op])
     for code, known in enumerate(REDUCE_OPS):
         if op == known:
             return code
@@ -95,7 +97,7 @@ def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) ->
     Args:
         x: Of the same shape and dtype on every rank.
         op: The reduction; SUM and AVG have derivatives.
-        group: A Communicator or a torch process group; None is the default group.
+        group: A Group or a torch process group; None is the default group.
 
     Raises:
         UnsupportedError: A derivative of another operation was asked for.

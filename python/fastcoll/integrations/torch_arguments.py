@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.types import REDUCE_OPS, ReduceOp
+from fastcoll.types import REDUCE_OPS, OpLike, ReduceOp
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Sequence[torch.Tensor]]
 
 
-def op_of(opts: Any) -> object:
+def op_of(opts: Any) -> OpLike:
     """Return the reduction, as the object that the C functions know, where there is one."""
     if opts is None:
         return ReduceOp.SUM
     op = opts.reduceOp
     code = hash(op)  # asking for `op.op`, and that for its number, takes half a microsecond
-    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
+    known: OpLike = REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
+    return known
 
 
 def root_of(opts: Any) -> int:
