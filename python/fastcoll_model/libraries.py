@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best time that libraries can reach on a topology, by the algorithms that each one has.
+"""The best that libraries can reach on a topology, by the algorithms that each one has.
 
 Decides which algorithms those are, in the names of `builders`, and the cost of a call on top. Wires
 are the topology's for all of them: a library that does not reach their bandwidth (Gloo goes through
@@ -119,22 +119,24 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Offer:
-    """The best time that one library can reach.
+    """The best that one library can reach.
 
     Attributes:
         algorithm: The best of its own, or "".
-        time_us: With the cost of a call, where that is known; None if it can't do it.
-        remark: Why it can't, or the costs that the time leaves out.
+        wires_us: Simulated time of its transfers; None if it can't do the call.
+        call_us: Measured cost of a call on top; None if it was not measured.
+        remark: Why it can't, or the source of `call_us`.
     """
 
     library: str
     algorithm: str
-    time_us: float | None
+    wires_us: float | None
+    call_us: float | None
     remark: str
 
 
 def offers(found: Comparison, fast: Comparison, cluster: Cluster) -> list[Offer]:
-    """Return the best time of every library, the fastest first.
+    """Return the best of every library, in no order: sums with and without a call don't compare.
 
     Args:
         found: The comparison that was asked for.
@@ -148,25 +150,23 @@ def offers(found: Comparison, fast: Comparison, cluster: Cluster) -> list[Offer]
         )
         for library in LIBRARIES
     ]
-    return sorted(made, key=lambda one: (one.time_us is None, one.time_us or 0.0))
+    return sorted(made, key=lambda one: one.wires_us is None)
 
 
 def _offer(library: Library, found: Comparison, cluster: Cluster, *, tells: bool) -> Offer:
     device = "gpu" if cluster.machine.ranks[0].startswith("gpu") else "cpu"
     if device not in library.devices:
-        return Offer(library.name, "", None, f"works on {' and '.join(library.devices)} tensors")
+        text = f"works on {' and '.join(library.devices)} tensors"
+        return Offer(library.name, "", None, None, text)
     names = library.algorithms[found.verb]
     if library.over_nodes is not None and found.world_size > cluster.local_size:
         names = tuple(name for name in names if name in library.over_nodes)
     able = [c for c in found.candidates if c.algorithm in names and c.time_us is not None]
     if not able:
-        return Offer(library.name, "", None, f"none of {', '.join(names)} could be priced")
+        text = f"none of {', '.join(names)} could be priced"
+        return Offer(library.name, "", None, None, text)
     best = min(able, key=lambda one: one.time_us or 0.0)
     call_us = library.call_us.get(device)
-    remarks = [f"{call_us:g} us a call: {library.source}" if call_us else ""]
-    if call_us is None:
-        remarks.append("without what a call costs, which is not known")
-    if tells:
-        remarks.append("adds in an order of its own")
-    time_us = (best.time_us or 0.0) + (call_us or 0.0)
-    return Offer(library.name, best.algorithm, time_us, "; ".join(filter(None, remarks)))
+    remarks = [library.source if call_us else "", "adds in an order of its own" if tells else ""]
+    text = "; ".join(filter(None, remarks))
+    return Offer(library.name, best.algorithm, best.time_us, call_us, text)

@@ -250,7 +250,7 @@ def test_inspect_shows_every_call_with_its_time_and_place(
     looked = tmp_path / "looked"
     pool.start(work_then_wait, looked)
     trace = tmp_path / "trace.json"
-    command = ["inspect", "--json", "--trace", str(trace), "--pid", str(pool.pids[0])]
+    command = ["inspect", "--json", "-", "--trace", str(trace), "--pid", str(pool.pids[0])]
 
     def look() -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(CliRunner().invoke(app, command).stdout)["ranks"][0]
@@ -259,7 +259,7 @@ def test_inspect_shows_every_call_with_its_time_and_place(
 
     found = wait_until(look, 30)
     operations = found["operations"]
-    shown = CliRunner().invoke(app, command[:1] + command[4:]).output
+    shown = CliRunner().invoke(app, command[:1] + command[5:]).output
     looked.touch()
     pool.finish()
 

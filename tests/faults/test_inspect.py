@@ -37,7 +37,7 @@ def get_stuck(rank: Rank) -> Attempt:
 
 def look(*arguments: str) -> dict[int, dict[str, Any]]:
     """What inspect says as JSON, by rank of group "world"."""
-    result = runner.invoke(app, ["inspect", "--json", *arguments])
+    result = runner.invoke(app, ["inspect", "--json", "-", *arguments])
     assert result.exit_code == 0, result.output
     ranks = json.loads(result.stdout)["ranks"]
     return {one["rank"]: one for one in ranks if one["group"] == "world"}
@@ -61,7 +61,7 @@ def test_a_stuck_job(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     found = look(*of(pool), "--trace", str(trace))
     table = runner.invoke(app, ["inspect", *of(pool)]).output
-    listed = runner.invoke(app, ["inspect", "--json"]).output
+    listed = runner.invoke(app, ["inspect", "--json", "-"]).output
     os.kill(pool.pids[0], signal.SIGCONT)
 
     assert [found[rank]["pid"] for rank in range(3)] == pool.pids
@@ -142,5 +142,64 @@ def test_what_another_process_wrote_is_shown_as_text(fresh_pool: Callable[..., P
     assert AS_SHOWN in re.sub("\x1b\\[[0-9;]*m", "", shown)  # less the table's own colours
     for sequence in ("\x1b]", "\x1b[2J", "\x07", "\u202e", "\x9b", "\r"):
         assert sequence not in shown
-    told = json.loads(runner.invoke(app, ["inspect", "--json", "--pid", str(pid)]).stdout)
+    told = json.loads(runner.invoke(app, ["inspect", "--json", "-", "--pid", str(pid)]).stdout)
     assert told["ranks"][0]["group"] == AS_SHOWN
+
+
+def metrics_of(text: str) -> dict[str, dict[str, float]]:
+    """The samples of Prometheus's text, by name and rank; each name has its help and type first."""
+    found: dict[str, dict[str, float]] = {}
+    for line in text.splitlines():
+        if told := re.fullmatch(r"# (HELP|TYPE) (\w+) (.+)", line):
+            assert told[2] not in found or told[1] == "TYPE"
+            found.setdefault(told[2], {})
+            continue
+        sample = re.fullmatch(r'(\w+)\{group="[^"\n]*",rank="(\d+)",pid="\d+"\} (\S+)', line)
+        assert sample, line
+        found[sample[1]][sample[2]] = float(sample[3])
+    return found
+
+
+def test_metrics_of_a_stuck_job(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(3)
+    pool.start(get_stuck)
+    wait_until(lambda: are_stuck(look(*of(pool))), 30)
+    text = runner.invoke(app, ["inspect", "--metrics", *of(pool)]).stdout
+    found = metrics_of(text)
+    assert found["fastcoll_calls_total"] == {"0": 71, "1": 70, "2": 71}
+    waiting = found["fastcoll_waiting_seconds"]
+    assert waiting["0"] > 0 < waiting["2"]
+    assert waiting["1"] == 0
+    assert set(found["fastcoll_broken"].values()) == set(found["fastcoll_stopped"].values()) == {0}
+
+
+def test_metrics_without_a_rank_are_no_failure_of_the_collector() -> None:
+    result = runner.invoke(app, ["inspect", "--metrics", "--pid", str(os.getpid())])
+    assert result.exit_code == 0
+    assert metrics_of(result.stdout).keys() >= {"fastcoll_calls_total"}
+
+
+def test_a_process_that_is_not_there_is_told_in_words() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    result = runner.invoke(app, ["inspect", "--pid", str(gone.pid)])
+    assert result.exit_code == 1
+    assert f"there is no process {gone.pid}" in result.output
+    assert "Errno" not in result.output
+
+
+def test_watching_goes_on_until_it_is_interrupted(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(1)
+    command = [sys.executable, "-m", "fastcoll", "inspect", "--watch", "0.1", *of(pool)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdout is not None
+        shown = ""
+        while shown.count("fastcoll inspect") < 2:
+            shown += one.stdout.readline()
+        one.send_signal(signal.SIGINT)
+        rest, complaint = one.communicate(timeout=30)
+    assert one.returncode == 130
+    assert "never called anything" in shown + rest
+    assert "Traceback" not in complaint

@@ -59,7 +59,7 @@ def test_explain_names_the_choice_and_every_refusal() -> None:
     text = output("explain", "all_reduce", "1M", "--topology", "hgx-h100")
     assert "choice: two_shot" in text
     assert "does not add in rank order" in text
-    arguments = ("--topology", "hgx-h100", "--ranks", "16", "--network", "ndr-rail", "--json")
+    arguments = ("--topology", "hgx-h100", "--ranks", "16", "--network", "ndr-rail", "--json", "-")
     found = json.loads(output("explain", "all_gather", "1M", *arguments))
     assert found["world_size"] == 16
     assert found["candidates"][0]["time_us"] >= found["least_us"]
@@ -78,7 +78,12 @@ def test_topo_lists_and_shows() -> None:
     ("arguments", "text"),
     [
         (["schedule", "magic"], "no schedule 'magic'; it has one_shot"),
+        (["schedule", "two_short"], "did you mean two_shot?"),
         (["schedule", "ring", "--verb", "sum"], "no verb 'sum'"),
+        (["schedule", "ring", "--verb", "allreduce"], "did you mean all_reduce?"),
+        (["topo", "hgx-h10"], "did you mean hgx-h100?"),
+        (["topo", "--network", "ndr-rial"], "did you mean ndr-rail?"),
+        (["topo", "--json", "-"], "name a machine or a --network"),
         (["schedule", "tree", "--root", "9"], "root 9"),
         (["schedule", "ring", "--size", "big"], "--size"),
         (["schedule", "multimem", "--topology", "dgx-a100", "--ranks", "8"], "no switch"),

@@ -105,7 +105,8 @@ def test_the_command() -> None:
     arguments = ["plan", *model, "--ranks", "16", "--network", "ndr-rail", "--groups"]
     shown = CliRunner().invoke(app, [*arguments, "tensor=8,data=2"])
     assert shown.exit_code == 0, shown.output
-    found = json.loads(CliRunner().invoke(app, [*arguments, "tensor=8,data=2", "--json"]).stdout)
+    told = CliRunner().invoke(app, [*arguments, "tensor=8,data=2", "--json", "-"])
+    found = json.loads(told.stdout)
     assert found[0]["order"] == ["tensor", "data"]
     for one in found:
         assert ", ".join(one["order"]) in shown.output

@@ -203,7 +203,7 @@ def test_the_command(tmp_path: Path) -> None:
     two = runner.invoke(app, ["plan", *model, "--ranks", "16", "--network", "ndr-rail"])
     assert "dealt out over the nodes" in two.output
     picture = tmp_path / "plan.svg"
-    drawn = runner.invoke(app, ["plan", *model, "--json", "--plot", str(picture)])
+    drawn = runner.invoke(app, ["plan", *model, "--json", "-", "--plot", str(picture)])
     found = json.loads(drawn.stdout)
     text = picture.read_text()
     assert all(f">{each}</text>" in text for each in ("99%", "needs 112 GB of the 80 GB of a rank"))

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ runner = CliRunner()
 
 
 def findings() -> dict[str, Any]:
-    result = runner.invoke(app, ["doctor", "--json"])
-    assert result.exit_code == 0, result.output
+    result = runner.invoke(app, ["doctor", "--json", "-"])
+    assert result.exit_code in (0, 1), result.output
     return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
@@ -66,7 +67,7 @@ def test_the_torch_backend_is_taken_where_it_was_built(
     monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     result = runner.invoke(app, ["build"])
-    assert (result.exit_code, "no C++ compiler" in result.output) == (1, True)
+    assert (result.exit_code, "no C++ compiler" in result.output) == (3, True)
     for setting, said in (
         ("auto", "in Python: it is not compiled yet"),
         ("compiled", "in Python: no C++ compiler"),
@@ -104,14 +105,15 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
     probes = tuple((section, name, broken) for section, name, _ in doctor_module._PROBES)
     monkeypatch.setattr(doctor_module, "_PROBES", probes)
     result = runner.invoke(app, ["doctor"])
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.output.count("no such thing here") == len(probes)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["bench", "all_reduce", "--vs", "nccl"], "nccl"),
+        (["bench", "all_reduce", "--vs", "nccl"], "it needs --device cuda"),
+        (["bench", "all_reduce", "--vs", "goo"], "did you mean gloo?"),
         (["bench", "all_reduce", "--sizes", "8:4:2"], "--sizes"),
         (["bench", "all_reduce", "--sizes", "8:16:x"], "factor"),
         (["bench", "all_reduce", "--window-us", "nan"], "--window-us"),
@@ -120,8 +122,11 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
         (["tune", "--minutes", "nan"], "--minutes"),
         (["bench", "all_reduce", "--dtype", "float31"], "float31"),
         (["bench", "all_reduce", "--op", "mean"], "mean"),
+        (["bench", "allreduce"], "did you mean all_reduce?"),
+        (["tune", "--verbs", "all_redcue"], "did you mean all_reduce?"),
+        (["explain", "allreduce", "1M"], "did you mean all_reduce?"),
         (["bench", "all_to_none"], "all_to_none"),
-        (["bench", "all_reduce", "--algorithm", "two_short"], "two_shot"),
+        (["bench", "all_reduce", "--algorithm", "two_short"], "did you mean two_shot?"),
         (["bench", "all_reduce", "--numerics", "exact"], "same_bits"),
         (["bench", "all_reduce", "--async-op", "--level", "c"], "asynchronous"),
         (["bench", "all_reduce", "--async-op", "--device", "cuda"], "asynchronous"),
@@ -133,7 +138,7 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
 def test_bad_options_are_named(arguments: list[str], text: str) -> None:
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
-    assert text in result.output
+    assert text in " ".join(re.sub("[│╭╰─]", "", result.output).split())
 
 
 UNWRITABLE = "/proc/none/file"
@@ -146,6 +151,11 @@ WRITERS = (
     "regret --json FILE",
     "report --out FILE",
     "report --json FILE",
+    "doctor --json FILE",
+    "explain all_reduce 1M --json FILE",
+    "plan --topology hgx-h100 --params 7B --layers 2 --hidden 8 --json FILE",
+    "schedule ring --json FILE",
+    "inspect --json FILE",
     "schedule ring --plot FILE.svg",
     "plan --topology hgx-h100 --params 7B --layers 2 --hidden 8 --plot FILE.svg",
     "topo here --json FILE",
@@ -170,11 +180,10 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(env.NODE_ID.name, "[/red]")
     result = runner.invoke(app, ["doctor"])
-    assert result.exit_code == 0, result.output
     assert "[/red]" in result.output
     result = runner.invoke(app, ["topo", "here", "--json", "[/red].json"])
     assert result.exit_code == 0, result.output
-    assert "this machine: [/red].json" in result.output
+    assert "result: [/red].json" in result.output
     result = runner.invoke(app, ["topo", "[/red]"])
     assert result.exit_code == 2
     assert "[/red]" in result.output

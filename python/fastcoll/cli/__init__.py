@@ -7,13 +7,16 @@ own files.
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Annotated
 
 import typer
 
+from fastcoll.bootstrap.identity import library_version
 from fastcoll.cli.bench import bench
 from fastcoll.cli.build import build
-from fastcoll.cli.console import complain
+from fastcoll.cli.console import ExitCode, complain
 from fastcoll.cli.demo import demo
 from fastcoll.cli.doctor import doctor
 from fastcoll.cli.explain import explain
@@ -28,28 +31,55 @@ from fastcoll.cli.tune import tune
 from fastcoll.errors import FastcollError
 from fastcoll_model.errors import ModelError
 
+_EPILOG = (
+    "Exit codes: 0 all is well; 1 it ran, and something failed or was not found; 2 a wrong "
+    "argument, setting or file; 3 something is not installed or not built here; 130 Ctrl-C; 143 "
+    "SIGTERM. `fastcoll run` has its program's."
+)
+_HELP = {"help_option_names": ["-h", "--help"]}
+# Each command, with a line that shows it; in the order of the help.
+_EXAMPLES: dict[Callable[..., None], str] = {
+    run: "run -n 4 train.py --epochs 3",
+    demo: "demo --ranks 2 --params 1M",
+    bench: "bench all_reduce --ranks 2 --sizes 8,4K,1M --vs gloo",
+    doctor: "doctor --json report.json",
+    build: "build",
+    inspect: "inspect --watch 1",
+    schedule: "schedule ring --verb all_reduce --ranks 4",
+    explain: "explain all_reduce 1M --topology hgx-h100",
+    topo: "topo hgx-h100 --json -",
+    plan: "plan --topology hgx-h100 --params 7B --layers 32 --hidden 4096",
+    tune: "tune --ranks 2 --minutes 2",
+    regret: "regret --ranks 2 --sizes 4K,1M",
+    report: "report --topology hgx-h100 --params 7B",
+}
+
 app = typer.Typer(
     help="Collectives between the processes of one machine.",
+    epilog=_EPILOG,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=_HELP,
     pretty_exceptions_show_locals=False,
 )
-for command in (
-    demo,
-    bench,
-    doctor,
-    build,
-    inspect,
-    schedule,
-    explain,
-    topo,
-    plan,
-    tune,
-    regret,
-    report,
-):
-    app.command()(command)
-app.command(context_settings=CONTEXT)(run)
+for command, example in _EXAMPLES.items():
+    context = {**_HELP, **(CONTEXT if command is run else {})}
+    app.command(context_settings=context, epilog=f"Example: fastcoll {example}")(command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fastcoll {library_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    del version  # its callback has ended the program
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
@@ -70,4 +100,4 @@ def main() -> None:
     ) as error:
         # A setting, or a disk that is full by now.
         complain(str(error))
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)

@@ -6,7 +6,10 @@ Decides options and tables. How anything is measured is fastcoll.measure's matte
 
 import subprocess
 import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -21,12 +24,17 @@ from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.choose import algorithms
 from fastcoll.choose import schedules as scheduled
 from fastcoll.cli.console import (
+    STDOUT,
+    ExitCode,
+    JsonFile,
+    Plot,
+    Wide,
     complain,
+    fit,
     make_console,
     make_table,
-    picture,
     quiet_progress,
-    writable,
+    write_json,
 )
 from fastcoll.cli.points import Sizes, parse_sizes_option
 from fastcoll.launchers import Launch
@@ -35,7 +43,7 @@ from fastcoll.measure.busbw import VERBS
 from fastcoll.measure.library import IN_GRAPH
 from fastcoll.measure.plot import plot_bench
 from fastcoll.measure.pool import NotMeasured
-from fastcoll.measure.results import write
+from fastcoll.measure.results import to_text
 from fastcoll.measure.session import (
     GPU_FAMILIES,
     GPU_PEERS,
@@ -48,10 +56,19 @@ from fastcoll.measure.session import (
 from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
 from fastcoll.types import DType, Op
+from fastcoll_model.errors import did_you_mean
 
 Json = dict[str, Any]
 _MEETING_LIMIT_S = 60.0
-Verb = StrEnum("Verb", list(VERBS))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes beside the tables, and whether these have all columns."""
+
+    json_path: Path | None
+    plot: Path | None
+    wide: bool
 
 
 class Level(StrEnum):
@@ -59,6 +76,21 @@ class Level(StrEnum):
 
     python = "python"
     c = "c"
+
+
+# The columns of nccl-tests, with the keys of their numbers; then those that go first where there
+# is no room.
+_KEYS = {
+    "time_us": "time_us",
+    "best": "best_us",
+    "min": "min_rank_us",
+    "max": "max_rank_us",
+    "skew": "skew_us",
+    "algbw_gbps": "algbw_gbps",
+    "busbw_gbps": "busbw_gbps",
+}
+_COLUMNS = ("size", "count", "type", "op", *_KEYS, "#wrong")
+_SPARE = ("op", "type", "skew", "min", "max", "algbw_gbps", "best", "count", "busbw_gbps", "#wrong")
 
 
 class Device(StrEnum):
@@ -79,7 +111,10 @@ def _peers(vs: str | None, device: Device, graph: bool) -> tuple[str, ...]:
     peers: list[str] = []
     for text in (usual if vs is None else vs).split(","):
         if name := text.strip():
-            name = _choice(name, known, "vs")
+            if not families and name in (*GPU_FAMILIES, *GPU_PEERS):
+                text = f"{name!r} is measured on GPUs: it needs --device cuda"
+                raise typer.BadParameter(text, param_hint="--vs")
+            name = _choice(name, known, "--vs")
             peers += families.get(name, (name,))
     if device is Device.cuda and graph:
         peers = [OWN_GRAPH, *(each for name in peers for each in (name, name + IN_GRAPH))]
@@ -89,7 +124,8 @@ def _peers(vs: str | None, device: Device, graph: bool) -> tuple[str, ...]:
 def _choice(text: str, choices: tuple[str, ...], option: str) -> str:
     if text.lower() not in choices:
         raise typer.BadParameter(
-            f"{text!r} is not one of {', '.join(choices)}", param_hint=f"--{option}"
+            f"{text!r} is not one of {', '.join(choices)}{did_you_mean(text, choices)}",
+            param_hint=option,
         )
     return text.lower()
 
@@ -100,13 +136,14 @@ def _algorithm(name: str) -> str:
     if name in names or name.startswith(scheduled.PREFIX):
         return name
     raise typer.BadParameter(
-        f"{name!r} is not one of {', '.join(names)} or {scheduled.PREFIX}NAME",
+        f"{name!r} is not one of {', '.join(names)} or {scheduled.PREFIX}NAME"
+        f"{did_you_mean(name, names)}",
         param_hint="--algorithm",
     )
 
 
 def bench(
-    verb: Annotated[Verb, typer.Argument(help="What to measure.")],
+    verb: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(VERBS)}.")],
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
     sizes: Sizes = "8:256M:4",
     dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
@@ -136,7 +173,10 @@ def bench(
         Level, typer.Option(help="Called from Python, or in compiled loops (C against C).")
     ] = Level.python,
     pin: Annotated[
-        bool, typer.Option(help="Keep ranks on a core each (not Gloo's, see bench/README.md).")
+        bool,
+        typer.Option(
+            help="Keep ranks on a core each, but not Gloo's, whose threads need the others."
+        ),
     ] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Turns each library takes per size.")] = 4,
     window_us: Annotated[
@@ -144,15 +184,11 @@ def bench(
         typer.Option(min=1, max=1e7, help="Length of one timing window."),
     ] = 3000.0,
     mpi_dir: Annotated[
-        Path | None, typer.Option(help="Folder with one MPI per subfolder (bench/README.md).")
+        Path | None, typer.Option(help="Folder with an MPI in each of openmpi, mpich, intelmpi.")
     ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", callback=writable, help="Write the result, with all windows."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Draw the result (.svg, .png or .pdf).")
-    ] = None,
+    json_path: JsonFile = None,
+    plot: Plot = None,
+    wide: Wide = False,
 ) -> None:
     """Time a verb with fastcoll and with other libraries, taking turns in one run.
 
@@ -167,9 +203,9 @@ def bench(
     peers = _peers(vs, device, graph)
     launch = env.launch()
     settings = BenchSettings(
-        verb=verb.value,
-        dtype=_choice(dtype, tuple(DType.__members__), "dtype"),
-        op=_choice(op, tuple(name.lower() for name in Op.__members__), "op"),
+        verb=_choice(verb, tuple(VERBS), "VERB"),
+        dtype=_choice(dtype, tuple(DType.__members__), "--dtype"),
+        op=_choice(op, tuple(name.lower() for name in Op.__members__), "--op"),
         world_size=launch.world_size if launch else ranks,
         sizes_bytes=parse_sizes_option(sizes),
         peers=peers,
@@ -178,18 +214,18 @@ def bench(
         symmetric=symmetric,
         async_op=async_op,
         algorithm=_algorithm(algorithm),
-        numerics=numerics and _choice(numerics, ("same_bits", "fast"), "numerics"),
+        numerics=numerics and _choice(numerics, ("same_bits", "fast"), "--numerics"),
         pin=pin,
         mpi_dir=mpi_dir or mpi.default_mpi_dir(),
         budget=Budget(window_us=window_us, num_rounds=rounds),
     )
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         if launch is None:
-            _measure(settings, Path(folder), list(range(ranks)), (json_path, plot))
+            _measure(settings, Path(folder), list(range(ranks)), Output(json_path, plot, wide))
             return
         shared = agree_on_folder(folder, launch)
         if launch.rank == 0:
-            _measure(settings, shared, [0], (json_path, plot))
+            _measure(settings, shared, [0], Output(json_path, plot, wide))
         else:
             _help_out(settings, shared, launch.rank)
 
@@ -205,7 +241,7 @@ def agree_on_folder(folder: str, launch: Launch) -> Path:
     dist.destroy_process_group()
     if not all(found):
         complain("one machine is measured; the launcher's processes are on several")
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE)
     return Path(told[0])
 
 
@@ -228,7 +264,7 @@ def _measure(
     settings: BenchSettings,
     folder: Path,
     own_ranks: list[int],
-    files: tuple[Path | None, Path | None],
+    output: Output,
 ) -> None:
     num_libraries = 1 + len(settings.peers)
     num_turns = num_libraries * (1 + len(settings.sizes_bytes) * (1 + settings.budget.num_rounds))
@@ -242,18 +278,16 @@ def _measure(
             document = run_bench(settings, folder, own_ranks, on_turn)
         except NotMeasured as error:
             complain(f"fastcoll cannot be measured: {error}")
-            raise typer.Exit(1) from None
-    console = make_console()
+            raise typer.Exit(ExitCode.FAILED) from None
+    console = make_console(output.wide, is_silent=output.json_path == STDOUT)
     print_document(document, console)
-    json_path, plot_path = files
-    if json_path is not None:
-        write(document, json_path)
-        typer.echo(f"result: {json_path}")
-    if plot_path is not None:
-        plot_bench(document, plot_path)
-        typer.echo(f"picture: {plot_path}")
+    if output.json_path is not None:
+        write_json(document, output.json_path, to_text(document))
+    if output.plot is not None:
+        plot_bench(document, output.plot)
+        console.print(f"picture: {output.plot}", highlight=False, markup=False)
     if any(row["cells"][0]["status"] != "measured" for row in document["rows"]):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _ratio(ratios: Json, library: str) -> str:
@@ -278,28 +312,28 @@ def print_document(document: Json, console: Console) -> None:
         "windows of the slowest rank; ratios: of medians (of best windows)",
         highlight=False,
     )
-    console.print(_own_table(rows, peers))
+    table, left_out = fit(partial(_own_table, rows, peers), _SPARE, console)
+    console.print(table)
     if peers:
         console.print(_peer_table(rows, measured))
-    for text in _remarks(document):
+    for text in [*filter(None, [left_out]), *_remarks(document)]:
         console.print(text, highlight=False)
 
 
-def _own_table(rows: list[Json], peers: list[str]) -> Table:
-    names = "size count type op time_us best min max skew algbw_gbps busbw_gbps #wrong"
-    table = make_table("fastcoll", names.split(), names.split())
+def _own_table(rows: list[Json], peers: list[str], without: Collection[str]) -> Table:
+    names = [name for name in _COLUMNS if name not in without]
+    table = make_table("fastcoll", names, names)
     for peer in peers:
-        table.add_column(f"{peer} / fastcoll", justify="right", style="green")
+        table.add_column(f"{peer} /\nfastcoll", justify="right", style="green", overflow="fold")
     for row in rows:
         cell = row["cells"][0]
-        head = [format_size(row["size_bytes"]), str(row["count"]), row["type"], row["op"]]
-        if cell["status"] != "measured":
-            table.add_row(*head, "not measured")
-            continue
-        keys = ("time_us", "best_us", "min_rank_us", "max_rank_us", "skew_us")
-        numbers = [format_number(cell[key]) for key in (*keys, "algbw_gbps", "busbw_gbps")]
-        wrong = "-" if cell["num_wrong"] is None else str(cell["num_wrong"])
-        table.add_row(*head, *numbers, wrong, *(_ratio(row["ratios"], peer) for peer in peers))
+        shown = {"size": format_size(row["size_bytes"]), "count": str(row["count"])}
+        shown |= {"type": row["type"], "op": row["op"], "time_us": "not measured"}
+        if cell["status"] == "measured":
+            shown |= {name: format_number(cell[key]) for name, key in _KEYS.items()}
+            shown["#wrong"] = "-" if cell["num_wrong"] is None else str(cell["num_wrong"])
+        ratios = [_ratio(row["ratios"], peer) for peer in peers]
+        table.add_row(*(shown.get(name, "") for name in names), *ratios)
     return table
 
 

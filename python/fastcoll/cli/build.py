@@ -7,7 +7,7 @@ fastcoll.integrations.c10d_build.
 
 import typer
 
-from fastcoll.cli.console import complain
+from fastcoll.cli.console import end_without
 
 
 def build() -> None:
@@ -21,5 +21,4 @@ def build() -> None:
         c10d_build.forget_failure()
         typer.echo(c10d_build.build())
     except (c10d_build.NotBuiltError, OSError) as error:
-        complain(f"not compiled: {error}")
-        raise typer.Exit(1) from None
+        end_without(f"not compiled: {error}")

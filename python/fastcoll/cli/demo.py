@@ -13,18 +13,22 @@ import typer
 from rich.console import Console
 
 from fastcoll.cli.console import (
+    STDOUT,
+    ExitCode,
+    JsonFile,
     complain,
+    end_without,
     make_console,
     make_table,
     parsed,
     picture,
     quiet_progress,
-    writable,
+    write_json,
 )
 from fastcoll.measure.demo import PHASES, make_config, run_demo
 from fastcoll.measure.plot import plot_demo
 from fastcoll.measure.pool import NotMeasured
-from fastcoll.measure.results import write
+from fastcoll.measure.results import to_text
 from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll.measure.training import num_gradients
 
@@ -46,10 +50,7 @@ def demo(
     plot: Annotated[Path, typer.Option(help="Where the picture goes.", callback=picture)] = Path(
         "fastcoll-demo.png"
     ),
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", callback=writable, help="Write the result with all steps."),
-    ] = None,
+    json_path: JsonFile = None,
 ) -> None:
     """Train a network on handwritten digits on several ranks, and check that it went right.
 
@@ -58,11 +59,10 @@ def demo(
     """
     for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
         if importlib.util.find_spec(module) is None:
-            complain(f"the demo needs {package}: pip install 'fastcoll[demo]'")
-            raise typer.Exit(2)
+            end_without(f"the demo needs {package}: pip install 'fastcoll[demo]'")
     num_params = parsed(parse_count, params, "--params")
     num_steps = steps or (_LARGE_STEPS if num_params > _LARGE_PARAMS else _DEFAULT_STEPS)
-    console = make_console()
+    console = make_console(is_silent=json_path == STDOUT)
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         config = make_config(Path(folder), ranks, num_params, num_steps, symmetric)
         console.print(
@@ -81,19 +81,14 @@ def demo(
                 document = run_demo(config, on_step)
             except NotMeasured as error:
                 complain(f"the demo stopped: {error}")
-                raise typer.Exit(1) from None
+                raise typer.Exit(ExitCode.FAILED) from None
     _print_document(document, console)
-    _save(document, plot, json_path)
-    if not all(check["passed"] for check in document["checks"]):
-        raise typer.Exit(1)
-
-
-def _save(document: Json, plot: Path, json_path: Path | None) -> None:
     plot_demo(document, plot)
-    typer.echo(f"picture: {plot}")
+    console.print(f"picture: {plot}", highlight=False, markup=False)
     if json_path is not None:
-        write(document, json_path)
-        typer.echo(f"result: {json_path}")
+        write_json(document, json_path, to_text(document))
+    if not all(check["passed"] for check in document["checks"]):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _milliseconds(phase: Json, key: str) -> str:
@@ -101,8 +96,9 @@ def _milliseconds(phase: Json, key: str) -> str:
 
 
 def _print_document(document: Json, console: Console) -> None:
-    names = ("communication ms", "waiting ms", "compute ms", "first loss", "last loss", "accuracy")
-    columns = ("gradients averaged by", *names)
+    parts = ("communication\nms", "waiting\nms", "compute\nms")
+    names = (*parts, "first\nloss", "last\nloss", "accuracy")
+    columns = ("averaged by", *names)
     table = make_table("median per step, slowest rank", columns, names)
     for phase in document["phases"]:
         table.add_row(

@@ -5,7 +5,6 @@ Decides which facts are worth a line. Never raises: a probe that fails is a find
 """
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -13,13 +12,20 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastcoll.cli.console import make_console
+from fastcoll.cli.console import (
+    STDOUT,
+    ExitCode,
+    JsonFile,
+    complain,
+    make_console,
+    write_json,
+)
 from fastcoll.text import printable_lines
 
 _MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "no": "[red]no[/red]"}
@@ -320,15 +326,24 @@ def examine() -> Iterator[Finding]:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_path: JsonFile = None,
 ) -> None:
-    """Show the findings about this machine, and every FASTCOLL_ variable."""
-    console = make_console()
+    """Show the findings about this machine, and every FASTCOLL_ variable.
+
+    Ends with code 1 if anything is wrong. That is a part that does not work, a setting that does
+    not parse or has no reader, or a refused tuning table.
+    """
     findings = list(examine())
-    if as_json:
+    if json_path is not None:
         entries = [asdict(finding) for finding in findings]
-        typer.echo(json.dumps({"platform": platform.platform(), "findings": entries}, indent=1))
-        return
+        write_json({"platform": platform.platform(), "findings": entries}, json_path)
+    _print(findings, make_console(is_silent=json_path == STDOUT))
+    if wrong := [finding.name for finding in findings if finding.state == "no"]:
+        complain(f"not right: {', '.join(wrong)}")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print(findings: list[Finding], console: Console) -> None:
     table = Table(title=f"fastcoll doctor, {platform.platform()}", title_justify="left")
     table.add_column("")
     table.add_column("what", no_wrap=True)

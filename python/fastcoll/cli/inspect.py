@@ -6,16 +6,34 @@ Decides how it is shown; the ranks need not answer and may be stuck or stopped.
 
 import json
 import time
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from fastcoll.calls.recorder import Operation, RankStatus, find_pids, read_process, to_trace
-from fastcoll.cli.console import complain, make_console, writable
+from fastcoll.cli.console import (
+    STDOUT,
+    ExitCode,
+    JsonFile,
+    Wide,
+    complain,
+    fit,
+    make_console,
+    make_table,
+    writable,
+    write_json,
+)
 from fastcoll.errors import DriverError
+
+_COLUMNS = ("group", "rank", "process", "#", "call", "plan", "state", "wait")
+_SPARE = ("plan", "process", "wait")
 
 
 def _collect(pids: list[int]) -> list[RankStatus]:
@@ -24,6 +42,12 @@ def _collect(pids: list[int]) -> list[RankStatus]:
     for pid in pids or find_pids():
         try:
             statuses = read_process(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            complain(f"there is no process {pid}")
+            continue
+        except PermissionError:
+            complain(f"process {pid} is another user's")
+            continue
         except (OSError, DriverError) as error:
             complain(f"process {pid}: {error}")
             continue
@@ -46,24 +70,74 @@ def _age(operation: Operation, now_us: int) -> str:
     return f"{text}, since {began_s:.3f} s ago"
 
 
-def _show(statuses: list[RankStatus], last: int, now_us: int) -> None:
-    table = Table(title="fastcoll inspect", title_justify="left")
-    for name in ("group", "rank", "process", "#", "call", "plan", "state", "wait"):
-        table.add_column(name, overflow="fold")
+def _table(
+    statuses: list[RankStatus], last: int, now_us: int, without: Collection[str] = ()
+) -> Table:
+    """Return the table of the last calls of each rank, without some of its columns."""
+    names = [name for name in _COLUMNS if name not in without]
+    table = make_table("fastcoll inspect", names)
     for status in statuses:
         table.add_section()
-        process = f"{status.pid}{', stopped' * status.is_stopped}"
-        group = f"{status.group}{', broken' * status.is_broken}"
-        who = (group, f"{status.rank} of {status.world_size}", process)
+        row = {
+            "group": f"{status.group}{', broken' * status.is_broken}",
+            "rank": f"{status.rank} of {status.world_size}",
+            "process": f"{status.pid}{', stopped' * status.is_stopped}",
+        }
         if not status.operations:
-            table.add_row(*map(Text, who), "", "never called anything")
+            row["call"] = "never called anything"
+            table.add_row(*(Text(row.get(name, "")) for name in names))
         for one in status.operations[-last:]:
-            age = _age(one, now_us)
-            what = f"{one.what}\nat {one.site}" if one.site else one.what
-            row = (*who, str(one.call), what, one.plan, one.state, age)
-            table.add_row(*map(Text, row))  # a group's name, or a file's, is no markup
-            who = ("", "", "")
-    make_console().print(table)
+            row |= {"#": str(one.call), "call": one.what, "plan": one.plan, "state": one.state}
+            row["call"] += f"\nat {one.site}" if one.site else ""
+            row["wait"] = _age(one, now_us)
+            # A group's name, or a file's, is no markup.
+            table.add_row(*(Text(row.get(name, "")) for name in names))
+            row = {}
+    return table
+
+
+def _show(statuses: list[RankStatus], last: int, now_us: int, console: Console) -> None:
+    table, left_out = fit(partial(_table, statuses, last, now_us), _SPARE, console)
+    console.print(table)
+    if left_out:
+        console.print(left_out, highlight=False)
+
+
+def to_metrics(statuses: list[RankStatus], now_us: int) -> str:
+    """Return the ranks' state in Prometheus's text format."""
+    lines = []
+    for name, kind, text, value in _METRICS:
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        for status in statuses:
+            group = status.group.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            labels = f'group="{group}",rank="{status.rank}",pid="{status.pid}"'
+            lines.append(f"{name}{{{labels}}} {value(status, now_us):g}")
+    return "\n".join([*lines, ""])
+
+
+def _waiting_s(status: RankStatus, now_us: int) -> float:
+    return max(
+        ((now_us - one.wait_began_us) / 1e6 for one in status.operations if one.state == "waiting"),
+        default=0.0,
+    )
+
+
+def _num_calls(status: RankStatus, now_us: int) -> float:
+    del now_us
+    return status.operations[-1].call if status.operations else 0
+
+
+_METRICS: tuple[tuple[str, str, str, Callable[[RankStatus, int], float]], ...] = (
+    ("fastcoll_calls_total", "counter", "Calls that the rank has made in the group.", _num_calls),
+    (
+        "fastcoll_waiting_seconds",
+        "gauge",
+        "How long the rank has waited in a call for over a millisecond, now.",
+        _waiting_s,
+    ),
+    ("fastcoll_broken", "gauge", "Whether the group is over.", lambda one, _: one.is_broken),
+    ("fastcoll_stopped", "gauge", "Whether the process is stopped.", lambda one, _: one.is_stopped),
+)
 
 
 def inspect(
@@ -71,7 +145,14 @@ def inspect(
         list[int] | None, typer.Option(help="Only this process; may be given again.")
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="Calls of each rank to show.")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all calls as JSON.")] = False,
+    json_path: JsonFile = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print Prometheus's text format, for a collector.")
+    ] = False,
+    watch: Annotated[
+        float | None, typer.Option(min=0.1, help="Look again every so many seconds, until Ctrl-C.")
+    ] = None,
+    wide: Wide = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -80,15 +161,36 @@ def inspect(
     ] = None,
 ) -> None:
     """Show the last calls of ranks, from outside: live, stuck or stopped, of the same user."""
+    if watch is not None:
+        _watch(pid or [], last, watch, wide)
+        return
     statuses = _collect(pid or [])
     now_us = time.monotonic_ns() // 1000
     if trace is not None:
         trace.write_text(json.dumps(to_trace(statuses, now_us)))
-    if as_json:
+    if metrics:
+        typer.echo(to_metrics(statuses, now_us), nl=False)
+    elif statuses and json_path != STDOUT:
+        _show(statuses, last, now_us, make_console(wide))
+    if json_path is not None:
         rows = [status.to_dict() for status in statuses]
-        typer.echo(json.dumps({"now_us": now_us, "ranks": rows}, indent=1))
-    elif statuses:
-        _show(statuses, last, now_us)
-    if not statuses:
+        write_json({"now_us": now_us, "ranks": rows}, json_path)
+    if not statuses and not metrics:
         complain("no rank of a group was found")
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _watch(pids: list[int], last: int, pause_s: float, wide: bool) -> None:
+    """Show the ranks again and again, in place on a terminal."""
+    console = make_console(wide)
+    if not console.is_terminal:  # one after the other, in a log
+        while True:
+            _show(_collect(pids), last, time.monotonic_ns() // 1000, console)
+            time.sleep(pause_s)
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            now_us = time.monotonic_ns() // 1000
+            make = partial(_table, _collect(pids), last, now_us)
+            table, _ = fit(make, _SPARE, console)
+            live.update(table, refresh=True)
+            time.sleep(pause_s)

@@ -4,15 +4,26 @@
 Decides options and output; the prices are fastcoll_model's.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, make_table, matplotlib_is_there, parsed, picture
+from fastcoll.cli.console import (
+    STDOUT,
+    ExitCode,
+    JsonFile,
+    Plot,
+    fits,
+    make_console,
+    make_table,
+    matplotlib_is_there,
+    parsed,
+    write_json,
+)
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.measure.sizes import format_number, parse_count
 from fastcoll_model.charts import plan_bars
@@ -39,10 +50,8 @@ def plan(
     groups: Annotated[
         str, typer.Option(help="Which axes get the neighbours: tensor=8,pipeline=2,data=4, say.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Draw it (.svg, .png or .pdf).")
-    ] = None,
+    json_path: JsonFile = None,
+    plot: Plot = None,
 ) -> None:
     """Price DDP, ZeRO, FSDP, tensor, sequence, pipeline and expert parallelism for a model.
 
@@ -61,20 +70,32 @@ def plan(
             raise typer.BadParameter("a plan needs whole nodes", param_hint="--ranks")
         if groups:
             found = mappings(axes_of(workload, _sizes(groups)), cluster)
-            _print_mappings(found, cluster, as_json)
+            _print_mappings(found, cluster, json_path)
             return
         sentences = Planner(workload, cluster).all()
     if plot is not None:
         save(plan_bars(sentences, plan_title(workload, cluster)), plot)
-    if as_json:
-        typer.echo(json.dumps(plan_json(sentences), indent=1))
+    console = make_console(is_silent=json_path == STDOUT)
+    table = plan_table(sentences, plan_title(workload, cluster))
+    if fits(table, console):
+        console.print(table)
     else:
-        console = make_console()
-        console.print(plan_table(sentences, plan_title(workload, cluster)))
-        for line in remarks(sentences, workload, cluster):
-            console.print(line, highlight=False)
+        _print_narrow(sentences, plan_title(workload, cluster), console)
+    for line in remarks(sentences, workload, cluster):
+        console.print(line, highlight=False)
+    if json_path is not None:
+        write_json(plan_json(sentences), json_path)
     if all(one.problem for one in sentences):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_narrow(sentences: list[Sentence], title: str, console: Console) -> None:
+    """Print a table of the numbers, and below it the phrases of each strategy, a line each."""
+    console.print(plan_table(sentences, title, with_phrases=False))
+    for one in sentences:
+        console.print(f"[bold]{one.strategy}[/bold]", highlight=False)
+        for line in _phrases(one):
+            console.print(f"  {line}", highlight=False)
 
 
 def _sizes(text: str) -> dict[str, int]:
@@ -84,10 +105,11 @@ def _sizes(text: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in pairs}
 
 
-def _print_mappings(found: list[Mapped], cluster: Cluster, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([{**asdict(one), "time_us": one.time_us} for one in found], indent=1))
-        return
+def _print_mappings(found: list[Mapped], cluster: Cluster, json_path: Path | None) -> None:
+    if json_path is not None:
+        write_json([{**asdict(one), "time_us": one.time_us} for one in found], json_path)
+        if json_path == STDOUT:
+            return
     title = f"{cluster.num_ranks} ranks: {cluster.num_nodes} x {cluster.machine.name}"
     axes = sorted(found[0].order)
     numbers = (*axes, "all", "of the best")
@@ -153,19 +175,17 @@ def remarks(sentences: list[Sentence], workload: Workload, cluster: Cluster) -> 
     return lines
 
 
-def plan_table(sentences: list[Sentence], title: str) -> Table:
+def plan_table(sentences: list[Sentence], title: str, with_phrases: bool = True) -> Table:
     """Return the table of strategies: verbs, bytes moved, waits and memory."""
-    numbers = ("moving ms", "exposed ms", "GB per rank", "efficiency")
-    table = make_table(title, ("strategy", "verbs per step", *numbers), numbers)
+    numbers = ("moving\nms", "exposed\nms", "GB per\nrank", "efficiency")
+    verbs = ["verbs per step"] if with_phrases else []
+    table = make_table(title, ("strategy", *verbs, *numbers), numbers)
     for one in sentences:
-        said = "\n".join(map(_said, one.phrases))
-        if one.bubble_us:
-            said += f"\nbubble {format_number(one.bubble_us / 1e3)} ms"
         moving_us = sum(phrase.time_us for phrase in one.phrases)
         result = f"[red]{one.problem}[/red]" if one.problem else f"{one.efficiency:.0%}"
         table.add_row(
             one.strategy,
-            said or "nothing",
+            *(["\n".join(_phrases(one))] if with_phrases else []),
             format_number(moving_us / 1e3),
             format_number(one.exposed_us / 1e3),
             format_number(one.memory_gb),
@@ -173,6 +193,12 @@ def plan_table(sentences: list[Sentence], title: str) -> Table:
         )
         table.add_section()
     return table
+
+
+def _phrases(one: Sentence) -> list[str]:
+    """Return the calls of a strategy's step, a line each, and its idle time."""
+    said = [_said(phrase) for phrase in one.phrases] or ["nothing"]
+    return said + [f"bubble {format_number(one.bubble_us / 1e3)} ms"] * bool(one.bubble_us)
 
 
 def _said(phrase: Phrase) -> str:

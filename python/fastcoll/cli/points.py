@@ -10,11 +10,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from fastcoll.cli.console import complain, parsed, quiet_progress
+from fastcoll.cli.console import ExitCode, complain, parsed, quiet_progress
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_size, parse_sizes
 from fastcoll.measure.variants import VERBS
+from fastcoll_model.errors import did_you_mean
 
 SIZES_HELP = "FIRST:LAST:FACTOR or A,B,C"
 ALL_VERBS = ",".join(VERBS)
@@ -66,7 +67,8 @@ def parse_verbs(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in VERBS]:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is not one of {', '.join(VERBS)}", param_hint="--verbs"
+            f"{unknown[0]!r} is not one of {', '.join(VERBS)}{did_you_mean(unknown[0], VERBS)}",
+            param_hint="--verbs",
         )
     return names
 
@@ -89,4 +91,4 @@ def point_progress(cells: Sequence[Cell], refusal: str) -> Iterator[Callable[[Ce
             yield show_point
         except NotMeasured as error:
             complain(f"{refusal}: {error}")
-            raise typer.Exit(1) from None
+            raise typer.Exit(ExitCode.FAILED) from None

@@ -6,12 +6,11 @@ Decides options and output. The measurement is in fastcoll.measure.
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, make_table, writable
+from fastcoll.cli.console import STDOUT, JsonFile, make_console, make_table, write_json
 from fastcoll.cli.points import (
     ALL_VERBS,
     Ranks,
@@ -23,7 +22,7 @@ from fastcoll.cli.points import (
     point_progress,
 )
 from fastcoll.measure.regret import LIMIT, is_good, run_regret
-from fastcoll.measure.results import write
+from fastcoll.measure.results import to_text
 from fastcoll.measure.sizes import format_size
 from fastcoll.measure.variants import Points
 
@@ -34,9 +33,7 @@ def regret(
     ranks: Ranks = "",
     sizes: Sizes = "8:16M:4",
     verbs: Verbs = ALL_VERBS,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", callback=writable, help="Write the result.")
-    ] = None,
+    json_path: JsonFile = None,
 ) -> None:
     """Time all algorithms that can carry out a call, and hold the chosen one against the best.
 
@@ -50,15 +47,14 @@ def regret(
     ):
         document = run_regret(settings, Path(folder), show)
     table = regret_table(document)
-    console = make_console()
+    console = make_console(is_silent=json_path == STDOUT)
     if table.row_count:
         console.print(table)
     console.print(score(document), highlight=False)
     for line in without_choice(document):
         console.print(line, highlight=False)
     if json_path is not None:
-        write(document, json_path)
-        typer.echo(f"result: {json_path}")
+        write_json(document, json_path, to_text(document))
 
 
 def regret_table(document: Json) -> Table:

@@ -4,14 +4,20 @@
 Decides the contents of the page. Tables and lines are those that the other commands print.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fastcoll.cli.console import make_table, matplotlib_is_there, writable
-from fastcoll.cli.explain import choice, comparison_table, library_table
+from fastcoll.cli.console import (
+    STDOUT,
+    JsonFile,
+    make_table,
+    matplotlib_is_there,
+    writable,
+    write_json,
+)
+from fastcoll.cli.explain import choice, comparison_table, library_table, refused, sources
 from fastcoll.cli.findings import Findings, find_all
 from fastcoll.cli.html import Section, page
 from fastcoll.cli.plan import count_option, plan_table, plan_title, remarks
@@ -51,10 +57,7 @@ def report(
         list[Path] | None,
         typer.Option(help="Show a file of `fastcoll regret` or `fastcoll tune`; may be repeated."),
     ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", callback=writable, help="Write the numbers of the page, too."),
-    ] = None,
+    json_path: JsonFile = None,
 ) -> None:
     """Write one page with all that is known of a topology before anything runs on it.
 
@@ -73,10 +76,10 @@ def report(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(f"fastcoll on {topology}", lines, _sections(found)), encoding="utf-8")
-    typer.echo(f"report: {out}")
+    if json_path != STDOUT:
+        typer.echo(f"report: {out}")
     if json_path is not None:
-        json_path.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"numbers: {json_path}")
+        write_json(found.as_json(), json_path)
 
 
 def _sections(found: Findings) -> list[Section]:
@@ -134,7 +137,8 @@ def _costs(found: Findings) -> Section:
 def _choices(found: Findings) -> Section:
     parts: list[Any] = ["Reductions add in rank order here, as fastcoll does by default."]
     for one, others in zip(found.tables, found.others, strict=True):
-        parts += [comparison_table(one, found.cluster), choice(one), library_table(others)]
+        parts += [comparison_table(one, found.cluster), choice(one), *refused(one)]
+        parts += [library_table(others), *sources(others)]
     return Section("Which algorithm is chosen, and why", parts)
 
 

@@ -45,8 +45,6 @@ def run(
     Every rank finds its peers by itself: fastcoll.init(), or torch's init_process_group(), as under
     torchrun. OMP_NUM_THREADS is the number of a rank's cores, unless it is set. The exit code is
     that of the first rank that failed, or 128 and the signal that killed it.
-
-    Example: fastcoll run -n 4 train.py --epochs 3
     """
     if not module and not Path(program).exists():
         raise typer.BadParameter(f"there is no file {program}", param_hint="PROGRAM")

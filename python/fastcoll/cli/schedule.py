@@ -4,20 +4,32 @@
 Decides the output; the schedule, its proof and its timing are fastcoll_model's.
 """
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fastcoll.cli.console import make_console, make_table, matplotlib_is_there, parsed, picture
+from fastcoll.cli.console import (
+    STDOUT,
+    JsonFile,
+    Plot,
+    in_parts,
+    make_console,
+    make_table,
+    matplotlib_is_there,
+    parsed,
+    write_json,
+)
 from fastcoll.cli.topologies import MACHINE_HELP, NETWORK_HELP, cluster_for, refusals
 from fastcoll.measure.sizes import format_size, parse_size
 from fastcoll_model.builders import build
 from fastcoll_model.checker import Proof, check
 from fastcoll_model.fabric import Fabric, OneSwitch
 from fastcoll_model.figures import save
-from fastcoll_model.picture import draw, rows
+from fastcoll_model.picture import draw, moves, rows
 from fastcoll_model.schedule import REDUCTIONS, VERBS, Schedule
 from fastcoll_model.simulator import Timing, simulate
 
@@ -33,9 +45,8 @@ def schedule(
     size: Annotated[str, typer.Option(help="Size of the message, such as 1M.")] = "1M",
     topology: Annotated[str | None, typer.Option(help=MACHINE_HELP)] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Draw it (.svg, .png or .pdf).")
-    ] = None,
+    json_path: JsonFile = None,
+    plot: Plot = None,
 ) -> None:
     """Show how an algorithm moves data: each rank's steps, the proof and the time.
 
@@ -56,14 +67,20 @@ def schedule(
         proof = check(built)
         timing = simulate(built, fabric, size_bytes, trace=True)
     title = f"{verb} by {algorithm}, {ranks} ranks, {format_size(size_bytes)}"
-    _print(built, proof, timing, title)
+    if json_path != STDOUT:
+        _print(built, proof, timing, title)
+    if json_path is not None:
+        write_json(schedule_json(built, proof, timing, size_bytes), json_path)
     if plot is not None:
         save(draw(built, timing, title), plot)
-        typer.echo(f"picture: {plot}")
+        typer.echo(f"picture: {plot}", err=json_path == STDOUT)
 
 
 def _print(built: Schedule, proof: Proof, timing: Timing, title: str) -> None:
-    make_console().print(schedule_table(built, timing, title))
+    console = make_console()
+    ranks = [str(rank) for rank in range(built.world_size)]
+    for table in in_parts(partial(_table_of, rows(built, timing), title), ranks, console):
+        console.print(table)
     typer.echo("+3 <1: adds block 3 of rank 1;  =3 <1: copies it;  3 >1: gives it to rank 1")
     for line in verdict(built, proof, timing):
         typer.echo(line)
@@ -71,11 +88,36 @@ def _print(built: Schedule, proof: Proof, timing: Timing, title: str) -> None:
 
 def schedule_table(built: Schedule, timing: Timing, title: str) -> Table:
     """Return every rank's steps at each time at which a transfer starts."""
-    ranks = [f"rank {rank}" for rank in range(built.world_size)]
-    table = make_table(title, ("start us", *ranks), ("start us",))
-    for start, cells in rows(built, timing):
-        table.add_row(f"{start:.1f}", *cells)
+    return _table_of(rows(built, timing), title, [str(rank) for rank in range(built.world_size)])
+
+
+def _table_of(steps: Sequence[tuple[float, list[str]]], title: str, ranks: Sequence[str]) -> Table:
+    table = make_table(title, ("start us", *(f"rank {rank}" for rank in ranks)), ("start us",))
+    for start, cells in steps:
+        table.add_row(f"{start:.1f}", *(cells[int(rank)] for rank in ranks))
     return table
+
+
+def schedule_json(built: Schedule, proof: Proof, timing: Timing, size_bytes: int) -> dict[str, Any]:
+    """Return a schedule's moves, proof and time; a rank of -1 is every rank, through the switch."""
+    return {
+        "verb": built.verb,
+        "world_size": built.world_size,
+        "size_bytes": size_bytes,
+        "time_us": timing.time_us,
+        "proof": asdict(proof),
+        "moves": [
+            {
+                "start_us": one.event.start_us,
+                "end_us": one.event.end_us,
+                "source": one.source,
+                "target": one.target,
+                "blocks": one.blocks,
+                "adds": one.adds,
+            }
+            for one in moves(timing)
+        ],
+    }
 
 
 def verdict(built: Schedule, proof: Proof, timing: Timing) -> list[str]:

@@ -4,8 +4,8 @@
 Decides the output; the topologies are fastcoll_model.machines's.
 """
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, cast
 
 import typer
@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from fastcoll.cli.console import make_console, make_table, writable
+from fastcoll.cli.console import (
+    STDOUT,
+    JsonFile,
+    in_parts,
+    make_console,
+    make_table,
+    write_json,
+)
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.machine.cpu import affinity
 from fastcoll_model.machines.described import describe
@@ -27,6 +34,8 @@ from fastcoll_model.machines.machine import (
     cards_of,
     load_machine,
     load_network,
+    machine_file,
+    network_file,
 )
 from fastcoll_model.placement import best_ring, disjoint_rings
 from fastcoll_model.rankfile import Launcher, rank_file
@@ -37,12 +46,7 @@ MAX_MATRIX = 16
 def topo(
     machine: Annotated[str | None, typer.Argument(help=MACHINE_HELP)] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", callback=writable, help="Write this machine, found out, as such a file."
-        ),
-    ] = None,
+    json_path: JsonFile = None,
     hosts: Annotated[
         str, typer.Option(help="Print how to start a rank on every device of these hosts, a,b,...")
     ] = "",
@@ -51,29 +55,44 @@ def topo(
     """Show a machine's wires as a tree and a matrix, with the source of every number.
 
     Without a name: the machines and networks that come with fastcoll. "here" is this machine, as
-    far as sysfs and NVML tell.
+    far as sysfs and NVML tell. JSON is such a file: a copy to change, or for --topology elsewhere.
     """
-    console = make_console()
     if hosts:
         _print_rank_file(machine, hosts, launcher)
         return
-    if json_path is not None or machine == HERE:
-        _look_around(console, json_path)
+    if json_path is not None and bool(machine) == bool(network):
+        raise typer.BadParameter("name a machine or a --network, not both", param_hint="--json")
+    console = make_console(is_silent=json_path == STDOUT)
     with refusals():
+        if json_path is not None:
+            write_json(_document_of(machine, network), json_path)
+        if machine == HERE:
+            for problem in find(affinity()).problems:
+                console.print(f"not found: {problem}", highlight=False, style="yellow")
         found = machine_named(machine) if machine else None
         between = load_network(network) if network else None
     if found is None and between is None:
-        if json_path is None:
-            console.print(_list())
-        return
+        console.print(_list())
     if found is not None:
-        console.print(machine_tree(found))
-        if len(found.ranks) <= MAX_MATRIX:
-            console.print(bandwidth_matrix(found))
-            for line in rings_of(found):
-                console.print(line, highlight=False)
+        _print_machine(found, console)
     if between is not None:
         console.print(network_tree(between))
+
+
+def _print_machine(machine: Machine, console: Console) -> None:
+    console.print(machine_tree(machine))
+    if len(machine.ranks) <= MAX_MATRIX:
+        for table in in_parts(partial(bandwidth_matrix, machine), machine.ranks, console):
+            console.print(table)
+        for line in rings_of(machine):
+            console.print(line, highlight=False)
+
+
+def _document_of(machine: str | None, network: str | None) -> object:
+    """Return the file of a machine or a network that the command names."""
+    if machine == HERE:
+        return describe(find(affinity()))
+    return machine_file(machine) if machine else network_file(network or "")
 
 
 def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
@@ -84,16 +103,6 @@ def _print_rank_file(machine: str | None, hosts: str, launcher: str) -> None:
     with refusals():
         text = rank_file(machine_named(machine), hosts.split(","), cast(Launcher, launcher))
     typer.echo(text, nl=False)
-
-
-def _look_around(console: Console, json_path: Path | None) -> None:
-    """Print the facts of this machine that could not be read, and write the rest."""
-    found = find(affinity())
-    for problem in found.problems:
-        console.print(f"not found: {problem}", highlight=False, style="yellow")
-    if json_path is not None:
-        json_path.write_text(json.dumps(describe(found), indent=1) + "\n")
-        typer.echo(f"this machine: {json_path}")
 
 
 def _list() -> Table:
@@ -128,15 +137,13 @@ def machine_tree(machine: Machine) -> Tree:
     return tree
 
 
-def bandwidth_matrix(machine: Machine) -> Table:
-    """Return the bandwidth from every rank to every other one."""
+def bandwidth_matrix(machine: Machine, to: Sequence[str] = ()) -> Table:
+    """Return the bandwidth from every rank to every other one, or to some."""
+    to = to or machine.ranks
     title = "GB/s from rank to rank, of the slowest wire"
-    table = make_table(title, ("", *machine.ranks), machine.ranks)
+    table = make_table(title, ("", *to), to)
     for one in machine.ranks:
-        cells = [
-            "" if one == other else f"{machine.bottleneck(one, other).gbps:g}"
-            for other in machine.ranks
-        ]
+        cells = ["" if one == other else f"{machine.bottleneck(one, other).gbps:g}" for other in to]
         table.add_row(one, *cells)
     return table
 

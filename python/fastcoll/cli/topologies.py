@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import typer
 
-from fastcoll.cli.console import complain
+from fastcoll.cli.console import ExitCode, complain
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity
 from fastcoll_model.errors import ModelError
@@ -58,9 +58,9 @@ def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Clu
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a refused request into a message and exit code 2."""
+    """Turn a refused request into a message and the exit code of a mistake."""
     try:
         yield
     except (UsageError, UnsupportedError, ModelError) as error:
         complain(str(error))
-        raise typer.Exit(2) from None
+        raise typer.Exit(ExitCode.USAGE) from None

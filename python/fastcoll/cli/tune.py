@@ -19,7 +19,7 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.choose.algorithms import shared
 from fastcoll.cli.bench import Device, agree_on_folder
-from fastcoll.cli.console import complain, make_console, make_table, writable
+from fastcoll.cli.console import end_without, make_console, make_table, writable
 from fastcoll.cli.points import (
     ALL_VERBS,
     SIZES_HELP,
@@ -86,8 +86,7 @@ def _tune_gpus(out: Path, ranks: str, sizes: str, verbs: tuple[str, ...], limit_
         if any(place.are_threads(world) for world in worlds):
             env.prepare_gpu_threads()  # before the next line, which starts CUDA
         if problem := gpu.problem() or ("" if num_gpus else "torch sees no CUDA device"):
-            complain(f"GPUs can't be measured: {problem}")
-            raise typer.Exit(1)
+            end_without(f"GPUs can't be measured: {problem}")
         if launch:
             place.folder = agree_on_folder(folder, launch)
         if launch is None or launch.rank == 0:

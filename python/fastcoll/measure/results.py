@@ -108,15 +108,25 @@ def validate(document: Json) -> None:
         raise fault
 
 
+def to_text(document: Json) -> str:
+    """Check a document and return the text of its file.
+
+    Raises:
+        jsonschema.ValidationError: it does not fit the schema.
+    """
+    validate(document)
+    return in_lines(document)
+
+
 def write(document: Json, path: Path) -> None:
     """Check a document and write it, making the folder.
 
     Raises:
         jsonschema.ValidationError: it does not fit the schema; nothing is written.
     """
-    validate(document)
+    text = to_text(document)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(in_lines(document) + "\n")
+    path.write_text(text + "\n")
 
 
 def in_lines(document: Json, margin: str = "") -> str:

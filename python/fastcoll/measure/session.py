@@ -115,10 +115,10 @@ def _mpi_commands(
 ) -> list[list[str]]:
     install = mpi.find_mpi(name, settings.mpi_dir)
     if install is None:
-        raise NotMeasured("not installed; see bench/README.md")
+        raise NotMeasured(f"not installed: pip install --prefix {settings.mpi_dir}/{name} ...")
     if settings.level != "c":
         if not mpi.has_mpi4py(install):
-            raise NotMeasured("mpi4py is not installed with it; see bench/README.md")
+            raise NotMeasured("mpi4py is not installed beside it, in the same folder")
         beside = replace(config, mpi4py_folder=str(install.site_packages))
         return mpi_commands(install, beside, None)
     try:

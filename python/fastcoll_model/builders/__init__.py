@@ -8,7 +8,7 @@ other modules of this package define the phases.
 from fastcoll_model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
 from fastcoll_model.builders.recipes import RECIPES, Recipe
 from fastcoll_model.builders.team import Piece, Team
-from fastcoll_model.errors import ModelError
+from fastcoll_model.errors import ModelError, did_you_mean
 from fastcoll_model.schedule import VERBS, Copy, Program, Schedule, Span
 
 __all__ = ["algorithms_of", "build"]
@@ -45,12 +45,15 @@ def build(
         ModelError: The verb or algorithm is unknown, or the sizes don't fit.
     """
     if verb not in VERBS:
-        raise ModelError(f"no verb {verb!r}; the verbs are {', '.join(VERBS)}")
+        raise ModelError(
+            f"no verb {verb!r}{did_you_mean(verb, VERBS)}; the verbs are {', '.join(VERBS)}"
+        )
     if world_size < 1 or num_segments < 1:
         raise ModelError(f"{world_size} ranks and {num_segments} segments: both must be 1 or more")
     if algorithm not in algorithms_of(verb):
         names = ", ".join(algorithms_of(verb))
-        raise ModelError(f"{verb} has no schedule {algorithm!r}; it has {names}")
+        near = did_you_mean(algorithm, algorithms_of(verb))
+        raise ModelError(f"{verb} has no schedule {algorithm!r}{near}; it has {names}")
     if algorithm in BETWEEN:
         return _hierarchical(
             verb, algorithm, world_size, root, local_size_of(world_size, local_size)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll_model.documents import check, read_json
-from fastcoll_model.errors import ModelError
+from fastcoll_model.errors import ModelError, did_you_mean
 
 _SCHEMA = Path(__file__).with_name("topology.schema.json")
 _CATALOGUE = Path(__file__).parents[1] / "catalogue"
@@ -147,7 +147,10 @@ def _path(name: str, kind: str, known: tuple[str, ...]) -> Path:
         return _CATALOGUE / f"{kind}s" / f"{name}.json"
     if name.endswith(".json"):
         return Path(name)
-    raise ModelError(f"no {kind} {name!r}; give a .json file, or one of {', '.join(known)}")
+    raise ModelError(
+        f"no {kind} {name!r}{did_you_mean(name, known)}; give a .json file, or one of "
+        f"{', '.join(known)}"
+    )
 
 
 def load_machine(name: str) -> Machine:
@@ -156,8 +159,25 @@ def load_machine(name: str) -> Machine:
     Raises:
         ModelError: There is no such file or name, or the file contradicts itself or the schema.
     """
-    path = _path(name, "machine", MACHINES)
-    return machine_of(read_json(path), str(path))
+    return machine_of(machine_file(name), str(_path(name, "machine", MACHINES)))
+
+
+def machine_file(name: str) -> Any:
+    """Return the document of a machine that comes with fastcoll, or of a file.
+
+    Raises:
+        ModelError: There is no such file or name.
+    """
+    return read_json(_path(name, "machine", MACHINES))
+
+
+def network_file(name: str) -> Any:
+    """Return the document of a network that comes with fastcoll, or of a file.
+
+    Raises:
+        ModelError: There is no such file or name.
+    """
+    return read_json(_path(name, "network", NETWORKS))
 
 
 def machine_of(document: object, path: str) -> Machine:
@@ -223,8 +243,7 @@ def load_network(name: str) -> Network:
     Raises:
         ModelError: There is no such file or name, or the file does not fit the schema.
     """
-    path = _path(name, "network", NETWORKS)
-    document = _checked(read_json(path), str(path), "network")
+    document = _checked(network_file(name), str(_path(name, "network", NETWORKS)), "network")
     del document["format"], document["kind"]
     return Network(**document)
 
