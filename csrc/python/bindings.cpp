@@ -17,6 +17,7 @@
 #include "python/errors.h"
 #include "python/fast_calls.h"
 #include "python/host.h"
+#include "python/jax_calls.h"
 #include "python/kept_memory.h"
 #include "python/transfer_work.h"
 
@@ -381,6 +382,7 @@ PYBIND11_MODULE(_C, module) {
     return py::isinstance<ProcessGroup>(object) ? py::cast<ProcessGroup*>(py::handle(object))
                                                 : nullptr;
   };
-  if (!add_fast_calls(module.ptr(), group_of) || !add_core_api(module.ptr(), group_of))
+  if (!add_fast_calls(module.ptr(), group_of) || !add_core_api(module.ptr(), group_of) ||
+      !add_jax_calls(module.ptr(), group_of))
     throw py::error_already_set();
 }
