@@ -158,8 +158,8 @@ inline std::string describe_choice(const Plan& plan) {
   return text + ", numerics=" + (plan.fast_numerics ? "fast" : "same_bits");
 }
 
-// "numel differs: 3 on rank 0, 4 on rank 1": every field in which the calls of two ranks differ, or
-// the plans of equal calls.
+// "numel differs: 3 on rank 0, 4 on rank 1": all fields in which the calls of two ranks differ. Of
+// equal calls it compares the plans.
 inline std::string difference(const Plan& one, int rank, const Plan& other, int peer) {
   std::string text;
   const auto compare = [&](const std::string& field, const std::string& mine,

@@ -248,8 +248,8 @@ def all_to_all_single(
         timeout_s: Limit of this call.
 
     Returns:
-        A Work if `async_op`; the output and its split sizes if `output` is None, both empty on a
-        rank that is not in the group; else None.
+        A Work if `async_op`; the output and its split sizes if `output` is None; else None. On a
+        rank that is not in the group an output that is made is empty.
 
     Raises:
         UsageError: Split sizes don't add up to the rows; nothing was sent.

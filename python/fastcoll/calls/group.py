@@ -26,7 +26,7 @@ MakeGroup: TypeAlias = Callable[
     [Exchange, str, Settings, Sequence[int], "BaseGroup | None"], "BaseGroup | None"
 ]
 
-# What torch.distributed returns to ranks that are not in a group.
+# torch.distributed returns it to ranks that are not in a group.
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
 
