@@ -40,7 +40,7 @@ def driver(rank: Rank, group: Any) -> Attempt:
 
 def abort(rank: Rank, group: Any) -> Attempt:
     if rank.rank == 1:
-        group.abort("the loss is NaN.")
+        group.abort("the loss is NaN")
     return attempt(group.barrier)
 
 
