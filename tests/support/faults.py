@@ -91,7 +91,7 @@ def make_wait(group: Any, name: str, missing: int) -> None:
 # ---- deeds of an odd rank ------------------------------------------------------------------------
 
 
-Rows = dict[str, list[Attempt]]  # of each kind of call: itself and the next one
+Rows = dict[str, list[Attempt]]  # of each kind of call: itself and those that follow
 
 
 @dataclasses.dataclass
@@ -119,13 +119,13 @@ class Scene:
             self.rank.wait_for(f"{self.key}: rank {rank} {event}")
 
     def make(self, name: str) -> list[Attempt]:
-        """Make a call of a kind, then the next one."""
+        """Make a call of a kind, then the next ones."""
         group = self.groups[name]
         first = attempt(make_wait, group, name, self.missing)
-        return [first, attempt(group.barrier)]
+        return [first, *make_late(group)]
 
     def make_again(self, name: str) -> list[Attempt]:
-        """Make calls of a kind until one fails, then the next one."""
+        """Make calls of a kind until one fails, then the next ones."""
         group, memory = self.groups[name], list[torch.Tensor]()
 
         def make() -> None:
@@ -138,13 +138,21 @@ class Scene:
 
         while not (first := attempt(make)).kind:
             pass
-        return [first, attempt(group.barrier)]
+        return [first, *make_late(group)]
 
     def make_all(self, make: Callable[["Scene", str], list[Attempt]]) -> Rows:
         """Make the calls of all kinds at the same time."""
         with ThreadPoolExecutor(len(self.groups)) as pool:
             rows = {name: pool.submit(make, self, name) for name in self.groups}
         return {name: row.result() for name, row in rows.items()}
+
+
+def make_late(group: Any) -> list[Attempt]:
+    """Make calls on a group that broke: transfers with a neighbour and all others, a collective."""
+    peers = [rank for rank in range(group.world_size) if rank != group.rank]
+    peers.sort(key=lambda peer: peer != group.rank ^ 1)  # one of its node first
+    calls = [(call, peer) for peer in peers for call in (group.recv, group.send)]
+    return [*(attempt(call, torch.ones(1), peer) for call, peer in calls), attempt(group.barrier)]
 
 
 def communicator_of(group: Any) -> Any:

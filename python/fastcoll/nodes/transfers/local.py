@@ -19,7 +19,7 @@ from fastcoll.calls.transfer_work import (
 )
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import limit_of_wait
-from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.nodes.transfers.channels import Ends
 
 _Timeout = float | timedelta | None
@@ -65,7 +65,10 @@ class LocalTransfers(Transfers):
 
     def post(self, transfer: Transfer) -> TransferWork:
         """See `Transfers.post`."""
-        work = post(self._group, transfer, LocalWork, StridedLocalWork)
+        try:
+            work = post(self._group, transfer, LocalWork, StridedLocalWork)
+        except FastcollError as error:
+            raise self._verdict(error) from error
         assert isinstance(work, _LocalTransfer)
         work._transfer, work._transfers = transfer, self
         return work
@@ -98,6 +101,8 @@ class LocalTransfers(Transfers):
         """Return the whole group's error for an error of the node, which ends the group."""
         try:
             self._group.check()
+        except UsageError:  # it is closed
+            return error
         except FastcollError as broken:
             found = self._watch.of_node(broken)
             if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:

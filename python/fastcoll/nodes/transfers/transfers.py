@@ -21,7 +21,7 @@ from fastcoll.calls.transfers import (
     check_transfer,
     refuse_wait_for_itself,
 )
-from fastcoll.errors import UnsupportedError
+from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.nodes.transfers.any_source import AnySource
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
 from fastcoll.nodes.transfers.local import LocalTransfers
@@ -86,6 +86,10 @@ class NodeTransfers(Transfers):
 
     def _checked(self, call: TransferCall) -> _Checked:
         self._ends.watch.refuse_child()
+        if self._is_closed:
+            raise UsageError(f'group "{self._ends.watch.name}" was destroyed')
+        if self._ends.watch.error is not None:
+            raise self._ends.watch.error
         transfer = check_transfer(call, len(self._ends.seat.node_map.places))
         if transfer.array.device < 0:
             return transfer, None

@@ -50,7 +50,7 @@ class Watch:
         self.error: FastcollError | None = None
         self.sequence = 0
         self.call = "init"
-        self._name = name
+        self.name = name
         self._rank = rank
         self._node_map = node_map
         self._node, self._local_rank = node_map.places[rank]
@@ -67,7 +67,7 @@ class Watch:
     def refuse_child(self) -> None:
         """Raise UsageError in a forked child, which may not speak for the rank."""
         if self.is_inherited:
-            raise refusal(self._name)
+            raise refusal(self.name)
 
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
@@ -142,7 +142,7 @@ class Watch:
 
     def _who(self) -> str:
         return (
-            f'{self.call} #{self.sequence} in group "{self._name}" (seen by rank {self._rank} on '
+            f'{self.call} #{self.sequence} in group "{self.name}" (seen by rank {self._rank} on '
             f"node {self._node})"
         )
 
