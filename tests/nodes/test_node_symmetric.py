@@ -111,3 +111,27 @@ def test_a_node_that_breaks_meanwhile_breaks_the_group(fresh_pool: FreshPool) ->
     assert {one.kind for one in found} == {"AbortedError"}, found
     assert len({one.text for one in found}) == 1, found
     assert max(one.seconds for one in found) < LATE_S
+
+
+def use_a_closed_group(rank: Rank) -> list[Attempt]:
+    """Rank 3 asks a group for memory, and aborts it, after it left; the others go on."""
+    group, tensor = rank.comm.new_group(), torch.ones(4)
+    if rank.rank == 3:
+        group.close()
+        found = [attempt(group.empty, 4), attempt(group.abort), attempt(group.send, tensor, 2)]
+        rank.tell("rank 3 used its closed group")
+    else:
+        rank.wait_for("rank 3 used its closed group")
+        others = [peer for peer in range(3) if peer != rank.rank]
+        sent = [group.isend(tensor, peer) for peer in others]
+        found = [attempt(group.recv, tensor, peer) for peer in others]
+        found += [attempt(work.wait) for work in sent]
+    return found
+
+
+def test_a_closed_group_is_refused_and_breaks_nothing(fresh_pool: FreshPool) -> None:
+    *others, odd = fresh_pool(4, Setup(nodes="aabb")).run(use_a_closed_group)
+    for one in odd:
+        assert one.kind == "UsageError", one
+        assert "was destroyed" in one.text
+    assert [one.kind for found in others for one in found] == [""] * 12

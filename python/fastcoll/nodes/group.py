@@ -253,6 +253,7 @@ class HierarchicalCommunicator(BaseGroup):
 
         Ranks of other nodes learn of it in their next wait of more than a moment.
         """
+        self._refuse_closed()
         text = (
             f'group "{self.name}" was aborted by rank {self.rank} of {self.world_size}: '
             f"{reason or 'no reason given'}. Use of this group is over: call fastcoll.destroy()"
@@ -282,7 +283,7 @@ class HierarchicalCommunicator(BaseGroup):
 
         All ranks hear of a node that has no room, in one small all_gather over all of them.
         """
-        self._watch.refuse_child()
+        self.check_host()
         made: torch.Tensor | None = None
         problem: DesyncError | DriverError | None = None
         try:
