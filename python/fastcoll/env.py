@@ -90,7 +90,8 @@ NUMERICS = Variable(
 LOG = Variable(
     "FASTCOLL_LOG",
     "",
-    "plan: rank 0 prints each choice of an algorithm on stderr; many sizes may have one",
+    'plan: rank 0 logs each choice of an algorithm, at level DEBUG of the logger "fastcoll", which '
+    "is stderr unless the program configures logging; many sizes may have one",
     _one_of("plan"),
 )
 SINGLE_COPY = Variable(

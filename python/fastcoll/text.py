@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for a person to read, perhaps from another process; lines on stderr.
+"""Text for a person to read, perhaps from another process; lines of the log.
 
 Decides which characters a terminal gets, and how long a line may wait for its reader. Must not
 know the reason for a line.
 """
 
 import contextlib
+import logging
 import select
 import sys
 from functools import cache
 
 from fastcoll.native import _C
 
+LOGGER = logging.getLogger("fastcoll")
 # The reader of a pipe may be stopped; a rank with an error to raise does not wait for it.
 _PATIENCE_MS = 500
 _MOST_CHARACTERS = 1000  # up to four bytes each: an empty page of a pipe (4096 bytes) has room
@@ -30,20 +32,29 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def say(text: str) -> None:
-    """Write one line to stderr, or drop the line if stderr does not take it soon.
+def say(text: str, level: int = logging.WARNING) -> None:
+    """Log one line to the logger "fastcoll"; it goes to stderr unless the program has a handler.
 
     Never raises an `Exception`: a program may have closed stderr, or have replaced it.
     """
     with contextlib.suppress(Exception):
-        if _takes_a_line():
-            sys.stderr.write(f"fastcoll: {printable(text)[:_MOST_CHARACTERS]}\n")
+        LOGGER.log(level, "%s", printable(text))
 
 
 @cache
 def say_once(text: str) -> None:
-    """Write a line as `say` does, unless this process has written it already."""
+    """Log a line as `say` does, unless this process has done so already."""
     say(text)
+
+
+class _StderrHandler(logging.Handler):
+    """Writes lines to stderr, where nothing else handles them; drops one that is not taken soon."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as one line."""
+        others = [*logging.getLogger().handlers, *LOGGER.handlers]
+        if others == [self] and _takes_a_line():
+            sys.stderr.write(f"fastcoll: {record.getMessage()[:_MOST_CHARACTERS]}\n")
 
 
 def _takes_a_line() -> bool:
@@ -54,3 +65,6 @@ def _takes_a_line() -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(_PATIENCE_MS))
+
+
+LOGGER.addHandler(_StderrHandler())

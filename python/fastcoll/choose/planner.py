@@ -5,6 +5,7 @@ Decides the request to the selection, and keeps its choices. The only module tha
 selection and algorithms. Must not know how a plan is carried out.
 """
 
+import logging
 from typing import Any, Protocol
 
 from fastcoll import env
@@ -18,7 +19,7 @@ from fastcoll.choose.tuning import Tuning
 from fastcoll.errors import UsageError
 from fastcoll.machine import cpu
 from fastcoll.native import _C
-from fastcoll.text import say
+from fastcoll.text import LOGGER, say
 from fastcoll.types import REDUCTIONS, Request, SingleCopy
 
 _MOST_PLANS = 4096  # a program of ever new shapes must not grow without end
@@ -48,7 +49,8 @@ class Planner:
         self._num_cpus = num_cpus
         self._single_copy = single_copy
         self._cpu_vendor = cpu.vendor()
-        self._log_plans = env.LOG.get() == "plan" and group.rank == 0
+        if env.LOG.get() == "plan":
+            LOGGER.setLevel(logging.DEBUG)
         self._plans: dict[Request, tuple[_C.Plan, tuple[int, int]]] = {}
         self.tuning = tuning
 
@@ -87,8 +89,8 @@ class Planner:
         known = self._plans.get(request)
         if known is None:
             chosen = self.choose(request, terms)
-            if self._log_plans:
-                say(f'"{self._group.name}" {chosen.plan.describe()}')
+            if self._group.rank == 0 and LOGGER.isEnabledFor(logging.DEBUG):
+                say(f'"{self._group.name}" {chosen.plan.describe()}', logging.DEBUG)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             known = self._plans[request] = _C.Plan(*chosen.plan.args()), chosen.numels
