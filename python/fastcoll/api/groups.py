@@ -132,14 +132,26 @@ def stand_in_for(
                 with state.lock:
                     state.by_process_group[group] = comm
     if isinstance(comm, Communicator):
-        _C.set_stand_in(group, comm, dist.get_process_group_ranks(group))
+        _C.set_stand_in(group, comm, _ranks_of(group))
     return comm
+
+
+def _ranks_of(group: ProcessGroup) -> list[int]:
+    """Return the global ranks of a torch process group.
+
+    torch does not know a group that a program made on a store of its own. Such a group may be larger
+    than the world, and its ranks are global.
+    """
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return list(range(group.size()))
 
 
 def standing_for(group: ProcessGroup) -> BaseGroup | None:
     """Return the communicator that stands for a torch process group already."""
     with state.lock:
-        known = state.adopted.get(group.group_name), state.by_process_group.get(group)
+        known = state.by_process_group.get(group), state.adopted.get(group.group_name)
     return next((comm for comm in known if comm is not None and not comm.closed), None)
 
 
@@ -152,10 +164,13 @@ def _require_living(group: ProcessGroup) -> None:
         raise UsageError(f'group "{group.group_name}" was destroyed')
 
 
-def adopt(comm: BaseGroup) -> None:
-    """Let `comm` stand for the torch process group of its name, which is made of it."""
+def adopt(comm: BaseGroup, group: ProcessGroup | None = None) -> None:
+    """Let `comm` stand for a torch process group that is made of it; None: for that of its name."""
     with state.lock:
-        state.adopted[comm.name] = comm
+        if group is None:
+            state.adopted[comm.name] = comm
+        else:
+            state.by_process_group[group] = comm
 
 
 def _forget_default(comm: BaseGroup) -> None:
@@ -261,10 +276,10 @@ def rank_in(
         rank = default
     if not isinstance(group, ProcessGroup):
         return rank
-    try:
-        return dist.get_group_rank(group, rank)
-    except ValueError as error:
-        raise UsageError(f"{name}={rank}: {error}") from None
+    ranks = _ranks_of(group)
+    if rank not in ranks:
+        raise UsageError(f"{name}={rank}: the group has the global ranks {ranks}")
+    return ranks.index(rank)
 
 
 def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -> int | None:
@@ -274,7 +289,7 @@ def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -
 
 def named_rank(group: GroupLike, rank: int) -> int:
     """Convert a group rank to a global rank if `group` is a torch process group."""
-    return dist.get_global_rank(group, rank) if isinstance(group, ProcessGroup) else rank
+    return _ranks_of(group)[rank] if isinstance(group, ProcessGroup) else rank
 
 
 def nothing(async_op: bool) -> Work | None:

@@ -49,6 +49,11 @@ class BaseGroup(ObjectMethods):
     _num_shrinks = 0  # from the first group to this one
     _closed = False
 
+    @property
+    def timeout_s(self) -> float:
+        """The limit of calls that give none, in seconds."""
+        return self._settings.timeout_s
+
     # ---- memory and peers ------------------------------------------------------------------------
 
     def empty(

@@ -37,6 +37,8 @@ class FastcollBackend final : public Runner {
   void setTimeout(Milliseconds timeout) override { python("set_timeout", timeout); }
   void shutdown() override { python("shutdown"); }
   void abort() override { python("abort"); }
+  py::object shrink_in_python(const py::args& args) { return group_.attr("shrink")(*args); }
+  py::object communicator() const { return group_.attr("communicator"); }
 
   // ---- DDP's buckets ----
 
@@ -236,7 +238,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                                                                   "FastcollBackend")
       .def(py::init<py::object, const py::object&, int, int>(), py::arg("group"),
            py::arg("communicator"), py::arg("rank"), py::arg("size"))
-      .def("_set_default_timeout", &FastcollBackend::setTimeout, py::arg("timeout"));
+      .def("_set_default_timeout", &FastcollBackend::setTimeout, py::arg("timeout"))
+      // Not the base's virtual functions, which torch 2.11 declares otherwise.
+      .def_property_readonly("supports_shrinking", [](const FastcollBackend&) { return true; })
+      .def("shrink", &FastcollBackend::shrink_in_python)
+      .def_property_readonly("communicator", &FastcollBackend::communicator);
   add_handle<NativeWork>(module, "NativeWork");
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll import env
 from fastcoll.api.groups import adopt, standing_for
+from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_base import NAME
@@ -46,6 +47,15 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     comm = Communicator.from_store(
         opts.store, rank, world_size, timeout_s=timeout_s, name=opts.group_id
     )
+    backend = make_backend(comm, opts.store, timeout_s)
+    adopt(comm)
+    return backend
+
+
+def make_backend(
+    comm: BaseGroup, store: dist.Store, timeout_s: float
+) -> FastcollProcessGroup | dist.Backend:
+    """Return torch's side of a group: compiled where all ranks have that. Collective."""
     compiled = None
     if isinstance(comm, Communicator):  # the compiled backend has the core of one node
         try:
@@ -53,13 +63,53 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
         except BaseException:
             comm.close()
             raise
-    adopt(comm)
     if compiled is None:
-        return ProfiledProcessGroup(comm, opts.store)
-    group = FastcollProcessGroup(comm, opts.store)
-    backend: dist.Backend = compiled.FastcollBackend(group, comm, rank, world_size)
+        return ProfiledProcessGroup(comm, store)
+    group = FastcollProcessGroup(comm, store)
+    backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
     _lend_memory_to_ddp()
     return backend
+
+
+def process_group(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, *, name: str = "own store"
+) -> ProcessGroup:
+    """Make a torch process group on a store of one's own, beside torch's world. Collective.
+
+    torch.distributed need not be initialised, and the group may have more ranks than its world. The
+    functions of torch.distributed and of fastcoll take it as `group=`. It has CPU tensors, and CUDA
+    tensors where torch has CUDA. Its `shutdown()` ends it.
+
+    Args:
+        store: Where the ranks meet. It must reach all of them and is kept by the group. A second
+            group on one store needs a `PrefixStore` of its own.
+        rank: This process's rank in the group.
+        size: The number of ranks.
+        timeout: Limit of the making, and of calls that give none.
+        name: The group's name in errors, the same on all ranks.
+
+    Returns:
+        A process group of torch, whether or not the compiled backend serves it.
+
+    Raises:
+        UsageError: `rank` is no rank of a group of `size`.
+        CollectiveTimeout: A rank did not come within the limit.
+        PeerLostError: A rank died on the way.
+    """
+    limit_s = timeout.total_seconds()
+    comm = Communicator.from_store(store, rank, size, timeout_s=limit_s, name=name)
+    backend = make_backend(comm, store, limit_s)
+    if isinstance(backend, ProcessGroup):
+        group: ProcessGroup = backend
+    else:
+        group = ProcessGroup(store, rank, size)
+        custom = ProcessGroup.BackendType.CUSTOM
+        for device in ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",):
+            group._register_backend(torch.device(device), custom, backend)
+        group._set_default_backend(custom)
+    group._set_group_name(name)
+    adopt(comm, group)
+    return group
 
 
 def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
@@ -94,6 +144,7 @@ def register() -> None:
         _records_itself()
         _replace_ddp_hook_in_cpp()
         _hear_new_limits()
+        _take_shrunk_groups()
     _name_in_logs_of_ddp()
 
 
@@ -139,6 +190,27 @@ def _hear_new_limits() -> None:
             torchs(timeout, group)
 
     dist.distributed_c10d._set_pg_timeout = set_pg_timeout
+
+
+def _take_shrunk_groups() -> None:
+    """Let `dist.shrink_group` return a Python group; a compiled backend is put into one of torch."""
+    torchs: Any = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
+    if torchs is None:  # before torch 2.10
+        return
+
+    @wraps(torchs)
+    def create(backend: object, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+        if isinstance(backend, FastcollProcessGroup):
+            backend._set_group_name(metadata["new_group_name"])
+            backend._set_group_desc("default:shrunken" if is_default else "shrunk")
+            group = backend
+        else:
+            group = torchs(backend, ranks, metadata, is_default)
+        if (comm := getattr(backend, "communicator", None)) is not None:
+            adopt(comm, group)
+        return group
+
+    dist.distributed_c10d._create_shrunk_process_group = create
 
 
 def _name_in_logs_of_ddp() -> None:

@@ -7,6 +7,7 @@ the verbs.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.transfer_work import TransferWork
 from fastcoll.calls.work import Work
 from fastcoll.errors import UnsupportedError
+from fastcoll.group.communicator import Communicator
 from fastcoll.integrations.torch_work import TorchWork
 
 NAME = "fastcoll"
@@ -88,6 +90,36 @@ class BaseProcessGroup(ProcessGroup):
     def supports_splitting(self) -> bool:
         """False: `new_group` makes subgroups."""
         return False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """True: see `shrink`."""
+        return True
+
+    def shrink(
+        self, ranks_to_exclude: Sequence[int], flags: int = 0, options: object = None
+    ) -> ProcessGroup | dist.Backend:
+        """Make a group of the other ranks; `dist.shrink_group` calls this. Collective over those.
+
+        The excluded ranks need not come, nor live. The rest meet at the group's store.
+
+        Args:
+            ranks_to_exclude: Ranks of this group, the same on all that come, in ascending order.
+            flags: 1 aborts this group first (SHRINK_ABORT): its waits raise on every rank.
+            options: Ignored.
+        """
+        from fastcoll.integrations.torch_backend import make_backend  # which imports this module
+
+        del options
+        if flags & 1:
+            self.abort()
+        gone, limit_s = set(ranks_to_exclude), self.communicator.timeout_s
+        stay = [rank for rank in range(self.size()) if rank not in gone]
+        name = f"{self._name} without {', '.join(map(str, sorted(gone)))}"
+        store = dist.PrefixStore(f"fastcoll/{name}", self._store)
+        rank = stay.index(self.rank())
+        comm = Communicator.from_store(store, rank, len(stay), timeout_s=limit_s, name=name)
+        return make_backend(comm, store, limit_s)
 
     @property
     def supports_coalescing(self) -> bool:
