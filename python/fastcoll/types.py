@@ -88,6 +88,17 @@ class Algorithm(IntEnum):
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.name) for dtype in DType}
 FROM_TORCH: dict[torch.dtype, DType] = {value: key for key, value in TORCH_DTYPES.items()}
+# Types that are moved, as integers of their size, and never reduced.
+_MOVED = {
+    "float8_e8m0fnu": DType.uint8,
+    "float4_e2m1fn_x2": DType.uint8,
+    "float8_e4m3fnuz": DType.uint8,
+    "float8_e5m2fnuz": DType.uint8,
+    "complex32": DType.uint32,
+}
+MOVED: dict[torch.dtype, DType] = {
+    getattr(torch, name): dtype for name, dtype in _MOVED.items() if hasattr(torch, name)
+}
 ITEMSIZE: dict[DType, int] = {key: value.itemsize for key, value in TORCH_DTYPES.items()}
 # torch's members in the order of Op: the values that users pass as op=.
 REDUCE_OPS = tuple(getattr(ReduceOp, op.name) for op in Op)

@@ -116,7 +116,7 @@ def mistakes_of_operations(world: int) -> dict[str, Mistake]:
             ("MAX", "complex64", "SUM"),
         ),
         "PREMUL_SUM": (
-            all_reduce(six, dist._make_nccl_premul_sum(2.0)),
+            all_reduce(six, op.PREMUL_SUM),
             UNSUPPORTED,
             ("PREMUL_SUM", "SUM"),
         ),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastcoll.api.groups import GroupLike, communicator_of
-from fastcoll.calls.arrays import Array, view
+from fastcoll.calls.arrays import Array, refuse_moved, view
 from fastcoll.errors import UsageError
 from fastcoll.types import TORCH_DTYPES
 
@@ -61,6 +61,7 @@ def zeros(
 def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
     """Make a symmetric copy of a tensor or a NumPy array; see `empty`. Collective."""
     given = view(tensor, "tensor", gpu=True)
+    refuse_moved(given, "tensor")
     if isinstance(tensor, np.ndarray):
         # As bytes: torch does not take arrays of every type and stride.
         data = np.array(tensor, order="C").reshape(-1).view(np.uint8)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fastcoll.calls.foreign import as_tensor, is_foreign
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.types import FROM_TORCH, ITEMSIZE, DType
+from fastcoll.types import FROM_TORCH, ITEMSIZE, MOVED, DType
 
 Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
 
@@ -35,6 +35,7 @@ class ArrayView:
         device: Index of the GPU they lie on; -1 for the CPU.
         strides_bytes: Bytes between neighbours, by dimension.
         stream: Where the library of an array of CuPy's kind works now; None: torch's current one.
+        factor: Of PREMUL_SUM: a dense copy has the elements times this. None: as they are.
     """
 
     source: Array
@@ -47,6 +48,7 @@ class ArrayView:
     writable: bool
     device: int = -1
     stream: int | None = None
+    factor: object = None
 
     @property
     def num_bytes(self) -> int:
@@ -120,7 +122,7 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
             f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
             "tensor inside (to_local() of a DTensor)"
         )
-    dtype = FROM_TORCH.get(tensor.dtype)
+    dtype = FROM_TORCH.get(tensor.dtype, MOVED.get(tensor.dtype))
     if dtype is None:
         raise _unknown_dtype(name, tensor.dtype)
     itemsize = tensor.element_size()
@@ -203,6 +205,17 @@ def _view_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
         dense=array.flags.c_contiguous,
         writable=array.flags.writeable,
     )
+
+
+def premultiplied(array: ArrayView, factor: object) -> ArrayView:
+    """Return an input of PREMUL_SUM, of which a scaled copy is reduced."""
+    return replace(array, dense=False, factor=factor)
+
+
+def refuse_moved(array: ArrayView, name: str) -> None:
+    """Raise UnsupportedError if elements of this type can only be moved."""
+    if isinstance(array.source, torch.Tensor) and array.source.dtype in MOVED:
+        raise _unknown_dtype(name, array.source.dtype)
 
 
 def _unknown_dtype(name: str, dtype: object) -> UnsupportedError:
@@ -348,10 +361,14 @@ def dense_copy(array: ArrayView, *, fill: bool) -> ArrayView:
         copy = torch.empty(source.shape, dtype=source.dtype, device=source.device)
         if fill:
             copy.copy_(source.detach())
+        if array.factor is not None:  # in the array's type, as NCCL has it
+            copy.mul_(torch.as_tensor(array.factor, dtype=source.dtype, device=source.device))
     else:
         copy = np.empty(source.shape, dtype=source.dtype)
         if fill:
             copy[...] = source
+        if array.factor is not None:
+            copy *= np.asarray(array.factor, source.dtype)
     return view(copy, "copy", gpu=array.device >= 0)
 
 

@@ -7,7 +7,7 @@ Must not know how a plan is chosen, nor queues.
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -94,7 +94,8 @@ class Side:
         apart = any(first[1] != second[0] for first, second in pairwise(ends))
         if not apart and all(array.dense for array in self.views):
             return ends[0][0], None
-        tensors = [torch.as_tensor(array.source).detach() for array in self.views]
+        views = (one if one.factor is None else dense_copy(one, fill=fill) for one in self.views)
+        tensors = [torch.as_tensor(array.source).detach() for array in views]
         if fill:
             # As bytes: torch joins those of every type.
             copy = torch.cat([_bytes_of(tensor) for tensor in tensors]).view(tensors[0].dtype)
@@ -203,11 +204,15 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     if not call.single:
         _nothing_here(call, source, target)
     dtype = _checked(source, target, input_name, output_name)
-    op = reduction_of(call.op, dtype) if call.verb is Verb.reduce_scatter else Op.SUM
     single, listed = (source, target) if call.verb in _GATHERS else (target, source)
     numel, splits = _fit(single, listed, rank, call)
     if source and target:
         _check_apart(source, target, rank, own_part_may_be_one=True)
+    op = Op.SUM
+    if call.verb is Verb.reduce_scatter and source:
+        reductions = [reduction_of(call.op, array) for array in source.views]
+        op = reductions[0][0]
+        source = replace(source, views=tuple(array for _, array in reductions))
     return PartsOperands(dtype, op, numel, root, source, target, splits)
 
 

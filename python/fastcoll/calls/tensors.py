@@ -18,6 +18,8 @@ from fastcoll.calls.arrays import (
     check_overlap,
     copy_back,
     dense_copy,
+    premultiplied,
+    refuse_moved,
     view,
 )
 from fastcoll.errors import UnsupportedError, UsageError
@@ -146,7 +148,7 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         return _broadcast(source, call.root, rank, world_size)
     root = checked_rank(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
     if call.verb is Verb.reduce and rank != root:
-        op = reduction_of(call.op, source.dtype)
+        op, source = reduction_of(call.op, source)
         return Operands(source.dtype, op, source.numel, root, source, None)
     target = source
     if call.output is call.input:
@@ -163,7 +165,9 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     numel, own_chunk = _fit(call.verb, source, target, rank, world_size)
     if not own_chunk:
         check_overlap(source, target, f"{input_name} and {output_name}")
-    op = Op.SUM if call.verb is Verb.all_gather else reduction_of(call.op, source.dtype)
+    op = Op.SUM
+    if call.verb is not Verb.all_gather:
+        op, source = reduction_of(call.op, source)
     return Operands(source.dtype, op, numel, root, source, target)
 
 
@@ -228,7 +232,21 @@ def checked_integer(value: object, requirement: str) -> int:
         raise UsageError(f"{requirement}, not {value!r}") from None
 
 
-def reduction_of(op: object, dtype: DType) -> Op:
+def reduction_of(op: object, array: ArrayView) -> tuple[Op, ArrayView]:
+    """Return the reduction that `op` means, and this rank's input for it.
+
+    Raises:
+        UsageError: `op` is no reduction.
+        UnsupportedError: It means nothing for the array's type.
+    """
+    refuse_moved(array, "the input")
+    if isinstance(op, ReduceOp) and op == ReduceOp.PREMUL_SUM:  # a rank's factor is its own affair
+        factor = op.__getstate__()[1]  # type: ignore[attr-defined]
+        return _known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, factor)
+    return _known_reduction(op, array.dtype), array
+
+
+def _known_reduction(op: object, dtype: DType) -> Op:
     if isinstance(op, str) and op in BY_NAME:
         known: Op | None = BY_NAME[op]
     elif isinstance(op, ReduceOp | ReduceOp.RedOpType):

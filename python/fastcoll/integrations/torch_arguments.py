@@ -24,7 +24,7 @@ def op_of(opts: Any) -> OpLike:
         return ReduceOp.SUM
     op = opts.reduceOp
     code = hash(op)  # asking for `op.op`, and that for its number, takes half a microsecond
-    known: OpLike = REDUCE_OPS[code] if code < len(REDUCE_OPS) else op.op
+    known: OpLike = REDUCE_OPS[code] if code < len(REDUCE_OPS) else op
     return known
 
 
