@@ -34,7 +34,7 @@ except ImportError as error:
 
 from fastcoll.api.groups import GroupLike, communicator_of, rank_in
 from fastcoll.calls.group import BaseGroup
-from fastcoll.calls.tensors import checked_integer, checked_rank, reduction_of
+from fastcoll.calls.tensors import checked_integer, checked_rank, known_reduction
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import jax_calls, jax_programs, jax_rules
 from fastcoll.types import DType, Op, ReduceOp
@@ -84,8 +84,8 @@ def _tag(tag: object) -> int:
 def jit(fun: _Function, **options: Any) -> _Function:
     """Compile a function as `jax.jit` does, to programs with collectives that start at once.
 
-    `jax.jit` works, too, but takes several hundred us to start such a program. It hands the order of
-    collectives on in Python; the programs of this function take it among their arguments.
+    `jax.jit` works, too, but takes several hundred us to start such a program. It hands the order
+    of collectives on in Python; the programs of this function take it among their arguments.
     Within other transformations it is `jax.jit`.
 
     Args:
@@ -329,7 +329,7 @@ def _like(like: Any, verb: str) -> jax.Array:
 
 @functools.lru_cache(maxsize=1024)
 def _reduction(op: Any, dtype: Any) -> Op:
-    return reduction_of(op, DType[dtype.name])
+    return known_reduction(op, DType[dtype.name])
 
 
 def _issue(call: jax_calls.Call, *arrays: jax.Array) -> jax.Array:

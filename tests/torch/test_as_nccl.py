@@ -46,7 +46,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 
 def move(rank: Rank, name: str) -> list[str]:
-    """Move elements by each verb; name those that changed, and the reductions that were not refused."""
+    """Move elements by each verb; name those that changed, and reductions that ran."""
     dtype, comm, me = getattr(torch, name), rank.comm, rank.rank
     mine, everything = words(dtype, me), torch.cat([words(dtype, r) for r in range(WORLD)])
     rows = list(everything.chunk(WORLD))
@@ -102,7 +102,7 @@ def scale(rank: Rank) -> list[list[float]]:
     comm.all_reduce(whole, dist._make_nccl_premul_sum(float(me)))
     half = torch.full((1,), 3.0, dtype=torch.bfloat16)
     comm.all_reduce(half, dist._make_nccl_premul_sum(torch.tensor([0.1], dtype=torch.bfloat16)))
-    return [*(one.tolist() for one in found), part.tolist(), listed.tolist(), whole.tolist(), half.tolist()]  # fmt: skip
+    return [one.tolist() for one in (*found, part, listed, whole, half)]
 
 
 def test_premul_sum(run: Callable[..., list[Any]]) -> None:

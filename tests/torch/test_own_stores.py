@@ -65,7 +65,11 @@ def without_a_world(rank: Rank) -> Any:
     store = new_store(rank, "without")
     group = own_group(store, rank.rank, rank.world_size)
     assert isinstance(group, dist.ProcessGroup)
-    assert (group.rank(), group.size(), group.group_name) == (rank.rank, rank.world_size, "own store")
+    assert (group.rank(), group.size(), group.group_name) == (
+        rank.rank,
+        rank.world_size,
+        "own store",
+    )
     found = use(group, rank.rank)
     group.shutdown()
     return found
@@ -96,7 +100,7 @@ def test_a_group_larger_than_the_world(backend_pools: Pools, make: ByStore) -> N
     assert backend_pools(2).run(larger_than_the_world, make) == [used(2)] * 2
 
 
-# ---- dist.shrink_group -----------------------------------------------------------------------------
+# ---- dist.shrink_group ---------------------------------------------------------------------------
 
 
 def shrink(rank: Rank, excluded: int, is_killed: bool, flags: int) -> Any:

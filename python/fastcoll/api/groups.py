@@ -139,8 +139,8 @@ def stand_in_for(
 def _ranks_of(group: ProcessGroup) -> list[int]:
     """Return the global ranks of a torch process group.
 
-    torch does not know a group that a program made on a store of its own. Such a group may be larger
-    than the world, and its ranks are global.
+    torch does not know a group that a program made on a store of its own. Such a group may be
+    larger than the world, and its ranks are global.
     """
     try:
         return dist.get_process_group_ranks(group)

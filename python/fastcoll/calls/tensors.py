@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 from fastcoll.calls.arrays import (
     Array,
@@ -240,13 +241,15 @@ def reduction_of(op: object, array: ArrayView) -> tuple[Op, ArrayView]:
         UnsupportedError: It means nothing for the array's type.
     """
     refuse_moved(array, "the input")
-    if isinstance(op, ReduceOp) and op == ReduceOp.PREMUL_SUM:  # a rank's factor is its own affair
-        factor = op.__getstate__()[1]  # type: ignore[attr-defined]
-        return _known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, factor)
-    return _known_reduction(op, array.dtype), array
+    premultiplies: object = ReduceOp.PREMUL_SUM
+    if isinstance(op, ReduceOp) and op == premultiplies:  # a rank's factor is its own affair
+        factor = cast(Any, op).__getstate__()[1]
+        return known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, factor)
+    return known_reduction(op, array.dtype), array
 
 
-def _known_reduction(op: object, dtype: DType) -> Op:
+def known_reduction(op: object, dtype: DType) -> Op:
+    """Return the reduction that `op` means; see `reduction_of`."""
     if isinstance(op, str) and op in BY_NAME:
         known: Op | None = BY_NAME[op]
     elif isinstance(op, ReduceOp | ReduceOp.RedOpType):

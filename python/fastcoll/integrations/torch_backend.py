@@ -22,7 +22,7 @@ takes CPU time from the backward pass.
 from datetime import timedelta
 from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -100,16 +100,16 @@ def process_group(
     comm = Communicator.from_store(store, rank, size, timeout_s=limit_s, name=name)
     backend = make_backend(comm, store, limit_s)
     if isinstance(backend, ProcessGroup):
-        group: ProcessGroup = backend
+        group: Any = backend
     else:
         group = ProcessGroup(store, rank, size)
         custom = ProcessGroup.BackendType.CUSTOM
-        for device in ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",):
+        for device in ("cpu", "cuda") if torch.version.cuda else ("cpu",):
             group._register_backend(torch.device(device), custom, backend)
         group._set_default_backend(custom)
     group._set_group_name(name)
     adopt(comm, group)
-    return group
+    return cast(ProcessGroup, group)
 
 
 def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
@@ -193,13 +193,15 @@ def _hear_new_limits() -> None:
 
 
 def _take_shrunk_groups() -> None:
-    """Let `dist.shrink_group` return a Python group; a compiled backend is put into one of torch."""
+    """Let `dist.shrink_group` return a Python group; torch wraps a compiled backend itself."""
     torchs: Any = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
     if torchs is None:  # before torch 2.10
         return
 
     @wraps(torchs)
-    def create(backend: object, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+    def create(
+        backend: object, ranks: list[int], metadata: dict[str, Any], is_default: bool
+    ) -> Any:
         if isinstance(backend, FastcollProcessGroup):
             backend._set_group_name(metadata["new_group_name"])
             backend._set_group_desc("default:shrunken" if is_default else "shrunk")
@@ -210,7 +212,7 @@ def _take_shrunk_groups() -> None:
             adopt(comm, group)
         return group
 
-    dist.distributed_c10d._create_shrunk_process_group = create
+    setattr(dist.distributed_c10d, "_create_shrunk_process_group", create)  # noqa: B010
 
 
 def _name_in_logs_of_ddp() -> None:
