@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site of all pages builds without a warning, and has every public name."""
 
+import ast
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs/site/mkdocs.yml"
 API = (ROOT / "docs/api.md").read_text()
 GROUPS = (ROOT / "docs/api_groups.md").read_text()
+JAX = (ROOT / "docs/use/jax.md").read_text()
 # Methods that other parts of fastcoll call on a group, and no user.
 INNER = set(
     re.findall(
@@ -55,6 +57,17 @@ def test_every_public_name_is_documented() -> None:
         assert getattr(fastcoll, name).__doc__, name
 
 
+def test_every_function_for_jax_is_documented() -> None:
+    """Reads the source: JAX need not be installed."""
+    source = ast.parse(Path(fastcoll.__file__).with_name("jax.py").read_text())
+    [names] = [
+        ast.literal_eval(one.value)
+        for one in source.body
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
+    ]
+    assert names == sorted(re.findall(r"^::: fastcoll\.jax\.(\w+)$", JAX, re.M))
+
+
 def test_a_name_without_a_place_is_found() -> None:
     assert undocumented(API.replace("::: fastcoll.scatter\n", ""), GROUPS) == {"fastcoll.scatter"}
     assert undocumented(API, GROUPS.replace("        - abort\n", "")) == {"abort"}
@@ -78,6 +91,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     api, groups = ((tmp_path / name).read_text() for name in ("api.html", "api_groups.html"))
     assert "every rank gets the result" in api
     assert "every rank gets the result" in groups, "methods have the functions' docstrings"
+    assert "Args:" not in groups, "docstrings are tables"
     settings = (tmp_path / "settings.html").read_text()
     assert settings.count("<code>FASTCOLL_TIMEOUT_S</code>") == 1
     assert "fastcoll inspect" in (tmp_path / "cli.html").read_text()
