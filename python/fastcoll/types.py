@@ -157,6 +157,9 @@ REDUCTIONS = (Verb.all_reduce, Verb.reduce_scatter, Verb.reduce)
 _GIVE_EACH_A_PART = (Verb.reduce_scatter, Verb.all_to_all, Verb.scatter)
 
 
+SCHEDULE_PREFIX = "schedule:"  # of an algorithm that fastcoll_model builds
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call as every rank of the group sees it: only fields that are equal on all ranks.
@@ -167,7 +170,7 @@ class Request:
             all_to_all it is one part, in an uneven all_gather all parts. It is 0 for barrier and
             where `splits` is COUNTED. For a list of tensors it is that of all of them.
         root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
-        algorithm: "auto" or the name of an Algorithm.
+        algorithm: "auto", the name of an Algorithm, or that of a schedule with its prefix.
         num_cpus: CPUs that the ranks have between them, agreed when the group was made.
         splits: 0 for parts of one size. COUNTED where each rank knows the sizes of its own parts
             only. Else a hash of all sizes; for a list its upper bits hold the number of tensors.
@@ -204,6 +207,11 @@ class Request:
     def on_gpu(self) -> bool:
         """Whether the tensors lie on GPUs."""
         return self.num_channels > 0
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it asks for a schedule of the model."""
+        return self.algorithm.startswith(SCHEDULE_PREFIX)
 
     @property
     def staged_bytes(self) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a group is made: of the ranks of one node, or of several nodes.
 
-Decides which kind it is, from the ranks' hosts. Must not know which group is the default one.
+Decides which kind it is, from the ranks' hosts. Must not know which group is the default one. The
+modules for several nodes are imported by groups that need them: they take 30 ms.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,6 @@ from fastcoll.group.communicator import Communicator
 from fastcoll.memory.region import create_region
 from fastcoll.native import _C
 from fastcoll.nodes.carriers import identity, maker_of
-from fastcoll.nodes.group import HierarchicalCommunicator
-from fastcoll.nodes.making import decide_node_verdict
-from fastcoll.nodes.verdict.board import Board
 from fastcoll.text import say, say_once
 
 
@@ -58,6 +56,9 @@ def connect(
     def on_failure(seat: Seat, error: BaseException) -> BaseException:
         if exchange.store is None:  # which a group over several nodes has to have
             return error
+        from fastcoll.nodes.making import decide_node_verdict
+        from fastcoll.nodes.verdict.board import Board
+
         try:
             board = Board(exchange.store, seat.nonce)
         except CollectiveTimeout:  # the store does not answer: no peer can be told
@@ -73,6 +74,8 @@ def connect(
     seat = peers.seat
     if seat is None:
         return _make(name, settings, peers, agreed, deadline)
+    from fastcoll.nodes.group import HierarchicalCommunicator
+
     node, _ = seat.node_map.places[seat.rank]
     try:
         node_group = _make(f"{name}, node {node}", settings, peers, agreed, deadline)

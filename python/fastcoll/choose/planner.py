@@ -14,7 +14,6 @@ from fastcoll.calls.parts import PartsCall, PartsOperands
 from fastcoll.calls.settings import Settings, checked_numerics
 from fastcoll.calls.tensors import Call, Operands
 from fastcoll.choose import Choice, algorithms, select
-from fastcoll.choose.schedules import is_scheduled, plan_of
 from fastcoll.choose.tuning import Tuning
 from fastcoll.errors import UsageError
 from fastcoll.machine import cpu
@@ -95,7 +94,7 @@ class Planner:
                 self._plans.clear()
             known = self._plans[request] = _C.Plan(*chosen.plan.args()), chosen.numels
         plan, numels = known
-        if terms is None and not is_scheduled(request):  # the table knows neither
+        if terms is None and not request.is_scheduled:  # the table knows neither
             fast = None if call.numerics is None else call.numerics == "fast"
             asks_algorithm = call.algorithm != "auto"
             self._group.cache_plan(plan, asks_algorithm, fast, numels)
@@ -110,10 +109,12 @@ class Planner:
             UsageError: The algorithm that it asks for is unknown.
             UnsupportedError: That algorithm does not admit it.
         """
-        if not is_scheduled(request):
+        if not request.is_scheduled:
             table = None if terms is not None and terms.no_table else self.tuning.table
             return select(request, algorithms.ALL, table)
-        plan, schedule = plan_of(request)
+        from fastcoll.choose import schedules  # the model, which few programs need
+
+        plan, schedule = schedules.plan_of(request)
         words = schedule.programs[self._group.rank]
         self._group.add_program(plan.splits, schedule.blocks, words)
         return Choice(plan, {}, (request.numel, request.numel))

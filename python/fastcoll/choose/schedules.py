@@ -12,6 +12,7 @@ from fastcoll.choose.plan import Plan
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import (
     REDUCTIONS,
+    SCHEDULE_PREFIX,
     Algorithm,
     Request,
     Verb,
@@ -21,13 +22,6 @@ from fastcoll.types import (
 from fastcoll_model.compiled import Compiled, compiled
 from fastcoll_model.errors import ModelError, NotRunnableError
 
-PREFIX = "schedule:"
-
-
-def is_scheduled(request: Request) -> bool:
-    """Return whether a schedule was asked for."""
-    return request.algorithm.startswith(PREFIX)
-
 
 def plan_of(request: Request) -> tuple[Plan, Compiled]:
     """Return the plan that carries out a request by the schedule it names, and the schedule.
@@ -36,7 +30,7 @@ def plan_of(request: Request) -> tuple[Plan, Compiled]:
         UsageError: There is no such schedule.
         UnsupportedError: It can't carry out this request.
     """
-    name = request.algorithm.removeprefix(PREFIX)
+    name = request.algorithm.removeprefix(SCHEDULE_PREFIX)
     if request.verb is Verb.barrier or request.on_gpu or request.splits:
         raise UnsupportedError(
             f"{request.algorithm}: schedules move tensors on CPUs, in parts of one size"

@@ -22,7 +22,6 @@ from rich.table import Table
 from fastcoll import env
 from fastcoll.bootstrap.launcher import connect_store
 from fastcoll.choose import algorithms
-from fastcoll.choose import schedules as scheduled
 from fastcoll.cli.console import (
     STDOUT,
     ExitCode,
@@ -55,7 +54,7 @@ from fastcoll.measure.session import (
 )
 from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
-from fastcoll.types import DType, Op
+from fastcoll.types import SCHEDULE_PREFIX, DType, Op
 from fastcoll_model.errors import did_you_mean
 
 Json = dict[str, Any]
@@ -133,10 +132,10 @@ def _choice(text: str, choices: tuple[str, ...], option: str) -> str:
 def _algorithm(name: str) -> str:
     """Return an algorithm's name; whether it suits the call its ranks know."""
     names = ("auto", *(one.name for one in algorithms.ALL))
-    if name in names or name.startswith(scheduled.PREFIX):
+    if name in names or name.startswith(SCHEDULE_PREFIX):
         return name
     raise typer.BadParameter(
-        f"{name!r} is not one of {', '.join(names)} or {scheduled.PREFIX}NAME"
+        f"{name!r} is not one of {', '.join(names)} or {SCHEDULE_PREFIX}NAME"
         f"{did_you_mean(name, names)}",
         param_hint="--algorithm",
     )

@@ -10,6 +10,7 @@ Outside, the functions have no gradient. Autograd sees that they write their ten
 pass that needs the former values raises. The differentiable functions there are those of `ops.py`.
 """
 
+import importlib
 import inspect
 import os
 import sys
@@ -32,6 +33,7 @@ _PREFIX = f"{fastcoll.__name__}."
 def teach() -> None:
     """Tell the compiler the function to trace in place of each of fastcoll's."""
     _skip_files()
+    _import_all()
     _skip_functions()
     # The results of these are put into the graph, and hold as long as the compiler's guards do.
     for constant in (ops.name_of, ops.code_of, ops.members_of):
@@ -51,6 +53,12 @@ def _skip_files() -> None:
     files = map(os.path.normpath, Path(fastcoll.__file__).parent.rglob("*.py"))
     traced = map(os.path.normpath, (__file__, ops.__file__))
     torch._dynamo.trace_rules.FORCE_SKIP_FILES.update(set(files) - set(traced))
+
+
+def _import_all() -> None:
+    """Import what few programs need: the compiler skips only functions that are there by now."""
+    for name in ("choose.schedules", "nodes.group", "nodes.making"):
+        importlib.import_module(_PREFIX + name)
 
 
 def _skip_functions() -> None:

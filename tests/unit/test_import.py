@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`import fastcoll` loads no module that few programs need."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# With the module that needs each of them.
+LATER = {
+    "cloudpickle": "fastcoll.ranks.functions",
+    "fastcoll.nodes.group": "fastcoll.nodes.group",
+    "fastcoll_model": "fastcoll.choose.schedules",
+    "jax": "jax",
+    "jsonschema": "fastcoll.documents",
+    "rich": "fastcoll.cli.console",
+    "typer": "fastcoll.cli",
+}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Return the modules that a new interpreter has after a statement."""
+    program = f"{statement}\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_loads_only_what_each_program_needs() -> None:
+    assert set(LATER) & loaded_after("import fastcoll") == set()
+
+
+@pytest.mark.parametrize("name", ["fastcoll.nodes.group", "fastcoll_model"])
+def test_a_module_that_import_loads_is_found(name: str) -> None:
+    assert name in loaded_after(f"import fastcoll; import {LATER[name]}")
+
+
+def test_names_of_later_modules_are_public() -> None:
+    import fastcoll
+
+    assert {"HierarchicalCommunicator", "launch"} <= set(fastcoll.__all__)
+    assert fastcoll.HierarchicalCommunicator.__module__ == "fastcoll.nodes.group"
+    assert fastcoll.launch.__module__ == "fastcoll.ranks.functions"
+    with pytest.raises(AttributeError, match="has no attribute 'all_redcue'"):
+        fastcoll.all_redcue  # noqa: B018
