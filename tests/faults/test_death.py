@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,45 @@ def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> Non
         for one in outcome.value:
             assert (one.kind, one.ranks) == ("PeerLostError", (2,)), one
             assert one.seconds < LATE_S, one
+
+
+LAST = {
+    "all_reduce": lambda group: group.all_reduce(torch.ones(3)),
+    "broadcast": lambda group: group.broadcast(torch.ones(3), 1),
+    "barrier": lambda group: group.barrier(),
+    "message": lambda group: (group.recv if group.rank == 0 else group.send)(
+        torch.ones(3), 1 - group.rank
+    ),
+}
+
+
+def leave_while_the_peer_looks(rank: Rank, name: str) -> Attempt:
+    """Rank 1 does its part and ends during a handler of rank 0, whose wait looks for losses next.
+
+    The wait has just seen that rank 1 has not done its part.
+    """
+
+    def handle(*_: object) -> None:
+        rank.tell("rank 0 is in its handler")
+        while not rank.comm.peer_is_gone(1):
+            time.sleep(0.01)
+
+    if rank.rank == 0:
+        signal.signal(signal.SIGUSR2, handle)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        return attempt(LAST[name], rank.comm)
+    rank.wait_for("rank 0 is in its handler")
+    LAST[name](rank.comm)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_a_peer_that_did_its_part_before_the_look_is_no_loss(
+    fresh_pool: Callable[..., Pool], name: str
+) -> None:
+    first, second = fresh_pool(2).outcomes(leave_while_the_peer_looks, name)
+    assert second.exit_code == 0, second.describe()
+    assert first.value.kind == "", first.value
 
 
 CLONE_NEWPID = 0x20000000

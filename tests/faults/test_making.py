@@ -95,6 +95,15 @@ def test_all_nodes_hear_the_same(fresh_pool: Callable[..., Pool], step: str, how
     assert len({one.text for one in found}) == 1
 
 
+@pytest.mark.parametrize("step", ["region", "lanes", "first byte"])
+def test_a_node_whose_only_rank_fails_tells_the_others(
+    fresh_pool: Callable[..., Pool], step: str
+) -> None:
+    """Nobody else of its node could."""
+    found = check(fresh_pool(3, Setup(nodes="aab")), 2, step, "fails", LOST)
+    assert len({one.text for one in found}) == 1
+
+
 def test_a_node_that_dies_in_its_lane_is_lost_at_once(fresh_pool: Callable[..., Pool]) -> None:
     """Those whose connection to it breaks are not taken for lost, nor one that waits for them."""
     check(fresh_pool(4, Setup(nodes="abcd")), 3, "first byte", "dies", LOST)

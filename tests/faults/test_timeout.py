@@ -190,6 +190,26 @@ def test_a_stopped_rank(pools: Pools, numel: int) -> None:
     assert len({one.text for one, _, _ in rows}) == 1
 
 
+def wait_for_one_another(rank: Rank) -> Attempt | None:
+    """Rank 1 is no more in the barrier than rank 2 is, as it waits for a message of rank 2's."""
+    group, found = rank.hasty_group(LIMIT_S), None
+    if rank.rank == 0:
+        found = attempt(group.barrier)
+        rank.tell("rank 0 has its error")
+    if rank.rank == 1:
+        found = attempt(group.recv, torch.ones(1), 2, timeout_s=20)
+    rank.wait_for("rank 0 has its error")
+    group.close()
+    return found
+
+
+def test_a_late_rank_that_waits_itself_is_not_named(pools: Pools) -> None:
+    *found, _ = pools(3).run(wait_for_one_another)
+    for one in found:
+        assert (one.kind, one.ranks) == ("CollectiveTimeout", (2,)), one
+        assert "rank 1 had to wait, too" in one.text
+
+
 def late_for_several_reasons(rank: Rank) -> Attempt | None:
     """Rank 1 never calls, rank 2 made one call less long ago, rank 3 a moment ago."""
     group = rank.comm.new_group()
