@@ -188,7 +188,7 @@ def test_arguments_are_kept_alive(pools: Pools) -> None:
 
 
 def let_go_of_memory(rank: Rank, numel: int) -> list[bool]:
-    """What nobody holds any more goes when its call is over, without another call."""
+    """A tensor that nobody holds any more goes when its call is over, without another call."""
     import fastcoll
 
     fastcoll.all_reduce(torch.ones(numel))
@@ -342,7 +342,7 @@ def test_errors_come_at_once_or_from_wait(pools: Pools) -> None:
 
 
 def from_a_callback(rank: Rank) -> list[float]:
-    """What is called when a call is done may call again, and wait."""
+    """A function that is called when a call is done may call again, and wait."""
     import fastcoll
 
     def again(done: torch.futures.Future) -> float:

@@ -5,13 +5,11 @@ A known call takes a shorter way, on which C++ reads the arguments. Every check 
 must hold there as well, in each kind of group. This file has the checks of memory, for each verb
 and each of its two tensors. The others are made before and after good calls elsewhere:
 
-| check of the Python path | made after good calls by |
-|---|---|
-| device, layout, dtype, wrappers, byte order, op, limit | faults/test_bad_input.py |
-| shapes, overlap, elements that share memory, one dtype | the same; strided: test_fast_layouts.py |
-| lists, parts, split sizes, roots | the same |
-| peers and tags | test_p2p_failures.py |
-| storage, signs, conjugation, NumPy's flags | here |
+- device, layout, dtype, wrappers, byte order, op, limit: faults/test_bad_input.py
+- shapes, overlap, elements that share memory, one dtype: the same; strided: test_fast_layouts.py
+- lists, parts, split sizes, roots: faults/test_bad_input.py
+- peers and tags: test_p2p_failures.py
+- storage, signs, conjugation, NumPy's flags: here
 """
 
 import subprocess
@@ -185,7 +183,7 @@ def test_what_a_lazy_clone_was_made_of_stays(site: Site, name: str) -> None:
 
 
 def swapped(rank: Rank, name: str) -> list[str]:
-    """What torch refuses where something holds on to a tensor."""
+    """Return torch's refusals to swap a tensor because something holds on to it."""
     tensors = VERB_CALLS[name].tensors(rank.world_size)
     VERB_CALLS[name].make_known(rank.comm, *tensors)
     return [

@@ -135,7 +135,7 @@ def test_lists_of_several_segments(site: Site) -> None:
 
 
 def asynchronous(rank: Rank) -> list[list[float]]:
-    """What is queued is the tensors, not the list; and only the first call is checked in Python."""
+    """A call queues the tensors, not the list; and only the first call is checked in Python."""
     tensors = [torch.ones(3), torch.ones(40_000), torch.ones(2, dtype=torch.int32)]
     rank.comm.all_reduce_coalesced(tensors)
     queued = list(tensors)
@@ -262,7 +262,7 @@ def test_a_list_is_no_tensor(pools: Pools) -> None:
 
 
 def chunks_in_place(rank: Rank) -> list[bool]:
-    """What a rank gives is its chunk of what it gets, and the other way round, for each tensor."""
+    """Each input is this rank's chunk of the output, and the other way round."""
     world, me = rank.world_size, rank.rank
     results = []
     for _ in range(2):

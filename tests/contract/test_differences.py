@@ -3,7 +3,7 @@
 
 Each field of a call in turn is another one on some ranks: one rank of a node, or a whole node.
 Then the sizes of parts are others.
-Every rank that waits in the call raises DesyncError and shows both sides; a rank that does not
+Every rank that waits in the call raises DesyncError and shows both sides. A rank that does not
 wait learns of it in its next call. From then on the group has this one verdict. The GPU made of the
 CPU is no such site: it has no kernels that could compare calls.
 """

@@ -144,7 +144,7 @@ def test_a_new_group_takes_torchs_timeout(pools: Pools) -> None:
 
 
 def outside(rank: Rank) -> list[Any]:
-    """What a rank can do with a group that it is not in: everything, and nothing happens."""
+    """A rank can do everything with a group that it is not in, and nothing happens."""
     import fastcoll
 
     comm, found = rank.comm, []

@@ -27,7 +27,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def last_plan() -> str:
-    """What the last call of the newest group here was carried out by."""
+    """Return the plan by which the last call of the newest group here was carried out."""
     from fastcoll.calls.recorder import read_process
 
     return str(read_process(os.getpid())[-1].operations[-1].plan)

@@ -145,7 +145,7 @@ DTYPES = ("uint8", "bfloat16", "float32", "int64", "complex64", "complex128")
 
 
 def transposed_sums(rank: Rank, dtype: str, world: int) -> list[str]:
-    """What sums of transposed views are wrong, by plain torch; all numbers differ."""
+    """Return the sums of transposed views that are wrong, by plain torch; all numbers differ."""
     problems = []
     for shape in SHAPES:
         numel = torch.Size(shape).numel()

@@ -39,7 +39,7 @@ class Step:
 
 
 def content(giver: int, getter: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a rank gives another one."""
+    """The elements that a rank gives another one."""
     numbers = (torch.arange(numel) * 3 + giver * 5 + getter * 7) % 16
     return (numbers % 2 if dtype is torch.bool else numbers).to(dtype)
 

@@ -37,7 +37,7 @@ def launched(rank: Rank, port: int) -> None:
 
 
 def total(rank: Rank) -> float:
-    """What a sum of all ranks + 1 gives in the default group."""
+    """Return the sum of `rank + 1` over all ranks, made in the default group."""
     import fastcoll
 
     tensor = torch.tensor([rank.rank + 1.0])

@@ -2,7 +2,7 @@
 """Tensors whose elements do not lie one after another: the result goes by position, not by memory.
 
 Decides the layouts: permuted, stepped, expanded, of no dimension; another one on each rank, and for
-input and output. What lies between the elements must stay as it was.
+input and output. The memory between the elements must stay as it was.
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ def peak(rank: Rank, verb: Callable[[], Any]) -> float:
 
 
 def peaks(rank: Rank, weights_only: bool) -> dict[str, float]:
-    """What each verb takes for large objects; ranks 0 and 1 send and receive."""
+    """The memory that each verb takes for large objects; ranks 0 and 1 send and receive."""
     comm, me, world = rank.comm, rank.rank, rank.world_size
     numbers = np.arange(LARGE_BYTES, dtype=np.uint8)
     mine: Any = torch.from_numpy(numbers) if weights_only else numbers.tobytes()

@@ -24,7 +24,7 @@ LARGE = 1 << 20  # more than a sender can put down without its receiver
 
 
 def message(src: int, dst: int, tag: int, numel: int, dtype: str = "float32") -> torch.Tensor:
-    """What one rank sends another: its elements tell."""
+    """A message from one rank to another: its elements tell which one it is."""
     numbers = torch.arange(numel) * 3 + src * 5 + dst * 7 + tag * 11
     return (numbers % 2 if dtype == "bool" else numbers % 16).to(getattr(torch, dtype))
 

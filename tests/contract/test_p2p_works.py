@@ -60,8 +60,11 @@ def test_a_receiver_may_do_something_else(site: Site) -> None:
 
 
 def unattended(rank: Rank, rounds: int) -> list[float]:
-    """Rank 0 receives what it does not wait for, in calls around the time for which its thread
-    stays: every message is moved on by that thread or by its successor."""
+    """Rank 0 receives messages that it does not wait for.
+
+    Its calls come around the time for which its thread stays. Every message is moved on by that
+    thread or by its successor.
+    """
     pauses, numel, last = random.Random(5), 40_000, []
     for number in range(rounds):
         if rank.rank == 0:

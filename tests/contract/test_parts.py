@@ -23,7 +23,7 @@ LARGE = 70_001  # elements of 4 bytes: several segments, and no whole number of 
 
 
 def given_to(giver: int, getter: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a rank gives to another one: its elements tell."""
+    """The part that a rank gives to another one: its elements tell which one it is."""
     return (torch.arange(numel) * 7 + giver * 3 + getter * 5).to(dtype)
 
 

@@ -30,7 +30,7 @@ FreshPool = Callable[..., Pool]
 
 
 def of(giver: int, getter: int, turn: int, numel: int = NUMEL) -> torch.Tensor:
-    """What one rank gives another in a turn."""
+    """The tensor that one rank gives another in a turn."""
     return torch.arange(numel, dtype=torch.float32) + (giver * 64 + getter) * 1000 + turn
 
 
@@ -141,7 +141,7 @@ def test_a_copy_that_breaks_off_is_everybodys_error(fresh_pool: FreshPool) -> No
 
 
 def in_secret_memory(rank: Rank) -> bool | str:
-    """What the kernel does not copy for others, as it is with pinned memory, is staged."""
+    """Memory that the kernel does not copy for others, as with pinned memory, is staged."""
     num_bytes = 64 * mmap.PAGESIZE
     fd = ctypes.CDLL(None, use_errno=True).syscall(447, 0)  # memfd_secret
     if fd < 0:

@@ -223,7 +223,7 @@ def test_one_larger_than_an_arena(pools: Pools) -> None:
 
 
 def too_large(rank: Rank) -> list[Any]:
-    """What no machine has, what no process can map, and what rank 1 alone may not."""
+    """Ask for more than machines have, processes can map, and rank 1 alone may have."""
     with rank.comm.new_group() as group:  # nobody has given memory back to it
         attempts = [attempt(group.empty, 1 << exponent) for exponent in (42, 61)]
         usual = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is told that makes a usual mistake: how to do it, beside what was wrong."""
+"""A program that makes a usual mistake is told how to do it right, beside what was wrong."""
 
 import re
 from typing import Any

@@ -2,10 +2,11 @@
 """Ranks that are late, stop or die at a named point of the protocol.
 
 A point is "before" or "after" the publication of one of the words of
-tests/protocol/native/words.h ("before arrive", "after done"), or the middle of a "copy" to or from
-shared memory, of a "reduction", or of a "foreign copy" out of another process. They exist in an
-extension that is compiled for tests (tests/protocol/native/fault_points.h); decides how it is
-built, and how ranks come to use it instead of the one that ships.
+tests/protocol/native/words.h ("before arrive", "after done"). Other points are the middle of a
+"copy" to or from shared memory, of a "reduction", or of a "foreign copy" out of another process.
+
+Points exist in an extension that is compiled for tests (tests/protocol/native/fault_points.h).
+Decides how it is built, and how ranks come to use it instead of the one that ships.
 """
 
 import ctypes

@@ -4,7 +4,7 @@
     python tests/faults/fuzz.py --seconds 600
 
 Messages are valid ones with bits turned, ends cut off and pieces repeated, or noise; with up to
-four descriptors. Whatever comes is refused by a FastcollError or ignored: no other exception, no
+four descriptors. Every message is refused by a FastcollError or ignored: no other exception, no
 wait without an end, no descriptor that stays open. The seed of a failing round is printed.
 """
 
@@ -78,7 +78,7 @@ def fuzz_greeting(chance: random.Random) -> None:
         ours.setblocking(False)
         send(chance, theirs, message)
         peer = listener._greeted(ours, hellos)
-        # Who knows the token is let in as the rank that it says it is.
+        # A peer that knows the token is let in as the rank that it says it is.
         assert peer == -1 or (message[4:] == greeting[4:] and 0 <= peer < 3)
     finally:
         ours.close()
@@ -87,7 +87,7 @@ def fuzz_greeting(chance: random.Random) -> None:
 
 
 def fuzz_farewell(chance: random.Random) -> None:
-    """What a peer that is gone has left in its socket."""
+    """Read the bytes that a peer that is gone has left in its socket."""
     ours, theirs = pair()
     ours.setblocking(False)
     with ours, theirs:
@@ -174,7 +174,7 @@ def fuzz_shrink(chance: random.Random) -> None:
 
 
 def fuzz_introduction(chance: random.Random) -> None:
-    """What ranks say of themselves, damaged: another type, something missing, something more."""
+    """Ranks describe themselves, damaged: another type, something missing, something more."""
     rows: list[Any] = [
         describe_rank("a", secrets.token_hex(16), Terms("fast", "gloo")).to_dict() for _ in range(3)
     ]

@@ -6,8 +6,8 @@
 
 Every episode has a seed, which is printed: `--seed N --episodes 1` plays it again, the same calls
 and faults; how the ranks interleave is the machine's choice. Decides what is called, what goes
-wrong, and what an episode must show: whoever is left gets a named error, shrinks the group, and
-computes the right bits in it; nothing stays behind.
+wrong, and what an episode must show. Every rank that is left gets a named error, shrinks the group,
+and computes the right bits in it; nothing stays behind.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ERRORS = {
     "stop": {"CollectiveTimeout", "PeerLostError"},
     "pause": set[str](),
     "abort": {"AbortedError"},
-    # What comes first depends on what the call is, and on who finds out.
+    # Which error comes first depends on the call, and on the rank that finds out.
     "skip": {"DesyncError", "CollectiveTimeout", "AbortedError", "PeerLostError"},
     "swap": {"DesyncError", "CollectiveTimeout", "AbortedError", "PeerLostError"},
     "other size": {"DesyncError", "CollectiveTimeout", "AbortedError", "PeerLostError"},
@@ -50,7 +50,7 @@ ERRORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What one rank of the world does or suffers, at call `number` of the group it is in then."""
+    """An act or accident of one rank of the world, at call `number` of the group it is in then."""
 
     kind: str
     rank: int
@@ -59,7 +59,7 @@ class Fault:
 
 @dataclasses.dataclass
 class Life:
-    """What a rank tells of an episode: when it began which error, and what it held at the end."""
+    """A rank's report of an episode: which errors it met and when, and what it held at the end."""
 
     num_checked: int = 0
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -213,7 +213,7 @@ def live(rank: Rank, seed: int, faults: list[Fault], num_calls: int) -> Life:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What an episode showed."""
+    """The findings of an episode."""
 
     num_faults: int
     num_checked: int
@@ -301,7 +301,7 @@ def judge(faults: list[Fault], outcomes: list[Outcome]) -> list[str]:
                 problems.append(f"{who}: {name} {ranks}")
             if name == "PeerLostError" and allowed == {"PeerLostError"} and set(ranks) != guilty:
                 problems.append(f"{who}: {name} blames {ranks}")
-    # Who was stopped behind its part of the last call has heard of nothing when it goes on.
+    # A rank that was stopped behind its part of the last call has heard of nothing when it goes on.
     ends = {
         tuple(one.value.members)
         for one in outcomes

@@ -30,7 +30,7 @@ VICTIM = 2
 NUM_CALLS = 15
 # Rounds before the first that counts: caches, thread pools and malloc's arenas fill.
 WARM_UP = 5
-# How far the median may rise. An allocator keeps some of what it gave, and maps it; a worker thread
+# How far the median may rise. An allocator keeps some of what it gave, and maps it. A worker thread
 # ends a while after its last call, or serves the next round.
 BOUNDS = {"rss_mib": 16.0, "descriptors": 0.0, "threads": 4.0, "mappings": 40.0}
 Sample = dict[str, float]
@@ -39,7 +39,7 @@ _leaked: list[object] = []
 
 @dataclasses.dataclass
 class Round:
-    """What a lasting rank tells of a round."""
+    """The report of a lasting rank on a round."""
 
     problems: list[str]
     sample: Sample

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that make no sense: an error of the right kind, nothing sent, the next call works.
 
-Each mistake is made before and after good calls of the same shape, because a call that the library
-knows takes a shorter way through it, and on one rank alone, because the others must not notice.
+Each mistake is made before and after good calls of the same shape: a call that the library knows
+takes a shorter way through it. One rank alone makes it, because the others must not notice.
 """
 
 from typing import Any
@@ -96,7 +96,7 @@ def test_every_mistake(pools: Pools, world: int, only: int | None) -> None:
 
 
 def look_at_buffers(rank: Rank) -> list[list[float]]:
-    """What mistakes about outputs left in the tensors they were given."""
+    """Return what mistakes about outputs left in the tensors they were given."""
     world = rank.world_size
     tensors = [filled(6), filled(5), filled(7), filled(6 * world)]
     for tensor in tensors:

@@ -28,7 +28,7 @@ BARE = Setup(init=False)
 
 
 def belongings() -> dict[str, Any]:
-    """What this process holds, by kind."""
+    """The things that this process holds, by kind."""
     descriptors, mappings = list_held()
     return {
         "descriptors": descriptors,
@@ -71,7 +71,7 @@ def use(comm: Any) -> None:
 
 
 def cycles(rank: Rank, count: int) -> list[dict[str, Any]]:
-    """What this rank holds before the first group and after each."""
+    """The things that this rank holds after each group."""
     import fastcoll
 
     found = []
@@ -116,7 +116,7 @@ def resident_kib() -> int:
 def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
     """Descriptors, mappings and memory after every tenth of them; they do a bit of everything."""
     held = []
-    # Who closes a descriptor twice closes somebody else's: these must stay open.
+    # Code that closes a descriptor twice closes somebody else's: these must stay open.
     pipes = [os.pipe() for _ in range(5)]
     for number in range(count):
         if number % 4 == 0:

@@ -78,7 +78,7 @@ def plant(kind: str, path: Path, elsewhere: Path) -> None:
 
 
 def content(path: Path) -> object:
-    """What a planted thing is, without opening a FIFO."""
+    """Tell what a planted thing is, without opening a FIFO."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return path.readlink(), path.read_text()

@@ -203,7 +203,7 @@ def test_a_delay_finds_a_planted_bug(library: None, reached: dict[str, Reached])
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """What a rank tells of a hit: the error it met, what was wrong, and who went on."""
+    """A rank's report of a hit: the error it met, what was wrong, and who went on."""
 
     error: Attempt
     problem: str = ""

@@ -110,7 +110,7 @@ def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools, numel: int) -> 
 
 
 def close_all() -> str:
-    """What a child does that ends like a program: destroys what it thinks is its own."""
+    """Do as a child that ends like a program: destroy what it thinks is its own."""
     import fastcoll
 
     fastcoll.destroy()
@@ -204,7 +204,7 @@ for name in os.listdir("/proc/self/fd"):
 
 
 def inherited() -> list[str]:
-    """What a program that is started with every inheritable descriptor finds open, by kind."""
+    """List, by kind, what a program finds open if it gets every inheritable descriptor."""
     command = [sys.executable, "-c", LIST]
     done = subprocess.run(command, close_fds=False, capture_output=True, text=True, check=True)
     return sorted(done.stdout.split())

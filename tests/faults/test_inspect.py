@@ -36,7 +36,7 @@ def get_stuck(rank: Rank) -> Attempt:
 
 
 def look(*arguments: str) -> dict[int, dict[str, Any]]:
-    """What inspect says as JSON, by rank of group "world"."""
+    """Return what inspect says as JSON, by rank of group "world"."""
     result = runner.invoke(app, ["inspect", "--json", "-", *arguments])
     assert result.exit_code == 0, result.output
     ranks = json.loads(result.stdout)["ranks"]
@@ -118,7 +118,7 @@ AS_SHOWN = r"\x1b]0;owned\x07\x1b[2J\x1b[31m[red]w\u202e\x9b\x0d\nrow"
 
 
 def rename_group(rank: Rank) -> None:
-    """What a process may write into its own memory: a group's name with a terminal's escapes."""
+    """Do as any process may in its own memory: write a group's name with a terminal's escapes."""
     from fastcoll.calls.recorder import _region_links
 
     [link] = _region_links(os.getpid())

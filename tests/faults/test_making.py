@@ -76,7 +76,7 @@ NOT_IN_INIT = "connections", "region", "lanes", "first byte"
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step not in NOT_IN_INIT])
 def test_death_in_init(fresh_pool: Callable[..., Pool], step: str) -> None:
-    """Who dies before it is known is missing at the limit."""
+    """A rank that dies before it is known is missing at the limit."""
     check(fresh_pool(3, Setup(init=False)), 1, step, "dies", LOST + LATE)
 
 

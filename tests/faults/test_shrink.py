@@ -65,7 +65,7 @@ def break_and_shrink(rank: Rank, rounds: int) -> list[Any]:
 
 
 def test_nobody_has_to_die(fresh_pool: Callable[..., Pool]) -> None:
-    """What a group held is given back each time; all members stay, in their order."""
+    """Everything that a group held is given back each time; all members stay, in their order."""
     for found, name in fresh_pool(3).run(break_and_shrink, 9):
         assert name == "world/1:9"
         assert found[1:] == found[:1] * 8

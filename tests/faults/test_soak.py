@@ -34,7 +34,7 @@ def test_everything_at_random() -> None:
 
 
 def test_a_wrong_result_is_a_problem() -> None:
-    """What the ranks tell is judged: a wrong word, somebody blamed for nothing, two groups."""
+    """The ranks' reports are judged: a wrong word, somebody blamed for nothing, two groups."""
     lives = [soak.Life(members=[0, 1]), soak.Life(members=[0, 1])]
     outcomes = [soak.Outcome(rank, life) for rank, life in enumerate(lives)]
     faults = [soak.Fault("pause", 0, 3)]

@@ -21,7 +21,8 @@ LIMIT_S = 1.0
 
 def assert_in_time(one: Attempt, limit_s: float) -> None:
     assert one.kind == "CollectiveTimeout", one
-    # Who enters late hears the verdict of one that waited longer: the wait is what the text says.
+    # A rank that enters late hears the verdict of one that waited longer. So the wait is the one
+    # that the text names.
     waited = re.search(r" waited ([\d.]+) (s|ms) ", one.text)
     assert waited, one.text
     assert 0.9 * limit_s <= float(waited[1]) * {"s": 1, "ms": 1e-3}[waited[2]]

@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 25
 NOT_YET = tuple(
-    f"tests/{name}/"
-    for name in ("contract", "faults", "gpu", "gpu_host", "nodes", "torch", "triton", "unit")
+    f"tests/{name}/" for name in ("gpu", "gpu_host", "nodes", "torch", "triton", "unit")
 )
 SUFFIXES = {
     ".py": "#",
