@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests of groups on GPUs; where there is none, the folder above deselects them.
 
-Ranks are threads of this process (`threads`), which run together even on one GPU, or processes
-(`pools` of the folder above), which take turns on it.
+Ranks are threads of this process (`threads`), which run together even on one GPU. Or they are
+processes (`pools` of the folder above), which take turns on it.
 """
 
 from collections.abc import Callable, Iterator

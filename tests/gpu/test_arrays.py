@@ -21,7 +21,7 @@ NUMEL = 30_000
 def own_stream(me: GpuRank) -> Iterator[Any]:
     """CuPy's current stream, which waits for no other one by itself.
 
-    What calls and checks in it need of the device (memory, CuPy's kernels) is there already.
+    All that calls and checks in it need of the device (memory, CuPy's kernels) is there already.
     """
     with cupy.cuda.Device(me.device.index), cupy.cuda.Stream(non_blocking=True) as stream:
         with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, me.device)):

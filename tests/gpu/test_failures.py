@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong on a GPU becomes one clear error on every rank, within the limit."""
+"""Every fault on a GPU becomes one clear error on every rank, within the limit."""
 
 import time
 from collections.abc import Callable

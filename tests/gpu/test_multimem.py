@@ -28,8 +28,10 @@ BY_SWITCH = {"algorithm": "multimem", "numerics": "fast"}
 class Call:
     """One call. `kind`: where its tensors lie.
 
-    symmetric: at one place on all ranks; apart: there, but rank 1's is another tensor than the
-    others'; shifted: an element from an aligned address; mixed: private on odd ranks.
+    - symmetric: at one place on all ranks
+    - apart: there, but rank 1's is another tensor than the others'
+    - shifted: an element from an aligned address
+    - mixed: private on odd ranks
     """
 
     verb: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls through NCCL itself: in place of kernels that reach no peer, and beside them.
 
-With one GPU there is one rank, for which NCCL still carries everything; several ranks on one GPU
-are NCCL's since 2.30, and only if NCCL_MULTI_RANK_GPU_ENABLE says so.
+With one GPU there is one rank, for which NCCL still carries everything. NCCL takes several ranks on
+one GPU since 2.30, and only if NCCL_MULTI_RANK_GPU_ENABLE says so.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ def numbers(source: int, target: int, numel: int, device: torch.device) -> torch
 
 
 def exchange(rank: harness.Rank) -> None:
-    """What is sent is written by a stream that is late; what is overwritten is read by one."""
+    """A late stream writes the tensors that are sent, and reads those that are overwritten."""
     me, world, comm = as_gpu_rank(rank), rank.world_size, rank.comm
     others = [peer for peer in range(world) if peer != me.rank]
     for numel in (0, 1, 1000, NUMEL):

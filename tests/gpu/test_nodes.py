@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors over several nodes, which FASTCOLL_NODE_ID makes of one machine: NCCL in between.
 
-A lane has a rank of each node, and NCCL wants a GPU for each of its ranks: two GPUs, or an NCCL
-that lets ranks share one (2.30, NCCL_MULTI_RANK_GPU_ENABLE=1).
+A lane has a rank of each node, and NCCL wants a GPU for each of its ranks. So the tests need two
+GPUs, or an NCCL that lets ranks share one (2.30, NCCL_MULTI_RANK_GPU_ENABLE=1).
 """
 
 from collections.abc import Callable

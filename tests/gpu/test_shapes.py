@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measurements start: collectives in other shapes, signals and packs between two ranks."""
+"""Calls of measurements: collectives in other shapes, signals and packs between two ranks."""
 
 from collections.abc import Callable
 

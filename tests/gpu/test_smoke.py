@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What works at all, in a minute: small calls by every algorithm, whose waits end after seconds.
+"""Small calls by every algorithm show in a minute what works at all; waits end after seconds.
 
 Sums are compared with those in float64, so that nothing of the library's own stands on both sides.
 `bench/gpu/check.sh smoke` runs this first.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several tests for GPUs call: exact calls, parts of any size, and numbers to add.
+"""Calls that several tests for GPUs share: exact calls, parts of any size, and numbers to add.
 
 The promises and the oracle are those of tests/contract.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several files of this folder share."""
+"""The fixtures that several files of this folder share."""
 
 import importlib
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for CUDA's events and captured graphs where there is no GPU."""
+"""Stand-ins for CUDA's events and captured graphs where there is no GPU."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def use_fake_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def capture(graph: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
-    """What torch.cuda.graph does."""
+    """Do as torch.cuda.graph does."""
     assert capture_error_mode == "thread_local"
     Graph.capturing = graph
     yield

@@ -23,7 +23,7 @@ THEIRS = 0x70  # the stream that the made-up library works in
 
 
 class Numba:
-    """What says where it lies, and in which stream its library works now."""
+    """An array that says where it lies, and in which stream its library works now."""
 
     def __init__(self, tensor: Any, stream: int | None = THEIRS, read_only: bool = False) -> None:
         self.tensor = tensor
@@ -37,7 +37,7 @@ class Numba:
 
 
 class CuPy(Numba):
-    """What knows DLPack, too."""
+    """An array that knows DLPack, too."""
 
     def __dlpack__(self, *, stream: int | None = None) -> Any:
         assert stream == -1, "the order is not DLPack's business"

@@ -92,7 +92,7 @@ def test_the_report_is_a_page_whatever_happened(
 
 
 def beside(*times_us: float | None, reason: str | None = None) -> Any:
-    """What `fastcoll bench` writes: fastcoll's times at sizes, and a library that is not there."""
+    """A record of `fastcoll bench`: fastcoll's times at sizes, and a library that is not there."""
     cells = [
         {"library": "fastcoll", "reason": None, "time_us": time_us}
         if time_us is not None

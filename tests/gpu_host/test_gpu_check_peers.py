@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/gpu/check.sh measures beside other libraries, on which machines: on made-up ones."""
+"""bench/gpu/check.sh chooses what it measures beside other libraries, on made-up machines."""
 
 import os
 import shutil

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_reduce by copy engines: streams, copies and meetings on a driver that is made up.
 
-All ranks' streams are queues in this process, and a seed says which of them goes on: whatever one
-has to wait for and does not shows as a wrong sum sooner or later. That the meetings are bounded
-waits is the kernel's matter (tests/protocol/sim); what real copy engines do is for tests/gpu.
+All ranks' streams are queues in this process, and a seed says which of them goes on. A stream that
+leaves out a wait shows as a wrong sum sooner or later. That the meetings are bounded waits is the
+kernel's matter (tests/protocol/sim); what real copy engines do is for tests/gpu.
 """
 
 import contextlib
@@ -63,8 +63,8 @@ class Driver:
     """The GPUs of all ranks.
 
     Attributes:
-        broken: What is left out: "main waits", "copy waits", or "meeting K" of each call.
-        log: What was started: "copy", "add", or "meet" with the output, by rank.
+        broken: The step that is left out: "main waits", "copy waits", or "meeting K" of each call.
+        log: Everything that was started: "copy", "add", or "meet" with the output, by rank.
     """
 
     def __init__(self, world_size: int, broken: str = "") -> None:
@@ -95,7 +95,7 @@ class Driver:
 
 
 class Core:
-    """What starts kernels and copies of one rank."""
+    """The core that starts kernels and copies of one rank."""
 
     def __init__(self, driver: Driver, rank: int) -> None:
         self.driver, self.rank, self.meetings = driver, rank, 0
@@ -155,7 +155,8 @@ class Machine:
         """Let every rank start an all_reduce in a stream of its own, which is another each time.
 
         Returns:
-            What each rank's program then finds in its output, behind the call in the same stream.
+            The values that each rank's program then finds in its output. It looks behind the call in
+            the same stream.
         """
         found = [torch.zeros_like(one) for one in outputs]
         kind = next(d for d, t in TORCH_DTYPES.items() if t is inputs[0].dtype)

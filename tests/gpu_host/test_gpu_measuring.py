@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/gpu measures, without a GPU: the scripts as they are, but for device and clocks."""
+"""bench/gpu measures without a GPU: the scripts are as they are, but for device and clocks."""
 
 import importlib
 import json

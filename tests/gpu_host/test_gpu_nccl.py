@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that NCCL carries, with Gloo for NCCL and the CPU for the kernels (support/fake_gpu.py).
 
-What NCCL itself does, and that its streams are waited for, is for tests/gpu/test_nccl.py.
+NCCL's own work, and that its streams are waited for, is for tests/gpu/test_nccl.py.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) 
 
 
 def asked(rank: Rank) -> list[str]:
-    """What is asked of NCCL."""
+    """List what is asked of NCCL."""
     with group_on_fake_gpu(rank, **NCCL_CARRIES) as (comm, core):
         comm.reduce(torch.ones(7, dtype=torch.int32), 1)
         comm.all_reduce(torch.ones(7))

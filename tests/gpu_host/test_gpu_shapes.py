@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measurements start on GPUs, and when graphs are ready; the CPU stands for the kernels."""
+"""Calls of measurements on GPUs, and when graphs are ready; the CPU stands for the kernels."""
 
 import contextlib
 import threading
@@ -24,7 +24,7 @@ SMALL = 4096  # of float32: what LL packs may carry at most
 
 
 def launches(rank: Rank) -> tuple[Any, ...]:
-    """What a floor and an all_reduce in a shape of its own come to; of two ranks."""
+    """Return what a floor and an all_reduce in a shape of its own come to; of two ranks."""
     from unittest import mock
 
     import shapes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks write down of their calls on GPUs: two of them, in one process."""
+"""The notes of ranks about their calls on GPUs: two ranks, in one process."""
 
 import os
 
