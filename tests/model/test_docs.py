@@ -92,14 +92,14 @@ def test_a_page_shows_what_its_programs_and_commands_print(page: Path) -> None:
     assert wrong_commands(text) == []
 
 
-def run_on_two_ranks(bare_pools: Any, path: Path) -> None:
+def run_on_ranks(bare_pools: Any, world_size: int, path: Path) -> None:
     """Run a program; up to three times where torch fails to make its group.
 
     Of 40 groups of Gloo that two ranks made one after the other, 4 did not come up.
     """
     for chance in (1, 2, 3):
         try:
-            bare_pools(2).run(run_launched, path, next(NUMBERS), deadline_s=20)
+            bare_pools(world_size).run(run_launched, path, next(NUMBERS), deadline_s=20)
         except RankFailure as error:
             if chance == 3 or "in _new_process_group_helper" not in str(error):
                 raise
@@ -110,15 +110,15 @@ def run_on_two_ranks(bare_pools: Any, path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_whole_program_of_a_page_runs(program: str, bare_pools: Any, tmp_path: Path) -> None:
-    head = r"# (\w+\.py): run it with  (torchrun --nproc-per-node=2|python) \1\n"
+    head = r"# (\w+\.py): run it with  (?:torchrun --nproc-per-node=(\d)|python) \1\n"
     told = re.match(head, program)
     assert told, "the first line names the program and its command"
     path = tmp_path / told[1]
     path.write_text(program)
     if "import jax" in program and not os.environ.get("CI"):
         pytest.importorskip("jax")
-    if told[2] != "python":
-        run_on_two_ranks(bare_pools, path)
+    if told[2]:
+        run_on_ranks(bare_pools, int(told[2]), path)
         return
     command = [sys.executable, path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
