@@ -155,8 +155,8 @@ class Machine:
         """Let every rank start an all_reduce in a stream of its own, which is another each time.
 
         Returns:
-            The values that each rank's program then finds in its output. It looks behind the call in
-            the same stream.
+            The values that each rank's program then finds in its output. It looks behind the call
+            in the same stream.
         """
         found = [torch.zeros_like(one) for one in outputs]
         kind = next(d for d, t in TORCH_DTYPES.items() if t is inputs[0].dtype)
