@@ -7,6 +7,7 @@ modules for several nodes are imported by groups that need them: they take 30 ms
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from fastcoll import env
 from fastcoll.bootstrap.deadline import Deadline
@@ -53,18 +54,7 @@ def connect(
     deadline = Deadline(settings.making_s)
     terms = settings.terms(identity(settings.carrier))
 
-    def on_failure(seat: Seat, error: BaseException) -> BaseException:
-        if exchange.store is None:  # which a group over several nodes has to have
-            return error
-        from fastcoll.nodes.making import decide_node_verdict
-        from fastcoll.nodes.verdict.board import Board
-
-        try:
-            board = Board(exchange.store, seat.nonce)
-        except CollectiveTimeout:  # the store does not answer: no peer can be told
-            return error
-        return decide_node_verdict(board, seat, error)
-
+    on_failure = partial(_tell_nodes, exchange)
     peers = join(exchange, terms, deadline, members, found.digest, on_failure=on_failure)
     if peers is None:
         return None
@@ -86,6 +76,20 @@ def connect(
     except BaseException:
         node_group.close()
         raise
+
+
+def _tell_nodes(exchange: Exchange, seat: Seat, error: BaseException) -> BaseException:
+    """Tell the other nodes why the group is not made; return the error that all ranks raise."""
+    if exchange.store is None:  # which a group over several nodes has to have
+        return error
+    from fastcoll.nodes.making import decide_node_verdict
+    from fastcoll.nodes.verdict.board import Board
+
+    try:
+        board = Board(exchange.store, seat.nonce)
+    except CollectiveTimeout:  # the store does not answer: no peer can be told
+        return error
+    return decide_node_verdict(board, seat, error)
 
 
 def _obey_environment(exchange: Exchange) -> None:
