@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 25
-NOT_YET = ("tests/nodes/", "tests/torch/", "tests/triton/", "tests/unit/")
+NOT_YET = ("tests/nodes/", "tests/torch/")
 SUFFIXES = {
     ".py": "#",
     ".pyi": "#",

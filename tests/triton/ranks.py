@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank does in the tests of the Triton kernels: calls over memory that all ranks map.
+"""The work of a rank in the tests of the Triton kernels: calls over memory that all ranks map.
 
 Decides how the memory of a world lies in one file and how calls are made, by the interpreter. Must
 not know what the results should be. Kernels are imported in the ranks only, where TRITON_INTERPRET
@@ -34,7 +34,7 @@ class World:
         package: Which package's kernels run.
         limits_s: Limit of a wait, by rank; a single one is everybody's.
         absent: Ranks that make no call.
-        words_before: What all words that grow hold before the first call.
+        words_before: The value that all words that grow hold before the first call.
     """
 
     folder: str
@@ -69,7 +69,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of the calls on one rank: outputs as bits, and the verdict."""
+    """The outcome of the calls on one rank: outputs as bits, and the verdict."""
 
     outputs: list[np.ndarray]
     verdict: tuple[int, ...] | None

@@ -2,8 +2,8 @@
 """The Triton algorithms give the oracle's bits, over many calls on one workspace.
 
 Decides what is called in which sequence. Runs by the interpreter, which executes the same source
-one program after the other: it sees wrong values, lost signals and hangs, but no error of memory
-order and no race between the threads of a block.
+one program after the other. The interpreter sees wrong values, lost signals and hangs, but no error
+of memory order and no race between the threads of a block.
 """
 
 import itertools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launchers launch compiles for every architecture, and the PTX has what it relies on.
+"""All that the launchers launch compiles for every architecture; its PTX has what it relies on.
 
 Decides what is looked for in the text: what the interpreter can't see. Each check has a planted bug
 that it must find. Needs no GPU: a launch ends where the kernel would be loaded.
@@ -96,7 +96,7 @@ def ptx_of(stages_of: Callable[..., Mapping[str, str]]) -> Callable[..., str]:
 
 
 def faults(ptx: str, collective: bool = True) -> set[str]:
-    """What the kernels must not have, or lack."""
+    """Find what the kernels must not have, or lack."""
     found = set()
     reads = re.findall(r"\bld\.global\.[\w.]*(?:acquire|relaxed)[\w.]*", ptx)
     writes = re.findall(r"\b(?:atom|red)\.global\.[\w.]+", ptx)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every wait ends, and memory is reused only when everybody is through with it.
 
-Decides which bugs are planted to show that these tests see them. What the interpreter can see are
-wrong values and hangs; memory order is looked after in test_compile.py.
+Decides which bugs are planted to show that these tests see them. The interpreter can see wrong
+values and hangs; memory order is looked after in test_compile.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from tests.triton.test_collectives import WAYS, problems
 
 pytestmark = pytest.mark.proof("kernels")
 
-# Delays that make a rare order of events the usual one: rank 0 dawdles until a peer is ahead of it,
-# or, where the peer may not run ahead, for a while.
+# Delays that make a rare order of events the usual one. Rank 0 dawdles until a peer is ahead of it;
+# where the peer may not run ahead, it dawdles for a while.
 _DAWDLE = """
     late = 0
     while (group.rank == 0) & (late < 200) & (load_acquire(own + {word}) - {reached} < 0):

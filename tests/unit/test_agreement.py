@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks go on: deaths and stops at every step, ranks that come back, and all of them at once.
 
-The agreement is pure, so a world of it runs in one thread: every rank is a generator that does what
-`bootstrap.shrink` does, one access of shared things at a time, and a seeded scheduler picks who
-comes next, dies or is stopped. Planted bugs must be found.
+The agreement is pure, so a world of it runs in one thread. Every rank is a generator that does what
+`bootstrap.shrink` does, one access of shared things at a time. A seeded scheduler picks the rank
+that comes next, dies or is stopped. Planted bugs must be found.
 """
 
 import random
@@ -125,7 +125,7 @@ class World:
 def check(world: World) -> None:
     """One answer for all, also for those who have died since, and nobody is left out for nothing.
 
-    Who goes on has everybody's part.
+    A rank that goes on has everybody's part.
     """
     world.run()
     answers = set(world.answers.values())
@@ -170,7 +170,7 @@ def test_nobody_pays_when_all_are_stopped_at_once() -> None:
 
 
 class GoesOnAlone(World):
-    """Who finds by the clock that the others are late goes on with that."""
+    """A rank that finds by the clock that the others are late goes on with that."""
 
     def decide(self, me: int, proposal: int) -> int:
         return super().decide(me, proposal) and (proposal or self.survivors)
@@ -202,7 +202,7 @@ class HoldsEarly(World):
 
 
 class Impatient(Agreement):
-    """Who has not joined yet is out."""
+    """A rank that has not joined yet is out."""
 
     def proposal(self, held: list[int], gone: Collection[int], now_s: float) -> int:
         self._join_until_s = 0
@@ -210,7 +210,7 @@ class Impatient(Agreement):
 
 
 class Hasty(Agreement):
-    """Who has not taken all parts yet is out."""
+    """A rank that has not taken all parts yet is out."""
 
     def proposal(self, held: list[int], gone: Collection[int], now_s: float) -> int:
         super().proposal(held, gone, now_s)
