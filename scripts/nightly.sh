@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs what takes too long for every change:
 # all tests, with the proofs of unchanged files; the mutations of the protocol, the soak under kills
-# and stops, the fuzzers; the quick suite on the oldest torch.
+# and stops, the fuzzers; the quick suite on each torch and each Python that fastcoll is for. A Python
+# that this machine lacks is named, and fails nothing.
 #   scripts/nightly.sh               about two hours: a seventh of the mutations, another each night
 #   scripts/nightly.sh --shard 0/1   all of them
 # Arguments go to tests/protocol/native/mutate.py. All parts run, whatever the ones before found.
@@ -12,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 [ $# -gt 0 ] || set -- --shard "$(($(date +%s) / 86400 % 7))/7"
 failed=()
+absent=()
 part() { # name command...
   printf '\n== %s (%d s) ==\n' "$1" "$SECONDS"
   "${@:2}" || failed+=("$1")
@@ -25,9 +27,21 @@ part "growth" python -m tests.faults.soak_flat --seconds 600
 part "kills" python -m tests.faults.soak --kills 200
 part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/protocol/native/fuzz_bytes.py --seconds 300
-part "the oldest torch" env FASTCOLL_TORCH=2.11.0 \
-  FASTCOLL_VENV="${FASTCOLL_VENV:-$PWD/.venv}-torch-2.11" scripts/test.sh
+# constraints.txt has the torch of CI, so these are the others.
+for torch in 2.11.0 2.12.0 2.14.0 2.15.0; do
+  part "torch $torch" env "FASTCOLL_TORCH=$torch" \
+    "FASTCOLL_VENV=${FASTCOLL_VENV:-$PWD/.venv}-torch-$torch" scripts/test.sh
+done
+for python in python3.11 python3.12 python3.13 python3.14; do
+  if "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    part "$python" env "PYTHON=$python" \
+      "FASTCOLL_VENV=${FASTCOLL_VENV:-$PWD/.venv}-$python" scripts/test.sh
+  else
+    absent+=("$python")
+  fi
+done
 
+[ ${#absent[@]} -eq 0 ] || printf 'NOT RUN, not installed: %s\n' "${absent[@]}" >&2
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}" >&2
   exit 1

@@ -5,11 +5,12 @@ Each check has a control: a text or a list with a planted fault, in which it mus
 """
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.tree import source_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -95,9 +96,9 @@ def by_hand(text: str) -> list[str]:
 def places_of(kind: str, example: str, roots: Sequence[str] = _SOURCES) -> list[str]:
     """Return the sources that name the example of a kind."""
     pattern = re.compile(NAMED[kind].format(example))
-    command = ["git", "ls-files", "--", *roots]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [path for path in listed.stdout.split() if pattern.search((ROOT / path).read_text())]
+    inside = tuple(f"{root}/" for root in roots)
+    paths = [path for path in source_files() if path.startswith(inside)]
+    return [path for path in paths if pattern.search((ROOT / path).read_text())]
 
 
 def places_without(example: str, paths: Sequence[str]) -> list[str]:

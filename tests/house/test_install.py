@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.tree import source_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,22 +50,22 @@ def warnings_of_build(output: str) -> list[str]:
     return [line for line in lines if not any(text in line for text in theirs)]
 
 
+def left_out(archive: Path) -> list[str]:
+    """Return the files of the checkout that a source archive lacks, but for git's and pictures."""
+    with tarfile.open(archive) as file:
+        packed = {name.partition("/")[2] for name in file.getnames()}
+    others = re.compile(r"\.git|bench/results/.*\.png$")
+    return [name for name in source_files() if name not in packed and not others.match(name)]
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Make a copy of the tree in a folder with a space in its name."""
     copy = tmp_path / "a checkout"
     copy.mkdir()
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((ROOT / name).read_bytes())
+    for name in source_files():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
     return copy
 
 
@@ -72,12 +75,16 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
     sdist = "import setuptools.build_meta as b; b.build_sdist('dist')"
     output = run(sys.executable, "-c", sdist, cwd=checkout)
     [archive] = (checkout / "dist").glob("fastcoll-*.tar.gz")
+    assert left_out(archive) == []
     command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
     output += run(*command, "-w", tmp_path / "wheels", archive, cwd=tmp_path)
     assert warnings_of_build(output) == []
 
     [wheel] = (tmp_path / "wheels").glob("fastcoll-*.whl")
-    packed = set(zipfile.ZipFile(wheel).namelist())
+    entries = zipfile.ZipFile(wheel).infolist()
+    packed = {one.filename for one in entries}
+    size_bytes = sum(one.compress_size for one in entries if "/_cuda." not in one.filename)
+    assert size_bytes <= 2_000_000, "a wheel of the CPU side is small"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     extensions = {f"fastcoll/_C{suffix}"}
     if shutil.which("nvcc"):

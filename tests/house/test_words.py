@@ -7,11 +7,12 @@ and C++ by its comment lines. Prose of Markdown, and the folders in NOT_YET, are
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.tree import source_files
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 25
@@ -70,14 +71,10 @@ def complaints(text: str, suffix: str) -> list[str]:
 
 
 def sources() -> list[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [
         path
-        for path in listed.stdout.split("\n")
-        if Path(path).suffix in SUFFIXES
-        and not path.startswith(NOT_YET)
-        and (ROOT / path).is_file()
+        for path in source_files()
+        if Path(path).suffix in SUFFIXES and not path.startswith(NOT_YET)
     ]
 
 
