@@ -270,7 +270,7 @@ def find(usable_cpus: Iterable[int], sysfs: Path = SYSFS, nvml: Any = None) -> L
         try:
             nvml = import_module("pynvml")
         except ImportError:
-            problems.append("GPUs: pynvml is not installed")
+            problems.append("GPUs: pynvml is not installed (pip install nvidia-ml-py)")
     return Local(
         cores=tuple(_guarded("cores", lambda: _cores(sysfs, usable_cpus), [], problems)),
         node_distances=_guarded("NUMA nodes", lambda: _distances(sysfs), {}, problems),
