@@ -32,7 +32,7 @@ inline constexpr uint64_t kFewSlots = 4;
 // Signals that one rank may raise in one segment of a schedule.
 inline constexpr uint32_t kMostSignals = uint32_t{1} << 20;
 
-inline constexpr uint64_t kLayoutMagic = 0x66636f6c6c000001ULL;  // "fcoll", layout version 1
+inline constexpr uint64_t kLayoutMagic = 0x66636f6c6c000002ULL;  // "fcoll", layout version 2
 
 // The one line per call and peer that changes owner on the fast path. `slot` is stored last.
 struct alignas(kLineBytes) ArriveLine {
@@ -120,6 +120,15 @@ struct alignas(kLineBytes) Identity {
 };
 static_assert(sizeof(Identity) == 2 * kLineBytes);
 
+// The owner's calls of one verb so far, for readers outside the group.
+struct VerbCount {
+  uint64_t calls;
+  uint64_t num_bytes;  // of their messages
+  uint64_t waited_us;  // in waits that outlast the spinning
+  uint64_t reserved;
+};
+inline constexpr int kCountedVerbs = 16;
+
 struct alignas(4096) Pad {
   ArriveLine arrive[kDepth];
   InlineLine inlined[kDepth][kInlineLines];
@@ -143,6 +152,7 @@ struct alignas(4096) Pad {
   // The ranks that go on after the group has broken, as bits (bootstrap/agreement.py).
   Word parts_held;  // the owner has the parts of the next group of these ranks
   Word survivors;   // rank 0's only: 0, or the survivors; written by compare-exchange by any rank
+  alignas(kLineBytes) VerbCount counts[kCountedVerbs];
 };
 static_assert(kMaxWorld <= 64, "a word has a bit for every rank");
 

@@ -29,6 +29,10 @@ FASTCOLL_HOT void Group<P>::write_descriptor() {
     write_site<P>(me_->sites[call_ % kRingEntries], host_->call_site());
   }
   P::store_release(entry.sequence, 2 * call_);
+  static_assert(kNumGpuVerbs <= kCountedVerbs);
+  VerbCount& count = me_->counts[size_t(plan_->verb)];
+  add_to<P>(count.calls, 1);
+  add_to<P>(count.num_bytes, plan_->numel * plan_->elem_bytes());
 }
 
 template <class P>

@@ -61,7 +61,9 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
     sleep(peer, awaited);
     if (met(awaited)) break;
   }
-  if (is_noted) P::store_relaxed(my_entry().wait_ended_us, uint64_t(now_us()));
+  const int64_t end_us = now_us();
+  if (is_noted) P::store_relaxed(my_entry().wait_ended_us, uint64_t(end_us));
+  if (plan_) add_to<P>(me_->counts[size_t(plan_->verb)].waited_us, uint64_t(end_us - start_us));
 }
 
 template <class P>

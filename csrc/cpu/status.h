@@ -56,6 +56,24 @@ void write_site(SiteText& site, std::string text) {
 
 inline std::string at_site(const std::string& site) { return site.empty() ? "" : " at " + site; }
 
+// Adds to a word that its owner alone writes: no locked instruction is needed.
+template <class P>
+void add_to(uint64_t& word, uint64_t amount) {
+  P::store_relaxed(word, P::load_relaxed(word) + amount);
+}
+
+// A rank's counts, by verb.
+template <class P>
+std::vector<VerbCount> read_counts(const Pad& pad) {
+  std::vector<VerbCount> counts;
+  for (int verb = 0; verb < kNumVerbs; ++verb) {
+    const VerbCount& count = pad.counts[verb];
+    counts.push_back({P::load_relaxed(count.calls), P::load_relaxed(count.num_bytes),
+                      P::load_relaxed(count.waited_us), 0});
+  }
+  return counts;
+}
+
 // Readers look the codes in a peer's words up in tables, so the codes must be in range.
 inline bool has_names(const Plan& plan) {
   return int(plan.verb) < kNumGpuVerbs && int(plan.dtype) < kNumDTypes && int(plan.op) < kNumOps &&

@@ -299,6 +299,12 @@ void ProcessGroup::hold_parts(uint64_t ranks) {
   StdAtomics::store_relaxed(group_->pad(rank_).parts_held.value, ranks);
 }
 
+std::vector<VerbCount> ProcessGroup::counts() {
+  const std::lock_guard pads(pads_mutex_);
+  require_usable();
+  return read_counts<StdAtomics>(group_->pad(rank_));
+}
+
 std::vector<uint64_t> ProcessGroup::parts_held() {
   const std::lock_guard pads(pads_mutex_);
   require_usable();

@@ -125,6 +125,7 @@ class ProcessGroup {
   // The ranks that go on after the group has broken, as bits (bootstrap/agreement.py).
   void hold_parts(uint64_t ranks);  // publishes the ranks whose parts of the next group it has
   std::vector<uint64_t> parts_held();
+  std::vector<VerbCount> counts();            // of this rank, by verb
   uint64_t decide_survivors(uint64_t ranks);  // unless decided; returns the decision
 
   // Throws UsageError in a handler of a signal that interrupted a call of this group.

@@ -9,7 +9,6 @@
 
 #include "cpu/local_reduce.h"
 #include "cpu/reduce.h"
-#include "cpu/status.h"
 #include "group/process_group.h"
 #include "memory/memfd.h"
 #include "python/call_site.h"
@@ -19,6 +18,7 @@
 #include "python/host.h"
 #include "python/jax_calls.h"
 #include "python/kept_memory.h"
+#include "python/status_dict.h"
 #include "python/transfer_work.h"
 
 namespace py = pybind11;
@@ -231,6 +231,7 @@ void bind_group(py::module_& module) {
           py::arg("kind"), py::arg("text"), py::arg("ranks"), without_gil)
       .def("peer_is_gone", &ProcessGroup::peer_is_gone, py::arg("peer"))
       .def("hold_parts", &ProcessGroup::hold_parts, py::arg("ranks"), without_gil)
+      .def("counts", [](ProcessGroup& group) { return counts_of(group.counts()); })
       .def("parts_held", &ProcessGroup::parts_held, without_gil)
       .def("decide_survivors", &ProcessGroup::decide_survivors, py::arg("ranks"), without_gil)
       .def("close", &ProcessGroup::close, without_gil);
@@ -253,34 +254,6 @@ void bind_group(py::module_& module) {
         return group.time_one_way_flag(iterations, host);
       },
       py::arg("group"), py::arg("iterations"));
-}
-
-// Text from shared memory may hold anything, and may be cut inside a character.
-py::str decoded(std::string_view text) { return printable(text); }
-
-py::dict status_of(const Pad& pad) {
-  if (StdAtomics::load_acquire(pad.identity.magic) != kLayoutMagic)
-    throw Failure(ErrorKind::driver, "not a region of this version of fastcoll, or not ready yet");
-  const uint64_t done = StdAtomics::load_acquire(pad.done.value);
-  py::list operations;
-  for (const Operation& operation : read_operations<StdAtomics>(pad)) {
-    const Plan& plan = operation.plan;
-    operations.append(
-        py::dict(py::arg("call") = operation.call, py::arg("verb") = verb_name(plan.verb),
-                 py::arg("what") = describe(plan), py::arg("plan") = describe_choice(plan),
-                 py::arg("message_bytes") = plan.numel * plan.elem_bytes(),
-                 py::arg("is_complete") = StdAtomics::reached(done, operation.end_segment),
-                 py::arg("wait_began_us") = operation.wait_began_us,
-                 py::arg("wait_ended_us") = operation.wait_ended_us,
-                 py::arg("began_us") = operation.began_us, py::arg("ended_us") = operation.ended_us,
-                 py::arg("site") = decoded(operation.site)));
-  }
-  const Identity& identity = pad.identity;
-  const std::string_view name(identity.name, strnlen(identity.name, sizeof identity.name));
-  return py::dict(py::arg("group") = decoded(name), py::arg("rank") = identity.rank,
-                  py::arg("world_size") = identity.world_size,
-                  py::arg("is_broken") = StdAtomics::load_acquire(pad.poison.value) != 0,
-                  py::arg("operations") = operations);
 }
 
 void bind_machine(py::module_& module) {

@@ -147,16 +147,20 @@ def test_what_another_process_wrote_is_shown_as_text(fresh_pool: Callable[..., P
 
 
 def metrics_of(text: str) -> dict[str, dict[str, float]]:
-    """The samples of Prometheus's text, by name and rank; each name has its help and type first."""
+    """The samples of Prometheus's text, by name and rank; each name has its help and type first.
+
+    A rank of a sample with a verb is such as "0 all_reduce".
+    """
     found: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         if told := re.fullmatch(r"# (HELP|TYPE) (\w+) (.+)", line):
             assert told[2] not in found or told[1] == "TYPE"
             found.setdefault(told[2], {})
             continue
-        sample = re.fullmatch(r'(\w+)\{group="[^"\n]*",rank="(\d+)",pid="\d+"\} (\S+)', line)
+        labels = r'group="[^"\n]*",rank="(\d+)",pid="\d+"(?:,verb="(\w+)")?'
+        sample = re.fullmatch(rf"(\w+)\{{{labels}\}} (\S+)", line)
         assert sample, line
-        found[sample[1]][sample[2]] = float(sample[3])
+        found[sample[1]][" ".join(filter(None, sample.group(2, 3)))] = float(sample[4])
     return found
 
 
@@ -164,12 +168,14 @@ def test_metrics_of_a_stuck_job(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(3)
     pool.start(get_stuck)
     wait_until(lambda: are_stuck(look(*of(pool))), 30)
-    text = runner.invoke(app, ["inspect", "--metrics", *of(pool)]).stdout
-    found = metrics_of(text)
-    assert found["fastcoll_calls_total"] == {"0": 71, "1": 70, "2": 71}
+    found = metrics_of(runner.invoke(app, ["inspect", "--metrics", *of(pool)]).stdout)
+    calls = found["fastcoll_calls_total"]
+    assert [calls[f"{rank} all_reduce"] for rank in range(3)] == [70, 69, 70]
+    assert [calls[f"{rank} broadcast"] for rank in range(3)] == [1, 1, 1]
+    num_bytes = found["fastcoll_message_bytes_total"]
+    assert (num_bytes["0 all_reduce"], num_bytes["1 broadcast"]) == (69 * 12 + 28, 200_000)
     waiting = found["fastcoll_waiting_seconds"]
-    assert waiting["0"] > 0 < waiting["2"]
-    assert waiting["1"] == 0
+    assert min(waiting["0"], waiting["2"]) > 0 == waiting["1"]
     assert set(found["fastcoll_broken"].values()) == set(found["fastcoll_stopped"].values()) == {0}
 
 

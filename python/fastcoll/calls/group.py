@@ -17,6 +17,7 @@ from fastcoll.bootstrap.exchange import BytesExchange, Exchange
 from fastcoll.bootstrap.join import checked_members
 from fastcoll.calls.limits import Limit, group_limit_s, one_limit
 from fastcoll.calls.objects import ObjectMethods
+from fastcoll.calls.recorder import VerbStats
 from fastcoll.calls.settings import Settings
 from fastcoll.errors import UsageError
 
@@ -67,6 +68,18 @@ class BaseGroup(ObjectMethods):
 
     def check(self) -> None:
         """Raise the error that broke the group, if one has; does not wait for a GPU."""
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, VerbStats]:
+        """Return this rank's calls, bytes and seconds of waiting, by verb. Not collective.
+
+        Calls on CPU tensors are counted: by C++, in memory that `fastcoll inspect --metrics` reads
+        from outside. Sends, receives and calls on GPUs are not. Over several nodes the seconds are
+        not known, and `inspect` shows the calls by which a node's ranks do their share.
+
+        Raises:
+            UsageError: The group was closed.
+        """
         raise NotImplementedError
 
     def peer_is_gone(self, peer: int) -> bool:

@@ -6,7 +6,7 @@ Decides how it is shown; the ranks need not answer and may be stuck or stopped.
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -106,37 +106,55 @@ def _show(statuses: list[RankStatus], last: int, now_us: int, console: Console) 
 def to_metrics(statuses: list[RankStatus], now_us: int) -> str:
     """Return the ranks' state in Prometheus's text format."""
     lines = []
-    for name, kind, text, value in _METRICS:
+    for name, kind, text, values in _METRICS:
         lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
         for status in statuses:
             group = status.group.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
             labels = f'group="{group}",rank="{status.rank}",pid="{status.pid}"'
-            lines.append(f"{name}{{{labels}}} {value(status, now_us):g}")
+            for verb, value in values(status, now_us).items():
+                of_verb = f',verb="{verb}"' if verb else ""
+                lines.append(f"{name}{{{labels}{of_verb}}} {float(value):.17g}")
     return "\n".join([*lines, ""])
 
 
-def _waiting_s(status: RankStatus, now_us: int) -> float:
-    return max(
-        ((now_us - one.wait_began_us) / 1e6 for one in status.operations if one.state == "waiting"),
-        default=0.0,
-    )
+def _waits_for_s(status: RankStatus, now_us: int) -> dict[str, float]:
+    began = [one.wait_began_us for one in status.operations if one.state == "waiting"]
+    return {"": max(((now_us - since_us) / 1e6 for since_us in began), default=0.0)}
 
 
-def _num_calls(status: RankStatus, now_us: int) -> float:
-    del now_us
-    return status.operations[-1].call if status.operations else 0
-
-
-_METRICS: tuple[tuple[str, str, str, Callable[[RankStatus, int], float]], ...] = (
-    ("fastcoll_calls_total", "counter", "Calls that the rank has made in the group.", _num_calls),
+# Name, type, help, and the values by verb ("": of all). Sends and receives have no counts.
+_METRICS: tuple[tuple[str, str, str, Callable[[RankStatus, int], Mapping[str, float]]], ...] = (
+    (
+        "fastcoll_calls_total",
+        "counter",
+        "Calls that the rank has begun, by verb.",
+        lambda one, _: {verb: count.calls for verb, count in one.stats.items()},
+    ),
+    (
+        "fastcoll_message_bytes_total",
+        "counter",
+        "Bytes of the messages of these calls.",
+        lambda one, _: {verb: count.num_bytes for verb, count in one.stats.items()},
+    ),
+    (
+        "fastcoll_waited_seconds_total",
+        "counter",
+        "Seconds in waits for other ranks that outlast the spinning.",
+        lambda one, _: {verb: count.waited_s or 0.0 for verb, count in one.stats.items()},
+    ),
     (
         "fastcoll_waiting_seconds",
         "gauge",
-        "How long the rank has waited in a call for over a millisecond, now.",
-        _waiting_s,
+        "How long the rank has waited by now in a call of over a millisecond.",
+        _waits_for_s,
     ),
-    ("fastcoll_broken", "gauge", "Whether the group is over.", lambda one, _: one.is_broken),
-    ("fastcoll_stopped", "gauge", "Whether the process is stopped.", lambda one, _: one.is_stopped),
+    ("fastcoll_broken", "gauge", "Whether the group is over.", lambda one, _: {"": one.is_broken}),
+    (
+        "fastcoll_stopped",
+        "gauge",
+        "Whether the process is stopped.",
+        lambda one, _: {"": one.is_stopped},
+    ),
 )
 
 

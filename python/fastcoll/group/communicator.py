@@ -27,6 +27,7 @@ from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
+from fastcoll.calls.recorder import VerbStats, stats_of
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing
 from fastcoll.calls.transfer_work import Transfers
@@ -118,6 +119,10 @@ class Communicator(_C.Group, BaseGroup):
 
     def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         return self._gpus.issue(calls, async_op)
+
+    def stats(self) -> dict[str, VerbStats]:
+        """See `BaseGroup.stats`."""
+        return stats_of(super().counts())
 
     def check(self) -> None:
         """Raise the error that broke the group, if any; does not wait for a GPU."""

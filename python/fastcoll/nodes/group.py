@@ -18,6 +18,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import AnyCall, AnyOperands, CheckedCall, GpuCall
 from fastcoll.calls.lists import ListOperands
 from fastcoll.calls.parts import PartsOperands
+from fastcoll.calls.recorder import VerbStats
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.sites import tracing
 from fastcoll.calls.tensors import Operands
@@ -51,6 +52,7 @@ from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
+from fastcoll.types import ITEMSIZE
 
 # Arguments of calls that failed while a carrier still read them; gone with the process.
 _abandoned: list[object] = []
@@ -99,6 +101,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._node_group = node_group
         self._store = store
         self._sequence = 0
+        self._stats: dict[str, VerbStats] = {}
         self._num_queued = 0
         self._lock = threading.RLock()
         self._queue = CallQueue(self)
@@ -146,6 +149,7 @@ class HierarchicalCommunicator(BaseGroup):
     def _prepared(self, calls: Sequence[CheckedCall]) -> Callable[[], None]:
         def run() -> None:
             for call, operands in calls:
+                self._count(call.verb.name, operands.numel * ITEMSIZE[operands.dtype])
                 if isinstance(operands, ListOperands):  # the tensors of a list go one by one
                     for one in operands.tensors:
                         self._run(call, one)
@@ -153,6 +157,11 @@ class HierarchicalCommunicator(BaseGroup):
                     self._run(call, operands)
 
         return run
+
+    def _count(self, verb: str, num_bytes: int) -> None:
+        with self._lock:
+            old = self._stats.get(verb, VerbStats(0, 0, None))
+            self._stats[verb] = VerbStats(old.calls + 1, old.num_bytes + num_bytes, None)
 
     def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         self.check()
@@ -234,6 +243,12 @@ class HierarchicalCommunicator(BaseGroup):
     def _abandon(self, operands: Operands | PartsOperands) -> None:
         _abandoned.append(operands)
         self._lanes.abandon()
+
+    def stats(self) -> dict[str, VerbStats]:
+        """See `BaseGroup.stats`."""
+        self._refuse_closed()
+        with self._lock:
+            return dict(self._stats)
 
     def check(self) -> None:
         """Raise the error that broke the group, if one has; does not wait for a GPU."""

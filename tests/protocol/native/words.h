@@ -100,6 +100,7 @@ inline Which word_at(size_t at) {
       {offsetof(Pad, sites), Which::descriptor},
       {offsetof(Pad, signals), Which::signals},
       {offsetof(Pad, parts_held), Which::none},  // not written by a call
+      {offsetof(Pad, counts), Which::none},      // read by no rank
       {fastcoll::kPadBytes, Which::none},
   };
   Which found = Which::none;
