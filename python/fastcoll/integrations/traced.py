@@ -28,6 +28,8 @@ from fastcoll.integrations import ops
 from fastcoll.types import ReduceOp
 
 _PREFIX = f"{fastcoll.__name__}."
+# The compiler looks into these modules; vLLM traces its communicator with the model.
+_TRACED = (__name__, ops.__name__, "fastcoll.integrations.vllm_communicator")
 
 
 def teach() -> None:
@@ -50,9 +52,11 @@ def teach() -> None:
 
 def _skip_files() -> None:
     """Let a call of fastcoll's Python functions break the graph: none of them is traced."""
-    files = map(os.path.normpath, Path(fastcoll.__file__).parent.rglob("*.py"))
-    traced = map(os.path.normpath, (__file__, ops.__file__))
-    torch._dynamo.trace_rules.FORCE_SKIP_FILES.update(set(files) - set(traced))
+    traced = {f"{name.rpartition('.')[2]}.py" for name in _TRACED}
+    files = Path(fastcoll.__file__).parent.rglob("*.py")
+    torch._dynamo.trace_rules.FORCE_SKIP_FILES.update(
+        os.path.normpath(file) for file in files if file.name not in traced
+    )
 
 
 def _import_all() -> None:
@@ -70,7 +74,7 @@ def _skip_functions() -> None:
     types = torch._dynamo.types
     skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
     for name, module in list(sys.modules.items()):
-        if name.startswith(_PREFIX) and name not in (__name__, ops.__name__):
+        if name.startswith(_PREFIX) and name not in _TRACED:
             for function in _functions_of(module):
                 torch._dynamo.eval_frame.set_code_exec_strategy(function.__code__, skip)
     for verb in VERBS.values():  # the modules hold the C functions of these names
