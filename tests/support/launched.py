@@ -22,14 +22,14 @@ NUMBERS = itertools.count()
 
 
 @contextlib.contextmanager
-def launched(rank: Rank, number: int) -> Iterator[None]:
-    """Make the environment that of a rank of torchrun, whose store is the session's."""
+def launched(rank: Rank, number: int, port: int | None) -> Iterator[None]:
+    """Make the environment that of a rank of torchrun; its store is the session's, or at a port."""
     store: Any = rank.store.underlying_store
     variables = {
         "RANK": rank.rank,
         "WORLD_SIZE": rank.world_size,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": store.port,
+        "MASTER_PORT": port or store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_RESTART_COUNT": number,
     }
@@ -37,9 +37,17 @@ def launched(rank: Rank, number: int) -> Iterator[None]:
         yield
 
 
-def run_launched(rank: Rank, path: Path, number: int) -> str:
-    """Run a program as torchrun would; return what it printed. `number` is the next of NUMBERS."""
+def run_launched(rank: Rank, path: Path, number: int, port: int | None = None) -> str:
+    """Run a program as torchrun would; return what it printed.
+
+    Args:
+        rank: The rank of a pool.
+        path: The program.
+        number: The next of NUMBERS.
+        port: That of a store of the program's own. It needs one if it calls `init_process_group`:
+            torch would find there the addresses of an earlier program's ranks.
+    """
     printed = io.StringIO()
-    with launched(rank, number), contextlib.redirect_stdout(printed):
+    with launched(rank, number, port), contextlib.redirect_stdout(printed):
         runpy.run_path(str(path), run_name="__main__")
     return printed.getvalue()
