@@ -179,8 +179,10 @@ inline std::string difference(const Plan& one, int rank, const Plan& other, int 
   if (!counted) compare("numel differs", std::to_string(one.numel), std::to_string(other.numel));
   compare(std::string(root_name(one.verb)) + " differs", std::to_string(one.root),
           std::to_string(other.root));
-  compare("sizes of parts differ", parts.empty() ? "equal" : parts,
-          other_parts.empty() ? "equal" : other_parts);
+  const bool lists = num_tensors(one.splits) != 0 || num_tensors(other.splits) != 0;
+  const std::string none = lists ? "no list" : "equal";
+  compare(lists ? "lists differ" : "sizes of parts differ", parts.empty() ? none : parts,
+          other_parts.empty() ? none : other_parts);
   if (!text.empty()) return text;  // the plans of different calls differ anyway
   const auto numerics = [](const Plan& plan) { return plan.fast_numerics ? "fast" : "same_bits"; };
   compare("numerics differ", numerics(one), numerics(other));

@@ -257,8 +257,9 @@ def no_list_there(rank: Rank) -> Attempt:
 def test_a_list_is_no_tensor(pools: Pools) -> None:
     for one in pools(2).run(no_list_there):
         assert one.kind == "DesyncError"
-        assert "numel=12 in 1 tensor" in one.text
-        assert "numel=12)" in one.text
+        assert "lists differ: 1 tensor with sizes #" in one.text
+        assert "no list on rank 1" in one.text
+        assert "numel=12, 1 tensor with" in one.text
 
 
 def chunks_in_place(rank: Rank) -> list[bool]:

@@ -105,7 +105,7 @@ void name_fields() {
        "all_to_all(int32, numel=3)"},
       {Verb::all_reduce, none,
        [](Plan& plan) { plan.splits = uint64_t{1} << kListHashBits | 12, plan.inlined = false; },
-       "sizes of parts differ: equal on rank 0, 1 tensor with sizes #27788 on rank 1",
+       "lists differ: no list on rank 0, 1 tensor with sizes #27788 on rank 1",
        "all_reduce(SUM, int32, numel=3)"},
       {Verb::all_reduce, none, [](Plan& plan) { plan.fast_numerics = true; },
        "numerics differ: same_bits on rank 0, fast on rank 1", "all_reduce(SUM, int32, numel=3)"},
