@@ -17,9 +17,10 @@ take the result for one value that every rank has and uses alike, as a loss. So 
 the derivative with respect to this rank's own input, and moves no data. Where ranks use a result
 differently, pass it through `vary`. Other verbs say so where they have a gradient.
 
-A call outside of a program raises fastcoll's errors. A compiled program raises
-`jax.errors.JaxRuntimeError` with the class and the text of that error, when its results are used.
-JAX repeats the error in later programs, until a new group is used, as `shrink()` makes it.
+A call outside of a program raises fastcoll's errors. A compiled program raises JAX's, once its
+result is used: `jax.errors.JaxRuntimeError` or ValueError, with the class and the text of that
+error. So do the programs that were started meanwhile. Those of `jax.jit` repeat it, until a call
+outside of programs has raised it, too, or a new group is used, as `shrink()` makes one.
 """
 
 import functools

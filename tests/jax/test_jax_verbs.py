@@ -216,18 +216,19 @@ def keep_order_between(rank: Rank) -> list[str]:
     wrong = []
 
     def slow(x: Any) -> Any:
-        return fj.all_reduce(jax.numpy.ones(4) + heavy(x, 0 if rank.rank else 30))
+        return fj.all_reduce(jax.numpy.ones(4) + x)
 
     def quick(x: Any) -> Any:
         return fj.all_reduce(x)
 
     x = jax.numpy.asarray(np.random.default_rng(1).random((128, 128)))
+    late = jax.jit(lambda y: heavy(y, 0 if rank.rank else 60))  # what the first one waits for
     five, seven = jax.numpy.full(4, 5.0), jax.numpy.full(4, 7.0)
     kinds = {"fastcoll": fj.jit, "jax": jax.jit}
     for first, second in (("fastcoll", "fastcoll"), ("jax", "fastcoll"), ("fastcoll", "jax")):
         one, two = kinds[first](slow), kinds[second](quick)
         for _ in range(3):
-            results = [one(x), two(five), fj.all_reduce(seven)]
+            results = [one(late(x)), two(five), fj.all_reduce(seven)]
             found = [float(one[0]) for one in results]
             if found != [2, 10, 14]:
                 wrong.append(f"{first} before {second}: {found}")

@@ -57,7 +57,7 @@ _NAMES = {code: name for name, code in CODES.items()}
 # The result of a call that has none. XLA drops operations whose results have no elements.
 _NOTHING = ShapedArray((1,), np.dtype(np.uint8))
 # JAX has both for a computation that failed, by the place where its result is used.
-_FAILURES = (jax.errors.JaxRuntimeError, ValueError)
+FAILURES = (jax.errors.JaxRuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,10 @@ _groups: list[BaseGroup] = []  # by number
 def number_of(group: BaseGroup) -> int:
     """Return the number of a group. From now on the group lives as long as the process.
 
-    A new group is the way out of a failure, which JAX would raise for all later programs.
+    A new group is the way out of a failure, which JAX would raise for all later programs of
+    `jax.jit`.
     """
-    with contextlib.suppress(*_FAILURES):
+    with contextlib.suppress(*FAILURES):
         _await_programs()
     _groups.append(group)
     number: int = _C.add_jax_group(group)
@@ -224,7 +225,7 @@ def _await_programs() -> None:
     """Wait for the calls of all programs of this thread. A failure is raised once."""
     try:
         jax.effects_barrier()
-    except _FAILURES:
+    except FAILURES:
         _dispatch.runtime_tokens.clear()
         raise
 
@@ -238,9 +239,9 @@ def _run(*arrays: jax.Array, call: Call) -> jax.Array:
         _await_programs()
         result = _program(call)(*arrays)
         result.block_until_ready()
-    except _FAILURES:
+    except FAILURES as failure:
         error = _C.take_jax_error()
-        if error is None:
+        if error is None or str(error) not in str(failure):
             raise
         raise error from None
     return arrays[0] if call.keeps else result

@@ -9,6 +9,7 @@ dispatches it as any other. It starts once its arguments are there, so the forme
 Decides how the token travels. Must not know the verbs.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from jax._src import dispatch as _dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from fastcoll.integrations.jax_calls import EFFECT
+from fastcoll.integrations.jax_calls import EFFECT, FAILURES
 
 program_p = Primitive("fastcoll_program")
 program_p.multiple_results = True
@@ -93,10 +94,12 @@ def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         tokens = _dispatch.runtime_tokens.current_tokens
         former = tokens.get(EFFECT)
         token = first
+        # A program that is over, even if it failed, holds up no other.
         if former is not None and former is _last.token:
-            token = former._buf
+            token = first if former._buf.is_ready() else former._buf
         elif former is not None:
-            former.block_until_ready()
+            with contextlib.suppress(*FAILURES):
+                former.block_until_ready()
         token, result = outside(*args, fastcoll_token=token, **options)
         tokens[EFFECT] = _last.token = _core.Token(token)
         return result

@@ -131,7 +131,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[A
         return call_p.bind(x, call=call), 1 if call.verb == "all_to_all" else 0
     result = call_p.bind(x, call=call)
     if call.verb == "send":
-        return result, batching.not_mapped
+        return result, None
     gathers = call.verb == "all_gather" or (call.verb == "gather" and call.is_root)
     return result, dim + 1 if gathers else dim
 
