@@ -266,6 +266,36 @@ def test_jit_has_the_options_of_jax(own_pools: Pools) -> None:
     )
 
 
+def pass_to_other_verbs(rank: Rank) -> list[Any]:
+    """Give JAX's arrays to the verbs for tensors and NumPy arrays."""
+    jax, _ = start_jax(rank)
+    import torch
+
+    comm, found = rank.comm, []
+    for dtype in ("float64", "bfloat16"):
+        mine = jax.numpy.arange(4, dtype=dtype) + rank.rank
+        late = jax.jit(lambda x: x + heavy(jax.numpy.ones((256, 256)), 30).astype(x.dtype))(mine)
+        sums = torch.empty(4, dtype=getattr(torch, dtype))
+        comm.all_reduce(late, out=sums)
+        found.append(sums.tolist())
+        part = torch.empty(2, dtype=getattr(torch, dtype))
+        comm.reduce_scatter_tensor(part, mine)
+        found.append(part.tolist())
+        comm.broadcast(mine if rank.rank == 0 else sums, 0)
+        found.append(sums.tolist()[1:] if rank.rank else [1.0, 2.0, 3.0])
+        found.append(attempt(comm.all_reduce, mine))
+    return found
+
+
+def test_other_verbs_read_arrays_of_jax(own_pools: Pools) -> None:
+    for rank, found in enumerate(own_pools(2).run(pass_to_other_verbs, deadline_s=COMPILE_S)):
+        for sums, part, given, refused in (found[:4], found[4:]):
+            assert (sums, part) == ([1, 3, 5, 7], [1, 3] if rank == 0 else [5, 7])
+            assert given == [1, 2, 3]
+            assert refused.kind == "UsageError"
+            assert "tensor, of type ArrayImpl, can't be written" in refused.text
+
+
 def make_mistakes(rank: Rank) -> list[Attempt]:
     jax, fj = start_jax(rank)
     np_, comm = jax.numpy, rank.comm

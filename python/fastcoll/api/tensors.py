@@ -62,11 +62,12 @@ def from_tensor(tensor: Array, group: GroupLike = None) -> torch.Tensor:
     """Make a symmetric copy of a tensor or a NumPy array; see `empty`. Collective."""
     given = view(tensor, "tensor", gpu=True)
     refuse_moved(given, "tensor")
-    if isinstance(tensor, np.ndarray):
+    array = given.source
+    if isinstance(array, np.ndarray):
         # As bytes: torch does not take arrays of every type and stride.
-        data = np.array(tensor, order="C").reshape(-1).view(np.uint8)
+        data = np.array(array, order="C").reshape(-1).view(np.uint8)
         source = torch.from_numpy(data).view(TORCH_DTYPES[given.dtype]).reshape(given.shape)
     else:
-        source = tensor.detach()
+        source = array.detach()
     copy = empty(source.shape, dtype=source.dtype, device=source.device, group=group)
     return copy.copy_(source)

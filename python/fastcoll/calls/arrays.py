@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fastcoll.calls.foreign import as_tensor, is_foreign
+from fastcoll.calls.foreign import as_tensor, has_dlpack, is_foreign, on_cpu
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import FROM_TORCH, ITEMSIZE, MOVED, DType
 
@@ -30,12 +30,13 @@ class ArrayView:
     """One array argument.
 
     Attributes:
-        source: The user's array; of one of CuPy's kind, a tensor on its memory.
+        source: The user's array; of other libraries' ones, a tensor or NumPy's on its memory.
         dense: The elements lie one after another, in C order, as they mean.
         device: Index of the GPU they lie on; -1 for the CPU.
         strides_bytes: Bytes between neighbours, by dimension.
         stream: Where the library of an array of CuPy's kind works now; None: torch's current one.
         factor: Of PREMUL_SUM: a dense copy has the elements times this. None: as they are.
+        kind: The user's type, if it is another library's.
     """
 
     source: Array
@@ -49,6 +50,7 @@ class ArrayView:
     device: int = -1
     stream: int | None = None
     factor: object = None
+    kind: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +62,8 @@ def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
     """Return the memory and layout of a user's array.
 
     Args:
-        array: A tensor on the CPU or a CUDA device, a NumPy array, or an array of CuPy's kind.
+        array: A tensor on the CPU or a CUDA device, a NumPy array, or an array of CuPy's kind. On
+            the CPU, too, one of a library with `__dlpack__`, as JAX.
         name: The argument's name, for error texts.
         gpu: Whether the verb runs on GPUs; else a tensor there is refused, as its address means
             nothing to a CPU.
@@ -75,6 +78,8 @@ def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
         return _view_numpy(array, name)
     if gpu and is_foreign(array):
         return _view_foreign(array, name)
+    if has_dlpack(array):
+        return _view_dlpack(array, name)
     raise UsageError(
         f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}: "
         f"{_way_out(array, name)}"
@@ -85,8 +90,6 @@ def _way_out(array: object, name: str) -> str:
     """Return what a program can do with an object that is no array here."""
     if is_foreign(array):
         return f"this call takes none on a GPU; pass a copy on the CPU, as {name}.get() of CuPy"
-    if hasattr(array, "__dlpack__"):
-        return f"pass torch.from_dlpack({name}), which shares its memory"
     if isinstance(array, int | float | complex | list | tuple) or hasattr(array, "__array__"):
         return f"make one that receives the result, as {name} = torch.tensor({name})"
     return "Python objects go by all_gather_object, broadcast_object_list and their fellows"
@@ -96,6 +99,14 @@ def _view_foreign(array: Any, name: str) -> ArrayView:
     facts = array.__cuda_array_interface__
     found = _view_tensor(as_tensor(array, name), name, gpu=True)
     return replace(found, stream=facts.get("stream"), writable=not facts["data"][1])
+
+
+def _view_dlpack(array: Any, name: str) -> ArrayView:
+    found, kind = on_cpu(array, name), type(array).__name__
+    if isinstance(found, np.ndarray):
+        return replace(_view_numpy(found, name), kind=kind)
+    # torch does not say whether the owner lets the elements be written.
+    return replace(_view_tensor(found, name, gpu=False), kind=kind, writable=False)
 
 
 def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
@@ -230,6 +241,11 @@ def check_output(output: ArrayView, name: str) -> None:
     Raises:
         UsageError: It is read-only, or several of its elements share memory.
     """
+    if not output.writable and output.kind:
+        raise UsageError(
+            f"{name}, of type {output.kind}, can't be written, as JAX's arrays can't; give a tensor"
+            " or a NumPy array for the result. The verbs of fastcoll.jax return new arrays"
+        )
     if not output.writable:
         raise UsageError(f"{name} is read-only")
     if not output.dense and _overlaps_itself(output):

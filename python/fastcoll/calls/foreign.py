@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs that are not torch's, CuPy's above all: their memory and their streams.
+"""Arrays that are neither torch's nor NumPy's: CuPy's on GPUs, JAX's and others' on the CPU.
 
 Decides how a tensor is laid on their memory, and the stream of a call on them. It is the stream in
 which their library works now. Must not know verbs or ranks.
@@ -9,12 +9,15 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fastcoll.errors import UnsupportedError
 
 _LEGACY = 1  # the interface's name of the default stream, as 0 would say nothing
 _UNORDERED = -1  # of DLPack's protocol: the consumer orders the streams itself
+_CPU = 1  # DLPack's code
+_ERRORS = (AssertionError, AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 
 
 class Placed(Protocol):
@@ -42,7 +45,7 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
             tensor = torch.from_dlpack(array.__dlpack__(stream=_UNORDERED))
         else:
             tensor = torch.as_tensor(array, device="cuda")
-    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:
+    except _ERRORS as error:
         raise UnsupportedError(f"{name}, a {kind}, can't be taken as a tensor: {error}") from error
     if tensor.numel() and tensor.data_ptr() != array.__cuda_array_interface__["data"][0]:
         raise UnsupportedError(
@@ -50,6 +53,34 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
             "call torch.cuda.set_device first"
         )
     return tensor
+
+
+def has_dlpack(array: object) -> bool:
+    """Return whether it is an array of a library that shares memory by DLPack."""
+    return hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
+
+
+def on_cpu(array: Any, name: str) -> torch.Tensor | np.ndarray[Any, Any]:
+    """Return NumPy's array on the same memory of the CPU, a tensor where NumPy lacks the type.
+
+    It waits until the elements are there, and keeps the array alive.
+
+    Raises:
+        UnsupportedError: There can be none, or the memory is not the CPU's.
+    """
+    kind = type(array).__name__
+    try:
+        device = int(array.__dlpack_device__()[0])
+        if device == _CPU:
+            try:
+                return np.from_dlpack(array)
+            except (BufferError, RuntimeError):
+                return torch.from_dlpack(array)
+    except _ERRORS as error:
+        raise UnsupportedError(f"{name}, a {kind}, can't be taken as an array: {error}") from error
+    raise UnsupportedError(
+        f"{name}, a {kind}, is on a device of DLPack's type {device}; it must be on the CPU"
+    )
 
 
 def stream_of(arrays: Sequence[Placed], device: int) -> Any:

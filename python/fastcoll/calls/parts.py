@@ -22,7 +22,7 @@ from fastcoll.calls.arrays import (
     dense_copy,
     view,
 )
-from fastcoll.calls.foreign import is_foreign
+from fastcoll.calls.foreign import has_dlpack, is_foreign
 from fastcoll.calls.tensors import BaseCall, Flat, check_one_device, checked_rank, reduction_of
 from fastcoll.errors import UsageError
 from fastcoll.native import _C
@@ -292,7 +292,7 @@ def _fit(single: Side | None, listed: Side | None, rank: int, call: PartsCall) -
 
 
 def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
-    whole = isinstance(call.input, torch.Tensor | np.ndarray)
+    whole = isinstance(call.input, torch.Tensor | np.ndarray) or has_dlpack(call.input)
     lists = not whole and not is_foreign(call.input)
     if lists:
         names = ("input_tensor_list", "output_tensor_list")
