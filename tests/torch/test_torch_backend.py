@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from tests.support.backends import Program, on_backend, same
+from tests.support.backends import Program, in_cpp, on_backend, same
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
 
@@ -182,6 +182,36 @@ def test_a_list_of_calls_on_a_device(backend_pools: Pools) -> None:
     for me, row in enumerate(backend_pools(3).run(on_backend, "fastcoll", coalesced_on_a_device)):
         part = 3.0 if me else 0.0
         assert row == [[3.0 / (me or 1)] * 3, [part] * 2, [part] * 3, [3.0] * 2]
+
+
+def split(rank: Rank) -> list[Any]:
+    """All ranks of a group but the first, and the first alone; then a part of a part."""
+    cpu, world = torch.device("cpu"), dist.group.WORLD
+    ranks = [0] if rank.rank == 0 else [2, 1]
+    limit = timedelta(seconds=20)
+    part: Any = world.split_group(ranks, timeout=limit, group_name=f"{ranks}")  # type: ignore[union-attr]
+    tensor = torch.tensor([1.0])
+    part.allreduce([tensor]).wait()
+    found = [tensor.item(), part.size(), part.rank(), type(part._get_backend(cpu)).__name__]
+    other = part.split_group([0])
+    if other is not None:
+        other.allreduce([tensor]).wait()
+    return [*found, other is None, tensor.item()]
+
+
+def parts_of(kind: str) -> list[list[Any]]:
+    """What `split` returns on three ranks whose groups torch serves by this kind of backend."""
+    return [
+        [1.0, 1, 0, kind, False, 1.0],
+        [2.0, 2, 0, kind, False, 2.0],
+        [2.0, 2, 1, kind, True, 2.0],
+    ]
+
+
+def test_a_group_is_split(backend_pools: Pools) -> None:
+    kind, *_ = backend_pools(3).run(on_backend, "fastcoll", in_cpp)[0]
+    assert kind in ("ProfiledProcessGroup", "FastcollBackend")
+    assert backend_pools(3).run(on_backend, "fastcoll", split) == parts_of(kind)
 
 
 # ---- errors --------------------------------------------------------------------------------------

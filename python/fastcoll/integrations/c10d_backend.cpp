@@ -40,6 +40,25 @@ class FastcollBackend final : public Runner {
   py::object shrink_in_python(const py::args& args) { return group_.attr("shrink")(*args); }
   py::object communicator() const { return group_.attr("communicator"); }
 
+  // ---- parts of the group, for torch's split_group ----
+
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    const py::gil_scoped_acquire gil;
+    const auto limit_s = group_.attr("communicator").attr("timeout_s").cast<double>();
+    return c10::make_intrusive<Options>(getBackendName(), Milliseconds(int64_t(limit_s * 1e3)));
+  }
+
+  // Null on the ranks that are not in it.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override {
+    const py::gil_scoped_acquire gil;
+    const py::object part =
+        group_.attr("split")(store, ranks, opts->group_name, seconds(opts->timeout));
+    if (part.is_none()) return {};
+    return part.cast<c10::intrusive_ptr<c10d::Backend>>();
+  }
+
   // ---- DDP's buckets ----
 
   // On CPUs, whose devices have no index.

@@ -35,7 +35,7 @@ from fastcoll.api.groups import adopt, standing_for
 from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
-from fastcoll.integrations.torch_base import NAME
+from fastcoll.integrations.torch_base import NAME, BaseProcessGroup
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
@@ -110,6 +110,21 @@ def process_group(
     group._set_group_name(name)
     adopt(comm, group)
     return cast(ProcessGroup, group)
+
+
+def _make_part(
+    whole: BaseProcessGroup, store: dist.Store, rank: int, world_size: int, *terms: Any
+) -> FastcollProcessGroup | dist.Backend:
+    """Make a part of a group, for torch's `split_group`: as its whole is. Collective."""
+    name, limit_s = terms
+    comm = Communicator.from_store(store, rank, world_size, timeout_s=limit_s, name=name)
+    adopt(comm)
+    if isinstance(whole, ProfiledProcessGroup):  # not the half of a compiled one
+        return ProfiledProcessGroup(comm, store)
+    return make_backend(comm, store, limit_s)
+
+
+BaseProcessGroup.make_part = _make_part
 
 
 def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:

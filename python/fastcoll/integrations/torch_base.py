@@ -7,9 +7,9 @@ the verbs.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,10 @@ _KEPT_BYTES = 64  # so that no tensor of size outlives its use
 
 class BaseProcessGroup(ProcessGroup):
     """A torch process group whose calls a communicator carries out."""
+
+    # Makes what torch gets for a part of a group. Its arguments are a store, the rank, the number
+    # of ranks, a name, and a limit in seconds. The module that makes groups sets it.
+    make_part: ClassVar[Callable[..., Any]]
 
     def __init__(self, comm: BaseGroup, store: dist.Store) -> None:
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
@@ -141,6 +145,37 @@ class BaseProcessGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group; queued calls are completed first."""
         self.communicator.close()
+
+    def split(self, store: dist.Store, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+        """Make a group of some ranks of this one; None on the others. Collective over them."""
+        if self.rank() not in ranks:
+            return None
+        return self.make_part(store, ranks.index(self.rank()), len(ranks), name, timeout_s)
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        **rest: object,
+    ) -> Self | None:
+        """Make a group of some ranks of this one; None on the others. Collective over them.
+
+        As torch's method, but for the options, which are another backend's, and the devices: a
+        group in Python has them all.
+        """
+        del opts, rest
+        ranks = sorted(ranks)
+        name = group_name or f"{self._name}:split:{'_'.join(map(str, ranks))}"
+        limit_s = self.communicator.timeout_s if timeout is None else timeout.total_seconds()
+        part: Self | None = self.split(
+            dist.PrefixStore(f"{name}/", self._store), ranks, name, limit_s
+        )
+        if part is not None:
+            part._set_group_desc(group_desc or f"{self._desc}:split")
+        return part
 
     def abort(self) -> None:
         """Give the group up: every wait in it, on any rank, raises AbortedError."""
