@@ -98,7 +98,7 @@ def _reduce(rank: Rank, numerics: str) -> None:
 
 
 def assert_each_byte_crosses_once(pool: HostPool | MpiHostPool, numerics: str) -> None:
-    """What an all_reduce sends over each host's link, and what comes: 2 S (m-1)/m of m hosts."""
+    """Each host's link carries 2 S (m-1)/m of an all_reduce over m hosts, each way."""
     num_hosts, on = len(pool.hosts.names), pool.hosts
     pool.run(_reduce, numerics)  # connections come first
     before = on.sent_bytes() + on.received_bytes()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions that the carrier may make: how far a result is from the exact one, by what is stated.
 
-With u of the type (2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32, 2^-53 for float64), n
-ranks and m nodes, the error is at most
+The unit u of a type is 2^-11 for float16, 2^-8 for bfloat16, 2^-24 for float32 and 2^-53 for
+float64. With n ranks and m nodes, the error is at most
 
-    SUM      half types, the default    (m + 1) u (|x_0| + |x_1| + ...)
-    SUM      float32, float64, "fast"   n u (|x_0| + |x_1| + ...)
-    PRODUCT  half types, the default    2 m u |x_0 x_1 ...|
-    PRODUCT  float32, float64, "fast"   n u |x_0 x_1 ...|
+- SUM, half types, the default: (m + 1) u (|x_0| + |x_1| + ...)
+- SUM, float32, float64, "fast": n u (|x_0| + |x_1| + ...)
+- PRODUCT, half types, the default: 2 m u |x_0 x_1 ...|
+- PRODUCT, float32, float64, "fast": n u |x_0 x_1 ...|
 
-A node's result is rounded to the half type once, and so is each step of the carrier; wider types
+A node's result is rounded to the half type once, and so is each step of the carrier. Wider types
 are rounded in each of n - 1 steps, whatever their order. One u more is for products of roundings.
 """
 
@@ -31,7 +31,7 @@ OPS = ("SUM", "PRODUCT")
 
 
 def numbers(dtype: str, op: str, numel: int, rank: int) -> np.ndarray:
-    """What a rank gives; of a product neither 0 nor so much that it overflows."""
+    """The numbers that a rank gives; of a product neither 0 nor so much that it overflows."""
     rng = np.random.default_rng([rank, OPS.index(op)])
     values = rng.standard_normal(numel)
     if op == "PRODUCT":

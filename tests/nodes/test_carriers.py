@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a carrier needs is checked before a group relies on it, and alike on all ranks."""
+"""Each need of a carrier is checked before a group relies on it, and alike on all ranks."""
 
 import json
 import sys

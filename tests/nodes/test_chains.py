@@ -10,7 +10,7 @@ from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
 NODES = "aabb"
-# Who receives from whom; the last one of each chain makes no call.
+# Each rank that receives, and its sender; the last one of each chain makes no call.
 CHAINS = {
     "within a node": {2: 3},
     "from node to node": {0: 2, 2: 1},

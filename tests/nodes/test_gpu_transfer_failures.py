@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails in sends and receives of CUDA tensors over several nodes, on made-up GPUs."""
+"""Failures of sends and receives of CUDA tensors over several nodes, on made-up GPUs."""
 
 import time
 from collections.abc import Callable

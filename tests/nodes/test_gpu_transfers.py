@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives of CUDA tensors over several nodes, with the CPU in the GPUs' place.
 
-What real streams and copy engines do is for tests/gpu/test_node_sends.py.
+The work of real streams and copy engines is for tests/gpu/test_node_sends.py.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SIZES = (0, 1, 17, PIECE_BYTES // 4, 5 * PIECE_BYTES // 2 + 3)
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What one rank sends to one; `given` and `taken` say in which memory it lies there."""
+    """A message from one rank to another; `given` and `taken` say in which memory it lies there."""
 
     source: int
     target: int
@@ -179,7 +179,7 @@ def ignores_its_copies() -> None:
 
 
 def forgets_the_last_piece() -> None:
-    """What is left behind whole pieces does not travel."""
+    """The rest behind whole pieces does not travel."""
     from fastcoll.nodes.transfers import payloads
 
     payloads._num_pieces = lambda num_bytes, piece_bytes: num_bytes // piece_bytes
@@ -194,7 +194,7 @@ def has_one_slot() -> None:
 
 
 def in_order(rank: Rank, plant: Callable[[], None] | None = None) -> list[float]:
-    """What rank 0 sends rank 1 and rank 2: from a slow GPU first, then from the CPU's memory."""
+    """Rank 0 sends to ranks 1 and 2 from a slow GPU first, then from the CPU's memory."""
     comm = rank.comm.new_group()
     found = []
     with slow_node_gpus(comm) as slow:
@@ -252,7 +252,7 @@ def cuts_what_comes_whole() -> None:
 
 
 def leaves_strided_copies() -> None:
-    """What comes for a tensor that lies in pieces stays in its dense copy."""
+    """The data that come for a tensor that lies in pieces stay in its dense copy."""
     from fastcoll.nodes.transfers.payloads import GpuPayload
 
     GpuPayload.finish = lambda self, wait: None  # type: ignore[method-assign]
@@ -329,7 +329,7 @@ def others(rank: Rank) -> None:
         slow.fake.is_capturing = False
         late = comm.irecv(torch.ones(3), peer, tag=9), comm.irecv(torch.ones(3), me ^ 1, tag=9)
         comm.close()
-        # Who closes earlier is lost to the others.
+        # A rank that closes earlier is lost to the others.
         assert all(attempt(work.wait).kind in ("UsageError", "PeerLostError") for work in late)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors over several nodes, with the CPU in the GPUs' place (tests/support/fake_nodes.py).
 
-The verbs stand in contract/test_values.py and test_gpu_parts.py. What NCCL and streams do is for
-tests/gpu/test_nodes.py.
+The verbs stand in contract/test_values.py and test_gpu_parts.py. The work of NCCL and streams is
+for tests/gpu/test_nodes.py.
 """
 
 import dataclasses
@@ -217,7 +217,7 @@ def test_mistakes_are_refused_on_all_ranks_alike(clusters: Clusters) -> None:
 
 
 def checked_until_broken(comm: Any) -> Attempt:
-    """What `check` finds; the host does nothing else."""
+    """Return what `check` finds; the host does nothing else."""
     start = time.monotonic()
     while not (found := attempt(comm.check)).kind:
         assert time.monotonic() - start < TIMEOUT_S, "nothing was found"

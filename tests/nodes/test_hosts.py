@@ -46,7 +46,7 @@ class Ranks:
             process.communicate()
 
     def hear(self, ranks: Sequence[int] | None = None) -> list[Any]:
-        """What some ranks, by default all, say next."""
+        """Return what some ranks, by default all, say next."""
         chosen = range(len(self.processes)) if ranks is None else ranks
         return [json.loads(self.processes[rank].stdout.readline()) for rank in chosen]
 

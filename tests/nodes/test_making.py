@@ -22,7 +22,7 @@ def dawdle(rank: Rank, victim: int, slow: int, before: str, limit_s: float) -> t
     """One rank fails; another one is slow on its way into a lane of which the victim is none.
 
     Returns:
-        What came of the call, and whether this rank's lane was made.
+        The outcome of the call, and whether this rank's lane was made.
     """
     from fastcoll.nodes import carriers, making
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between nodes only ends in one named error on every rank, soon.
+"""Faults that only nodes can have end in one named error on every rank, soon.
 
 That deaths, stops, late ranks and aborts do stands in faults/test_every_fault.py.
 """
@@ -110,7 +110,7 @@ def test_a_transfer_that_hears_of_nothing_does_not_hold_up_the_others(
     pool = cluster(fresh_pool, "ab", limit_s)
     pool.start(call_deaf, 100_000_000)  # of 100 segments, several under way at once
     time.sleep(1)
-    # Until all are started that may be at once: the connection must not break in the middle of the
+    # By now all are started that may be at once. The connection must not break in the middle of the
     # last one, behind which there is nothing that could tell.
     os.kill(pool.pids[1], signal.SIGSTOP)
     time.sleep(0.5)

@@ -110,7 +110,7 @@ CLONE_NEWIPC = 0x08000000
 
 
 def add_up(rank: Rank) -> tuple[str, float]:
-    """What a group of all ranks is, and a sum of it."""
+    """Return the kind of a group of all ranks, and a sum of it."""
     import fastcoll
 
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
@@ -198,7 +198,7 @@ def free_port() -> int:
 
 
 def drawn(rank: Rank, port: int) -> list[str]:
-    """What doctor says of the ranks that it is run as."""
+    """Return what doctor says of the ranks that it is run as."""
     from fastcoll.cli.doctor import _nodes
 
     world = {"RANK": rank.rank, "WORLD_SIZE": rank.world_size, "MASTER_PORT": port}

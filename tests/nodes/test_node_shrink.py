@@ -100,7 +100,7 @@ MAP = NodeMap(((0, 1), (2,), (3,)), ("a", "b", "c"))
 
 
 def leaders(coming: dict[int, list[int]], lost: list[int], limit_s: float) -> list[Survivors]:
-    """What the leaders of some nodes agree on, each in a thread."""
+    """Return what the leaders of some nodes agree on, each in a thread."""
     store = HashStore()
     found: list[Survivors] = []
 

@@ -48,7 +48,7 @@ def unmatched(rank: Rank) -> Attempt:
     if rank.rank == 2:
         rank.comm.isend(torch.ones(4), 0, tag=3, timeout_s=0.5)
     first = attempt(rank.comm.barrier)
-    # What rank 0 needs of the first had been sent by then.
+    # All that rank 0 needs of the first had been sent by then.
     return first if first.kind else attempt(rank.comm.barrier)
 
 

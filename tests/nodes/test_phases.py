@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each verb asks nodes and carriers for, and in which order: pure Python, nothing moves.
+"""The requests of each verb to nodes and carriers, and their order: pure Python, nothing moves.
 
 Every rank of a map runs by itself, on node groups and carriers that only write down what they are
 asked. Then the records must fit together: within a node's group, within a lane, and with the plan.
@@ -39,7 +39,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was asked of whom: the node's group, a lane's carrier, or the waits of a carrier."""
+    """A request to `whom`: the node's group, a lane's carrier, or the waits of a carrier."""
 
     whom: str
     what: str
@@ -197,7 +197,7 @@ def test_ranks_fit_together(node_map: NodeMap, verb: Verb) -> None:
 
 
 MEETING = "node all_gather, lane 0 all_to_all, wait lane 0, node broadcast"
-# What the first rank asks for, by verb, size, map and who reduces: the plan of ARCHITECTURE.md.
+# Requests of the first rank, by verb, size, map and who reduces: the plan of ARCHITECTURE.md.
 PLANS = [
     (
         (TWO, Verb.all_reduce, SMALL, False),

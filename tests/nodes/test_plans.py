@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ARCHITECTURE.md says of plans: which is flat, and how many bytes the same bits take."""
+"""Plans are as ARCHITECTURE.md says: which is flat, and how many bytes the same bits take."""
 
 from collections.abc import Callable
 from typing import Any

@@ -26,7 +26,7 @@ def two_nodes(fresh_pool: FreshPool) -> Pool:
     return fresh_pool(WORLD, Setup(init=False, nodes="aabb"))
 
 
-# What a carrier may add up in another order, where nothing else is asked for.
+# Reductions that a carrier may make in another order, where nothing else is asked for.
 OTHER_ORDER = tuple((dtype, op) for dtype in ("float16", "bfloat16") for op in ("SUM", "PRODUCT"))
 
 
