@@ -114,7 +114,7 @@ RESULTS = {
 
 
 def compiled_calls(rank: Rank) -> tuple[dict[str, float], set[str]]:
-    """What each program gives, and the files of all frames that the compiler traced."""
+    """Return what each program gives, and the files of all frames that the compiler traced."""
     from torch._dynamo import utils
 
     utils.clear_compilation_metrics()

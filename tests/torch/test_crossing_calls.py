@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two threads of each rank use two groups, in one order here and in the other order on the peer.
 
-Whatever makes or ends a group is collective over that group alone, so nothing of a process may be
-locked meanwhile.
+Every call that makes or ends a group is collective over that group alone, so nothing of a process
+may be locked meanwhile.
 """
 
 import os

@@ -29,7 +29,7 @@ def examples_of(rank: int) -> Tensor:
     return torch.stack([operators.tensor_of(rank + 20 * (1 + one)) for one in range(BATCH)])
 
 
-# Each transform of a verb f on one rank, and of F, which does all ranks' parts: a basis vector of
+# Each transform of a verb f on one rank, and of F, which does all ranks' parts. A basis vector of
 # a Jacobian is every rank's at once.
 
 

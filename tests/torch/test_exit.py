@@ -11,7 +11,7 @@ import pytest
 from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
-# What it holds can't be let go of then. Undrained it does not end before the interpreter is gone.
+# Nothing it holds can be let go of then. Undrained it does not end before the interpreter is gone.
 PROGRAM = """
 import atexit, sys, time
 import torch, torch.distributed as dist

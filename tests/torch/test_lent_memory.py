@@ -82,7 +82,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.uint16, torch.complex64)
 
 
 def test_memory_is_lent(compiled_pools: Callable[[int], Pool]) -> None:
-    """What fastcoll does not know is plain."""
+    """A tensor of a dtype that the backend does not know is plain."""
     rows = compiled_pools(2).run(on_backend, "fastcoll", lent)
     assert rows == [[True, True, True, False, True]] * 2
 

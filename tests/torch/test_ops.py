@@ -50,7 +50,7 @@ def verbs(rank: int, world: int) -> dict[str, Callable[[torch.Tensor], torch.Ten
 
 
 def alone(verb: str, given: torch.Tensor) -> list[torch.Tensor]:
-    """What each rank gets."""
+    """Return what each rank gets."""
     world = len(given)
     cut = [splits(by, world)[1] for by in range(world)]
     return {
@@ -112,7 +112,7 @@ def test_values_and_gradients(backend_pools: Any, verb: str, world: int) -> None
 
 
 def test_a_gradient_of_this_ranks_loss_only_is_seen() -> None:
-    """What a verb would have whose gradient forgot to ask the others."""
+    """A verb whose gradient forgot to ask the others would have this one."""
     given = torch.stack([tensor_of(rank) for rank in range(2)]).requires_grad_()
     [own] = torch.autograd.grad(loss_of(0, alone("sum", given)[0]), given)
     with pytest.raises(AssertionError):

@@ -18,7 +18,7 @@ from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 
 def make_calls(group: dist.ProcessGroup, me: int) -> dict[str, list[float]]:
-    """What each verb gives on ranks 0 and 2; roots are global ranks."""
+    """Return what each verb gives on ranks 0 and 2; roots are global ranks."""
     mine, whole = torch.full((5,), float(me)), torch.zeros(10)
     from_root, to_root, summed = torch.full((5,), float(me)), mine.clone(), mine.clone()
     given = list(torch.arange(10.0).chunk(2)) if me == 2 else None

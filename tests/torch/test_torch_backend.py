@@ -200,7 +200,7 @@ def split(rank: Rank) -> list[Any]:
 
 
 def parts_of(kind: str) -> list[list[Any]]:
-    """What `split` returns on three ranks whose groups torch serves by this kind of backend."""
+    """Return what `split` gives three ranks whose groups torch serves by this kind of backend."""
     return [
         [1.0, 1, 0, kind, False, 1.0],
         [2.0, 2, 0, kind, False, 2.0],
@@ -236,7 +236,7 @@ def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:
     [[one], [other]] = bare_pools(2).run(on_backend, "fastcoll", missing, True)
     assert one.kind == other.kind == "CollectiveTimeout"
     assert one.ranks == (1,)
-    # Who comes late hangs there now and then, if rank 0 has destroyed its group meanwhile.
+    # A rank that comes late hangs there now and then, if rank 0 has destroyed its group meanwhile.
     [[one], _] = bare_pools(2).run(on_backend, "gloo", missing, False)
     assert one.kind != "CollectiveTimeout"
     assert "monitoredBarrier" in one.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed's functions raise on both of fastcoll's backends when ranks go wrong."""
+"""Errors of torch.distributed's functions on both of fastcoll's backends when ranks go wrong."""
 
 from collections.abc import Callable
 

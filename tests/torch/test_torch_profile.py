@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's profiler shows: an event for each call, as long as it, on both backends."""
+"""torch's profiler shows an event for each call, as long as it, on both backends."""
 
 import time
 from collections.abc import Callable

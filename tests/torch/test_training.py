@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built on torch.distributed, on the backend "fastcoll": it trains as on Gloo, bit by bit.
+"""Programs of torch.distributed train on the backend "fastcoll" as on Gloo, bit by bit.
 
 Wherever two ranks are summed, their sum has one order on every backend, so losses and parameters
 must have Gloo's bits. Programs of four ranks use a mesh of two by two for that reason. Sums of

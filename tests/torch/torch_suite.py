@@ -7,7 +7,7 @@
 fastcoll is the group of Python or the compiled one, as FASTCOLL_TORCH_BACKEND says.
 
 The cases are those of the installed torch (`torch.testing._internal.distributed`). They are gated
-by backend name, by GPUs and by the number of ranks, so the source is loaded with these gates open
+by backend name, by GPUs and by the number of ranks. So the source is loaded with these gates open
 and with CUDA's devices meaning the CPU; both backends see the same source. A case that passes on
 Gloo and not here is lost: then the exit status is 1.
 
@@ -58,7 +58,7 @@ class AnyBackend(str):
         return False
 
 
-# What is changed in upstream's source: (pattern, replacement). Each must be found.
+# The changes to upstream's source: (pattern, replacement). Each must be found.
 EDITS = (
     (r'^BACKEND = os\.environ\["BACKEND"\]', "BACKEND = ANY_BACKEND"),
     # Groups that are asked for as Gloo's are to be of the backend under test.
