@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs what takes too long for every change:
 # all tests, with the proofs of unchanged files; the mutations of the protocol, the soak under kills
-# and stops, the fuzzers; the quick suite on each torch and each Python that fastcoll is for. A Python
-# that this machine lacks is named, and fails nothing.
+# and stops, the fuzzers; other people's programs; the quick suite on each torch and each Python that
+# fastcoll is for. A Python that this machine lacks is named, and fails nothing.
 #   scripts/nightly.sh               about two hours: a seventh of the mutations, another each night
 #   scripts/nightly.sh --shard 0/1   all of them
 # Arguments go to tests/protocol/native/mutate.py. All parts run, whatever the ones before found.
@@ -19,6 +19,16 @@ part() { # name command...
   "${@:2}" || failed+=("$1")
 }
 
+# In an environment of their own, as they bring packages that the other parts must not meet.
+real_programs() {
+  (
+    FASTCOLL_VENV=${FASTCOLL_VENV:-$PWD/.venv}-programs
+    install_checkout test
+    pip install -q -c constraints.txt -r tests/programs/nightly.txt
+    REAL_PROGRAMS=1 pytest -q tests/programs
+  )
+}
+
 install_checkout test
 part "all tests" scripts/test.sh --all --installed
 part "mutations" python -m tests.protocol.native.mutate "$@"
@@ -27,6 +37,7 @@ part "growth" python -m tests.faults.soak_flat --seconds 600
 part "kills" python -m tests.faults.soak --kills 200
 part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/protocol/native/fuzz_bytes.py --seconds 300
+part "real programs" real_programs
 # constraints.txt has the torch of CI, so these are the others.
 for torch in 2.11.0 2.12.0 2.14.0 2.15.0; do
   part "torch $torch" env "FASTCOLL_TORCH=$torch" \
