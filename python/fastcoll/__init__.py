@@ -79,6 +79,8 @@ from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
 from fastcoll.integrations.ddp import ddp_hook
+from fastcoll.integrations.stand_in import stand_in_for_gloo
+from fastcoll.integrations.torch_backend import make_default
 from fastcoll.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -150,6 +152,7 @@ __all__ = [
     "is_initialized",
     "isend",
     "launch",
+    "make_default",
     "monitored_barrier",
     "new_group",
     "recv",
@@ -164,5 +167,6 @@ __all__ = [
     "send",
     "send_object_list",
     "shrink",
+    "stand_in_for_gloo",
     "zeros",
 ]

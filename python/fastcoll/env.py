@@ -69,6 +69,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return text == "1"
+
+
 def _one_of(*values: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in values:
@@ -144,6 +150,13 @@ TORCH_BACKEND = Variable(
     "what torch.distributed gets: auto: the compiled backend where `fastcoll build` made it; "
     "compiled: built at first use, a minute; python: without it",
     _one_of("auto", "compiled", "python"),
+)
+AS_GLOO = Variable(
+    "FASTCOLL_AS_GLOO",
+    False,
+    'read where torch is imported: 1 lets groups that a program asks for as "gloo" be fastcoll\'s '
+    "if their ranks share a machine, else torch's own; the same on all ranks; default: 0",
+    _switch,
 )
 CACHE_DIR = Variable(
     "FASTCOLL_CACHE_DIR",

@@ -128,7 +128,8 @@ RULES = [
         ("python", "kernels"),
         (".py",),
         lines_with(r"\bos\.(?:environ|getenv|putenv)|from os import .*\b(?:environ|getenv)"),
-        ("python/fastcoll/env.py",),
+        # A module that each `import torch` loads can't import env.py.
+        ("python/fastcoll/env.py", "python/fastcoll_autoload/__init__.py"),
     ),
     Rule(
         "C++ doesn't read the environment",

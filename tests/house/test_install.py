@@ -93,6 +93,7 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
         path.relative_to(checkout / folder).as_posix()
         for folder, package in (
             ("python", "fastcoll"),
+            ("python", "fastcoll_autoload"),
             ("python", "fastcoll_model"),
             ("kernels", "fastcoll_kernels"),
         )

@@ -58,7 +58,7 @@ class NotBuiltError(Exception):
 
 
 class NotAskedForError(NotBuiltError):
-    """Nothing is amiss: the settings want no compiled backend, or none was built yet."""
+    """Nothing is amiss: the settings want no compiled backend."""
 
 
 class _Outcome:
@@ -94,7 +94,7 @@ def load() -> ModuleType | None:
 
 
 def report_failure() -> None:
-    """Write to stderr, once, why `load` returned None, if an error was the reason."""
+    """Write to stderr, once, why `load` returned None, unless the settings are the reason."""
     if _outcome.is_failure:
         say_once(
             f"torch.distributed is served in Python, which is slower: {_outcome.reason} "
@@ -153,7 +153,7 @@ def _ready() -> Path:
         return build()
     path = _path()
     if not _is_there(path):
-        raise NotAskedForError("it is not compiled yet: `fastcoll build` does that once")
+        raise NotBuiltError("it is not compiled yet: `fastcoll build` does that once")
     return path
 
 

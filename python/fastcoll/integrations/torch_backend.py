@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend "fastcoll" of torch.distributed.
 
-Decides how a group is made when torch asks for one. `import fastcoll` registers the backend. Then
-`init_process_group("fastcoll")` runs DDP, FSDP2 and DTensor. Must not know the verbs of the groups.
+Decides how a group is made when torch asks for one. `import fastcoll` registers the backend, and so
+does torch where a program names it. It runs DDP, FSDP2 and DTensor. Must not know the verbs of the
+groups.
 
 The Python process group runs on every torch from 2.11 on and knows every verb. The C++ backend
 (c10d_backend.cpp) is compiled against the installed torch, as its binary fits no other. It runs
@@ -19,6 +20,7 @@ the same order, as a collective allocation needs. Ranks then reduce in place: no
 takes CPU time from the backward pass.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from types import ModuleType
@@ -30,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+import fastcoll_autoload
 from fastcoll import env
 from fastcoll.api.groups import adopt, standing_for
 from fastcoll.calls.group import BaseGroup
@@ -40,15 +43,34 @@ from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A group that torch is about to make: its ranks are connected.
+
+    Attributes:
+        comm: The group that will carry out its calls.
+        compiled: The compiled backend, if all ranks have it and it can serve such a group.
+    """
+
+    comm: BaseGroup
+    compiled: ModuleType | None
+
+
+# By the group's name.
+prepared: dict[str, Prepared] = {}
+
+
 def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     """Make the group that torch asks for; called on its members. Collective."""
     del pg_options
-    rank, world_size, timeout_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
-    comm = Communicator.from_store(
-        opts.store, rank, world_size, timeout_s=timeout_s, name=opts.group_id
-    )
-    backend = make_backend(comm, opts.store, timeout_s)
-    adopt(comm)
+    if (made := prepared.pop(opts.group_id, None)) is None:
+        rank, world_size, limit_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
+        comm = Communicator.from_store(
+            opts.store, rank, world_size, timeout_s=limit_s, name=opts.group_id
+        )
+        made = Prepared(comm, find_compiled(comm, limit_s))
+    backend = _serve(made.comm, opts.store, made.compiled)
+    adopt(made.comm)
     return backend
 
 
@@ -56,6 +78,11 @@ def make_backend(
     comm: BaseGroup, store: dist.Store, timeout_s: float
 ) -> FastcollProcessGroup | dist.Backend:
     """Return torch's side of a group: compiled where all ranks have that. Collective."""
+    return _serve(comm, store, find_compiled(comm, timeout_s))
+
+
+def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
+    """Return the compiled backend, if all ranks of a group can have it. Collective."""
     compiled = None
     if isinstance(comm, Communicator):  # the compiled backend has the core of one node
         try:
@@ -63,6 +90,13 @@ def make_backend(
         except BaseException:
             comm.close()
             raise
+    return compiled
+
+
+def _serve(
+    comm: BaseGroup, store: dist.Store, compiled: ModuleType | None
+) -> FastcollProcessGroup | dist.Backend:
+    """Return what torch gets of a group."""
     if compiled is None:
         return ProfiledProcessGroup(comm, store)
     group = FastcollProcessGroup(comm, store)
@@ -154,13 +188,25 @@ def _lend_memory_to_ddp() -> None:
 def register() -> None:
     """Make "fastcoll" a backend of torch.distributed; once is enough."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+        # torch's ShardedTensor makes tensors on the last of the devices.
+        devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=devices)
         _admit_to_monitored_barrier()
         _records_itself()
         _replace_ddp_hook_in_cpp()
         _hear_new_limits()
         _take_shrunk_groups()
+        fastcoll_autoload.autoload()  # where torch is told to load nothing
     _name_in_logs_of_ddp()
+
+
+def make_default() -> None:
+    """Let torch.distributed take fastcoll for CPUs where a program names no backend.
+
+    For `init_process_group()` and `init_device_mesh("cpu", ...)` without a backend; on a machine
+    with an accelerator torch takes that one's. Call it on all ranks, before they make a group.
+    """
+    dist.Backend.default_device_backend_map["cpu"] = NAME
 
 
 def _admit_to_monitored_barrier() -> None:
@@ -231,14 +277,15 @@ def _take_shrunk_groups() -> None:
 
 
 def _name_in_logs_of_ddp() -> None:
-    """Let DDP's logs name this backend; torch writes "custom" for all that are not its own."""
+    """Let DDP's logs have the group's name; torch writes "custom" for all that are not its own."""
     torchs: Any = DistributedDataParallel._get_ddp_logging_data
 
     @wraps(torchs)
     def with_name(self: DistributedDataParallel) -> Any:
         data = torchs(self)
-        if dist.get_backend(self.process_group) == NAME:
-            data["backend_name"] = NAME
+        group: Any = self.process_group
+        if any(group._get_backend(device).name() == NAME for device in group._device_types):
+            data["backend_name"] = dist.get_backend(group)
         return data
 
     DistributedDataParallel._get_ddp_logging_data = with_name  # type: ignore[method-assign]
