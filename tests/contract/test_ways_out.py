@@ -83,14 +83,3 @@ def test_what_is_no_array_is_refused_with_the_way_out(given: Any, words: str) ->
 
     with pytest.raises(fastcoll.UsageError, match=words):
         view(given, "tensor")
-
-
-def test_an_array_of_dlpacks_kind_is_refused_with_the_way_out() -> None:
-    import fastcoll
-    from fastcoll.calls.arrays import view
-
-    class Foreign:
-        def __dlpack__(self) -> None: ...
-
-    with pytest.raises(fastcoll.UsageError, match=r"torch\.from_dlpack\(tensor\)"):
-        view(Foreign(), "tensor")
