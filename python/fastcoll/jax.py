@@ -37,8 +37,14 @@ from fastcoll.api.groups import GroupLike, communicator_of, rank_in
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import checked_integer, checked_rank, known_reduction
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.integrations import jax_calls, jax_programs, jax_rules
 from fastcoll.types import DType, Op, ReduceOp
+
+try:
+    from fastcoll.integrations import jax_calls, jax_programs, jax_rules
+except (AttributeError, ImportError) as error:  # what JAX calls private may change
+    raise ImportError(
+        f"fastcoll.jax was tested with JAX 0.10.2 and does not work with {jax.__version__}: {error}"
+    ) from error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_TAG = 2**31

@@ -3,6 +3,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -131,3 +133,11 @@ def test_another_version_is_refused(fresh_pool: Callable[..., Pool]) -> None:
     [found] = fresh_pool(1).run(give_bad_facts, deadline_s=COMPILE_S)
     assert found.kind == "JaxRuntimeError"
     assert "of different versions" in found.text
+
+
+def test_another_jax_is_named() -> None:
+    program = "from jax._src import effects; del effects.ordered_effects; import fastcoll.jax"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=COMPILE_S
+    )
+    assert "ImportError: fastcoll.jax was tested with JAX 0.10.2" in done.stderr
