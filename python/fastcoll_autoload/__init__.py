@@ -2,8 +2,8 @@
 """The door by which torch finds fastcoll in a program that does not import it.
 
 Decides which groups of torch.distributed need fastcoll. Each `import torch` ends with a call of
-`autoload`, the wheel's entry point in the group `torch.backends`. So it costs next to nothing, never
-raises, and imports fastcoll when a group needs it.
+`autoload`, the wheel's entry point in the group `torch.backends`. So it costs next to nothing,
+never raises, and imports fastcoll when a group needs it.
 
 It is a package of its own, as Python imports all of fastcoll before any module of it. It wraps the
 one function by which torch makes groups. An entry in torch's table of backends would do for the
