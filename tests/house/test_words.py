@@ -2,7 +2,7 @@
 """Comments and docstrings have short sentences, each about a thing with a name.
 
 A sentence has at most 25 words, and none begins with What or Who. Reads Python by its syntax tree
-and C++ by its comment lines. Prose of Markdown, and the folders in NOT_YET, are left out.
+and C++ by its comment lines. Prose of Markdown is left out.
 """
 
 import ast
@@ -16,7 +16,6 @@ from tests.support.tree import source_files
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 25
-NOT_YET = ("tests/torch/",)
 SUFFIXES = {
     ".py": "#",
     ".pyi": "#",
@@ -71,11 +70,7 @@ def complaints(text: str, suffix: str) -> list[str]:
 
 
 def sources() -> list[str]:
-    return [
-        path
-        for path in source_files()
-        if Path(path).suffix in SUFFIXES and not path.startswith(NOT_YET)
-    ]
+    return [path for path in source_files() if Path(path).suffix in SUFFIXES]
 
 
 def test_sentences_are_short_and_have_a_subject() -> None:

@@ -30,7 +30,7 @@ def kind_of(group: Any) -> str:
 
 
 def names(me: int) -> list[Any]:
-    """What torch and a program are told of the groups."""
+    """Return what torch and a program are told of the groups."""
     world: Any = dist.group.WORLD
     part = dist.new_group([0], timeout=SOON)
     told: list[Any] = [dist.get_backend(), dist.get_backend_config()]
