@@ -302,15 +302,20 @@ PyMethodDef setters[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+// Apart, so that the calls without a name keep their code.
+[[gnu::noinline, gnu::cold]] std::optional<Op> op_named(PyObject* name) {
+  for (int op = 0; op < kNumOps; ++op)
+    if (op_strings[size_t(op)] == name) return Op(op);
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<Op> op_of(PyObject* object) {
   if (!object) return Op::sum;
   for (int op = 0; op < kNumOps; ++op)
     if (reduce_ops[size_t(op)] == object) return Op(op);
-  for (int op = 0; op < kNumOps; ++op)
-    if (op_strings[size_t(op)] == object) return Op(op);
-  return std::nullopt;
+  return op_named(object);
 }
 
 PyCFunction function_of(FastVerb verb) { return definitions[size_t(verb)].ml_meth; }
