@@ -83,6 +83,9 @@ def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
     def send() -> None:
         comm.send_object_list([{"from": me}, "x" * 5000], (me + 1) % world, **safe)
 
+    if world == 1:
+        return [attempt(send).kind]
+
     before = (me - 1) % world
     for source in (before, before if isinstance(comm, TorchGroup) else None):
         got: list[Any] = [None, "replaced"]
@@ -96,6 +99,9 @@ def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
 
 
 def check_passed_around(rows: list[Any]) -> None:
+    if len(rows) == 1:  # a send to oneself would wait for its own recv
+        assert rows == [["UsageError"]]
+        return
     for rank, found in enumerate(rows):
         before = (rank - 1) % len(rows)
         assert found == [before, [{"from": before}, "x" * 5000]] * 2

@@ -325,7 +325,7 @@ def mistakes(rank: Rank) -> list[Attempt]:
         attempt(ops.reduce_scatter, x[1:2]),
         attempt(ops.all_gather, torch.tensor(1.0)),
         attempt(ops.all_to_all, x, [ROWS // 2, ROWS // 2]),
-        attempt(ops.all_reduce, x, "sum"),
+        attempt(ops.all_reduce, x, "total"),
         attempt(ops.broadcast, x, 2),
     ]
     with fastcoll.new_group() as group:

@@ -59,9 +59,7 @@ class ReduceScatter(_Comm):
     ) -> dist.Work | None:
         """See `fastcoll.reduce_scatter_tensor`; averages a layer's gradients into shards.
 
-        Raises:
-            UnsupportedError: The model has a gradient divide factor, which torch wants multiplied
-                in here; after `set_force_sum_reduction_for_comms(True)` it does that itself.
+        `op` is PREMUL_SUM for a model with a gradient divide factor.
         """
         return self._for_torch(
             reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
