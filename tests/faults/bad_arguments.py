@@ -120,7 +120,7 @@ def mistakes_of_operations(world: int) -> dict[str, Mistake]:
             UNSUPPORTED,
             ("PREMUL_SUM", "SUM"),
         ),
-        "op is a text": (all_reduce(six, "sum"), USAGE, ("op", "sum")),
+        "op is a text": (all_reduce(six, "total"), USAGE, ("op", "total")),
         "op is a number": (all_reduce(six, 0), USAGE, ("op", "0")),
         "op is None": (all_reduce(six, None), USAGE, ("op", "None")),
         "op cannot be hashed": (all_reduce(six, []), USAGE, ("op",)),
@@ -298,7 +298,7 @@ def mistakes_of_parts(world: int) -> dict[str, Mistake]:
         "root negative": (lambda comm: comm.broadcast(six, -1), USAGE, ("src=-1",)),
         "root is no number": (lambda comm: comm.broadcast(six, "0"), USAGE, ("src", "0")),
         "root is a float": (lambda comm: comm.broadcast(six, 0.0), USAGE, ("src", "0.0")),
-        "group of another kind": (_with_group("world"), USAGE, ("group", "Communicator", "str")),
+        "group of another kind": (_with_group("world"), USAGE, ("group", "fastcoll.Group", "str")),
     }
 
 

@@ -200,7 +200,7 @@ def fuzz_status(chance: random.Random) -> None:
         with mmap.mmap(fd, _C.region_bytes()) as region:
             region[:pad_bytes] = chance.randbytes(pad_bytes)
             for at in range(pad_bytes // 2, pad_bytes, 64):  # one of these begins the identity
-                struct.pack_into("=Q", region, at, 0x66636F6C6C000001)
+                struct.pack_into("=Q", region, at, 0x66636F6C6C000002)
         status = _C.read_status(fd)
         assert all(isinstance(row["what"], str) for row in status["operations"])
     finally:

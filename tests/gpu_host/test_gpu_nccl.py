@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fastcoll.choose import algorithms, select
 from fastcoll.cli import app
+from fastcoll.cli.console import ExitCode
 from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, Verb, nccl_adds
@@ -93,7 +94,7 @@ def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) 
     runner = CliRunner()
     command = ["explain", "all_reduce", "1M", "--ranks", "4", "--device", "cuda"]
     refused = runner.invoke(app, command)
-    assert refused.exit_code == 2
+    assert refused.exit_code == ExitCode.MISSING
     monkeypatch.setattr(gpu, "problem", lambda: "")
     one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, False)
     monkeypatch.setattr(gpu, "gpus", lambda: [one] * 4)

@@ -21,6 +21,7 @@ from fastcoll import env
 from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
 from fastcoll.choose.algorithms.shared import CPU
 from fastcoll.cli import app
+from fastcoll.cli.console import ExitCode
 from fastcoll.cli.points import parse_gpu_worlds
 from fastcoll.errors import UsageError
 from fastcoll.machine import gpu
@@ -368,7 +369,7 @@ def test_without_a_gpu_the_command_says_so_and_writes_nothing(
     monkeypatch.setattr(gpu, "problem", lambda: "no CUDA device can be used: none is there")
     out = tmp_path / "table.json"
     result = CliRunner().invoke(app, ["tune", "--device", "cuda", "--out", str(out)])
-    assert result.exit_code == 1
+    assert result.exit_code == ExitCode.MISSING
     assert "GPUs can't be measured: no CUDA device can be used" in " ".join(result.output.split())
     assert not out.exists()
     monkeypatch.setattr(gpu, "problem", lambda: "")

@@ -243,8 +243,9 @@ def reduction_of(op: object, array: ArrayView) -> tuple[Op, ArrayView]:
     refuse_moved(array, "the input")
     premultiplies: object = ReduceOp.PREMUL_SUM
     if isinstance(op, ReduceOp) and op == premultiplies:  # a rank's factor is its own affair
-        factor = cast(Any, op).__getstate__()[1]
-        return known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, factor)
+        state = cast(Any, op).__getstate__()
+        if isinstance(state, tuple):  # else it was made without a factor
+            return known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, state[1])
     return known_reduction(op, array.dtype), array
 
 
