@@ -31,7 +31,7 @@ for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast
   echo "== $out/$verb"
   fastcoll bench "$verb" --sizes 8,512,4K,64K,1M,16M,64M --vs "gloo,$mpis" --json "$out/$verb.json"
 done
-for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast; do
+for verb in reduce_scatter reduce all_gather gather scatter all_to_all broadcast sendrecv; do
   echo "== $out/c-$verb"
   fastcoll bench "$verb" --level c --sizes 4K,64K,1M,16M,64M --vs "$mpis" --json "$out/c-$verb.json"
 done

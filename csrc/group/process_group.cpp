@@ -163,23 +163,6 @@ void ProcessGroup::limit(Transfer& transfer) const {
   if (transfer.timeout_s < 0) transfer.timeout_s = group_->limit_s();
 }
 
-double ProcessGroup::time_loop(const Plan& plan, const void* input, void* output, int iterations,
-                               Host& host) {
-  const Turn turn(*this, host);
-  require_usable();
-  const Program* program = program_of(plan);
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < iterations; ++i)
-    fastcoll::run(*group_, plan, input, output, host, -1, program);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double ProcessGroup::time_one_way_flag(int iterations, Host& host) {
-  const Turn turn(*this, host);
-  require_usable();
-  return group_->time_one_way_flag(iterations, host);
-}
-
 void ProcessGroup::add_program(uint64_t hash, const ProgramBlocks& blocks,
                                const std::vector<uint32_t>& words) {
   Program program(world_size_, rank_, blocks, words);

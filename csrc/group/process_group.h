@@ -47,6 +47,15 @@ struct Operands {
   const StridedPair* strided = nullptr;
 };
 
+// Before each timed call a program would write what it sends. So the loop writes these bytes anew,
+// as they are; then all ranks meet in a barrier, by this plan. Without a plan calls are back to
+// back, and their time is that of all of them.
+struct Rewriting {
+  const Plan* meeting = nullptr;
+  void* bytes = nullptr;
+  size_t num_bytes = 0;
+};
+
 class ProcessGroup {
  public:
   ProcessGroup(int rank, int world_size, const std::string& name, const GroupFds& fds,
@@ -72,8 +81,12 @@ class ProcessGroup {
   void finish(const Plan& plan, const Operands& operands, Host& host);
   // The same if that takes no wait: whether it was done.
   bool finish_if_ready(const Plan& plan, const Operands& operands);
-  // Seconds for `iterations` such calls back to back, in one compiled loop: for benchmarks.
-  double time_loop(const Plan& plan, const void* input, void* output, int iterations, Host& host);
+  // For benchmarks (timing.cpp): the seconds of `iterations` such calls in one compiled loop. In an
+  // exchange this rank sends to one peer and receives from another.
+  double time_calls(const Plan& plan, const Operands& operands, int iterations,
+                    const Rewriting& rewriting, Host& host);
+  double time_exchanges(const Transfer& sent, const Transfer& received, int iterations,
+                        const Rewriting& rewriting, Host& host);
   double time_one_way_flag(int iterations, Host& host);
   // See Group: by rank, the errno with which it can't read all memories. Collective, before the
   // first call.

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "cpu/local_reduce.h"
 #include "cpu/reduce.h"
@@ -236,15 +238,40 @@ void bind_group(py::module_& module) {
       .def("decide_survivors", &ProcessGroup::decide_survivors, py::arg("ranks"), without_gil)
       .def("close", &ProcessGroup::close, without_gil);
 
+  // `meeting` and `source`: see Rewriting. A pair of a pointer and its bytes.
   module.def(
-      "time_loop",
-      [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output, int iterations) {
+      "time_calls",
+      [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
+         std::optional<Plan> meeting, std::pair<uintptr_t, size_t> source, int iterations) {
         const Plan copy = plan;
         PythonHost host;
         host.blocking();
-        return group.time_loop(copy, to_ptr(input), to_ptr(output), iterations, host);
+        return group.time_calls(
+            copy, {to_ptr(input), to_ptr(output)}, iterations,
+            {meeting ? &*meeting : nullptr, to_ptr(source.first), source.second}, host);
       },
       py::arg("group"), py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"),
+      py::arg("meeting"), py::arg("source"), py::arg("iterations"));
+  module.def(
+      "time_exchanges",
+      [](ProcessGroup& group, int to, int from, int dtype, size_t numel, uintptr_t input,
+         uintptr_t output, std::optional<Plan> meeting, std::pair<uintptr_t, size_t> source,
+         int iterations) {
+        Transfer sent, received;
+        sent.peer = to;
+        received.peer = from;
+        sent.dtype = received.dtype = DType(dtype);
+        sent.numel = received.numel = numel;
+        sent.data = static_cast<std::byte*>(to_ptr(input));
+        received.data = static_cast<std::byte*>(to_ptr(output));
+        PythonHost host;
+        host.blocking();
+        return group.time_exchanges(
+            sent, received, iterations,
+            {meeting ? &*meeting : nullptr, to_ptr(source.first), source.second}, host);
+      },
+      py::arg("group"), py::arg("to"), py::arg("from_"), py::arg("dtype"), py::arg("numel"),
+      py::arg("input_ptr"), py::arg("output_ptr"), py::arg("meeting"), py::arg("source"),
       py::arg("iterations"));
   module.def(
       "time_one_way_flag",

@@ -167,8 +167,26 @@ def spread_out(cpus: list[int], rank: int) -> bool: ...
 def simd_levels() -> list[str]: ...
 def simd_level() -> str: ...
 def set_simd_level(name: str) -> None: ...
-def time_loop(
-    group: Group, plan: Plan, input_ptr: int, output_ptr: int, iterations: int
+def time_calls(
+    group: Group,
+    plan: Plan,
+    input_ptr: int,
+    output_ptr: int,
+    meeting: Plan | None,
+    source: tuple[int, int],
+    iterations: int,
+) -> float: ...
+def time_exchanges(
+    group: Group,
+    to: int,
+    from_: int,
+    dtype: int,
+    numel: int,
+    input_ptr: int,
+    output_ptr: int,
+    meeting: Plan | None,
+    source: tuple[int, int],
+    iterations: int,
 ) -> float: ...
 def time_one_way_flag(group: Group, iterations: int) -> float: ...
 def add_verbs(cls: type[_Class]) -> type[_Class]: ...

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark's data and its check: right results pass, wrong ones are counted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -109,3 +111,24 @@ def test_a_cell_counts_the_larger_side(
 ) -> None:
     cell = make_cell(verb, "float32", "sum", size_bytes, WORLD_SIZE)
     assert (cell.numel, cell.size_bytes) == (numel, actual_bytes)
+
+
+@pytest.mark.parametrize(
+    ("verb", "bytes_by_rank"),
+    [
+        ("broadcast", (0, 16384, 0)),
+        ("scatter", (0, 16380, 0)),
+        ("reduce", (16384, 0, 16384)),
+        ("gather", (5460, 5460, 5460)),
+        ("sendrecv", (16384, 16384, 16384)),
+        ("all_to_all", (16380, 16380, 16380)),
+        ("all_reduce", (0, 0, 0)),
+    ],
+)
+def test_who_gives_writes_its_input_anew(verb: str, bytes_by_rank: tuple[int, ...]) -> None:
+    cell = replace(make_cell(verb, "float32", "sum", 16384, WORLD_SIZE), root=1)
+    assert tuple(map(cell.rewritten_bytes, range(WORLD_SIZE))) == bytes_by_rank
+    assert cell.is_rewritten == any(bytes_by_rank)
+    small = make_cell(verb, "float32", "sum", 4096, WORLD_SIZE)
+    assert not small.is_rewritten
+    assert small.rewritten_bytes(0) == 0

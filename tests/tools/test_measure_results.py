@@ -3,6 +3,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fastcoll.measure.results import (
     write,
 )
 from fastcoll.measure.rounds import Outcome
-from fastcoll.measure.timer import Budget, summarise, time_calls
+from fastcoll.measure.timer import Budget, summarise, time_calls, time_calls_apart
 
 Json = dict[str, Any]
 
@@ -80,6 +81,17 @@ def test_all_calls_are_made() -> None:
     seen: list[int] = []
     assert time_calls(seen.append, (7,), 5) > 0
     assert seen == [7] * 5
+
+
+def test_the_time_before_a_call_is_not_the_calls() -> None:
+    seen: list[str] = []
+
+    def before() -> None:
+        seen.append("before")
+        time.sleep(0.02)
+
+    assert 0 < time_calls_apart(seen.append, ("call",), 3, before) < 0.02
+    assert seen == ["before", "call"] * 3
 
 
 def test_a_row_says_how_many_times_slower_each_peer_is() -> None:

@@ -16,6 +16,8 @@ from fastcoll.measure.protocol import Reply, prepare_command
 from fastcoll.measure.rounds import measure_cell
 from fastcoll.measure.timer import Budget
 from fastcoll.measure.worker import Worker
+from fastcoll.native import _C
+from tests.support.harness import Pools, Rank
 
 CELL = make_cell("all_reduce", "float32", "sum", 64, 2)
 BUDGET = Budget(window_us=100, min_windows=2, max_windows=2, num_rounds=3)
@@ -121,6 +123,65 @@ def test_a_worker_times_on_data_that_stays_as_it_is() -> None:
     worker.run(prepare_command(make_cell("all_reduce", "float32", "product", 64, 1)))
     worker.run("time 1 1")
     assert set(seen[-1].tolist()) == {1.0}
+
+
+class Recorder(Local):
+    """Its call notes the input's first element and leaves another there; its barriers count."""
+
+    def __init__(self) -> None:
+        super().__init__(self.note)
+        self.seen: list[float] = []
+        self.num_barriers = 0
+
+    def note(self, source: torch.Tensor) -> None:
+        self.seen.append(float(source[0]))
+        source[0] = 5
+
+    def barrier(self) -> None:
+        self.num_barriers += 1
+
+    def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        return self.note, (source,)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_rewritten"), [(1 << 16, True), (1 << 10, False)])
+def test_large_inputs_are_written_anew_before_each_call(
+    size_bytes: int, is_rewritten: bool
+) -> None:
+    library = Recorder()
+    worker = Worker(library)
+    worker.run(prepare_command(make_cell("gather", "float32", "sum", size_bytes, 1)))
+    library.seen, library.num_barriers = [], 0
+    worker.run("time 3 1")
+    assert library.seen == ([0.0, 0.0, 0.0] if is_rewritten else [0.0, 5.0, 5.0])
+    assert library.num_barriers == (1 + 3 if is_rewritten else 1)
+
+
+def time_broadcasts(rank: Rank, numel: int, meets: bool) -> tuple[int, int, bool]:
+    """Calls of a compiled loop: the broadcasts and barriers that were made; is the input kept."""
+    comm = rank.comm
+    source = torch.arange(numel, dtype=torch.float32)
+    cell = make_cell("broadcast", "float32", "sum", source.nbytes, comm.world_size)
+    barrier = make_cell("barrier", "float32", "sum", 0, comm.world_size)
+    terms = {"algorithm": "auto", "numerics": "same_bits", "num_cpus": comm.world_size}
+    plan, meeting = (
+        _C.Plan(*comm.planner.choose(one.request(**terms)).plan.args()) for one in (cell, barrier)
+    )
+    before = comm.counts()
+    pair = source.data_ptr(), source.nbytes
+    seconds = _C.time_calls(comm, plan, pair[0], pair[0], meeting if meets else None, pair, 4)
+    assert seconds > 0
+    after, none = comm.counts(), (0, 0, 0)
+    broadcasts, barriers = (
+        after.get(verb, none)[0] - before.get(verb, none)[0] for verb in ("broadcast", "barrier")
+    )
+    return broadcasts, barriers, torch.equal(source, torch.arange(numel))
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_compiled_loop_meets_before_each_call(pools: Pools, meets: bool) -> None:
+    for made in pools(2).run(time_broadcasts, 40_000, meets):
+        assert made == (4, 4 if meets else 0, True)
 
 
 def test_a_rank_that_ends_at_its_start_says_why(tmp_path: Path) -> None:

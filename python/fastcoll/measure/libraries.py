@@ -17,9 +17,9 @@ import fastcoll
 from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.measure.library import Bound, Library, WorkerConfig
-from fastcoll.measure.pattern import Cell
+from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.native import _C
-from fastcoll.types import REDUCTIONS, Verb
+from fastcoll.types import REDUCTIONS, DType, Verb
 
 _REDUCTIONS = {verb.name for verb in REDUCTIONS}
 
@@ -99,10 +99,21 @@ class FastcollCore(Fastcoll):
         raise NotImplementedError("there is no compiled loop of asynchronous calls")
 
     def bind(self, cell: Cell, output: torch.Tensor, source: torch.Tensor) -> Bound:
+        ptrs = source.data_ptr(), output.data_ptr()
         if cell.verb == "sendrecv":
-            raise NotImplementedError("there is no compiled loop of send and recv")
+            to, of = _neighbours(self.rank, self.world_size)
+            message = int(DType[cell.dtype]), cell.numel
+            return _C.time_exchanges, (self.comm, to, of, *message, *ptrs, *self._before(cell))
         plan = self.comm.planner.plan(*self.checked(cell, output, source))
-        return _C.time_loop, (self.comm, plan, source.data_ptr(), output.data_ptr())
+        return _C.time_calls, (self.comm, plan, *ptrs, *self._before(cell))
+
+    def _before(self, cell: Cell) -> tuple[_C.Plan | None, tuple[int, int]]:
+        """Return what goes before each call: a barrier, and the bytes that are written anew."""
+        if not cell.is_rewritten:
+            return None, (0, 0)
+        meeting = make_cell("barrier", cell.dtype, cell.op, 0, self.world_size)
+        plan = self.comm.planner.plan(*self.checked(meeting, self._output, self._input))
+        return plan, (self._input.data_ptr(), cell.rewritten_bytes(self.rank))
 
     def loop(self, iterations: int) -> float:
         time_loop, args = self._call
@@ -138,7 +149,8 @@ class FastcollVariants(FastcollCore):
         if self._segment_bytes:
             plan = replace(plan, segment_bytes=self._segment_bytes)
         built = _C.Plan(*plan.args())
-        return _C.time_loop, (self.comm, built, source.data_ptr(), output.data_ptr())
+        ptrs = source.data_ptr(), output.data_ptr()
+        return _C.time_calls, (self.comm, built, *ptrs, *self._before(cell))
 
     def release(self) -> None:
         self._cell = None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fastcoll.measure.pattern import Cell, count_wrong, fill_input, neutral
-from fastcoll.measure.timer import time_calls
+from fastcoll.measure.timer import time_calls, time_calls_apart
 
 IN_GRAPH = "_graph"  # behind a library's name: its calls in a captured graph, on GPUs
 _POISON = 77
@@ -55,6 +55,7 @@ class Library(ABC):
         self.world_size = config.world_size
         self._input = self._output = torch.empty(0)
         self._call: Bound = (self.barrier, ())
+        self._rewrite: Callable[[], None] | None = None
 
     @abstractmethod
     def version(self) -> str:
@@ -95,22 +96,40 @@ class Library(ABC):
         if cell.verb != "broadcast" or self.rank == cell.root:
             fill_input(self._input, cell, self.rank)
         self._call = self._bound(cell)
+        self._rewrite = None
         self.barrier()
         self.loop(1)
         num_wrong = count_wrong(self._output.cpu(), cell, self.rank)
         self._input.fill_(neutral(cell.op))
         self._output.fill_(neutral(cell.op))
+        self._rewrite = self._rewriting(cell) if cell.is_rewritten else None
         self.barrier()
         return num_wrong
+
+    def _rewriting(self, cell: Cell) -> Callable[[], None]:
+        """Return what goes before each call of `cell`: new bytes in the input, and a barrier."""
+        gives, source, value = cell.rewritten_bytes(self.rank), self._input, neutral(cell.op)
+
+        def rewrite() -> None:
+            if gives:
+                source.fill_(value)
+            self.barrier()
+
+        return rewrite
 
     def _bound(self, cell: Cell) -> Bound:
         call = self.bind(cell, self._output, self._input)
         return self.asynchronous(call) if self.config.async_op else call
 
     def loop(self, iterations: int) -> float:
-        """Return the seconds of `iterations` back-to-back calls of the prepared cell."""
+        """Return the seconds of `iterations` calls of the prepared cell.
+
+        They are back to back, unless the cell's inputs are rewritten before each call.
+        """
         fn, args = self._call
-        return time_calls(fn, args, iterations)
+        if self._rewrite is None:
+            return time_calls(fn, args, iterations)
+        return time_calls_apart(fn, args, iterations, self._rewrite)
 
     def terms(self) -> dict[str, Any]:
         """Return the terms of the ranks that decide which calls they can make."""
@@ -126,7 +145,7 @@ class Library(ABC):
 
     def release(self) -> None:
         """Free the buffers of `prepare`."""
-        self._call = (self.barrier, ())
+        self._call, self._rewrite = (self.barrier, ()), None
         self._input = self._output = torch.empty(0)
 
     @abstractmethod

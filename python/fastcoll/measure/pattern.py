@@ -20,6 +20,9 @@ PERIOD = 65521
 _BLOCK_NUMEL = 16 * PERIOD
 _GIVE_PARTS = ("reduce_scatter", "scatter", "all_to_all")
 _GET_PARTS = ("all_gather", "gather", "all_to_all")
+# Open MPI copies messages of up to 4 KiB to memory of its own; the other libraries larger ones, too.
+# Receivers read larger messages where they lie.
+_REWRITTEN_BYTES = 8 << 10
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,23 @@ class Cell:
             world_size=self.world_size,
             **fields,
         )
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether ranks write their input anew before each call, as a program would.
+
+        Bytes that nobody writes stay in the cache of the peer that reads them. Results of
+        all_reduce and the root's of reduce are inputs of the next call: they are new anyway.
+        """
+        return self.verb not in ("all_reduce", "barrier") and self.size_bytes >= _REWRITTEN_BYTES
+
+    def rewritten_bytes(self, rank: int) -> int:
+        """Return the bytes that a rank writes anew before each call."""
+        gives = {"broadcast": rank == self.root, "scatter": rank == self.root}
+        gives["reduce"] = rank != self.root
+        if not (self.is_rewritten and gives.get(self.verb, True)):
+            return 0
+        return self.input_numel * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -67,6 +67,19 @@ def time_calls(fn: Callable[..., Any], args: tuple[Any, ...], iterations: int) -
     return perf_counter() - begin
 
 
+def time_calls_apart(
+    fn: Callable[..., Any], args: tuple[Any, ...], iterations: int, before: Callable[[], Any]
+) -> float:
+    """Return the seconds that `iterations` calls of `fn(*args)` take, each after `before()`."""
+    total = 0.0
+    for _ in repeat(None, iterations):
+        before()
+        begin = perf_counter()
+        fn(*args)
+        total += perf_counter() - begin
+    return total
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which `share` of the sorted values lie (nearest rank)."""
     ordered = sorted(values)
