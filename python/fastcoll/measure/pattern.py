@@ -20,8 +20,8 @@ PERIOD = 65521
 _BLOCK_NUMEL = 16 * PERIOD
 _GIVE_PARTS = ("reduce_scatter", "scatter", "all_to_all")
 _GET_PARTS = ("all_gather", "gather", "all_to_all")
-# Open MPI copies messages of up to 4 KiB to memory of its own; the other libraries larger ones, too.
-# Receivers read larger messages where they lie.
+# Open MPI copies messages of up to 4 KiB to memory of its own; other libraries larger ones, too.
+# Receivers read messages of more bytes where they lie.
 _REWRITTEN_BYTES = 8 << 10
 
 
