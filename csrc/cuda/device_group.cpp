@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -13,8 +12,8 @@ namespace fastcoll {
 
 namespace {
 
-// Lets this thread use operations outside of a graph that it may be capturing. They would otherwise
-// be refused and invalidate the capture.
+// Lets this thread ask about an event while a graph is captured. The question would otherwise be
+// refused and invalidate the capture.
 class BesideCapture {
  public:
   BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -36,21 +35,16 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
                                         " ranks with GPUs (1 to " + std::to_string(kMaxGpuWorld) +
                                         " are possible)");
   const OnDevice on(options.device);
-  void* memory = nullptr;
-  check_cuda(cudaHostAlloc(&memory, sizeof(DeviceVerdict), cudaHostAllocMapped),
-             "allocating host memory for verdicts");
-  verdict_ = new (memory) DeviceVerdict{};
+  host_ = borrow_host_words();
   // All memory that calls ever need: a later allocation could wait for running kernels.
   cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&batch_), batch_bytes());
   for (Last* last : {&eager_, &captured_})
     if (error == cudaSuccess)
       error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
-  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking);
   if (error == cudaSuccess) return;
-  if (captured_.event) cudaEventDestroy(captured_.event);
   if (eager_.event) cudaEventDestroy(eager_.event);
   cudaFree(batch_);
-  cudaFreeHost(memory);
+  return_host_words(host_);
   check_cuda(error, "making a group's events and buffers");
 }
 
@@ -59,6 +53,7 @@ DeviceGroup::~DeviceGroup() {
     close();
   } catch (const Failure&) {  // the context is broken: nothing left to save
   }
+  if (kernels_ended_) return_host_words(host_);
 }
 
 DeviceGroup::Last DeviceGroup::order(cudaStream_t stream) {
@@ -95,7 +90,7 @@ DeviceCall DeviceGroup::call(double limit_s) const {
   DeviceCall call{};
   std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
   call.multicast = multicast_;
-  call.verdict = verdict_;
+  call.host = host_;
   call.limit_ns = uint64_t(limit_s * 1e9);
   call.data_bytes = options_.data_bytes;
   call.rank = options_.rank;
@@ -171,26 +166,15 @@ void DeviceGroup::copy(const std::vector<DeviceCopy>& copies, cudaStream_t strea
 }
 
 std::optional<DeviceVerdict> DeviceGroup::verdict() const {
-  const std::lock_guard guard(verdict_mutex_);
-  if (!verdict_) return last_verdict_;
   // `kind` is stored last.
-  if (std::atomic_ref(verdict_->kind).load(std::memory_order_acquire) == 0) return std::nullopt;
-  return *verdict_;
-}
-
-void DeviceGroup::free_memory() {
-  DeviceVerdict* freed = nullptr;
-  {
-    const std::lock_guard guard(verdict_mutex_);
-    if (verdict_->kind != 0) last_verdict_ = *verdict_;
-    freed = std::exchange(verdict_, nullptr);
-  }
-  cudaFree(std::exchange(batch_, nullptr));
-  cudaFreeHost(freed);
+  DeviceVerdict& found = host_->verdict;
+  if (std::atomic_ref(found.kind).load(std::memory_order_acquire) == 0) return std::nullopt;
+  return found;
 }
 
 bool DeviceGroup::busy() {
-  const std::lock_guard guard(mutex_);
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard) return true;  // a launch waits for room in its queue, or the last kernel's end
   if (closed_ || !eager_.used) return false;
   const OnDevice on(options_.device);
   const BesideCapture beside;
@@ -201,18 +185,7 @@ bool DeviceGroup::busy() {
 }
 
 void DeviceGroup::give_up(int peer) {
-  const std::lock_guard guard(mutex_);
-  std::byte* pad = options_.regions[size_t(options_.rank)];
-  if (closed_ || !pad) return;
-  const OnDevice on(options_.device);
-  const BesideCapture beside;
-  // In the lost rank's name: kernels pass their own findings on to all ranks, but its memory may be
-  // gone.
-  const uint64_t poison = Poison::encode(uint32_t(ErrorKind::peer_lost), peer, peer, 0, 0);
-  check_cuda(cudaMemcpyAsync(pad + offsetof(GpuPad, poison), &poison, sizeof poison,
-                             cudaMemcpyHostToDevice, beside_),
-             "telling the kernels that a rank is lost");
-  check_cuda(cudaStreamSynchronize(beside_), "telling the kernels that a rank is lost");
+  std::atomic_ref(host_->abort).store(HostWords::lost(peer), std::memory_order_release);
 }
 
 std::array<uint32_t, kMaxGpuWorld> DeviceGroup::probe(Probe step, uint64_t token) {
@@ -235,10 +208,10 @@ void DeviceGroup::close() {
   const cudaError_t error = cudaDeviceSynchronize();
   cudaEventDestroy(eager_.event);
   cudaEventDestroy(captured_.event);
-  cudaStreamDestroy(beside_);
-  // On an error the context is broken, or kernels may still write their verdict: it goes with the
+  // On an error the context is broken, or kernels may still use their memory: it goes with the
   // process.
-  if (error == cudaSuccess) free_memory();
+  kernels_ended_ = error == cudaSuccess;
+  if (kernels_ended_) cudaFree(std::exchange(batch_, nullptr));
   check_cuda(error, "waiting for the group's kernels");
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "cuda/call.h"
+#include "cuda/host_words.h"
 #include "cuda/launch.h"
 #include "plan.h"
 
@@ -60,9 +61,10 @@ class DeviceGroup {
              cudaStream_t stream);
   std::optional<DeviceVerdict> verdict() const;  // the reason, once the group is broken
 
-  // Whether the last launch outside of a capture still runs.
+  // Whether the last launch outside of a capture still runs, or has yet to be queued.
   bool busy();
   // Let this rank's kernels stop waiting: `peer` is lost. They leave that loss as their verdict.
+  // One store, which nothing can hold up: no stream, no call of CUDA's, no lock.
   void give_up(int peer);
 
   // Collective: see Probe.
@@ -72,7 +74,7 @@ class DeviceGroup {
 
   // Wait until this rank's kernels are over, captured graphs included, and free their memory. A
   // free waits for all work on the device, so the destructor must have nothing left to free.
-  // Idempotent; the verdict can still be read.
+  // Idempotent; the verdict can still be read, and giving up still does no harm.
   void close();
 
  private:
@@ -89,19 +91,15 @@ class DeviceGroup {
   void remember(const Last& launched, cudaStream_t stream);
   DeviceCall call(double limit_s) const;  // the fields that all calls share
   uint32_t locate(const std::byte* ptr) const;
-  void free_memory();  // no kernel runs any more
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;
-  DeviceVerdict* verdict_ = nullptr;  // host memory that the device writes
-  DeviceCall* batch_ = nullptr;       // device memory: the sends and receives of one kernel
+  HostWords* host_ = nullptr;    // as long as this group
+  DeviceCall* batch_ = nullptr;  // device memory: the sends and receives of one kernel
   Last eager_, captured_;
-  cudaStream_t beside_ = nullptr;  // for work that must not wait for kernels
-  std::mutex mutex_;
+  std::mutex mutex_;  // held as long as a launch takes, which a full queue blocks
   bool closed_ = false;
-  // Held for moments only, while `mutex_` is held as long as a launch or the last kernel takes.
-  mutable std::mutex verdict_mutex_;
-  std::optional<DeviceVerdict> last_verdict_;  // once `verdict_` is freed
+  bool kernels_ended_ = false;
 };
 
 }  // namespace fastcoll

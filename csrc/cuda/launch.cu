@@ -96,9 +96,8 @@ const void* probe_kernel(Probe step) {
 
 }  // namespace
 
-int load_kernels() {
-  int device = 0, num_sms = 0, fewest = INT_MAX;
-  check_cuda(cudaGetDevice(&device), "asking for the current device");
+int load_kernels(int device) {
+  int num_sms = 0, fewest = INT_MAX;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
              "counting the multiprocessors");
   for (const void* kernel : all_kernels()) {

@@ -17,10 +17,10 @@
 
 namespace fastcoll {
 
-// Load every kernel into the current device's context now. Loading one later may have to wait for
-// running kernels, and those may wait for the kernel to be loaded. Returns how many blocks of the
-// largest kernel can be resident at once.
-int load_kernels();
+// Load every kernel into the context of `device`, the current one, now. Loading one later may have
+// to wait for running kernels, and those may wait for the kernel to be loaded. Returns how many
+// blocks of the largest kernel can be resident at once.
+int load_kernels(int device);
 
 // The shape with which the kernel of a plan is launched.
 LaunchShape shape_of(const Plan& plan, int world_size);

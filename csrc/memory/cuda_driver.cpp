@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda_driver.h"
 
+#include <array>
+#include <atomic>
 #include <cstdio>
 
 namespace fastcoll {
@@ -32,12 +34,38 @@ int attribute(CUdevice_attribute which, int device) {
   return ask && ask(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
+// The context of a device that the runtime uses, too. It is kept as long as the process, as the
+// runtime keeps it.
+CUcontext primary_context(int device) {
+  constexpr int kMostDevices = 256;
+  static std::array<std::atomic<CUcontext>, kMostDevices> kept{};
+  const DriverApi& api = driver_api();
+  const std::string what = "switching to device " + std::to_string(device);
+  if (!api.has_contexts()) throw Failure(ErrorKind::driver, what + ": there is no CUDA driver");
+  if (device < 0 || device >= kMostDevices)
+    throw Failure(ErrorKind::usage, what + ": there is no such device");
+  if (const CUcontext found = kept[size_t(device)].load(std::memory_order_relaxed)) return found;
+  CUdevice handle = 0;
+  CUcontext context = nullptr;
+  check_cuda(api.init(0), what);
+  check_cuda(api.device_get(&handle, device), what);
+  check_cuda(api.primary_context_retain(&context, handle), what);
+  kept[size_t(device)].store(context, std::memory_order_relaxed);
+  return context;
+}
+
 }  // namespace
 
 const DriverApi& driver_api() {
   static const DriverApi api = [] {
     DriverApi found{};
     find("cuGetErrorString", found.get_error_string);
+    find("cuInit", found.init);
+    find("cuDeviceGet", found.device_get);
+    find("cuDevicePrimaryCtxRetain", found.primary_context_retain);
+    find("cuCtxGetCurrent", found.context_get_current);
+    find("cuCtxPushCurrent", found.context_push);
+    find("cuCtxPopCurrent", found.context_pop);
     find("cuDeviceGetAttribute", found.device_get_attribute);
     find("cuMemGetAllocationGranularity", found.mem_get_allocation_granularity);
     find("cuMemCreate", found.mem_create);
@@ -58,6 +86,11 @@ const DriverApi& driver_api() {
     return found;
   }();
   return api;
+}
+
+bool DriverApi::has_contexts() const {
+  return init && device_get && primary_context_retain && context_get_current && context_push &&
+         context_pop;
 }
 
 bool DriverApi::has_vmm() const {
@@ -145,15 +178,17 @@ std::string driver_version() {
 }
 
 OnDevice::OnDevice(int device) {
-  int current = -1;
-  check_cuda(cudaGetDevice(&current), "asking for the current device");
-  if (current == device) return;
-  check_cuda(cudaSetDevice(device), "switching to device " + std::to_string(device));
-  previous_ = current;
+  const CUcontext wanted = primary_context(device);
+  CUcontext current = nullptr;
+  check_cuda(driver_api().context_get_current(&current), "asking for the current context");
+  if (current == wanted) return;
+  check_cuda(driver_api().context_push(wanted), "switching to device " + std::to_string(device));
+  pushed_ = true;
 }
 
 OnDevice::~OnDevice() {
-  if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
+  CUcontext popped = nullptr;
+  if (pushed_) driver_api().context_pop(&popped);
 }
 
 }  // namespace fastcoll

@@ -37,7 +37,9 @@ bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
 std::string driver_version();  // "13.0"; "none" without a driver
 
-// The current device of this thread, put back at the end of the scope.
+// Makes a device this thread's current one until the end of the scope. It puts its context on the
+// thread's stack of contexts, so that a thread without one has none again. Switching back by
+// cudaSetDevice would make a context on GPU 0, hundreds of MB, in every process.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -46,12 +48,18 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  int previous_ = -1;
+  bool pushed_ = false;
 };
 
 // Found at run time, so that the extension needs no libcuda to load. Null: the driver lacks it.
 struct DriverApi {
   decltype(&::cuGetErrorString) get_error_string;
+  decltype(&::cuInit) init;
+  decltype(&::cuDeviceGet) device_get;
+  decltype(&::cuDevicePrimaryCtxRetain) primary_context_retain;
+  decltype(&::cuCtxGetCurrent) context_get_current;
+  decltype(&::cuCtxPushCurrent) context_push;
+  decltype(&::cuCtxPopCurrent) context_pop;
   decltype(&::cuDeviceGetAttribute) device_get_attribute;
   decltype(&::cuMemGetAllocationGranularity) mem_get_allocation_granularity;
   decltype(&::cuMemCreate) mem_create;
@@ -69,6 +77,7 @@ struct DriverApi {
   decltype(&::cuMulticastAddDevice) multicast_add_device;
   decltype(&::cuMulticastBindMem) multicast_bind_mem;
   decltype(&::cuMulticastUnbind) multicast_unbind;
+  bool has_contexts() const;
   bool has_vmm() const;
   bool has_multicast() const;
 };

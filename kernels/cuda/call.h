@@ -9,7 +9,7 @@
 namespace fastcoll {
 
 // The numbers are those of ErrorKind (csrc/check.h).
-enum class DeviceError : uint32_t { none = 0, usage = 1, timeout = 3, desync = 4 };
+enum class DeviceError : uint32_t { none = 0, usage = 1, timeout = 3, desync = 4, peer_lost = 5 };
 
 // The word that a thread waited for, or the mistake that it found.
 enum class Phase : uint32_t {
@@ -24,8 +24,7 @@ enum class Phase : uint32_t {
 inline constexpr const char* kPhaseNames[] = {"previous call", "arrival", "progress", "exit",
                                               "count",         "place",   "turn"};
 
-// One for each rank, zeroed, in host memory that the device writes. `kind` is stored last. Later
-// verdicts of the same group are not recorded.
+// The kernels' finding. `kind` is stored last. Later verdicts of the same group are not recorded.
 struct DeviceVerdict {
   uint32_t kind;   // DeviceError
   int32_t raiser;  // the rank that found it; if it is another one, the fields below `epoch` are 0
@@ -34,6 +33,18 @@ struct DeviceVerdict {
   uint32_t epoch;  // of the channel: the low half of its call count
   uint32_t expected_stamp, seen_stamp;
   uint32_t phase;  // Phase
+};
+
+// One for each rank, zeroed, in host memory that the device reads and writes.
+struct HostWords {
+  DeviceVerdict verdict;
+  alignas(kLineBytes) uint64_t abort;  // written by the host: 0, or the reason to stop waiting
+
+  // The abort of a rank whose host has lost `peer`, in the lost rank's name. Kernels pass their own
+  // findings on to all ranks, and the memory of a lost one may be gone.
+  static constexpr uint64_t lost(int peer) {
+    return Poison::encode(uint32_t(DeviceError::peer_lost), peer, peer, 0, 0);
+  }
 };
 
 // By value, as `const __grid_constant__ DeviceCall`. Every kernel has this one argument.
@@ -45,7 +56,7 @@ struct DeviceCall {
   const DeviceCall* batch;           // send and recv: several of them, in memory that the device
                                      // reads, each pair and direction at most once; kPairChannels
                                      // blocks for each. nullptr: this one alone
-  DeviceVerdict* verdict;
+  HostWords* host;
   uint64_t numel;     // the plan's: of a chunk where a verb has one per rank, else of the message.
                       // Complex numbers count as two floats.
   uint64_t limit_ns;  // of every single wait

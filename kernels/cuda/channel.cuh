@@ -47,6 +47,7 @@ struct Protocol {
   static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
   static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
   static constexpr bool kComparesPlaces = true;  // the switch knows one place for all ranks
+  static constexpr bool kHearsAborts = true;     // a wait ends when the host gives up
 };
 
 // The state that the threads of a block share.
@@ -57,13 +58,13 @@ struct BlockShared {
 };
 
 // Writes the verdict for the host. Breaks the group, too, if this rank found the reason: all ranks
-// stop waiting, and later kernels end at once. Only the first thread of a rank that fails or finds
-// the poison does this.
+// stop waiting, and later kernels end at once. An abort of the host has that effect on this rank
+// alone. Only the first thread of a rank that fails or finds the poison does this.
 FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t expected,
                               uint32_t seen, uint32_t phase) {
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
   if (!claim(&pad(call.rank)->claimed)) return;
-  DeviceVerdict& verdict = *call.verdict;
+  DeviceVerdict& verdict = call.host->verdict;
   verdict.raiser = Poison::raiser(poison);
   verdict.rank = Poison::rank(poison);
   verdict.channel = uint32_t(Poison::channel(poison));
@@ -73,8 +74,9 @@ FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t 
   verdict.phase = phase;
   store_release_host(&verdict.kind, Poison::kind(poison));
   // After the verdict: a rank that ends because of the poison has a verdict then.
-  if (Poison::raiser(poison) == call.rank)
-    for (int rank = 0; rank < call.world_size; ++rank) store_release(&pad(rank)->poison, poison);
+  const bool found_here = Poison::raiser(poison) == call.rank;
+  for (int rank = 0; rank < call.world_size; ++rank)
+    if (found_here || rank == call.rank) store_release(&pad(rank)->poison, poison);
 }
 
 template <class P>
@@ -206,13 +208,14 @@ class Channel {
     uint64_t started_ns, patrolled_ns;
   };
 
-  // After a look in vain. Now and then it checks for poison, for another call of the peer and for
-  // the limit. Each of them fails the call.
+  // After a look in vain. Now and then it checks for poison, for an abort of the host, for another
+  // call of the peer and for the limit. Each of them fails the call.
   FASTCOLL_DEVICE void look_around(Patience& patience, const Awaited& awaited) {
     spin(awaited.peer, awaited.phase, awaited.expected, awaited.seen);
     if (++patience.polls < kPollsPerLook) return;
     patience.polls = 0;
-    const uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
+    uint64_t poison = load_relaxed(&pad(call_.rank)->poison);
+    if (poison == 0 && P::kHearsAborts) poison = load_relaxed(&call_.host->abort);
     if (poison != 0) return drain(poison);
     if (awaited.is_slot && differs(awaited.seen, awaited.expected))
       return fail(DeviceError::desync, awaited, awaited.seen);

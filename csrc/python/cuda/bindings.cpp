@@ -61,7 +61,7 @@ void bind_devices(py::module_& module) {
       "load_kernels",
       [](int device) {
         const OnDevice on(device);
-        return load_kernels();
+        return load_kernels(device);
       },
       py::arg("device"), WithoutGil());
 }
@@ -166,11 +166,15 @@ void bind_partials(py::module_& module) {
       },
       py::arg("device"), py::arg("dtype"), py::arg("op"), py::arg("widened"), py::arg("rows"),
       py::arg("output"), py::arg("numel"), py::arg("divisor"), py::arg("stream"));
-  // This thread may query events while another one captures a graph.
-  module.def("ignore_captures", [] {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "telling that a thread only asks");
-  });
+  // This thread may query events of a device while another one captures a graph.
+  module.def(
+      "ignore_captures",
+      [](int device) {
+        const OnDevice on(device);
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+        check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "telling that a thread only asks");
+      },
+      py::arg("device"));
   module.attr("K_MAX_PARTIALS") = kMaxPartials;
 }
 
@@ -244,7 +248,7 @@ void bind_group(py::module_& module) {
           },
           py::arg("copies"), py::arg("stream"))
       .def("busy", &DeviceGroup::busy, WithoutGil())
-      .def("give_up", &DeviceGroup::give_up, py::arg("peer"), WithoutGil())
+      .def("give_up", &DeviceGroup::give_up, py::arg("peer"))
       .def("verdict",
            [](const DeviceGroup& group) -> py::object {
              const std::optional<DeviceVerdict> found = group.verdict();

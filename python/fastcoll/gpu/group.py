@@ -252,9 +252,8 @@ class DeviceGroup:
             return
         self._stopped = True
         others = [rank for rank in culprits if rank != me]
+        self._core.give_up(others[0] if others else (me + 1) % world_size)
         self._nccl.stop()
-        with contextlib.suppress(FastcollError):  # the device itself may be broken
-            self._core.give_up(others[0] if others else (me + 1) % world_size)
 
     def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
         """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
@@ -268,8 +267,8 @@ class DeviceGroup:
             gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
         if not gone or not (starting or self._keeps_busy(_GRACE_S)):
             return
-        self._nccl.stop()
         self._core.give_up(gone[0])
+        self._nccl.stop()
         self._fail(Verdict(PEER_LOST, gone[0], gone[0], 0, 0, 0, 0, 0))
 
     def _keeps_busy(self, limit_s: float) -> bool:

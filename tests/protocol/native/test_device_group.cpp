@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group's GPU side on a CUDA runtime made of counters: the calls that wait for the device.
 //
-// The runtime's functions that wait for running kernels, as cudaFree does, are noted. Ends with
-// "all well", or with the first complaint.
+// The runtime's functions that wait for running kernels are noted, and launches can be held up.
+// Ends with "all well", or with the first complaint.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <memory>
-#include <set>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -19,12 +19,13 @@
 
 namespace {
 
-std::set<void*> allocated;
 int num_waits = 0;     // calls that wait for running kernels
+int num_calls = 0;     // of the runtime
+int num_returned = 0;  // host words that may be lent again
 bool runs = false;     // a kernel
 bool refuses = false;  // the runtime, to wait
 std::atomic<bool> is_waiting = false, go_on = true;
-fastcoll::DeviceVerdict* written = nullptr;
+fastcoll::HostWords lent{};
 
 void demand(bool holds, const std::string& what) {
   if (holds) return;
@@ -41,16 +42,8 @@ void until(const std::atomic<bool>& flag, const std::string& what) {
   }
 }
 
-cudaError_t allocate(void** ptr, size_t size) {
-  allocated.insert(*ptr = std::calloc(1, size));
-  return cudaSuccess;
-}
-
-cudaError_t release(void* ptr) {
-  ++num_waits;
-  demand(!runs, "freed while a kernel runs");
-  if (ptr) demand(allocated.erase(ptr) == 1, "freed twice");
-  std::free(ptr);
+cudaError_t note() {
+  ++num_calls;
   return cudaSuccess;
 }
 
@@ -60,34 +53,30 @@ cudaError_t release(void* ptr) {
 // ---------------------------------------------------------------------------------
 
 extern "C" {
-cudaError_t cudaHostAlloc(void** ptr, size_t size, unsigned) {
-  const cudaError_t error = allocate(ptr, size);
-  written = static_cast<fastcoll::DeviceVerdict*>(*ptr);
-  return error;
+cudaError_t cudaMalloc(void**, size_t) { return note(); }
+cudaError_t cudaFree(void*) {
+  ++num_waits;
+  demand(!runs, "freed while a kernel runs");
+  return note();
 }
-cudaError_t cudaMalloc(void** ptr, size_t size) { return allocate(ptr, size); }
-cudaError_t cudaFree(void* ptr) { return release(ptr); }
-cudaError_t cudaFreeHost(void* ptr) { return release(ptr); }
 cudaError_t cudaDeviceSynchronize() {
   ++num_waits;
   is_waiting = true;
   until(go_on, "whoever asks for the verdict waits for the kernels");
   if (refuses) return cudaErrorStreamCaptureUnsupported;
   runs = false;
-  return cudaSuccess;
+  return note();
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return cudaSuccess; }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { return cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long*) { return cudaSuccess; }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return note(); }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return note(); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return note(); }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return note(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return note(); }
+cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long*) { return note(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return note(); }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return note(); }
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
-  return cudaSuccess;
+  return note();
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 // By its symbol: the number of its arguments depends on the toolkit, but not the first ones.
@@ -110,10 +99,14 @@ void check_cuda(cudaError_t error, const std::string& what) {
 OnDevice::OnDevice(int) {}
 OnDevice::~OnDevice() = default;
 size_t batch_bytes() { return 64; }
+HostWords* borrow_host_words() { return new (&lent) HostWords{}; }
+void return_host_words(HostWords*) { ++num_returned; }
 std::optional<LaunchShape> launched_shape;
 void launch_collective(const Plan&, DeviceCall, cudaStream_t,
                        const std::optional<LaunchShape>& shape) {
   launched_shape = shape;
+  is_waiting = true;
+  until(go_on, "what must not wait waits for a launch into a full queue");
 }
 GaugeCall launched_gauge{};
 void launch_gauge(Gauge, GaugeCall call, int, cudaStream_t) { launched_gauge = call; }
@@ -148,18 +141,20 @@ std::unique_ptr<DeviceGroup> make() {
 void nothing_is_waited_for_behind_close() {
   auto group = make();
   runs = true;
-  written->rank = 1;
-  std::atomic_ref(written->kind).store(uint32_t(DeviceError::timeout));
+  lent.verdict.rank = 1;
+  std::atomic_ref(lent.verdict.kind).store(uint32_t(DeviceError::timeout));
   group->close();
-  demand(allocated.empty(), "close leaves memory behind");
+  demand(num_returned == 0, "words are lent again while threads may look at them");
   const auto verdict = group->verdict();
   demand(verdict && verdict->rank == 1, "the verdict is lost");
   const int waits_before = num_waits;
   runs = true;  // another group's
   group->close();
+  group->give_up(1);
   group.reset();
   runs = false;
   demand(num_waits == waits_before, "a closed group's end waits for the device");
+  demand(num_returned == 1, "close leaves words behind");
 }
 
 void a_group_that_nobody_closed_leaves_nothing() {
@@ -167,7 +162,23 @@ void a_group_that_nobody_closed_leaves_nothing() {
   demand(!group->verdict(), "a verdict of nothing");
   runs = true;
   group.reset();
-  demand(allocated.empty(), "memory left behind");
+  demand(num_returned == 2, "words left behind");
+}
+
+// A launch into a full queue waits for the very kernels that giving up is to end.
+void giving_up_waits_for_nothing() {
+  auto group = make();
+  is_waiting = go_on = false;
+  std::thread launching([&] { group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0}); });
+  until(is_waiting, "no launch");
+  const int calls_before = num_calls;
+  demand(group->busy(), "a launch that waits is no work");
+  demand(!group->verdict(), "a verdict of nothing");
+  group->give_up(1);
+  demand(std::atomic_ref(lent.abort).load() == HostWords::lost(1), "the kernels are not told");
+  demand(num_calls == calls_before, "giving up asks CUDA for something");
+  go_on = true;
+  launching.join();
 }
 
 // Threads that hold the GIL ask for the verdict; they must never wait for a kernel.
@@ -187,7 +198,7 @@ void the_verdict_is_there_while_close_waits() {
   closing.join();
 }
 
-void what_may_still_be_written_is_not_freed() {
+void what_may_still_be_written_is_not_lent_again() {
   auto group = make();
   runs = refuses = true;
   try {
@@ -195,8 +206,9 @@ void what_may_still_be_written_is_not_freed() {
     demand(false, "a wait that failed went unsaid");
   } catch (const Failure&) {
   }
+  const int returned_before = num_returned;
   group.reset();
-  demand(allocated.size() == 2, "freed, though kernels may run");
+  demand(num_returned == returned_before, "lent again, though kernels may run");
 }
 
 // A measurement that is told something wrong must not write where it likes.
@@ -241,8 +253,9 @@ int main() {
   nothing_is_waited_for_behind_close();
   a_group_that_nobody_closed_leaves_nothing();
   the_verdict_is_there_while_close_waits();
+  giving_up_waits_for_nothing();
   a_step_is_measured_between_regions_alone();
   a_launch_has_the_shape_that_was_asked_for();
-  what_may_still_be_written_is_not_freed();
+  what_may_still_be_written_is_not_lent_again();
   std::printf("all well\n");
 }

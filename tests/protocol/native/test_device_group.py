@@ -20,23 +20,28 @@ SOURCE = ROOT / "csrc/cuda/device_group.cpp"
 
 # Planted bugs: the text that each replaces, the text in its place, and the message that tells.
 PLANTED = {
-    "freed by the destructor": (
-        r"  if \(error == cudaSuccess\) free_memory\(\);\n",
-        "",
-        "close leaves memory behind",
+    "lent again": (r"if \(kernels_ended_\) return", "return", "though kernels may run"),
+    "lent by close": (
+        r"kernels_ended_ = error == cudaSuccess;",
+        r"\g<0>\n  return_host_words(host_);",
+        "while threads may look at them",
     ),
-    "verdict forgotten": (r" last_verdict_ = \*verdict_;", ";", "the verdict is lost"),
     "verdict behind close": (
-        r"guard\(verdict_mutex_\);\n  if \(!verdict_\)",
-        "guard(const_cast<std::mutex&>(mutex_));\n  if (!verdict_)",
+        r"  DeviceVerdict& found",
+        r"  const std::lock_guard guard(const_cast<std::mutex&>(mutex_));\n\g<0>",
         "waits for the kernels",
     ),
-    "freed unlocked": (
-        r"    const std::lock_guard guard\(verdict_mutex_\);\n    if \(verdict_->",
-        "    if (verdict_->",
-        "data race",
+    "giving up behind a launch": (
+        r"void DeviceGroup::give_up\(int peer\) \{\n",
+        r"\g<0>  const std::lock_guard guard(mutex_);\n",
+        "waits for a launch",
     ),
-    "freed without a wait": (r"if \(error == cudaSuccess\) free", "free", "a kernel runs"),
+    "busy behind a launch": (r", std::try_to_lock\)", ")", "waits for a launch"),
+    "giving up by a stream": (
+        r"void DeviceGroup::give_up\(int peer\) \{\n",
+        r"\g<0>  cudaStreamSynchronize(nullptr);\n",
+        "asks CUDA",
+    ),
     "measured anywhere": (r"call.num_bytes > end - call.offset_bytes", "false", "behind the data"),
     "shape forgotten": (r"call, stream, options.shape\)", "call, stream, {})", "another shape"),
 }

@@ -88,6 +88,32 @@ inline void absent(const Choice& choice, Random& random) {
   }
 }
 
+// One rank makes the first call only. There is no limit: the hosts of the others give up. Every
+// kernel ends, a later one at its start, and tells of the rank that its host has lost.
+template <class P>
+void aborted(const Choice& choice, Random& random) {
+  const int missing = int(pick(random, kWorld));
+  Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
+  const Step step = plain_step(choice, random);
+  for (int call = 0; call <= kLaterCalls; ++call)
+    for (int rank = 0; rank < kWorld; ++rank)
+      if (call == 0 || rank != missing)
+        machine.enqueue(step, rank, kernel_of<P>(step), Checks::nothing);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (rank == missing) continue;
+    machine.delay(rank, 1, pick(random, uint64_t{1} << kMostDelayBits));
+    machine.give_up(rank, 1, missing);
+  }
+  if (!machine.run()) fail(step, "a wait that did not end when its host gave up");
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const DeviceVerdict& verdict = machine.verdict(rank);
+    const bool told = verdict.kind == uint32_t(DeviceError::peer_lost) && verdict.rank == missing &&
+                      verdict.raiser == missing;
+    if (rank == missing ? verdict.kind != 0 : !told)
+      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+  }
+}
+
 // One rank calls `other`, then all repeat the call of the rest twice. No limit: it must be seen.
 inline void mismatch(const Step& step, const Step& other, Random& random) {
   Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
@@ -188,6 +214,16 @@ int run_misplaced(uint64_t num_seeds) {
       misplaced<P>(choice, false, random);
       if (pushes) misplaced<P>(choice, true, random);
     }
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+template <class P>
+int run_aborted(uint64_t num_seeds) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    for (const Choice& choice : kChoices) aborted<P>(choice, random);
   }
   std::printf("ok\n");
   return 0;

@@ -35,7 +35,7 @@ class Machine {
       : world_(world_size),
         limit_ns_(limit_ns),
         simulator_(world_size * kStreams, schedule, seed),
-        verdicts_(size_t(world_size)) {
+        hosts_(size_t(world_size)) {
     for (int rank = 0; rank < world_; ++rank) {
       void* region = mmap(nullptr, kRegion, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -53,7 +53,7 @@ class Machine {
   // A planted bug: a reduce_scatter in place puts its result where another rank's part is read.
   static inline bool misplaces_parts = false;
 
-  const DeviceVerdict& verdict(int rank) const { return verdicts_[size_t(rank)]; }
+  const DeviceVerdict& verdict(int rank) const { return hosts_[size_t(rank)].verdict; }
   bool run() { return simulator_.run(); }
   uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
 
@@ -100,6 +100,12 @@ class Machine {
     simulator_.enqueue(rank + stream * world_, {1, 1, [=] {
                                                   for (uint64_t i = 0; i < steps; ++i) yield();
                                                 }});
+  }
+  // The host of a rank gives up, behind the earlier jobs of this stream.
+  void give_up(int rank, int stream, int peer) {
+    simulator_.enqueue(
+        rank + stream * world_,
+        {1, 1, [=, this] { store_release(&hosts_[size_t(rank)].abort, HostWords::lost(peer)); }});
   }
   // Sends and receives between pairs of ranks, one kernel for all of a rank's: each (from, to) at
   // most once.
@@ -233,7 +239,7 @@ class Machine {
   DeviceCall base_call(const Step& step, int rank) {
     DeviceCall call{};
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
-    call.verdict = &verdicts_[size_t(rank)];
+    call.host = &hosts_[size_t(rank)];
     call.limit_ns = limit_ns_;
     call.data_bytes = kDataBytes;
     call.tile_bytes = step.tile_bytes;
@@ -325,7 +331,7 @@ class Machine {
   const int world_;
   const uint64_t limit_ns_;
   Simulator simulator_;
-  std::vector<DeviceVerdict> verdicts_;
+  std::vector<HostWords> hosts_;
   std::vector<std::byte*> regions_;
   std::vector<std::unique_ptr<Buffers>> buffers_;
   std::vector<std::unique_ptr<Batch>> batches_;

@@ -5,9 +5,9 @@
 //
 // Each seed is a workspace of 1 to 8 or 16 ranks. On it run 20 calls that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
-// bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `mismatch`,
-// `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in partials.h,
-// `probes` in probes.h, `gauges` in gauges.h.
+// bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `aborted`,
+// `mismatch`, `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in
+// partials.h, `probes` in probes.h, `gauges` in gauges.h.
 #include <cstring>
 
 #include "draw.h"
@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
   const std::string only = argc > 5 ? argv[5] : "";
   if (variant == "shapes") return check_shapes();
   if (variant == "absent") return run_absent(count);
+  if (variant == "aborted") return run_aborted<Protocol>(count);
   if (variant == "mismatch") return run_mismatch(count);
   if (variant == "misplaced") return run_misplaced<Protocol>(count);
   if (variant == "overlaps") return run_overlaps<Protocol>(count);
@@ -90,6 +91,7 @@ int main(int argc, char** argv) {
   const bool planted = plant(variant);
   if (variant == "switch_without_halves") return run_probes(count);
   if (variant == "ignored_turns" || variant == "old_state") return run_overlaps<Planted>(count);
+  if (variant == "unheard_aborts") return run_aborted<Planted>(count);
   if (variant == "unchecked_places") return run_misplaced<Planted>(count);
   if (planted) return run_seeds<Planted>(schedule, first, count, only);
   std::fprintf(stderr, "unknown variant %s\n", variant.c_str());

@@ -75,6 +75,9 @@ CASES = [
     Case("gauges", "uniform", 10, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/protocol/sim/failures.h).
     Case("absent", "uniform", 6),
+    Case("aborted", "uniform", 6),
+    Case("aborted", "uniform", 2, tsan=True),
+    Case("unheard_aborts", "uniform", 1, STUCK),
     Case("mismatch", "uniform", 6),
     Case("overlaps", "uniform", 10, tsan=True),
     # Negative controls. The first two compute the right numbers all the same: x86 and one thread.

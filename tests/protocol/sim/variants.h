@@ -48,7 +48,7 @@ struct Planted : Protocol {
   static inline uint32_t kParities = Protocol::kParities;
   static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
   static inline bool kReadsAgain = true;
-  static inline bool kChecksPlaces = true, kComparesPlaces = true;
+  static inline bool kChecksPlaces = true, kComparesPlaces = true, kHearsAborts = true;
 };
 
 // Plant the bug of this name; false if there is none.
@@ -70,6 +70,7 @@ inline bool plant(const std::string& name) {
       {"no_exit", &Planted::kExits},
       {"unchecked_places", &Planted::kChecksPlaces},
       {"uncompared_places", &Planted::kComparesPlaces},
+      {"unheard_aborts", &Planted::kHearsAborts},
       {"switch_without_halves", &switch_forgets_halves},
       {"misplaced_parts", &Machine::misplaces_parts},
   };

@@ -170,7 +170,10 @@ class NodeGpus:
         ]
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._in_flight = CallsInFlight(
-            parts.watch, self._carriers, captures.is_capturing, captures.ignore_captures
+            parts.watch,
+            self._carriers,
+            captures.is_capturing,
+            partial(captures.enter_thread, device),
         )
         self._lanes = Lanes(
             node_map,

@@ -164,8 +164,8 @@ class GpuPayload:
             DriverError: The GPU, or torch, refused something.
         """
         try:
-            captures.ignore_captures()
             with torch.cuda.device(self.device):
+                captures.ignore_captures(self.device)
                 yield
         except FastcollError:
             raise

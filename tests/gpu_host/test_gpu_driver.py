@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ of the GPU side on a CUDA made of the CPU: its locks, its contexts, its memory."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_cuda import ROOT, build_fake_cuda
+from tests.support.programs import run
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+_LIMIT_S = 180
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_fake_cuda(tmp_path_factory.mktemp("fake-cuda"))
+
+
+@pytest.mark.parametrize("program", ["contexts"])
+def test_on_a_made_up_gpu(program: str, extension: Path) -> None:
+    """See the function of that name in `cuda_programs`."""
+    command = [sys.executable, "-m", "tests.gpu_host.cuda_programs", program, str(extension)]
+    done = run(command, _LIMIT_S, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-4000:]
