@@ -92,6 +92,8 @@ DeviceCall DeviceGroup::call(double limit_s) const {
   call.multicast = multicast_;
   call.host = host_;
   call.limit_ns = uint64_t(limit_s * 1e9);
+  const double report_s = report_s_;
+  call.report_ns = report_s > 0 ? uint64_t(report_s * 1e9) : ~uint64_t{0};
   call.data_bytes = options_.data_bytes;
   call.rank = options_.rank;
   call.world_size = options_.world_size;
@@ -170,6 +172,13 @@ std::optional<DeviceVerdict> DeviceGroup::verdict() const {
   DeviceVerdict& found = host_->verdict;
   if (std::atomic_ref(found.kind).load(std::memory_order_acquire) == 0) return std::nullopt;
   return found;
+}
+
+std::array<uint64_t, kMaxGpuWorld> DeviceGroup::late() const {
+  std::array<uint64_t, kMaxGpuWorld> slots;
+  for (size_t peer = 0; peer < slots.size(); ++peer)
+    slots[peer] = std::atomic_ref(host_->late[peer]).load(std::memory_order_relaxed);
+  return slots;
 }
 
 bool DeviceGroup::busy() {

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <atomic>
 #include <mutex>
 #include <optional>
 
@@ -61,6 +63,10 @@ class DeviceGroup {
              cudaStream_t stream);
   std::optional<DeviceVerdict> verdict() const;  // the reason, once the group is broken
 
+  // From the next launch on, waits longer than this are told to the host. 0: none are.
+  void report_after(double report_s) { report_s_ = report_s; }
+  // By rank: the slot of the last call that waited long for it, or 0. Never waits.
+  std::array<uint64_t, kMaxGpuWorld> late() const;
   // Whether the last launch outside of a capture still runs, or has yet to be queued.
   bool busy();
   // Let this rank's kernels stop waiting: `peer` is lost. They leave that loss as their verdict.
@@ -97,6 +103,7 @@ class DeviceGroup {
   HostWords* host_ = nullptr;    // as long as this group
   DeviceCall* batch_ = nullptr;  // device memory: the sends and receives of one kernel
   Last eager_, captured_;
+  std::atomic<double> report_s_ = 0;
   std::mutex mutex_;  // held as long as a launch takes, which a full queue blocks
   bool closed_ = false;
   bool kernels_ended_ = false;

@@ -39,6 +39,9 @@ struct DeviceVerdict {
 struct HostWords {
   DeviceVerdict verdict;
   alignas(kLineBytes) uint64_t abort;  // written by the host: 0, or the reason to stop waiting
+  // Written by the kernels, by peer: the slot of the last call that waited long for it; 0: none
+  // did.
+  alignas(kLineBytes) uint64_t late[kMaxGpuWorld];
 
   // The abort of a rank whose host has lost `peer`, in the lost rank's name. Kernels pass their own
   // findings on to all ranks, and the memory of a lost one may be gone.
@@ -57,9 +60,10 @@ struct DeviceCall {
                                      // reads, each pair and direction at most once; kPairChannels
                                      // blocks for each. nullptr: this one alone
   HostWords* host;
-  uint64_t numel;     // the plan's: of a chunk where a verb has one per rank, else of the message.
-                      // Complex numbers count as two floats.
-  uint64_t limit_ns;  // of every single wait
+  uint64_t numel;      // the plan's: of a chunk where a verb has one per rank, else of the message.
+                       // Complex numbers count as two floats.
+  uint64_t limit_ns;   // of every single wait
+  uint64_t report_ns;  // after so long a wait the host is told for which rank
   uint64_t data_bytes;                       // of every region, where symmetric tensors lie
   uint32_t input_location, output_location;  // GpuLocation: of the pointers above
   uint32_t tile_bytes;                       // see LaunchShape

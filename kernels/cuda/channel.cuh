@@ -48,6 +48,7 @@ struct Protocol {
   static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
   static constexpr bool kComparesPlaces = true;  // the switch knows one place for all ranks
   static constexpr bool kHearsAborts = true;     // a wait ends when the host gives up
+  static constexpr bool kReports = true;         // the host is told of a long wait
 };
 
 // The state that the threads of a block share.
@@ -209,7 +210,8 @@ class Channel {
   };
 
   // After a look in vain. Now and then it checks for poison, for an abort of the host, for another
-  // call of the peer and for the limit. Each of them fails the call.
+  // call of the peer and for the limit. Each of them fails the call. A long wait is told to the
+  // host, which can name the late rank before the limit.
   FASTCOLL_DEVICE void look_around(Patience& patience, const Awaited& awaited) {
     spin(awaited.peer, awaited.phase, awaited.expected, awaited.seen);
     if (++patience.polls < kPollsPerLook) return;
@@ -221,12 +223,15 @@ class Channel {
       return fail(DeviceError::desync, awaited, awaited.seen);
     const uint64_t now = time_ns();
     if (patience.started_ns == 0) patience.started_ns = patience.patrolled_ns = now;
+    const uint64_t waited = now - patience.started_ns;
     if (now - patience.patrolled_ns >= kPatrolNs) {
       patience.patrolled_ns = now;
       const uint64_t said = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot);
       if (differs(said, awaited.slot)) return fail(DeviceError::desync, awaited, said);
+      // A peer that is in the call waits for another rank itself. All channels would say the same.
+      if (P::kReports && waited >= call_.report_ns && said != awaited.slot && idx_ == 0)
+        store_relaxed(&call_.host->late[awaited.peer], awaited.slot);
     }
-    const uint64_t waited = now - patience.started_ns;
     if (waited < call_.limit_ns) return;
     // A peer that is in the call, too, waits for another rank, and will name it.
     const bool here = load_relaxed(&at<ChannelStatus>(awaited.peer, status_)->slot) == awaited.slot;

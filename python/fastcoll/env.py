@@ -87,6 +87,19 @@ def _one_of(*values: str) -> Callable[[str], str]:
 TIMEOUT_S = Variable(
     "FASTCOLL_TIMEOUT_S", 30.0, "limit of every wait, in seconds, unless a call says more", _seconds
 )
+GPU_TIMEOUT_S = Variable(
+    "FASTCOLL_GPU_TIMEOUT_S",
+    600.0,
+    "limit of every wait in a kernel, in seconds, unless init(), a call or FASTCOLL_TIMEOUT_S says "
+    "otherwise; the same on all ranks",
+    _seconds,
+)
+GPU_REPORT_S = Variable(
+    "FASTCOLL_GPU_REPORT_S",
+    30.0,
+    "after such a wait in a kernel, in seconds, the late rank is logged",
+    _seconds,
+)
 NUMERICS = Variable(
     "FASTCOLL_NUMERICS",
     "same_bits",

@@ -25,6 +25,7 @@ from fastcoll import _C
 from fastcoll.api import VERBS
 from fastcoll.calls import arrays as array
 from fastcoll.calls import foreign
+from fastcoll.calls.limits import GpuLimits
 from fastcoll.calls.methods import VerbMethods
 from fastcoll.choose.algorithms.shared import SEGMENT_BYTES
 from fastcoll.gpu import group as device_group
@@ -56,6 +57,7 @@ class Core:
         launched_in: The stream of each launch and batch.
         streams: All of them.
         running: Whether a kernel is said to run.
+        late_calls: The answer of `late`.
         lost: The ranks that kernels were told not to wait for.
         closed: Whether the host waited for the kernels, and they ended.
     """
@@ -69,6 +71,7 @@ class Core:
         self.streams = Streams()
         self.words: tuple[int, ...] | None = None
         self.running = False
+        self.late_calls = [0] * comm.world_size
         self.lost: list[int] = []
         self.closed = False
 
@@ -121,6 +124,9 @@ class Core:
 
     def busy(self) -> bool:
         return self.running
+
+    def late(self) -> list[int]:
+        return self.late_calls
 
     def give_up(self, peer: int) -> None:
         self.lost.append(peer)
@@ -222,6 +228,7 @@ class Streams:
 
     Stream = _Stream
     Event = _Event
+    device = contextlib.nullcontext
 
     def __init__(self) -> None:
         self.made = {0: _Stream()}
@@ -283,6 +290,7 @@ def fake_gpu(
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
     side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
     side._claim, side._pin = 0, None
+    side._limits, side._told = GpuLimits(600.0, 30.0), {}
     residency.claim(0, side._claim, 0)
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
     side._side, side._last_call = _Stream(), None  # type: ignore[assignment]

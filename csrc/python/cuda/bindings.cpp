@@ -247,6 +247,8 @@ void bind_group(py::module_& module) {
             group.copy(copies, to_stream(stream));
           },
           py::arg("copies"), py::arg("stream"))
+      .def("report_after", &DeviceGroup::report_after, py::arg("report_s"))
+      .def("late", [](const DeviceGroup& group) { return group.late(); })
       .def("busy", &DeviceGroup::busy, WithoutGil())
       .def("give_up", &DeviceGroup::give_up, py::arg("peer"))
       .def("verdict",

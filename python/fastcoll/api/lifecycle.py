@@ -32,6 +32,9 @@ from fastcoll.calls.settings import Settings, resolve
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import close_all
 
+# The arguments of `init` that a group keeps from its making.
+_OF_MAKING = ("timeout_s", "numerics", "carrier", "gpu_timeout_s", "gpu_report_s")
+
 
 def init(
     group: ProcessGroup | BaseGroup | None = None,
@@ -42,6 +45,8 @@ def init(
     timeout_s: Limit = None,
     numerics: str | None = None,
     carrier: str | None = None,
+    gpu_timeout_s: Limit = None,
+    gpu_report_s: Limit = None,
 ) -> BaseGroup:
     """Make the default group. Collective: every rank must call this.
 
@@ -55,15 +60,17 @@ def init(
         rank: This process's rank in the world of `store`.
         world_size: Number of ranks.
         timeout_s: Limit of every wait, in seconds or a timedelta; None takes FASTCOLL_TIMEOUT_S,
-            else 30 s. A group that exists keeps its own: one of `init_process_group("fastcoll")`
-            has torch's (`timeout=`, 30 minutes).
-        numerics: "same_bits" or "fast". None takes FASTCOLL_NUMERICS, else "same_bits". Between
-            nodes that default is "fast" for half and narrower types, as their same bits would cost
-            bytes on the wire.
+            else 30 s. A group that exists keeps its own: one of torch's has its `timeout=`.
+        numerics: "same_bits" or "fast". None takes FASTCOLL_NUMERICS, else "same_bits"; between
+            nodes "fast" for half and narrower types, whose same bits would cost bytes on the wire.
         carrier: The transport of bytes between nodes: "gloo", "mpi" (through mpi4py in processes
             that mpirun started), or another backend that is registered with torch.distributed.
             None takes FASTCOLL_CARRIER, else Gloo. Tensors on GPUs always go by NCCL. With "nccl"
             tensors on CPUs go by Gloo. Unknown names are refused on one node, too.
+        gpu_timeout_s: Limit of waits in kernels, the same on all ranks. None takes a `timeout_s`
+            that is given, FASTCOLL_GPU_TIMEOUT_S, FASTCOLL_TIMEOUT_S, else 10 minutes.
+        gpu_report_s: After such a wait a line of the log names the late rank, once. None takes
+            FASTCOLL_GPU_REPORT_S, else 30 s.
 
     Returns:
         The group, which is a context manager: leaving it closes it.
@@ -74,22 +81,34 @@ def init(
         UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
-    settings = resolve(timeout_s, numerics, carrier)
-    given = {"timeout_s": timeout_s, "numerics": numerics, "carrier": carrier}
+    settings = resolve(timeout_s, numerics, carrier, gpu_timeout_s, gpu_report_s)
+    values = (timeout_s, numerics, carrier, gpu_timeout_s, gpu_report_s)
+    given = dict(zip(_OF_MAKING, values, strict=True))
     with makers.hold(DEFAULT, DEFAULT, settings.timeout_s):
         if state.default is not None:
             raise UsageError("fastcoll is initialised already; call fastcoll.destroy() first")
         is_by_store = store is not None or rank is not None or world_size is not None
         if is_by_store and not isinstance(group, BaseGroup):
-            if group is not None or store is None or rank is None or world_size is None:
-                raise UsageError("init() takes a group, or store, rank and world_size together")
-            comm = member(connect(StoreExchange(store, rank, world_size), "world", settings))
+            comm = _on_store(group, store, rank, world_size, settings)
         elif (asked := default_of_torch() if group is None else group) is not None:
             comm = _of_group(asked, settings, given)
         else:
             comm = group_of_launcher(settings)
         set_default(comm)
         return comm
+
+
+def _on_store(
+    group: object,
+    store: Store | None,
+    rank: int | None,
+    world_size: int | None,
+    settings: Settings,
+) -> BaseGroup:
+    """Return a group whose ranks meet at a store."""
+    if group is not None or store is None or rank is None or world_size is None:
+        raise UsageError("init() takes a group, or store, rank and world_size together")
+    return member(connect(StoreExchange(store, rank, world_size), "world", settings))
 
 
 def _of_group(group: object, settings: Settings, given: Mapping[str, object]) -> BaseGroup:

@@ -160,7 +160,7 @@ class BaseGroup(ObjectMethods):
         """
         limit_s = group_limit_s(timeout_s)
         self.set_limit(limit_s)
-        self._settings.timeout_s = limit_s
+        self._settings.set_limit(limit_s)
 
     def set_limit(self, limit_s: float) -> None:
         """Set the limit where calls are carried out; UsageError if the group was closed."""

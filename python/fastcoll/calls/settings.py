@@ -5,12 +5,12 @@ Decides which setting holds: the one given, else the environment's, else the def
 know the callers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fastcoll import env
 from fastcoll.bootstrap.identity import Terms
-from fastcoll.calls.limits import Limit, group_limit_s
+from fastcoll.calls.limits import GpuLimits, Limit, gpu_limits, group_limit_s
 from fastcoll.errors import UsageError
 from fastcoll.types import Numerics
 
@@ -24,6 +24,7 @@ class Settings:
         making_s: Limit of the group's making, in seconds: a first call may bring its own.
         numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
         carrier: The carrier between nodes.
+        gpu: The limits of waits in kernels.
     """
 
     timeout_s: float
@@ -31,6 +32,7 @@ class Settings:
     numerics: Numerics
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
+    gpu: GpuLimits = field(default_factory=lambda: gpu_limits(None, None, None))
 
     def limit_of(self, timeout_s: Limit) -> float:
         """Return the limit of a call that gives this one, in seconds.
@@ -40,11 +42,26 @@ class Settings:
         """
         return self.timeout_s if timeout_s is None else group_limit_s(timeout_s)
 
+    def gpu_limit_of(self, timeout_s: Limit) -> float:
+        """Return the limit of a call on GPUs that gives this one, in seconds.
+
+        Raises:
+            UsageError: It is not a positive number of seconds.
+        """
+        return self.gpu.timeout_s if timeout_s is None else group_limit_s(timeout_s)
+
+    def set_limit(self, limit_s: float) -> None:
+        """Set the limit of waits, in kernels too."""
+        self.timeout_s = limit_s
+        self.gpu = replace(self.gpu, timeout_s=limit_s)
+
     def but(self, timeout_s: Limit, numerics: str | None) -> "Settings":
         """Return the settings of a part of this group, with some of them replaced."""
         limit_s = self.limit_of(timeout_s)
         # A part of a group is made by calls of the whole one, whose limit holds, too.
-        result = replace(self, timeout_s=limit_s, making_s=min(limit_s, self.timeout_s))
+        result = replace(self, making_s=min(limit_s, self.timeout_s))
+        if timeout_s is not None:
+            result.set_limit(limit_s)
         if numerics is not None:
             asked = checked_numerics(numerics)
             result = replace(result, numerics=asked, numerics_between=asked)
@@ -60,7 +77,13 @@ class Settings:
         return Terms(self.numerics, f"{carrier} with {between}")
 
 
-def resolve(timeout_s: Limit, numerics: str | None, carrier: str | None = None) -> Settings:
+def resolve(
+    timeout_s: Limit,
+    numerics: str | None,
+    carrier: str | None = None,
+    gpu_timeout_s: Limit = None,
+    gpu_report_s: Limit = None,
+) -> Settings:
     """Return the settings of a new group.
 
     Raises:
@@ -77,6 +100,7 @@ def resolve(timeout_s: Limit, numerics: str | None, carrier: str | None = None) 
         checked_numerics(asked),
         None if is_default else checked_numerics(asked),
         env.CARRIER.get() if carrier is None else carrier,
+        gpu_limits(timeout_s, gpu_timeout_s, gpu_report_s),
     )
 
 

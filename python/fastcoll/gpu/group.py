@@ -19,7 +19,7 @@ import torch
 from fastcoll import env
 from fastcoll.calls.arrays import ArrayView, copy_back, dense_copy
 from fastcoll.calls.foreign import in_their_stream
-from fastcoll.calls.limits import GROUP_LIMIT
+from fastcoll.calls.limits import GROUP_LIMIT, GpuLimits
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.tensors import Operands
 from fastcoll.calls.transfers import ANY, Transfer, to_itself
@@ -33,11 +33,21 @@ from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
 from fastcoll.gpu.residency import residency
 from fastcoll.gpu.terms import DeviceHello, agree_terms
-from fastcoll.gpu.verdicts import DESYNC, PEER_LOST, TIMEOUT, Verdict, explain, nccl_is_late
+from fastcoll.gpu.verdicts import (
+    DESYNC,
+    PEER_LOST,
+    TIMEOUT,
+    Verdict,
+    explain,
+    nccl_is_late,
+    tell_late,
+)
+from fastcoll.gpu.watch import watcher
 from fastcoll.gpu.work import DeviceTransferWork, DeviceWork, Started, beside
 from fastcoll.memory.heap import SymmetricHeap
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.native import _C, _cuda
+from fastcoll.text import say
 from fastcoll.types import Algorithm
 
 # A plan, its arguments, and the limit of its waits in seconds.
@@ -57,7 +67,9 @@ class DeviceGroup:
         reasons: Why earlier routes were not taken.
     """
 
-    def __init__(self, host: DeviceHost, device: int, no_table: Callable[[], str]) -> None:
+    def __init__(
+        self, host: DeviceHost, device: int, limits: GpuLimits, no_table: Callable[[], str]
+    ) -> None:
         """Set up `device`; `no_table` returns why the tuning table can't be used for it."""
         if host.world_size > _cuda.K_MAX_WORLD:
             raise UnsupportedError(
@@ -76,7 +88,7 @@ class DeviceGroup:
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = GpuLink(host)
-        mine, capacity = hello_of(device, host.world_size, no_table)
+        mine, capacity = hello_of(device, host.world_size, limits, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
         self.terms = agree_terms(hellos, _cuda.data_offset_bytes())
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
@@ -110,6 +122,10 @@ class DeviceGroup:
             self._heap = SymmetricHeap(HeapHost(host), host.rank, host.world_size, arena)
             ptrs = self._regions.ptrs
             self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
+        self._limits = limits
+        self._told: dict[int, int] = {}  # the late ranks that were logged, and their calls
+        self._core.report_after(limits.report_s)
+        watcher.add(self)
 
     @property
     def core(self) -> _cuda.Group:
@@ -227,11 +243,15 @@ class DeviceGroup:
         """Raise the error that broke the group, if one has; does not wait for the device."""
         self._check(range(self._host.world_size), starting=False)
 
-    def _check(self, peers: Iterable[int], *, starting: bool) -> None:
+    def _check_kernels(self) -> None:
+        """Raise the error that a kernel, or the group's CPU side, has found."""
         words = self._core.verdict()
         if words is not None:
             self._fail(Verdict(*words))
         self._check_host()
+
+    def _check(self, peers: Iterable[int], *, starting: bool) -> None:
+        self._check_kernels()
         self._look_for_lost(peers, starting=starting)
         if self._nccl.is_late():
             self._nccl.stop()
@@ -244,6 +264,28 @@ class DeviceGroup:
         except FastcollError as error:
             self.stop(getattr(error, "ranks", ()))
             raise
+
+    def look(self) -> None:
+        """Look for a late, a lost and a failed rank; for the thread that watches.
+
+        Raises:
+            FastcollError: The error that broke the group.
+        """
+        self._report_late()
+        self._check_kernels()
+        with torch.cuda.device(self.device):  # or CUDA takes GPU 0 for this thread's
+            self._look_for_lost(range(self._host.world_size), starting=False)
+
+    def _report_late(self) -> None:
+        """Log the ranks for which kernels have waited long: once for each rank and call."""
+        calls = dict(enumerate(self._core.late()))
+        late = [rank for rank, call in calls.items() if call and call != self._told.get(rank)]
+        if not late:
+            return
+        self._told |= {rank: calls[rank] for rank in late}
+        last_calls = {rank: self._journal.last_call(rank) for rank in late}
+        mine = self._journal.last_call(self._host.rank)
+        say(tell_late(self._where(), self._limits, last_calls, mine))
 
     def stop(self, culprits: Sequence[int] = ()) -> None:
         """Let this rank's kernels stop waiting: the group is broken, perhaps by these ranks."""
@@ -281,12 +323,15 @@ class DeviceGroup:
 
     def _fail(self, verdict: Verdict) -> None:
         host = self._host
-        where = f'in group "{host.name}" (seen by rank {host.rank} of {host.world_size})'
         gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
         differs = verdict.kind == DESYNC
         both = self._journal.difference(verdict.raiser, verdict.rank) if differs else ""
         last = str(self._last_call)
-        host.fail(*explain(verdict, where, last, peer_is_gone=gone, both=both))
+        host.fail(*explain(verdict, self._where(), last, peer_is_gone=gone, both=both))
+
+    def _where(self) -> str:
+        host = self._host
+        return f'in group "{host.name}" (seen by rank {host.rank} of {host.world_size})'
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Make a symmetric tensor in this rank's region. Collective.
@@ -321,6 +366,7 @@ class DeviceGroup:
         """
         if os.getpid() != self._pid:
             return  # a forked child can't use its parent's GPU
+        watcher.remove(self)
         try:
             with contextlib.suppress(FastcollError):
                 self._check_host()  # or kernels would wait to their limit for a peer that is gone

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fastcoll import env
+from fastcoll.calls.limits import GpuLimits
 from fastcoll.errors import DriverError, FastcollError
 from fastcoll.gpu.link import Facts
 from fastcoll.gpu.residency import residency
@@ -52,7 +53,9 @@ class GpuLink:
         return [json.loads(text) for text in self._gather_bytes(json.dumps(facts).encode())]
 
 
-def hello_of(device: int, world_size: int, no_table: Callable[[], str]) -> tuple[Facts, int]:
+def hello_of(
+    device: int, world_size: int, limits: GpuLimits, no_table: Callable[[], str]
+) -> tuple[Facts, int]:
     """Return this rank's introduction, and how many blocks its device holds."""
     try:
         gpu.require()
@@ -66,7 +69,7 @@ def hello_of(device: int, world_size: int, no_table: Callable[[], str]) -> tuple
             heap_bytes=env.GPU_HEAP_MIB.get() << 20,
             most_channels=env.GPU_CHANNELS.get(),
         )
-        hello["no_table"] = no_table()
+        hello |= {"no_table": no_table(), "timeout_s": limits.timeout_s}
     except FastcollError as error:
         return explain_refusal(str(error)), 0
     return hello, capacity

@@ -62,6 +62,14 @@ class Journal:
         )
         return made and bool(self._read(peer, self._last))
 
+    def last_call(self, rank: int) -> str:
+        """Return the last collective that a rank started, with its number; or that it made none."""
+        calls = self._read(rank, range(_CALLS))
+        if not calls:
+            return "none"
+        number = max(calls)
+        return f"{number}, {_at_site(*calls[number])}"
+
     def difference(self, one: int, other: int) -> str:
         """Return the first call in which two ranks differ, both sides; or nothing."""
         calls = range(_CALLS)

@@ -13,6 +13,7 @@ gives each receive the next message of its peer.
 
 import contextlib
 import os
+import threading
 import time
 import zlib
 from collections import deque
@@ -82,6 +83,7 @@ class Nccl:
         self._group: Any = None
         self._fd = -1
         self._running: deque[tuple[Any, float]] = deque()  # works, and when they are late
+        self._lock = threading.Lock()
 
     def connect(self, limit_s: float) -> None:
         """Make the process group and its connections. Collective.
@@ -308,9 +310,10 @@ class Nccl:
         Nothing is found to be over while this thread captures: asking would invalidate the capture.
         """
         asks = not is_current_stream_capturing()
-        while asks and self._running and self._running[0][0].is_completed():
-            self._running.popleft()
-        return bool(self._running)
+        with self._lock:  # the program and the thread that watches may ask at once
+            while asks and self._running and self._running[0][0].is_completed():
+                self._running.popleft()
+            return bool(self._running)
 
     def is_late(self) -> bool:
         """Whether a call runs for longer than its limit, as far as can be asked now."""

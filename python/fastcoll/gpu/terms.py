@@ -38,6 +38,7 @@ class DeviceHello:
         nccl: `nccl_name()` there.
         no_table: Why the tuning table can't be used for its GPU; empty if it can.
         no_multicast: `Gpu.no_multicast` there, or another reason against it.
+        timeout_s: The limit of its kernels' waits.
     """
 
     problem: str
@@ -53,6 +54,7 @@ class DeviceHello:
     nccl: str = ""
     no_table: str = ""
     no_multicast: str = ""
+    timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
 
     Raises:
         UnsupportedError: A rank can't use its GPU, or there is no room on one.
-        UsageError: The ranks' builds differ.
+        UsageError: The ranks' builds or limits differ.
     """
     problems = [f"rank {rank}: {h.problem}" for rank, h in enumerate(hellos) if h.problem]
     if problems:
@@ -106,6 +108,13 @@ def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     if len({hello.layout for hello in hellos}) > 1:
         sides = ", ".join(f"rank {rank}: {hello.layout}" for rank, hello in enumerate(hellos))
         raise UsageError(f"the ranks of a group need equal builds of fastcoll's GPU part: {sides}")
+    if len({hello.timeout_s for hello in hellos}) > 1:
+        sides = ", ".join(f"rank {rank}: {h.timeout_s:g} s" for rank, h in enumerate(hellos))
+        raise UsageError(
+            "the ranks of a group on GPUs need one limit, or the first to reach its own would "
+            f"break the group of all: {sides}. Give all ranks the same gpu_timeout_s=, timeout_s=, "
+            "FASTCOLL_GPU_TIMEOUT_S and FASTCOLL_TIMEOUT_S"
+        )
     on_device: dict[str, list[DeviceHello]] = {}
     for hello in hellos:
         on_device.setdefault(hello.uuid, []).append(hello)

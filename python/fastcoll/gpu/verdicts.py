@@ -4,7 +4,10 @@
 Decides the texts. Pure; the numbers are those of kernels/cuda/call.h.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from fastcoll.calls.limits import GpuLimits
 
 USAGE, TIMEOUT, DESYNC, PEER_LOST = 1, 3, 4, 5  # ErrorKind in csrc/check.h
 # Phase in kernels/cuda/call.h
@@ -68,9 +71,26 @@ def explain(
     phase = _PHASES[verdict.phase] if verdict.phase < len(_PHASES) else "did not answer"
     text = (
         f"{call}: rank {verdict.raiser} waited to the limit for rank {peer}, which {phase}. If the "
-        f"ranks are only slow, raise timeout_s= or FASTCOLL_TIMEOUT_S. {rest}"
+        f"ranks are only slow, raise timeout_s= or FASTCOLL_GPU_TIMEOUT_S. {rest}"
     )
     return TIMEOUT, text, (peer,)
+
+
+def tell_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call: str) -> str:
+    """Return a line for the log: kernels have waited long for these ranks.
+
+    Args:
+        where: The group and the rank that tells it.
+        limits: Of the group's waits.
+        late: The last call of each late rank, by rank.
+        last_call: The last call that this rank started.
+    """
+    sides = ", ".join(f"rank {rank} (its last call: {call})" for rank, call in late.items())
+    return (
+        f"a GPU call {where} has waited {limits.report_s:g} s for {sides}. Last started here: "
+        f"{last_call}. After {limits.timeout_s:g} s the group breaks; set gpu_timeout_s= of init() "
+        "or FASTCOLL_GPU_TIMEOUT_S"
+    )
 
 
 def nccl_is_late(group: str, last_call: str) -> str:

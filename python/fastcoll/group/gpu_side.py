@@ -46,7 +46,7 @@ class GpuSide:
             from fastcoll.gpu.group import DeviceGroup
 
             no_table = self._planner.tuning.problem_on_gpus
-            self.group = DeviceGroup(self._host, device, no_table)
+            self.group = DeviceGroup(self._host, device, self._settings.gpu, no_table)
         if self.group.device != device:
             raise UsageError(
                 f'group "{self._host.name}" works on cuda:{self.group.device} here, not on '
@@ -60,7 +60,7 @@ class GpuSide:
         for call, operands in calls:
             group = self.on(operands.device)
             plan = self._planner.plan(call, operands, group.terms)
-            starts.append((plan, operands, self._settings.limit_of(call.timeout_s)))
+            starts.append((plan, operands, self._settings.gpu_limit_of(call.timeout_s)))
         return group.run(starts, async_op=async_op)
 
     def transfer(
@@ -68,7 +68,7 @@ class GpuSide:
     ) -> Sequence[DeviceTransferWork]:
         """Start sends and receives as one."""
         group = self.on(transfers[0].array.device)
-        return group.transfer(transfers, self._settings.timeout_s, async_op=async_op)
+        return group.transfer(transfers, self._settings.gpu.timeout_s, async_op=async_op)
 
     def report(self) -> str:
         """Return how the ranks reach each other's GPUs, or that no call was made there yet."""

@@ -40,8 +40,9 @@ inline Step plain_step(const Choice& choice, Random& random) {
   return with_inputs(step, random);
 }
 
-inline void enqueue(Machine& machine, const Step& step, int rank, Checks checks) {
-  machine.enqueue(step, rank, kernel_of<Protocol>(step), checks);
+template <class P = Protocol>
+void enqueue(Machine& machine, const Step& step, int rank, Checks checks) {
+  machine.enqueue(step, rank, kernel_of<P>(step), checks);
 }
 
 // The verdict that every rank but `missing` must have; missing < 0: any rank may be named.
@@ -59,8 +60,10 @@ inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind,
   }
 }
 
-// One rank makes the first call only.
-inline void absent(const Choice& choice, Random& random) {
+// One rank makes the first call only. Before the limit is over, the hosts of those that wait for it
+// have been told.
+template <class P>
+void absent(const Choice& choice, Random& random) {
   const int missing = int(pick(random, kWorld));
   Machine machine(kWorld, Schedule::uniform, random(), kLimitNs);
   Step step = plain_step(choice, random);
@@ -68,12 +71,19 @@ inline void absent(const Choice& choice, Random& random) {
   step = with_inputs(step, random);
   const bool has_result = step.algorithm != Algorithm::copy_engine;
   for (int rank = 0; rank < kWorld; ++rank)
-    enqueue(machine, step, rank, has_result ? Checks::output : Checks::nothing);
+    enqueue<P>(machine, step, rank, has_result ? Checks::output : Checks::nothing);
   for (int rank = 0; rank < kWorld; ++rank)
     for (int call = 0; call < kLaterCalls && rank != missing; ++call)
-      enqueue(machine, step, rank, Checks::nothing);
+      enqueue<P>(machine, step, rank, Checks::nothing);
   if (!machine.run()) fail(step, "a wait without a limit");
   check_verdicts(machine, step, DeviceError::timeout, missing);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (machine.verdict(rank).raiser == rank && rank != missing && !machine.is_late(rank, missing))
+      fail(step, "rank " + std::to_string(rank) + " did not tell its host of a long wait");
+    for (int peer = 0; peer < kWorld; ++peer)
+      if (peer != missing && machine.is_late(rank, peer))
+        fail(step, "rank " + std::to_string(peer) + " was called late, but waited itself");
+  }
   // Two limits where a root does not wait: it finds out in its next call.
   if (machine.elapsed_ns() > kLimitNs * 5 / 4)
     fail(step, "took " + std::to_string(machine.elapsed_ns()) + " ns");
@@ -229,11 +239,12 @@ int run_aborted(uint64_t num_seeds) {
   return 0;
 }
 
-inline int run_absent(uint64_t num_seeds) {
+template <class P>
+int run_absent(uint64_t num_seeds) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
-    for (const Choice& choice : kChoices) absent(choice, random);
-    absent(kMeeting, random);
+    for (const Choice& choice : kChoices) absent<P>(choice, random);
+    absent<P>(kMeeting, random);
   }
   std::printf("ok\n");
   return 0;

@@ -54,6 +54,7 @@ class Machine {
   static inline bool misplaces_parts = false;
 
   const DeviceVerdict& verdict(int rank) const { return hosts_[size_t(rank)].verdict; }
+  bool is_late(int rank, int peer) const { return hosts_[size_t(rank)].late[peer] != 0; }
   bool run() { return simulator_.run(); }
   uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
 
@@ -241,6 +242,7 @@ class Machine {
     for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
     call.host = &hosts_[size_t(rank)];
     call.limit_ns = limit_ns_;
+    call.report_ns = limit_ns_ / 4;
     call.data_bytes = kDataBytes;
     call.tile_bytes = step.tile_bytes;
     call.rank = rank;

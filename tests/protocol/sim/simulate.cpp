@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   const uint64_t count = std::strtoull(argv[4], nullptr, 10);
   const std::string only = argc > 5 ? argv[5] : "";
   if (variant == "shapes") return check_shapes();
-  if (variant == "absent") return run_absent(count);
+  if (variant == "absent") return run_absent<Protocol>(count);
   if (variant == "aborted") return run_aborted<Protocol>(count);
   if (variant == "mismatch") return run_mismatch(count);
   if (variant == "misplaced") return run_misplaced<Protocol>(count);
@@ -91,6 +91,7 @@ int main(int argc, char** argv) {
   const bool planted = plant(variant);
   if (variant == "switch_without_halves") return run_probes(count);
   if (variant == "ignored_turns" || variant == "old_state") return run_overlaps<Planted>(count);
+  if (variant == "unreported") return run_absent<Planted>(count);
   if (variant == "unheard_aborts") return run_aborted<Planted>(count);
   if (variant == "unchecked_places") return run_misplaced<Planted>(count);
   if (planted) return run_seeds<Planted>(schedule, first, count, only);

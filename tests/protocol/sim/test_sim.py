@@ -75,6 +75,7 @@ CASES = [
     Case("gauges", "uniform", 10, tsan=True),
     # A rank that never arrives; ranks that call different things (tests/protocol/sim/failures.h).
     Case("absent", "uniform", 6),
+    Case("unreported", "uniform", 1, WRONG_OR_STUCK),
     Case("aborted", "uniform", 6),
     Case("aborted", "uniform", 2, tsan=True),
     Case("unheard_aborts", "uniform", 1, STUCK),

@@ -49,6 +49,7 @@ struct Planted : Protocol {
   static inline bool kChecksPrevious = true, kAcknowledges = true, kExits = true;
   static inline bool kReadsAgain = true;
   static inline bool kChecksPlaces = true, kComparesPlaces = true, kHearsAborts = true;
+  static inline bool kReports = true;
 };
 
 // Plant the bug of this name; false if there is none.
@@ -71,6 +72,7 @@ inline bool plant(const std::string& name) {
       {"unchecked_places", &Planted::kChecksPlaces},
       {"uncompared_places", &Planted::kComparesPlaces},
       {"unheard_aborts", &Planted::kHearsAborts},
+      {"unreported", &Planted::kReports},
       {"switch_without_halves", &switch_forgets_halves},
       {"misplaced_parts", &Machine::misplaces_parts},
   };

@@ -257,7 +257,7 @@ class NodeGpus:
         self, call: AnyCall, operands: Operands | PartsOperands, stream: torch.cuda.Stream
     ) -> None:
         settings, world_size = self._settings, self._host.world_size
-        limit_s = settings.limit_of(call.timeout_s)
+        limit_s = settings.gpu_limit_of(call.timeout_s)
         rounds = by_carrier(call, operands, settings, self._lanes)
         began = None
         if not captures.is_capturing():
