@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <utility>
 
 #include "memory/cuda_driver.h"
 
@@ -36,16 +35,14 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
                                         " are possible)");
   const OnDevice on(options.device);
   host_ = borrow_host_words();
-  // All memory that calls ever need: a later allocation could wait for running kernels.
-  cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&batch_), batch_bytes());
+  cudaError_t error = cudaSuccess;
   for (Last* last : {&eager_, &captured_})
     if (error == cudaSuccess)
       error = cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming);
   if (error == cudaSuccess) return;
   if (eager_.event) cudaEventDestroy(eager_.event);
-  cudaFree(batch_);
   return_host_words(host_);
-  check_cuda(error, "making a group's events and buffers");
+  check_cuda(error, "making a group's events");
 }
 
 DeviceGroup::~DeviceGroup() {
@@ -127,7 +124,7 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
   const DeviceCall call = this->call(limit_s);
   for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
   const Last launched = order(stream);
-  launch_transfers(transfers, call, batch_, most_channels, stream);
+  launch_transfers(transfers, call, most_channels, stream);
   remember(launched, stream);
 }
 
@@ -217,10 +214,8 @@ void DeviceGroup::close() {
   const cudaError_t error = cudaDeviceSynchronize();
   cudaEventDestroy(eager_.event);
   cudaEventDestroy(captured_.event);
-  // On an error the context is broken, or kernels may still use their memory: it goes with the
-  // process.
+  // On an error the context is broken, or kernels may still use the host's words.
   kernels_ended_ = error == cudaSuccess;
-  if (kernels_ended_) cudaFree(std::exchange(batch_, nullptr));
   check_cuda(error, "waiting for the group's kernels");
 }
 

@@ -78,9 +78,8 @@ class DeviceGroup {
   // The address of all regions at once, through the switch. With nullptr there is no multimem.
   void use_multicast(std::byte* ptr);
 
-  // Wait until this rank's kernels are over, captured graphs included, and free their memory. A
-  // free waits for all work on the device, so the destructor must have nothing left to free.
-  // Idempotent; the verdict can still be read, and giving up still does no harm.
+  // Wait until this rank's kernels are over, captured graphs included. Idempotent; the verdict can
+  // still be read, and giving up still does no harm.
   void close();
 
  private:
@@ -100,8 +99,7 @@ class DeviceGroup {
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;
-  HostWords* host_ = nullptr;    // as long as this group
-  DeviceCall* batch_ = nullptr;  // device memory: the sends and receives of one kernel
+  HostWords* host_ = nullptr;  // as long as this group
   Last eager_, captured_;
   std::atomic<double> report_s_ = 0;
   std::mutex mutex_;  // held as long as a launch takes, which a full queue blocks

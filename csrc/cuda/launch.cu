@@ -4,7 +4,6 @@
 #include <set>
 #include <string>
 
-#include "cuda/batch.cuh"
 #include "cuda/gauge.cuh"
 #include "cuda/kernel_files.h"
 #include "cuda/launch.h"
@@ -40,7 +39,7 @@ std::set<const void*> all_kernels() {
           kernels.insert(
               kernel_for(Algorithm(algorithm), Verb(verb), kernel_dtype(DType(dtype)), ll));
   kernels.erase(nullptr);
-  kernels.insert(reinterpret_cast<const void*>(&write_batch_kernel));
+  kernels.insert(transfer_kernel());
   for (const Gauge step : {Gauge::signal, Gauge::ll_pack, Gauge::put, Gauge::get})
     kernels.insert(gauge_kernel(step));
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) kernels.insert(partials_kernel(DType(dtype)));
@@ -153,22 +152,20 @@ void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
          stream);
 }
 
-size_t batch_bytes() { return kMaxBatch * sizeof(DeviceCall); }
-
-void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall call,
-                      DeviceCall* batch, int most_channels, cudaStream_t stream) {
-  if (transfers.empty() || transfers.size() > kMaxBatch)
-    throw Failure(ErrorKind::usage, "a batch has 1 to " + std::to_string(kMaxBatch) +
+void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
+                      int most_channels, cudaStream_t stream) {
+  if (transfers.empty() || transfers.size() > kMaxPairs)
+    throw Failure(ErrorKind::usage, "a batch has 1 to " + std::to_string(kMaxPairs) +
                                         " sends and receives, not " +
                                         std::to_string(transfers.size()));
-  BatchCall writing{call, batch, {}};
+  PairCall pairs{call, {}};
   for (size_t i = 0; i < transfers.size(); ++i) {
     const PairTransfer& transfer = transfers[i];
     const uint64_t num_bytes = transfer.numel * dtype_size(transfer.dtype);
     const LaunchShape shape = shape_for(Algorithm::direct, Verb::send, transfer.dtype, false,
                                         num_bytes, call.world_size, most_channels);
     const uint64_t kinds = uint64_t(transfer.dtype) | uint64_t(most_channels) << 8;
-    PairPart& part = writing.parts[i];
+    PairPart& part = pairs.parts[i];
     part.data = transfer.data;
     part.dtype = kernel_dtype(transfer.dtype);
     part.elem_bytes = uint32_t(dtype_size(part.dtype));
@@ -176,19 +173,11 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall cal
     part.location = transfer.location;
     part.tile_bytes = shape.tile_bytes;
     part.plan_hash = uint32_t(mix64(mix64(mix64(kinds) + transfer.numel) + transfer.tag));
-    part.pair_channels = uint32_t(shape.blocks);
+    part.channels = uint32_t(shape.blocks);
     part.peer = transfer.peer;
     part.verb = transfer.sends ? Verb::send : Verb::recv;
   }
-  const int count = int(transfers.size());
-  if (count == 1) {
-    set_part(call, writing.parts[0]);
-  } else {
-    launch(reinterpret_cast<const void*>(&write_batch_kernel), 1, count, writing, stream);
-    call.batch = batch;
-  }
-  const void* kernel = kernel_for(Algorithm::direct, Verb::send, DType::uint8, false);
-  launch(kernel, count * kPairChannels, kMaxBlockThreads, call, stream);
+  launch(transfer_kernel(), int(transfers.size()) * kPairChannels, kMaxBlockThreads, pairs, stream);
 }
 
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,

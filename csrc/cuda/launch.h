@@ -42,11 +42,10 @@ struct PairTransfer {
   uint32_t location;  // GpuLocation of the data
 };
 
-// Start them as one kernel: each pair and direction at most once. `batch` has room for kMaxBatch
-// calls in the device's memory. most_channels: thread blocks of each, the same on all ranks.
-void launch_transfers(const std::vector<PairTransfer>& transfers, DeviceCall call,
-                      DeviceCall* batch, int most_channels, cudaStream_t stream);
-size_t batch_bytes();  // of `batch`
+// Start them as one kernel: each pair and direction at most once. most_channels: thread blocks of
+// each, the same on all ranks.
+void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
+                      int most_channels, cudaStream_t stream);
 
 // Start adding the nodes' partial sums, on the current device.
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream);

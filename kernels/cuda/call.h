@@ -50,15 +50,13 @@ struct HostWords {
   }
 };
 
-// By value, as `const __grid_constant__ DeviceCall`. Every kernel has this one argument.
+// By value, as `const __grid_constant__ DeviceCall`. Every kernel of a collective has this
+// argument.
 struct DeviceCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
   std::byte* multicast;              // all of them at once, for multimem; else nullptr
   const std::byte* input;            // this rank's own pointers, private or in its region; any
   std::byte* output;                 // alignment; equal or disjoint, as each verb allows
-  const DeviceCall* batch;           // send and recv: several of them, in memory that the device
-                                     // reads, each pair and direction at most once; kPairChannels
-                                     // blocks for each. nullptr: this one alone
   HostWords* host;
   uint64_t numel;      // the plan's: of a chunk where a verb has one per rank, else of the message.
                        // Complex numbers count as two floats.
@@ -70,8 +68,7 @@ struct DeviceCall {
   uint32_t plan_hash;                        // of everything that must be equal on all ranks,
                                              // tile_bytes and the grid included
   int32_t rank, world_size;
-  int32_t root;            // the peer, for send and recv
-  uint32_t pair_channels;  // send and recv: blocks that move data, up to kPairChannels
+  int32_t root;
   Op op;
   Verb verb;
   DType dtype;          // of the kernel: float32 for complex64
@@ -81,5 +78,30 @@ struct DeviceCall {
   // a captured graph keeps them.
   uint64_t counts[2 * kMaxGpuWorld];
 };
+
+inline constexpr int kMaxPairs = 2 * kMaxGpuWorld;  // transfers of one kernel
+
+// One send or receive.
+struct PairPart {
+  std::byte* data;
+  uint64_t numel;
+  uint32_t location;    // GpuLocation of the data
+  uint32_t tile_bytes;  // see LaunchShape
+  uint32_t plan_hash;   // of everything that must be equal on both sides
+  uint32_t elem_bytes;
+  uint32_t channels;  // blocks that move data, up to kPairChannels
+  int32_t peer;
+  Verb verb;
+  DType dtype;
+};
+
+// Sends and receives for one kernel, each pair and direction at most once. kPairChannels blocks
+// for each. All of it is the kernel's argument: memory of the device would be overwritten by the
+// replay of a captured graph beside another batch.
+struct PairCall {
+  DeviceCall common;  // without tensors
+  PairPart parts[kMaxPairs];
+};
+static_assert(sizeof(PairCall) <= 4096, "a kernel's arguments have 4 KiB on older drivers");
 
 }  // namespace fastcoll

@@ -88,7 +88,11 @@ class Channel {
 
   // The group's channel of this block.
   FASTCOLL_DEVICE explicit Channel(const DeviceCall& call)
-      : call_(call), idx_(block_idx()), count_(num_blocks()) {
+      : call_(call),
+        idx_(block_idx()),
+        count_(num_blocks()),
+        tile_bytes_(call.tile_bytes),
+        plan_hash_(call.plan_hash) {
     const size_t channel = offsetof(GpuPad, channels) + idx_ * sizeof(GpuChannel);
     inbox_ = channel + offsetof(GpuChannel, from);
     stride_ = sizeof(GpuWords);
@@ -101,14 +105,18 @@ class Channel {
   }
 
   // Channel idx of the pair of a send or recv: words of its own for each direction.
-  FASTCOLL_DEVICE Channel(const DeviceCall& call, uint32_t idx)
-      : call_(call), idx_(idx), count_(call.pair_channels) {
+  FASTCOLL_DEVICE Channel(const DeviceCall& call, const PairPart& part, uint32_t idx)
+      : call_(call),
+        idx_(idx),
+        count_(part.channels),
+        tile_bytes_(part.tile_bytes),
+        plan_hash_(part.plan_hash) {
     const size_t sends = offsetof(GpuPad, send), receives = offsetof(GpuPad, receive);
-    const bool is_send = call.verb == Verb::send;
+    const bool is_send = part.verb == Verb::send;
     const auto channel = [&](size_t array, int rank) {
       return array + (size_t(rank) * kPairChannels + idx) * sizeof(GpuPairChannel);
     };
-    const size_t mine = channel(is_send ? sends : receives, call.root);
+    const size_t mine = channel(is_send ? sends : receives, part.peer);
     const size_t theirs = channel(is_send ? receives : sends, call.rank);
     inbox_ = mine + offsetof(GpuPairChannel, from_peer);
     stride_ = 0;
@@ -116,16 +124,17 @@ class Channel {
     state_offset_ = mine + offsetof(GpuPairChannel, state);
     own_status_ = mine + offsetof(GpuPairChannel, status);
     status_ = theirs + offsetof(GpuPairChannel, status);
-    const int receiver = is_send ? call.root : call.rank;
+    const int receiver = is_send ? part.peer : call.rank;
     scratch_ =
         kPairScratchOffsetBytes + (size_t(receiver) * kPairChannels + idx) * 2 * kPairHalfBytes;
     half_bytes_ = kPairHalfBytes;
-    peers_ = 1u << call.root;
+    peers_ = 1u << part.peer;
   }
 
   FASTCOLL_DEVICE const DeviceCall& call() const { return call_; }
   FASTCOLL_DEVICE uint32_t idx() const { return idx_; }      // of this channel in the call
   FASTCOLL_DEVICE uint32_t count() const { return count_; }  // channels that the call has
+  FASTCOLL_DEVICE uint32_t tile_bytes() const { return tile_bytes_; }
   FASTCOLL_DEVICE uint32_t peers() const { return peers_; }  // bit set of the ranks but mine
   FASTCOLL_DEVICE std::byte* scratch(int rank, uint32_t parity) const {
     return at<std::byte>(rank, scratch_ + parity * half_bytes_);
@@ -277,8 +286,8 @@ class Channel {
     }
     sync_block();
     state_ = shared.state;
-    slot_ = ((state_.last.slot >> 32) + 1) << 32 |
-            next_stamp(uint32_t(state_.last.slot), call_.plan_hash);
+    slot_ =
+        ((state_.last.slot >> 32) + 1) << 32 | next_stamp(uint32_t(state_.last.slot), plan_hash_);
     if (shared.poison != 0) return drain(shared.poison);
     if (state_.turn == ChannelState::kTaken) {
       failed_ = true;
@@ -358,6 +367,7 @@ class Channel {
 
   const DeviceCall& call_;
   uint32_t idx_, count_, peers_;
+  uint32_t tile_bytes_, plan_hash_;  // of the call, or of its part for a pair
   // Offsets in a region: the peers' words to me, my words to them, the peers' status.
   size_t inbox_, stride_, outbox_, state_offset_, own_status_, status_, scratch_, half_bytes_;
   ChannelState state_{};  // before this call, then with it

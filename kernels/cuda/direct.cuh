@@ -173,18 +173,17 @@ FASTCOLL_KERNEL barrier(FASTCOLL_CALL call) {
   if (!ok && call.verb != Verb::barrier) fill_nan(channel, call.numel * call.elem_bytes);
 }
 
-// send and recv, one or a batch of them. Small messages leave before the receiver is there.
+// Sends and receives. Small messages leave before the receiver is there.
 template <class P>
-FASTCOLL_KERNEL send_recv(FASTCOLL_CALL call) {
-  const DeviceCall& mine =
-      call.batch == nullptr ? call : call.batch[block_idx() / uint32_t{kPairChannels}];
+FASTCOLL_KERNEL send_recv(FASTCOLL_ARGUMENT(PairCall) call) {
+  const PairPart& part = call.parts[block_idx() / uint32_t{kPairChannels}];
   const uint32_t idx = block_idx() % uint32_t{kPairChannels};
-  if (idx >= mine.pair_channels) return;
-  Channel<P> channel(mine, idx);
-  const bool sends = mine.verb == Verb::send;
-  const uint64_t num_bytes = mine.numel * mine.elem_bytes;
+  if (idx >= part.channels) return;
+  Channel<P> channel(call.common, part, idx);
+  const bool sends = part.verb == Verb::send;
+  const uint64_t num_bytes = part.numel * part.elem_bytes;
   const Tiles tiles(channel, num_bytes);
-  const uint32_t location = sends ? mine.input_location : GpuLocation::kStaged;
+  const uint32_t location = sends ? part.location : GpuLocation::kStaged;
   Pipeline<P> pipeline(channel,
                        {.sources = sends ? 0 : channel.peers(),
                         .readers = sends ? channel.peers() : 0,
@@ -198,15 +197,15 @@ FASTCOLL_KERNEL send_recv(FASTCOLL_CALL call) {
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     const Span span = tiles.tile(k);
     if (sends && step == 0 && pipeline.staged())
-      copy_tile(pipeline.slot(mine.rank, k), mine.input + span.start, span.num_bytes);
+      copy_tile(pipeline.slot(call.common.rank, k), part.data + span.start, span.num_bytes);
     if (sends || step == 0) return;
-    const uint32_t place = GpuLocation::input(pipeline.location(mine.root));
+    const uint32_t place = GpuLocation::input(pipeline.location(part.peer));
     const std::byte* from = place == GpuLocation::kStaged
-                                ? pipeline.slot(mine.root, k)
-                                : pipeline.symmetric(mine.root, place) + span.start;
-    copy_tile(mine.output + span.start, from, span.num_bytes);
+                                ? pipeline.slot(part.peer, k)
+                                : pipeline.symmetric(part.peer, place) + span.start;
+    copy_tile(part.data + span.start, from, span.num_bytes);
   });
-  if (!ok && !sends) fill_nan(channel, num_bytes);
+  if (!ok && !sends) fill_nan(channel, part.dtype, part.data, num_bytes);
 }
 
 }  // namespace fastcoll

@@ -38,7 +38,7 @@ KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
   return nullptr;
 }
 
-// The verbs that move data of any type, all of algorithm `direct`, or nullptr.
+// The collectives that move data of any type, all of algorithm `direct`, or nullptr.
 template <class P>
 KernelFn moving_kernel(Verb verb, bool ll) {
   switch (verb) {
@@ -51,9 +51,6 @@ KernelFn moving_kernel(Verb verb, bool ll) {
       return ll ? nullptr : move<P>;
     case Verb::barrier:
       return ll ? nullptr : barrier<P>;
-    case Verb::send:
-    case Verb::recv:
-      return ll ? nullptr : send_recv<P>;
     default:
       return nullptr;
   }

@@ -58,7 +58,7 @@ class Pipeline {
   // Segment k of this call lies in slot k mod kSlots of the call's half of the channel's scratch.
   FASTCOLL_DEVICE std::byte* slot(int rank, uint32_t segment_idx, int part = 0) const {
     return channel_.scratch(rank, parity_) +
-           (size_t{segment_idx % kSlots} * flow_.slot_tiles + size_t(part)) * call_.tile_bytes;
+           (size_t{segment_idx % kSlots} * flow_.slot_tiles + size_t(part)) * channel_.tile_bytes();
   }
 
   // step(s, segment_idx) does one step of one segment. False: the call has failed.

@@ -58,15 +58,20 @@ FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, boo
 
 // The output of a call that failed: NaN, where the type has one. Each channel fills its part.
 template <class P>
-FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, uint64_t num_bytes) {
-  const uint64_t pattern = device::nan_pattern(channel.call().dtype);
+FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, DType dtype, std::byte* output,
+                              uint64_t num_bytes) {
+  const uint64_t pattern = device::nan_pattern(dtype);
   if (pattern == 0) return;
   const Pack pack{
       {uint32_t(pattern), uint32_t(pattern >> 32), uint32_t(pattern), uint32_t(pattern >> 32)}};
   const uint64_t thread = uint64_t{channel.idx()} * num_threads() + thread_idx();
   const uint64_t stride = uint64_t{channel.count()} * num_threads() * kPackBytes;
   for (uint64_t at = thread * kPackBytes; at < num_bytes; at += stride)
-    store_any(channel.call().output + at, pack, num_bytes - at);
+    store_any(output + at, pack, num_bytes - at);
+}
+template <class P>
+FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, uint64_t num_bytes) {
+  fill_nan(channel, channel.call().dtype, channel.call().output, num_bytes);
 }
 
 }  // namespace fastcoll

@@ -15,7 +15,7 @@ class Tiles {
   template <class P>
   FASTCOLL_DEVICE Tiles(const Channel<P>& channel, uint64_t num_bytes, int parts = 1)
       : num_bytes_(num_bytes),
-        tile_(channel.call().tile_bytes),
+        tile_(channel.tile_bytes()),
         first_(channel.idx() * uint64_t(parts) * tile_),
         row_(channel.count() * uint64_t(parts) * tile_) {}
 

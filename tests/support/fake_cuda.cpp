@@ -303,11 +303,9 @@ LaunchShape shape_of(const Plan&, int) { return {1, kMaxBlockThreads, uint32_t{k
 void launch_collective(const Plan&, DeviceCall, cudaStream_t, const std::optional<LaunchShape>&) {
   use();
 }
-void launch_transfers(const std::vector<PairTransfer>&, DeviceCall, DeviceCall*, int,
-                      cudaStream_t) {
+void launch_transfers(const std::vector<PairTransfer>&, const DeviceCall&, int, cudaStream_t) {
   use();
 }
-size_t batch_bytes() { return 4096; }
 void launch_partials(DType, PartialsCall, cudaStream_t) { use(); }
 void launch_gauge(Gauge, GaugeCall, int, cudaStream_t) { use(); }
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, int, int,

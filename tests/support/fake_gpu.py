@@ -35,6 +35,7 @@ from fastcoll.gpu.group import DeviceGroup
 from fastcoll.gpu.journal import Journal
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.residency import residency
+from fastcoll.gpu.streams import BlockStreams
 from fastcoll.gpu.terms import Terms
 from fastcoll.group.communicator import Communicator
 from fastcoll.nodes.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
@@ -290,6 +291,7 @@ def fake_gpu(
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
     side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
     side._claim, side._pin = 0, None
+    side._streams = BlockStreams()
     side._limits, side._told = GpuLimits(600.0, 30.0), {}
     residency.claim(0, side._claim, 0)
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]

@@ -32,12 +32,15 @@ from fastcoll.gpu.journal import Journal
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
 from fastcoll.gpu.residency import residency
+from fastcoll.gpu.streams import BlockStreams
 from fastcoll.gpu.terms import DeviceHello, agree_terms
 from fastcoll.gpu.verdicts import (
     DESYNC,
     PEER_LOST,
     TIMEOUT,
     Verdict,
+    content_of,
+    describe_transfer,
     explain,
     nccl_is_late,
     tell_late,
@@ -123,6 +126,7 @@ class DeviceGroup:
             ptrs = self._regions.ptrs
             self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
         self._limits = limits
+        self._streams = BlockStreams()
         self._told: dict[int, int] = {}  # the late ranks that were logged, and their calls
         self._core.report_after(limits.report_s)
         watcher.add(self)
@@ -157,9 +161,12 @@ class DeviceGroup:
     ) -> Started | None:
         """Start something in the arrays' stream, or beside it."""
         with in_their_stream(arrays, self.device):
+            stream = self._side if async_op else torch.cuda.current_stream(self.device)
+            for array in arrays:
+                self._streams.use(array.ptr, stream)
             if async_op:
                 return beside(self._side, self.device, body, arrays)
-            body(torch.cuda.current_stream(self.device))
+            body(stream)
             return None
 
     def _start(
@@ -224,7 +231,7 @@ class DeviceGroup:
         dense: list[ArrayView] = []
         rows = []
         for one in transfers:
-            self._journal.write_message(one.sends, one.peer, _content(one), self._site())
+            self._journal.write_message(one.sends, one.peer, content_of(one), self._site())
             array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
             dense.append(array)
             rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
@@ -234,7 +241,7 @@ class DeviceGroup:
             self._core.transfer(rows, most, stream, limit_s)
         else:
             self._nccl.transfer(rows, limit_s)
-        self._last_call = ", ".join(map(_describe, transfers))
+        self._last_call = ", ".join(map(describe_transfer, transfers))
         for one, array in zip(transfers, dense, strict=True):
             if not one.sends and array is not one.array:
                 copy_back(one.array, array)
@@ -339,11 +346,22 @@ class DeviceGroup:
         Raises:
             DriverError: The region has no room for it.
             DesyncError: The ranks asked for different numbers of bytes.
+            UsageError: It would have to wait for another stream, in a capture.
         """
         if not self.terms.reaches_peers:  # NCCL takes any memory
             return torch.empty(tuple(shape), dtype=dtype, device=f"cuda:{self.device}")
         block = self._heap.allocate(prod(shape) * dtype.itemsize)
-        return tensor_on(block, shape, dtype, self._pin, self._heap.release, self.device)
+        tensor = tensor_on(block, shape, dtype, self._pin, self._heap.release, self.device)
+        stream = torch.cuda.current_stream(self.device)
+        others = self._streams.make(block.ptr, block.num_bytes, stream)
+        if others and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "this symmetric tensor would take memory that another stream used, and a graph "
+                "can't wait for that stream: make it before the capture"
+            )
+        for other in others:  # an earlier tensor's, whose work may still run
+            stream.wait_stream(other)
+        return tensor
 
     def report(self) -> str:
         """Return in one line how the ranks reach each other, for `fastcoll doctor`."""
@@ -380,13 +398,3 @@ class DeviceGroup:
             self._pin = None  # from here on only symmetric tensors keep this rank's region
             if self._regions is not None:
                 self._regions.leave(pin)
-
-
-def _describe(transfer: Transfer) -> str:
-    verb, way = ("send", "to") if transfer.sends else ("recv", "from")
-    return f"{verb}({_content(transfer)}) {way} rank {transfer.peer}"
-
-
-def _content(transfer: Transfer) -> str:
-    """Return the facts that must be equal on both sides, as text."""
-    return f"{transfer.array.dtype.name}, numel={transfer.array.numel}, tag={transfer.tag}"

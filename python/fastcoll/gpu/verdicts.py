@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastcoll.calls.limits import GpuLimits
+from fastcoll.calls.transfers import Transfer
 
 USAGE, TIMEOUT, DESYNC, PEER_LOST = 1, 3, 4, 5  # ErrorKind in csrc/check.h
 # Phase in kernels/cuda/call.h
@@ -99,3 +100,14 @@ def nccl_is_late(group: str, last_call: str) -> str:
         f'NCCL did not carry a call of group "{group}" within its limit, and was ended; it does '
         f"not say for which rank it waited. Last started here: {last_call}. Outputs are undefined"
     )
+
+
+def describe_transfer(transfer: Transfer) -> str:
+    """Return a send or a receive as text."""
+    verb, way = ("send", "to") if transfer.sends else ("recv", "from")
+    return f"{verb}({content_of(transfer)}) {way} rank {transfer.peer}"
+
+
+def content_of(transfer: Transfer) -> str:
+    """Return the facts that must be equal on both sides, as text."""
+    return f"{transfer.array.dtype.name}, numel={transfer.array.numel}, tag={transfer.tag}"

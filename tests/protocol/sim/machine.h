@@ -116,18 +116,18 @@ class Machine {
       Batch& batch = *batches_.back();
       for (const Transfer& transfer : transfers)
         if (transfer.from == rank || transfer.to == rank) add_transfer(step, transfer, rank, batch);
-      if (batch.calls.empty()) continue;
+      const int num_parts = int(batch.transfers.size());
+      if (num_parts == 0) continue;
+      batch.call.common = base_call(step, rank);
       simulator_.enqueue(rank, {1, 1, [&batch, elem = step.elem_bytes()] {
-                                  for (size_t i = 0; i < batch.calls.size(); ++i)
+                                  for (size_t i = 0; i < batch.transfers.size(); ++i)
                                     fill_transfer(batch, i, elem);
                                 }});
-      DeviceCall call = batch.calls[0];
-      if (batch.calls.size() > 1) call.batch = batch.calls.data();
-      simulator_.enqueue(rank, {int(batch.calls.size()) * kPairChannels, step.threads,
-                                [=] { send_recv<Protocol>(call); }});
+      simulator_.enqueue(rank, {num_parts * kPairChannels, step.threads,
+                                [&batch] { send_recv<Protocol>(batch.call); }});
       simulator_.enqueue(rank, {1, 1, [=, this, &batch] {
-                                  for (size_t i = 0; i < batch.calls.size(); ++i)
-                                    check_transfer(step, batch, i);
+                                  for (size_t i = 0; i < batch.transfers.size(); ++i)
+                                    check_transfer(step, rank, batch, i);
                                 }});
     }
   }
@@ -147,7 +147,7 @@ class Machine {
   };
 
   struct Batch {
-    std::vector<DeviceCall> calls;
+    PairCall call{};
     std::vector<Transfer> transfers;
     std::vector<std::unique_ptr<reference::Array>> arrays;
   };
@@ -163,37 +163,38 @@ class Machine {
       if (transfer.symmetric)
         bytes = regions_[size_t(rank)] + kGpuDataOffsetBytes + size_t(transfer.to) * kPairDataBytes;
     }
-    DeviceCall call = base_call(step, rank);
-    call.verb = sends ? Verb::send : Verb::recv;
-    call.input = call.output = bytes;
-    call.input_location = location(rank, bytes);
-    call.numel = transfer.codes.size();
-    call.root = sends ? transfer.to : transfer.from;
-    call.pair_channels = transfer.pair_channels;
-    call.tile_bytes = std::min(step.tile_bytes, 64u);
-    call.plan_hash = uint32_t(mix64(transfer.codes.size()));
-    batch.calls.push_back(call);
+    PairPart& part = batch.call.parts[batch.transfers.size()];
+    part.data = bytes;
+    part.numel = transfer.codes.size();
+    part.location = location(rank, bytes);
+    part.tile_bytes = std::min(step.tile_bytes, 64u);
+    part.plan_hash = uint32_t(mix64(transfer.codes.size()));
+    part.elem_bytes = uint32_t(elem);
+    part.channels = transfer.pair_channels;
+    part.peer = sends ? transfer.to : transfer.from;
+    part.verb = sends ? Verb::send : Verb::recv;
+    part.dtype = step.dtype;
     batch.transfers.push_back(transfer);
   }
 
   static void fill_transfer(Batch& batch, size_t i, size_t elem) {
-    if (batch.calls[i].verb != Verb::send) return;
+    const PairPart& part = batch.call.parts[i];
+    if (part.verb != Verb::send) return;
     const Codes& codes = batch.transfers[i].codes;
-    for (size_t k = 0; k < codes.size(); ++k)
-      std::memcpy(batch.calls[i].output + k * elem, &codes[k], elem);
+    for (size_t k = 0; k < codes.size(); ++k) std::memcpy(part.data + k * elem, &codes[k], elem);
   }
 
-  void check_transfer(const Step& step, const Batch& batch, size_t i) const {
-    const DeviceCall& call = batch.calls[i];
-    if (verdict(call.rank).kind != 0) wrong(step, call.rank, describe(verdict(call.rank)));
-    if (call.verb == Verb::send) return;
+  void check_transfer(const Step& step, int rank, const Batch& batch, size_t i) const {
+    const PairPart& part = batch.call.parts[i];
+    if (verdict(rank).kind != 0) wrong(step, rank, describe(verdict(rank)));
+    if (part.verb == Verb::send) return;
     const Codes& codes = batch.transfers[i].codes;
     for (size_t k = 0; k < codes.size(); ++k)
-      if (std::memcmp(call.output + k * step.elem_bytes(), &codes[k], step.elem_bytes()) != 0)
-        wrong(step, call.rank,
-              "element " + std::to_string(k) + " from rank " + std::to_string(call.root));
+      if (std::memcmp(part.data + k * step.elem_bytes(), &codes[k], step.elem_bytes()) != 0)
+        wrong(step, rank,
+              "element " + std::to_string(k) + " from rank " + std::to_string(part.peer));
     if (!batch.arrays[i]->margins_intact())
-      wrong(step, call.rank, "bytes beside the output were written");
+      wrong(step, rank, "bytes beside the output were written");
   }
 
   static std::byte* aligned(reference::Bytes& bytes, size_t num_bytes) {

@@ -34,7 +34,10 @@ REDUCING = """
 template KernelFn reducing_kernel<Protocol, DType::{0}>(Algorithm, Verb, bool);
 template __global__ void add_partials<DType::{0}>(const __grid_constant__ PartialsCall);
 """
-MOVING = "template KernelFn moving_kernel<Protocol>(Verb, bool);"
+MOVING = """
+template KernelFn moving_kernel<Protocol>(Verb, bool);
+template __global__ void send_recv<Protocol>(const __grid_constant__ PairCall);
+"""
 
 # The type that the switch can add and that is not among those above.
 SWITCH = """
