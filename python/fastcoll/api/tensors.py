@@ -26,11 +26,11 @@ def empty(
     Every rank must call this in the same order and for the same number of bytes. The memory comes
     back once the tensor is gone on every rank. On a GPU it is used again in stream order. The
     stream of a new tensor waits for the stream that made the old one. It waits for those of
-    fastcoll's calls with it, too. If a program uses a tensor in other streams, let one of these wait for them
-    before the tensor goes. The memory stays readable after the group is closed. In a group over
-    several nodes the ranks of each node share their own memory. One trip between the nodes tells
-    all ranks whether all have it. torch refuses to resize the tensor's storage. Copies of it
-    (`clone()`, `torch.load`) are ordinary tensors.
+    fastcoll's calls with it, too. If a program uses a tensor in other streams, let one of these
+    wait for them before the tensor goes. The memory stays readable after the group is closed. In a
+    group over several nodes the ranks of each node share their own memory. One trip between the
+    nodes tells all ranks whether all have it. torch refuses to resize the tensor's storage. Copies
+    of it (`clone()`, `torch.load`) are ordinary tensors.
 
     Args:
         size: The shape, as integers or as one sequence.
