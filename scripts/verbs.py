@@ -362,7 +362,8 @@ def torch_names(root: Path = ROOT) -> str:
     for call in calls:
         name = "".join(part.capitalize() for part in call.method.split("_"))
         start = f"constexpr Verb k{name}{{"
-        words = f'"fastcoll:{call.event}", "{call.method}", OpType::{call.op_type}}};'
+        titles = f'"{call.title("fastcoll")}", "{call.title("gloo")}"'
+        words = f'{titles}, "{call.method}", OpType::{call.op_type}}};'
         first, *others = textwrap.wrap(words, WIDTH - len(start))
         lines += [start + first, *(" " * len(start) + line for line in others)]
     return "\n".join([*lines, ""])

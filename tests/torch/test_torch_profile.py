@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's profiler shows an event for each call, as long as it, on both backends."""
+"""torch's profiler shows an event for each call, as long as it, on both backends.
+
+Where a group stands in for Gloo, the events have Gloo's names.
+"""
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import TorchGroup, on_backend
-from tests.support.harness import Pool, Rank
+from tests.support.backends import BACKENDS, COMPILE_S, TorchGroup, on_backend
+from tests.support.harness import Pool, Rank, Setup
 from tests.support.verb_calls import VERB_CALLS, verbs_of
 
 Pools = Callable[[int], Pool]
 _PAUSE_S = 0.3
-# Gloo's names of a call's event, where it is not that of the verb.
+# The name of a call's event, where it is not that of the verb.
 NAMES = {
     "all_reduce_coalesced": "all_reduce",
     "all_gather_into_tensor": "_all_gather_base",
@@ -32,16 +36,18 @@ CALLS = [
 ]
 
 
-def profile(calls: Callable[[], Any]) -> list[tuple[str, bool, float]]:
-    """Of each event of fastcoll's: its name, whether it is asynchronous, its seconds."""
+def profile(calls: Callable[[], Any], prefix: str = "fastcoll") -> list[tuple[str, bool, float]]:
+    """Of each event behind the prefix: its name, whether it is asynchronous, its seconds."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as trace:
         calls()
-    events = [event for event in trace.events() if event.name.startswith("fastcoll:")]
+    events = [event for event in trace.events() if event.name.startswith(f"{prefix}:")]
     return [(event.name, event.is_async, event.time_range.elapsed_us() / 1e6) for event in events]
 
 
-def every_verb(rank: Rank) -> dict[tuple[str, bool], set[tuple[str, bool]]]:
+def every_verb(
+    rank: Rank, prefix: str = "fastcoll"
+) -> dict[tuple[str, bool], set[tuple[str, bool]]]:
     """Of each call, waiting and not: its events' names, and whether they are asynchronous."""
     group, seen = TorchGroup(rank.rank, rank.world_size), {}
     for name, is_async in CALLS:
@@ -53,7 +59,7 @@ def every_verb(rank: Rank) -> dict[tuple[str, bool], set[tuple[str, bool]]]:
             if work is not None:
                 work.wait()
 
-        seen[name, is_async] = {(event, of_work) for event, of_work, _ in profile(run)}
+        seen[name, is_async] = {(event, of_work) for event, of_work, _ in profile(run, prefix)}
     return seen
 
 
@@ -91,3 +97,44 @@ def check(pool: Pool) -> None:
 
 def test_a_call_is_an_event(backend_pools: Pools) -> None:
     check(backend_pools(2))
+
+
+# ---- a group that stands in for Gloo -------------------------------------------------------------
+
+# Gloo makes an all_reduce of each of these, and its events say so.
+BY_ALL_REDUCE = ("reduce_scatter_tensor", "reduce_scatter", "reduce_scatter_tensor_coalesced")
+
+
+def of_a_part(rank: Rank) -> dict[str, list[str]]:
+    """The events of a part of the group, behind either prefix."""
+    limit = timedelta(seconds=20)
+    part: Any = dist.group.WORLD.split_group([0, 1], timeout=limit, group_name="part")  # type: ignore[union-attr]
+    tensor = torch.full((3,), float(rank.rank))
+
+    def run() -> None:
+        part.allreduce([tensor]).wait()
+
+    return {prefix: [name for name, *_ in profile(run, prefix)] for prefix in ("gloo", "fastcoll")}
+
+
+def in_place_of_gloo(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
+    import fastcoll
+
+    fastcoll.stand_in_for_gloo()
+    return on_backend(rank, "gloo", program, *args)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stand_in_has_the_events_of_gloo(fresh_pool: Callable[..., Pool], backend: str) -> None:
+    pool = fresh_pool(2, Setup(False, env={"FASTCOLL_TORCH_BACKEND": backend}))
+    gloo = pool.run(on_backend, "gloo", every_verb, "gloo")
+    ours = pool.run(in_place_of_gloo, every_verb, "gloo", deadline_s=COMPILE_S)
+    for on_gloo, here in zip(gloo, ours, strict=True):
+        for (name, is_async), events in here.items():
+            names = {event for event, _ in on_gloo[name, is_async]}
+            if name in BY_ALL_REDUCE:
+                assert names == {"gloo:all_reduce"}, name
+                names = {"gloo:reduce_scatter"}
+            assert {event for event, _ in events} == names, name
+    parts = pool.run(in_place_of_gloo, of_a_part)
+    assert parts == [{"gloo": ["gloo:all_reduce"], "fastcoll": []}] * 2

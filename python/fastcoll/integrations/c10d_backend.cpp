@@ -215,7 +215,7 @@ class FastcollBackend final : public Runner {
   }
   void startCoalescing() override { is_coalescing_ = true; }
   WorkPtr endCoalescing() override {
-    return c10::make_intrusive<BatchWork>(rank_, kEndCoalescing.type, kEndCoalescing.title,
+    return c10::make_intrusive<BatchWork>(rank_, kEndCoalescing.type, title_of(kEndCoalescing),
                                           end_batch());
   }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
@@ -45,6 +46,7 @@ class Runner : public c10d::Backend {
       : Backend(rank, size), group_(std::move(group)), core_(core->group_of(communicator.ptr())) {
     if (!core_) throw py::type_error("not a Communicator");
     traces_ = core->traces(core_);
+    stands_in_ = group_.attr("events").cast<std::string>() == "gloo";
   }
 
   ~Runner() override {
@@ -147,6 +149,9 @@ class Runner : public c10d::Backend {
     return tensors.size() == 1 && is_plain(tensors[0]) && tag >= 0 && !traces_;
   }
 
+  // Of the event of a call in torch's profiler.
+  const char* title_of(const Verb& verb) const { return stands_in_ ? verb.for_gloo : verb.title; }
+
   // ---- running them ----
 
   template <class... Args>
@@ -173,7 +178,7 @@ class Runner : public c10d::Backend {
   WorkPtr run_now(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     ++sequence_;
     count_writes(call.kind, terms.outputs);
-    const Event event(terms);
+    const Event event(terms, title_of(terms.verb));
     const WithoutGil without_gil;
     FastcollFailure failure;
     const auto outcome = core->run(core_, &plan, &call.operands, limit_s(terms.timeout), &failure);
@@ -184,7 +189,7 @@ class Runner : public c10d::Backend {
   // Null where it has to go behind calls that are queued in Python.
   WorkPtr queue(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     auto handle = c10::make_intrusive<NativeWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this),
-                                                  core_, terms.verb.type, terms.verb.title,
+                                                  core_, terms.verb.type, title_of(terms.verb),
                                                   terms.inputs, terms.outputs);
     FastcollQueuedCall queued{};
     queued.plan = &plan;
@@ -216,8 +221,9 @@ class Runner : public c10d::Backend {
       FastcollFailure failure;
       FastcollTransfer* started = core->start_transfer(core_, &call, &must_drive, &failure);
       if (!started) CallFailed(failure).raise();
-      auto work = c10::make_intrusive<TransferWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this),
-                                                    core_, started, verb.type, verb.title, tensors);
+      auto work =
+          c10::make_intrusive<TransferWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this), core_,
+                                            started, verb.type, title_of(verb), tensors);
       if (must_drive) {
         const py::gil_scoped_acquire gil;
         group_.attr("communicator").attr("drive_transfers")();
@@ -268,15 +274,15 @@ class Runner : public c10d::Backend {
   template <class... Args>
   WorkPtr forward(const Terms& terms, Args&&... args) {
     return in_batch([&]() -> WorkPtr {
-      const Event event(terms);
+      const Event event(terms, title_of(terms.verb));
       const py::gil_scoped_acquire gil;
       // Python then only starts the calls of the batch, and waits for none.
       if (is_coalescing_ && !python_coalesces_.exchange(true))
         group_.attr("_start_coalescing")(at::Device(at::kCPU));
       py::object work = group_.attr(terms.verb.method)(std::forward<Args>(args)...);
       if (work.is_none()) return {};
-      return c10::make_intrusive<PythonWork>(rank_, terms.verb.type, terms.verb.title, terms.inputs,
-                                             std::move(work));
+      return c10::make_intrusive<PythonWork>(rank_, terms.verb.type, title_of(terms.verb),
+                                             terms.inputs, std::move(work));
     });
   }
 
@@ -287,6 +293,7 @@ class Runner : public c10d::Backend {
 
  private:
   bool traces_ = false;
+  bool stands_in_ = false;  // for Gloo
   std::mutex batch_mutex_;
   std::vector<WorkPtr> batch_;  // since startCoalescing
   KnownPlans plans_{core_};

@@ -14,8 +14,9 @@ namespace {
 
 // A verb's names.
 struct Verb {
-  const char* title;   // of the profiler's event
-  const char* method;  // of the Python group
+  const char* title;     // of the profiler's event
+  const char* for_gloo;  // the title where a group stands in for Gloo
+  const char* method;    // of the Python group
   c10d::OpType type;
 };
 
@@ -43,10 +44,10 @@ struct Terms {
 // The profiler's event of a synchronous call; an asynchronous one's belongs to its Work.
 class Event {
  public:
-  explicit Event(const Terms& terms) : event_(at::RecordScope::USER_SCOPE) {
+  Event(const Terms& terms, const char* title) : event_(at::RecordScope::USER_SCOPE) {
     if (terms.is_async || !event_.isActive()) return;
     const std::vector<c10::IValue> inputs(terms.inputs.begin(), terms.inputs.end());
-    event_.before(terms.verb.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+    event_.before(title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   }
 
  private:

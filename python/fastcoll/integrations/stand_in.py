@@ -28,11 +28,10 @@ from fastcoll.bootstrap.identity import map_nodes, meet
 from fastcoll.calls.settings import resolve
 from fastcoll.errors import FastcollError
 from fastcoll.integrations import torch_backend
-from fastcoll.integrations.torch_base import NAME, BaseProcessGroup
+from fastcoll.integrations.torch_base import GLOO, NAME, BaseProcessGroup
 from fastcoll.text import say
 
 _c10d: Any = dist.distributed_c10d
-GLOO = "gloo"
 
 
 class _State:
@@ -164,7 +163,7 @@ def _prepare(asked: dict[str, Any], devices: Sequence[str]) -> list[str]:
     except BaseException:
         comm.close()
         raise
-    torch_backend.prepared[name] = torch_backend.Prepared(comm, compiled)
+    torch_backend.prepared[name] = torch_backend.Prepared(comm, compiled, GLOO)
     return ours
 
 

@@ -10,8 +10,8 @@ The Python process group runs on every torch from 2.11 on and knows every verb. 
 calls whose plan is known, and sends and receives, and passes the rest on. Python can't have three
 of its features: several devices in one group, torch's wrapper under TORCH_DISTRIBUTED_DEBUG=DETAIL,
 a DDP bucket without the GIL. All ranks of a group use it or none, as that wrapper makes calls of
-its own. Both make the same events of torch's profiler. PyTorch's own cases that pass on Gloo pass
-on both (tests/torch/torch_suite.py).
+its own. Both make the same events of torch's profiler. A group that stands in for Gloo gives them
+Gloo's names. PyTorch's own cases that pass on Gloo pass on both (tests/torch/torch_suite.py).
 
 DDP's buckets are symmetric tensors. DDP asks a compiled backend for their memory if
 DDP_DISABLE_COMM_MEM is 0. The default of torch is 1, so the first group sets it to 0 where it is
@@ -50,10 +50,12 @@ class Prepared:
     Attributes:
         comm: The group that will carry out its calls.
         compiled: The compiled backend, if all ranks have it and it can serve such a group.
+        events: Whose names its calls have in a profile: NAME or GLOO.
     """
 
     comm: BaseGroup
     compiled: ModuleType | None
+    events: str = NAME
 
 
 # By the group's name.
@@ -69,16 +71,16 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
             opts.store, rank, world_size, timeout_s=limit_s, name=opts.group_id
         )
         made = Prepared(comm, find_compiled(comm, limit_s))
-    backend = _serve(made.comm, opts.store, made.compiled)
+    backend = _serve(opts.store, made)
     adopt(made.comm)
     return backend
 
 
 def make_backend(
-    comm: BaseGroup, store: dist.Store, timeout_s: float
+    comm: BaseGroup, store: dist.Store, timeout_s: float, events: str = NAME
 ) -> FastcollProcessGroup | dist.Backend:
     """Return torch's side of a group: compiled where all ranks have that. Collective."""
-    return _serve(comm, store, find_compiled(comm, timeout_s))
+    return _serve(store, Prepared(comm, find_compiled(comm, timeout_s), events))
 
 
 def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
@@ -93,13 +95,12 @@ def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
     return compiled
 
 
-def _serve(
-    comm: BaseGroup, store: dist.Store, compiled: ModuleType | None
-) -> FastcollProcessGroup | dist.Backend:
+def _serve(store: dist.Store, made: Prepared) -> FastcollProcessGroup | dist.Backend:
     """Return what torch gets of a group."""
+    comm, compiled = made.comm, made.compiled
     if compiled is None:
-        return ProfiledProcessGroup(comm, store)
-    group = FastcollProcessGroup(comm, store)
+        return ProfiledProcessGroup(comm, store, made.events)
+    group = FastcollProcessGroup(comm, store, made.events)
     backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
     _lend_memory_to_ddp()
     return backend
@@ -154,8 +155,8 @@ def _make_part(
     comm = Communicator.from_store(store, rank, world_size, timeout_s=limit_s, name=name)
     adopt(comm)
     if isinstance(whole, ProfiledProcessGroup):  # not the half of a compiled one
-        return ProfiledProcessGroup(comm, store)
-    return make_backend(comm, store, limit_s)
+        return ProfiledProcessGroup(comm, store, whole.events)
+    return make_backend(comm, store, limit_s, whole.events)
 
 
 BaseProcessGroup.make_part = _make_part

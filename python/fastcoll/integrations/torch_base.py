@@ -23,6 +23,7 @@ from fastcoll.group.communicator import Communicator
 from fastcoll.integrations.torch_work import TorchWork
 
 NAME = "fastcoll"
+GLOO = "gloo"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
 
 
@@ -33,9 +34,10 @@ class BaseProcessGroup(ProcessGroup):
     # of ranks, a name, and a limit in seconds. The module that makes groups sets it.
     make_part: ClassVar[Callable[..., Any]]
 
-    def __init__(self, comm: BaseGroup, store: dist.Store) -> None:
+    def __init__(self, comm: BaseGroup, store: dist.Store, events: str = NAME) -> None:
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
         self.communicator = comm
+        self.events = events  # GLOO: in a profile its calls have the names of Gloo's
         self._store = store
         self._name = comm.name
         self._desc = "undefined"
@@ -123,7 +125,7 @@ class BaseProcessGroup(ProcessGroup):
         store = dist.PrefixStore(f"fastcoll/{name}", self._store)
         rank = stay.index(self.rank())
         comm = Communicator.from_store(store, rank, len(stay), timeout_s=limit_s, name=name)
-        return make_backend(comm, store, limit_s)
+        return make_backend(comm, store, limit_s, self.events)
 
     @property
     def supports_coalescing(self) -> bool:

@@ -17,6 +17,7 @@ class TorchCall(NamedTuple):
         op_type: Name in c10d::OpType.
         event: Name in a profile, behind "fastcoll:".
         older: Names of the method in older versions of torch.
+        as_gloo: Name behind "gloo:", where a group stands in for Gloo; "" if that is `event`.
     """
 
     method: str
@@ -24,6 +25,11 @@ class TorchCall(NamedTuple):
     op_type: str
     event: str
     older: tuple[str, ...] = ()
+    as_gloo: str = ""
+
+    def title(self, prefix: str) -> str:
+        """Return the name of the event in a profile, behind "fastcoll" or "gloo"."""
+        return f"{prefix}:{self.as_gloo if prefix == 'gloo' and self.as_gloo else self.event}"
 
 
 # COALESCED also stands for the calls for which torch 2.11 has no type.
@@ -40,6 +46,7 @@ TORCH_CALLS = (
         "_ALLGATHER_BASE",
         "_all_gather_base",
         older=("_allgather_base",),
+        as_gloo="all_gather",
     ),
     TorchCall(
         "all_gather_single_coalesced",
@@ -47,6 +54,7 @@ TORCH_CALLS = (
         "COALESCED",
         "all_gather_into_tensor_coalesced",
         older=("allgather_into_tensor_coalesced",),
+        as_gloo="all_gather",
     ),
     TorchCall("reduce_scatter", "reduce_scatter", "REDUCE_SCATTER", "reduce_scatter"),
     TorchCall(
@@ -55,6 +63,7 @@ TORCH_CALLS = (
         "_REDUCE_SCATTER_BASE",
         "_reduce_scatter_base",
         older=("_reduce_scatter_base",),
+        as_gloo="reduce_scatter",
     ),
     TorchCall(
         "reduce_scatter_single_coalesced",
@@ -62,6 +71,7 @@ TORCH_CALLS = (
         "COALESCED",
         "reduce_scatter_tensor_coalesced",
         older=("reduce_scatter_tensor_coalesced",),
+        as_gloo="reduce_scatter",
     ),
     TorchCall("gather", "gather", "GATHER", "gather"),
     TorchCall("gather_single", "gather_single", "GATHER", "gather", older=("gather_into_tensor",)),

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from fastcoll.integrations.torch_base import NAME
 from fastcoll.integrations.torch_group import FastcollProcessGroup
-from fastcoll.integrations.torch_names import TORCH_CALLS
+from fastcoll.integrations.torch_names import TORCH_CALLS, TorchCall
 from fastcoll.integrations.torch_work import TorchWork
 
 
@@ -21,13 +20,13 @@ class ProfiledProcessGroup(FastcollProcessGroup):
     """A torch process group whose calls a communicator carries out, seen by torch's profiler."""
 
 
-def _recorded(method: str, title: str) -> Callable[..., TorchWork | None]:
+def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
     def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
         carry_out = getattr(FastcollProcessGroup, method)
         if not torch.autograd._profiler_enabled():
             work: TorchWork | None = carry_out(self, *args, **kwargs)
             return work
-        event = record_function(title)
+        event = record_function(described.title(self.events))
         with event:
             work = carry_out(self, *args, **kwargs)
             if work is not None:
@@ -40,4 +39,4 @@ def _recorded(method: str, title: str) -> Callable[..., TorchWork | None]:
 
 for _call in TORCH_CALLS:
     for _method in (_call.method, *_call.older):
-        setattr(ProfiledProcessGroup, _method, _recorded(_method, f"{NAME}:{_call.event}"))
+        setattr(ProfiledProcessGroup, _method, _recorded(_method, _call))
