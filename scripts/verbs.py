@@ -35,6 +35,7 @@ MEANINGS = {
     "algorithm": "kAlgorithm",
     "numerics": "kNumerics",
     "timeout_s": "kTimeout",
+    "then": "kThen",
 }
 CALLS = ("Call", "ListCall", "PartsCall")  # what a declaration makes
 PYTHON_ONLY = ("group_src", "group_dst", "device_ids", "timeout")

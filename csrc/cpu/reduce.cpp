@@ -73,4 +73,8 @@ const PartialFns* partial_fns(DType dtype, Op op) {
   return kernels.reduce == nullptr ? nullptr : &kernels.partial;
 }
 
+RowFn row_fn(DType dtype) {
+  return current_table.load(std::memory_order_relaxed)->rows[static_cast<int>(dtype)];
+}
+
 }  // namespace fastcoll

@@ -12,6 +12,7 @@
 
 #include "cpu/convert.h"
 #include "cpu/reduce.h"
+#include "cpu/rows.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -28,6 +29,7 @@ struct Kernels {
 
 struct KernelTable {
   Kernels entries[kNumDTypes][kNumOps];
+  RowFn rows[kNumDTypes];  // nullptr: not of this dtype
 };
 
 namespace baseline {

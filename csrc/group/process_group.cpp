@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 #include "cpu/halves.h"
 #include "cpu/p2p.h"
@@ -56,11 +57,38 @@ void ProcessGroup::require_usable() const {
     throw Failure(ErrorKind::usage, "group \"" + name_ + "\" was destroyed");
 }
 
+namespace {
+
+// Behind a call: the steps on the rows of its result.
+void run_rows(const RowCall& rows, const void* plain) {
+  RowCall call = rows;
+  call.plain = plain;
+  row_fn(call.dtype)(call);
+}
+
+}  // namespace
+
+// Memory for a result of which only codes are wanted; kept, as large as the largest one.
+std::byte* ProcessGroup::room_for_plain(const Plan& plan) {
+  const size_t num_bytes = plan.numel * dtype_size(plan.dtype);
+  if (num_bytes > plain_room_bytes_) {
+    plain_room_.reset(new (std::nothrow) std::byte[num_bytes]);
+    plain_room_bytes_ = plain_room_ ? num_bytes : 0;
+    if (!plain_room_)
+      throw Failure(ErrorKind::driver, "no memory for the " + std::to_string(num_bytes) +
+                                           " bytes of a result before it is quantised");
+  }
+  return plain_room_.get();
+}
+
 Call<StdAtomics> ProcessGroup::call_of(const Plan& plan, const Operands& operands) {
+  auto* output = static_cast<std::byte*>(operands.output);
+  if (operands.rows && !output) [[unlikely]]
+    output = room_for_plain(plan);
   return {*group_,
           plan,
           static_cast<const std::byte*>(operands.input),
-          static_cast<std::byte*>(operands.output),
+          output,
           operands.parts,
           operands.list,
           operands.strided,
@@ -72,6 +100,8 @@ void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, d
   require_usable();
   Call<StdAtomics> call = call_of(plan, operands);
   fastcoll::run(call, host, timeout_s);
+  if (operands.rows) [[unlikely]]
+    run_rows(*operands.rows, call.output);
 }
 
 void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, double timeout_s,
@@ -81,6 +111,7 @@ void ProcessGroup::run(const Plan& plan, const Operands& operands, Host& host, d
   Call<StdAtomics> call = call_of(plan, operands);
   number = group_->call() + 1;
   fastcoll::run(call, host, timeout_s);
+  if (operands.rows) run_rows(*operands.rows, call.output);
 }
 
 QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const Operands& operands,
@@ -94,14 +125,14 @@ QueuedCall::Begun ProcessGroup::begin_half(const Plan& plan, const Operands& ope
   number = group_->call();
   is_half_done_ = true;
   if (!may_finish(call)) return QueuedCall::Begun::half;
-  finish(call, host);
+  finish(call, operands.rows, host);
   return QueuedCall::Begun::all;
 }
 
 void ProcessGroup::finish(const Plan& plan, const Operands& operands, Host& host) {
   const Turn turn(*this, host, true);
   Call<StdAtomics> call = call_of(plan, operands);
-  finish(call, host);
+  finish(call, operands.rows, host);
 }
 
 bool ProcessGroup::finish_if_ready(const Plan& plan, const Operands& operands) {
@@ -110,16 +141,17 @@ bool ProcessGroup::finish_if_ready(const Plan& plan, const Operands& operands) {
   Call<StdAtomics> call = call_of(plan, operands);
   if (!may_finish(call)) return false;
   Host host;
-  finish(call, host);
+  finish(call, operands.rows, host);
   return true;
 }
 
 // Under the group's lock.
-void ProcessGroup::finish(Call<StdAtomics>& call, Host& host) {
+void ProcessGroup::finish(Call<StdAtomics>& call, const RowCall* rows, Host& host) {
   try {
     require_usable();
     fastcoll::finish(call, host);
     is_half_done_ = false;
+    if (rows) run_rows(*rows, call.output);
   } catch (const SteppedOut&) {
     throw;
   } catch (...) {

@@ -15,6 +15,7 @@
 
 #include "cpu/operands.h"
 #include "cpu/program.h"
+#include "cpu/rows.h"
 #include "cpu/transfer.h"
 #include "group/call_queue.h"
 #include "group/plan_table.h"
@@ -45,6 +46,7 @@ struct Operands {
   const Parts* parts = nullptr;
   const List* list = nullptr;
   const StridedPair* strided = nullptr;
+  const RowCall* rows = nullptr;  // behind the call; its `plain` is not read
 };
 
 // Before each timed call a program would write what it sends. So the loop writes these bytes anew,
@@ -164,7 +166,8 @@ class ProcessGroup {
   };
   static void forget_in_child();
   Call<StdAtomics> call_of(const Plan& plan, const Operands& operands);
-  void finish(Call<StdAtomics>& call, Host& host);
+  void finish(Call<StdAtomics>& call, const RowCall* rows, Host& host);
+  std::byte* room_for_plain(const Plan& plan);
   const Program* program_of(const Plan& plan) const;
   void require_usable() const;
   void limit(Transfer& transfer) const;
@@ -181,6 +184,8 @@ class ProcessGroup {
   std::map<uint64_t, Program> programs_;
   std::mutex mutex_;           // held during a call, by a Turn
   bool is_half_done_ = false;  // of a call
+  std::unique_ptr<std::byte[]> plain_room_;
+  size_t plain_room_bytes_ = 0;
   std::atomic<std::thread::id> in_turn_{};
   std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();

@@ -19,6 +19,7 @@
 #include "python/host.h"
 #include "python/numpy_view.h"
 #include "python/prepare.h"
+#include "python/row_norm.h"
 #include "python/run_call.h"
 #include "python/tensor_layout.h"
 #include "python/tensor_view.h"
@@ -77,6 +78,10 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
       return value == Py_None || read_word(value, numerics_strings, sorted.options.numerics);
     if (meaning == kAlgorithm)
       return value == auto_string || read_word(value, algorithm_strings, sorted.options.algorithm);
+    if (meaning == kThen) {
+      if (value != Py_None) sorted.then = value;
+      return true;
+    }
     if (sorted[meaning]) return false;
     sorted[meaning] = value;
     return true;
@@ -295,6 +300,7 @@ PyMethodDef setters[] = {
     {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
     {"set_call_work", set_call_work, METH_O, nullptr},
+    {"set_row_norm", set_row_norm, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
     {"set_wait_listener", set_wait_listener, METH_O, nullptr},
@@ -331,8 +337,9 @@ bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
     op_strings[size_t(op)] = PyUnicode_InternFromString(name.c_str());
   }
   numerics_strings = {PyUnicode_InternFromString("same_bits"), PyUnicode_InternFromString("fast")};
-  return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) && add_call_work(module) &&
-         add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;
+  return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) && add_row_norm(module) &&
+         add_call_work(module) && add_transfer_work(module, group_of_object) &&
+         PyModule_AddFunctions(module, setters) == 0;
 }
 
 }  // namespace fastcoll

@@ -25,7 +25,8 @@ struct Args {
   // takes longer to begin than all these stores.
   std::array<PyObject*, kNumObjects> objects{};
   CallOptions options;
-  double timeout_s = -1;  // below 0: the group's
+  double timeout_s = -1;     // below 0: the group's
+  PyObject* then = nullptr;  // as an option, if it is given
   PyObject*& operator[](Param meaning) { return objects[meaning]; }
   PyObject* operator[](Param meaning) const { return objects[meaning]; }
 };
@@ -34,6 +35,7 @@ struct Args {
 struct Places {
   Parts parts;
   StridedPair strided;
+  RowCall rows;
 };
 
 struct Prepared {
@@ -41,13 +43,14 @@ struct Prepared {
   const void* input = nullptr;
   void* output = nullptr;
   size_t num_bytes = 0;  // how much moves, about
-  bool in_parts = false, is_strided = false;
+  bool in_parts = false, is_strided = false, has_rows = false;
   bool is_fast() const { return plan.hash != 0; }
   Operands operands(const Places& places) const {
     return {.input = input,
             .output = output,
             .parts = in_parts ? &places.parts : nullptr,
-            .strided = is_strided ? &places.strided : nullptr};
+            .strided = is_strided ? &places.strided : nullptr,
+            .rows = has_rows ? &places.rows : nullptr};
   }
 };
 

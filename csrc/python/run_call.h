@@ -16,6 +16,7 @@
 #include "python/host.h"
 #include "python/outputs.h"
 #include "python/prepare.h"
+#include "python/row_norm.h"
 #include "python/transfers.h"
 
 namespace fastcoll {
@@ -39,16 +40,36 @@ class ListSnapshot {
   PyObject* object_;
 };
 
+// A call with one tensor, or one of each kind.
+template <FastVerb kVerb>
+Prepared prepare_one(const ProcessGroup& group, const Args& args, Op op, Places& places) {
+  if constexpr (takes_rows(kVerb)) {
+    if (args.then) [[unlikely]]
+      return prepare_rows(kVerb, group, args, op, places.rows);
+  }
+  Prepared call = prepare(kVerb, group, args, op, places.parts);
+  if (!call.is_fast()) [[unlikely]]
+    call = prepare_strided(kVerb, group, args, op, places.strided);
+  return call;
+}
+
+template <FastVerb kVerb>
+void count_all_writes(const ProcessGroup& group, const Args& args) {
+  count_writes(written_by<kVerb>(group, args));
+  if constexpr (takes_rows(kVerb)) {
+    if (args.then) [[unlikely]]
+      count_row_writes(args.then);
+  }
+}
+
 // Whether it was a fast call, which then has run.
 template <FastVerb kVerb>
 bool run_one(ProcessGroup& group, const Args& args, Op op) {
   Places places;
-  Prepared call = prepare(kVerb, group, args, op, places.parts);
-  if (!call.is_fast()) [[unlikely]]
-    call = prepare_strided(kVerb, group, args, op, places.strided);
+  const Prepared call = prepare_one<kVerb>(group, args, op, places);
   if (!call.is_fast()) [[unlikely]]
     return false;
-  count_writes(written_by<kVerb>(group, args));
+  count_all_writes<kVerb>(group, args);
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
@@ -64,8 +85,7 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   if (group.traces()) return nullptr;  // its site is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (!takes_lists(kVerb)) {
-    Prepared one = prepare(kVerb, group, args, op, call->places.parts);
-    if (!one.is_fast()) one = prepare_strided(kVerb, group, args, op, call->places.strided);
+    const Prepared one = prepare_one<kVerb>(group, args, op, call->places);
     if (!one.is_fast()) return nullptr;
     call->is_to_run(one);
   } else {
@@ -75,10 +95,10 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     call->is_to_run(std::move(lists));
   }
   const Owned outputs(outputs_of<kVerb>(group, args));
-  const Owned kept(PyTuple_Pack(2, args[kTensor] ? args[kTensor] : Py_None,
-                                args[kSecond] ? args[kSecond] : Py_None));
+  const Owned kept(PyTuple_Pack(args.then ? 3 : 2, args[kTensor] ? args[kTensor] : Py_None,
+                                args[kSecond] ? args[kSecond] : Py_None, args.then));
   if (!outputs.get() || !kept.get()) throw Interrupted{};
-  count_writes(written_by<kVerb>(group, args));
+  count_all_writes<kVerb>(group, args);
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 

@@ -21,6 +21,7 @@ enum Param {
   kAlgorithm = kNumObjects,
   kNumerics,
   kTimeout,
+  kThen,  // a borrowed object
 };
 
 // How a verb takes its tensors: one, or one of each kind; in parts, one for each rank; in lists of
@@ -56,6 +57,12 @@ struct Alias {
 #include "python/verbs.inc"
 
 constexpr const Signature& signature_of(FastVerb verb) { return kSignatures[int(verb)]; }
+
+constexpr bool takes_rows(FastVerb verb) {
+  for (const auto& param : signature_of(verb).params)
+    if (param.name && param.meaning == kThen) return true;
+  return false;
+}
 
 constexpr bool takes_lists(FastVerb verb) { return signature_of(verb).kind == VerbKind::lists; }
 

@@ -64,6 +64,7 @@ from fastcoll.api.verbs import (
 from fastcoll.bootstrap.identity import library_version
 from fastcoll.calls.batches import P2POp
 from fastcoll.calls.group import BaseGroup as Group
+from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.work import Work
 from fastcoll.errors import (
     AbortedError,
@@ -117,6 +118,7 @@ __all__ = [
     "HierarchicalCommunicator",
     "P2POp",
     "PeerLostError",
+    "RMSNorm",
     "ReduceOp",
     "UnsupportedError",
     "UsageError",

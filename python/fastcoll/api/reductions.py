@@ -11,6 +11,7 @@ from fastcoll.api.declared import verb
 from fastcoll.api.groups import GroupLike, issue, member_of, nothing, rank_in
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
 from fastcoll.types import OpLike, Verb
@@ -24,6 +25,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     out: Array | None = None,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -39,6 +41,7 @@ def all_reduce(
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
+        then: Steps of this rank on the rows of the result; they go to `out` in its place.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
             "copy_engine", or on CPUs "schedule:NAME". NAME is one that `fastcoll schedule` knows.
             "ring", "multimem" and most schedules add in another order than that of the ranks. They
@@ -65,6 +68,7 @@ def all_reduce(
             output=tensor if out is None else out,
             op=op,
             async_op=async_op,
+            then=then,
             algorithm=algorithm,
             numerics=numerics,
             timeout_s=timeout_s,
@@ -126,6 +130,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     async_op: bool = False,
     *,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -138,6 +143,7 @@ def reduce_scatter_tensor(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
+        then: Steps of this rank on the rows of its part; they go to `output` in its place.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
             on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
@@ -151,6 +157,7 @@ def reduce_scatter_tensor(
             output=output,
             op=op,
             async_op=async_op,
+            then=then,
             algorithm=algorithm,
             numerics=numerics,
             timeout_s=timeout_s,

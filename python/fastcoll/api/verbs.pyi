@@ -10,6 +10,7 @@ import torch.distributed as dist
 from fastcoll.api.groups import GroupLike
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.batches import P2POp
+from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.work import Work
 from fastcoll.types import OpLike
@@ -22,6 +23,7 @@ def all_reduce(
     async_op: Literal[False] = False,
     *,
     out: Array | None = None,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -34,6 +36,7 @@ def all_reduce(
     *,
     async_op: Literal[True],
     out: Array | None = None,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -46,6 +49,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     out: Array | None = None,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -100,6 +104,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     async_op: Literal[False] = False,
     *,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -112,6 +117,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     *,
     async_op: Literal[True],
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -124,6 +130,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     async_op: bool = False,
     *,
+    then: RMSNorm | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,

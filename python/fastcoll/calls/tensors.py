@@ -23,6 +23,7 @@ from fastcoll.calls.arrays import (
     refuse_moved,
     view,
 )
+from fastcoll.calls.rows import RMSNorm, Rows, check_rows, gives_codes
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
 from fastcoll.types import BY_NAME, REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
@@ -56,6 +57,7 @@ class Call(BaseCall):
     input: Array | None = None
     output: Array | None = None
     root: int = 0
+    then: RMSNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Operands:
     Attributes:
         input: This rank's input; None where it only receives (broadcast).
         output: This rank's output; None where it only gives.
+        rows: The steps on the rows of the output.
     """
 
     dtype: DType
@@ -91,6 +94,7 @@ class Operands:
     input: ArrayView | None
     output: ArrayView | None
     splits: int = 0
+    rows: Rows | None = None
 
     @property
     def device(self) -> int:
@@ -106,13 +110,16 @@ class Operands:
         if target is not None and not target.dense:
             target = source if target is self.input else dense_copy(target, fill=False)
         source, target = source or target, target or source
+        plain = target if self.rows is None or target is None else self.rows.plain_in(target)
 
         def finish() -> None:
+            if self.rows is not None and plain is not None and target is not None:
+                self.rows.run(plain, target)
             if self.output is not None and target is not None and target is not self.output:
                 copy_back(self.output, target)
 
-        input_ptr, output_ptr = (0 if one is None else one.ptr for one in (source, target))
-        return Flat(input_ptr, output_ptr, finish, keeps=source)
+        input_ptr, output_ptr = (0 if one is None else one.ptr for one in (source, plain))
+        return Flat(input_ptr, output_ptr, finish, keeps=(source, plain))
 
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
         """Run the plan of this call, and bring the result to where the user wants it."""
@@ -126,7 +133,8 @@ class Operands:
 
     def written(self) -> list[ArrayView]:
         """Return the arrays that the call writes on this rank."""
-        return [] if self.output is None else [self.output]
+        written = [] if self.output is None else [self.output]
+        return written if self.rows is None else [*written, *self.rows.written()]
 
     def outputs(self) -> list[Array]:
         """Return the arrays that hold the result once the call is complete."""
@@ -158,7 +166,7 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         target = view(call.output, output_name, gpu=True)
     check_output(target, output_name)
     check_one_device(((source, input_name), (target, output_name)))
-    if target.dtype is not source.dtype:
+    if target.dtype is not source.dtype and not gives_codes(call.then, target.dtype):
         raise UsageError(
             f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
             "they need one dtype"
@@ -169,7 +177,11 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     op = Op.SUM
     if call.verb is not Verb.all_gather:
         op, source = reduction_of(call.op, source)
-    return Operands(source.dtype, op, numel, root, source, target)
+    rows = None
+    if call.then is not None:
+        rows = check_rows(call.then, op, source, target, output_name)
+        check_one_device(((target, output_name), *rows.named()))
+    return Operands(source.dtype, op, numel, root, source, target, rows=rows)
 
 
 def check_one_device(arrays: Sequence[tuple[ArrayView, str]]) -> None:

@@ -104,8 +104,8 @@ def _refuse(options: dict[str, object], source: object, target: object) -> None:
     asked = [name for name, value in options.items() if value and value != "auto"]
     if asked or not isinstance(source, Tensor) or not isinstance(target, Tensor):
         torch._dynamo.graph_break(
-            msg="fastcoll: a call in a graph has tensors, and no async_op, algorithm, numerics or "
-            "timeout_s"
+            msg="fastcoll: a call in a graph has tensors, and no async_op, then, algorithm, "
+            "numerics or timeout_s"
         )
     elif source.dtype != target.dtype:
         torch._dynamo.graph_break(msg="fastcoll: input and output need one dtype")

@@ -25,6 +25,7 @@ from fastcoll.types import (
     COUNTED,
     ITEMSIZE,
     REDUCTIONS,
+    DType,
     Numerics,
     Verb,
     accumulator,
@@ -59,18 +60,19 @@ class Arguments:
         self.bring_back = flat.finish
         gets = operands.output or (operands.input if verb is Verb.broadcast else None)
         in_parts = verb is Verb.reduce_scatter, verb is Verb.all_gather
-        self.given = _cut(flat.input_ptr, operands.input, world_size if in_parts[0] else 1)
-        self.got = _cut(flat.output_ptr, gets, world_size if in_parts[1] else 1)
+        dtype = operands.dtype  # the output's too, unless codes follow the result
+        self.given = _cut(flat.input_ptr, operands.input, dtype, world_size if in_parts[0] else 1)
+        self.got = _cut(flat.output_ptr, gets, dtype, world_size if in_parts[1] else 1)
 
     def _bring_parts_back(self) -> None:
         if self._output and self._target:
             self._output.bring_back(self._target)
 
 
-def _cut(address: int, array: ArrayView | None, count: int) -> list[torch.Tensor]:
+def _cut(address: int, array: ArrayView | None, dtype: DType, count: int) -> list[torch.Tensor]:
     if array is None:
         return []
-    whole = tensor_at(address, array.dtype, array.numel, array.device)
+    whole = tensor_at(address, dtype, array.numel, array.device)
     numel = array.numel // count
     return [whole[rank * numel :][:numel] for rank in range(count)]
 

@@ -24,6 +24,7 @@ RUN_LIMIT_S = 240
 # program -> the sources it links besides its own; a pattern that matches nothing is an error
 PROGRAMS = {
     "test_reduce": ("csrc/cpu/reduce*.cpp",),
+    "test_rows": ("csrc/cpu/reduce*.cpp",),  # run by test_rows.py
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cpu/reduce.h"
+#include "float_env.h"
 #include "reduce_data.h"
 #include "reduce_reference.h"
 
@@ -43,33 +44,11 @@ long g_checks = 0;
   }
 }
 
-// Flush-to-zero, denormals-are-zero and rounding upwards, as an application may have set them.
-class HostileFloatEnv {
+// One that the kernels must have restored.
+class CheckedFloatEnv : public HostileFloatEnv {
  public:
-#if defined(__x86_64__)
-  static std::uint64_t read() { return _mm_getcsr() & 0xffc0u; }
-  static void write(std::uint64_t value) { _mm_setcsr(static_cast<unsigned>(value)); }
-  static constexpr std::uint64_t kHostile = 0x1f80 | 0x8040 | 0x4000;
-#else
-  static std::uint64_t read() {
-    std::uint64_t value;
-    asm volatile("mrs %0, fpcr" : "=r"(value));
-    return value;
-  }
-  static void write(std::uint64_t value) { asm volatile("msr fpcr, %0" ::"r"(value) : "memory"); }
-  static constexpr std::uint64_t kHostile = (1 << 26) | (1 << 25) | (1 << 24) | (1 << 22);
-#endif
-  explicit HostileFloatEnv(bool hostile) : saved_(read()), expected_(hostile ? kHostile : saved_) {
-    if (hostile) write(kHostile);
-  }
-  ~HostileFloatEnv() {
-    const std::uint64_t left = read();
-    write(saved_);
-    check(left == expected_, "the floating-point environment was not restored");
-  }
-
- private:
-  std::uint64_t saved_, expected_;
+  using HostileFloatEnv::HostileFloatEnv;
+  ~CheckedFloatEnv() { check(is_kept(), "the floating-point environment was not restored"); }
 };
 
 // ---- tests
@@ -141,7 +120,7 @@ void run_reduce(const Case& c, std::size_t offset, const std::vector<int>& dst_o
   for (int s = 0; s < c.num_srcs; ++s) srcs.push_back(arrays[static_cast<std::size_t>(s)].data());
   for (int d : dst_of) dsts.push_back(arrays[static_cast<std::size_t>(d)].data());
   {
-    const HostileFloatEnv env(hostile);
+    const CheckedFloatEnv env(hostile);
     reduce_fn(c.dtype, c.op)(
         {dsts.data(), static_cast<int>(dsts.size()), srcs.data(), c.num_srcs, c.numel, c.world});
   }
@@ -157,7 +136,7 @@ void run_partial(const Case& c, std::size_t offset, bool hostile) {
   unsigned char* acc = even.data();
   for (int s = 0; s < c.num_srcs; ++s) {
     src.put(c.srcs[static_cast<std::size_t>(s)], code_bytes(c.dtype));
-    const HostileFloatEnv env(hostile);
+    const CheckedFloatEnv env(hostile);
     if (s == 0) {
       fns.load(acc, src.data(), c.numel);
     } else {
@@ -167,7 +146,7 @@ void run_partial(const Case& c, std::size_t offset, bool hostile) {
     }
   }
   {
-    const HostileFloatEnv env(hostile);
+    const CheckedFloatEnv env(hostile);
     fns.finish(dst.data(), acc, c.numel, c.world);
   }
   check(even.margins_intact() && odd.margins_intact(), "partial wrote outside the accumulator");

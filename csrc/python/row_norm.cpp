@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/row_norm.h"
+
+#include <structmember.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+
+#include "python/arguments.h"
+#include "python/errors.h"
+#include "python/work_type.h"
+
+namespace fastcoll {
+
+namespace {
+
+struct RowNorm {
+  PyObject ob_base;
+  PyObject *weight, *residual, *summed, *scales;  // None: left out
+  double epsilon, offset;
+  char rounds_first;
+};
+
+constexpr size_t kNumArgs = 7, kNumPositional = 2;
+constexpr const char* kNames[kNumArgs] = {"weight", "eps",          "residual", "summed",
+                                          "offset", "rounds_first", "scales"};
+enum Arg { kWeight, kEps, kResidual, kSummed, kOffset, kRoundsFirst, kScales };
+
+std::array<PyObject*, kNumArgs> names{};  // interned
+PyTypeObject* heir = nullptr;
+
+RowNorm& norm_of(PyObject* object) { return *reinterpret_cast<RowNorm*>(object); }
+
+// Where the sums with the residual go; None: nowhere.
+PyObject* summed_of(const RowNorm& norm) {
+  return norm.summed == Py_None ? norm.residual : norm.summed;
+}
+
+size_t place_of(PyObject* name) {
+  for (size_t i = 0; i < kNumArgs; ++i)
+    if (names[i] == name) return i;
+  for (size_t i = 0; i < kNumArgs; ++i)
+    if (PyUnicode_Compare(names[i], name) == 0) return i;
+  return kNumArgs;
+}
+
+// By their places in kNames; null: left out. False with a Python error set.
+bool sort_args(PyObject* const* args, size_t num_args, PyObject* kwnames,
+               std::array<PyObject*, kNumArgs>& sorted) {
+  if (num_args > kNumPositional) {
+    PyErr_Format(PyExc_TypeError, "RMSNorm() takes weight and eps by place, not %zu arguments",
+                 num_args);
+    return false;
+  }
+  for (size_t i = 0; i < num_args; ++i) sorted[i] = args[i];
+  const Py_ssize_t num_keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t k = 0; k < num_keywords; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    const size_t place = place_of(name);
+    if (place == kNumArgs || sorted[place]) {
+      PyErr_Format(PyExc_TypeError, "RMSNorm() got %s argument '%U'",
+                   place == kNumArgs ? "an unexpected" : "twice the", name);
+      return false;
+    }
+    sorted[place] = args[num_args + size_t(k)];
+  }
+  return true;
+}
+
+PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObject* kwnames) {
+  std::array<PyObject*, kNumArgs> sorted{};
+  if (!sort_args(args, size_t(PyVectorcall_NARGS(flagged_num)), kwnames, sorted)) return nullptr;
+  constexpr double kDefaultEps = 1e-6;
+  const double epsilon = sorted[kEps] ? PyFloat_AsDouble(sorted[kEps]) : kDefaultEps;
+  if (epsilon == -1 && PyErr_Occurred()) return nullptr;
+  const double offset = sorted[kOffset] ? PyFloat_AsDouble(sorted[kOffset]) : 0;
+  if (offset == -1 && PyErr_Occurred()) return nullptr;
+  if (!(epsilon >= 0 && std::isfinite(epsilon))) {
+    set_python_error(Failure(ErrorKind::usage, "RMSNorm: eps must be a number from 0 on"));
+    return nullptr;
+  }
+  const int rounds_first = sorted[kRoundsFirst] ? PyObject_IsTrue(sorted[kRoundsFirst]) : 0;
+  if (rounds_first < 0) return nullptr;
+  auto* made = reinterpret_cast<PyTypeObject*>(type);
+  PyObject* object = made->tp_alloc(made, 0);
+  if (!object) return nullptr;
+  RowNorm& norm = norm_of(object);
+  const auto kept = [&](Arg arg) { return Py_NewRef(sorted[arg] ? sorted[arg] : Py_None); };
+  norm.weight = kept(kWeight);
+  norm.residual = kept(kResidual);
+  norm.summed = kept(kSummed);
+  norm.scales = kept(kScales);
+  norm.epsilon = epsilon;
+  norm.offset = offset;
+  norm.rounds_first = char(rounds_first);
+  return object;
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const RowNorm& norm = norm_of(self);
+  Py_VISIT(norm.weight);
+  Py_VISIT(norm.residual);
+  Py_VISIT(norm.summed);
+  Py_VISIT(norm.scales);
+  if (Py_TYPE(self)->tp_flags & Py_TPFLAGS_HEAPTYPE) Py_VISIT(Py_TYPE(self));
+  return 0;
+}
+
+// Of a cycle: the kept tensors become None, so that the norm can still be read.
+int clear(PyObject* self) {
+  RowNorm& norm = norm_of(self);
+  for (PyObject** kept : {&norm.weight, &norm.residual, &norm.summed, &norm.scales})
+    Py_XSETREF(*kept, Py_NewRef(Py_None));
+  return 0;
+}
+
+void deallocate(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  RowNorm& norm = norm_of(self);
+  for (PyObject* kept : {norm.weight, norm.residual, norm.summed, norm.scales}) Py_XDECREF(kept);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyMemberDef members[] = {
+    {"weight", T_OBJECT, offsetof(RowNorm, weight), READONLY, nullptr},
+    {"eps", T_DOUBLE, offsetof(RowNorm, epsilon), READONLY, nullptr},
+    {"residual", T_OBJECT, offsetof(RowNorm, residual), READONLY, nullptr},
+    {"summed", T_OBJECT, offsetof(RowNorm, summed), READONLY, nullptr},
+    {"offset", T_DOUBLE, offsetof(RowNorm, offset), READONLY, nullptr},
+    {"rounds_first", T_BOOL, offsetof(RowNorm, rounds_first), READONLY, nullptr},
+    {"scales", T_OBJECT, offsetof(RowNorm, scales), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyTypeObject type = [] {
+  PyTypeObject made = {};
+  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
+  made.tp_name = "fastcoll._C.RowNorm";
+  made.tp_basicsize = sizeof(RowNorm);
+  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+                  Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  made.tp_dealloc = deallocate;
+  made.tp_traverse = traverse;
+  made.tp_clear = clear;
+  made.tp_members = members;
+  return made;
+}();
+
+// ---- in a call
+
+bool fits(const TensorView& tensor, DType dtype, const TensorView& like) {
+  return tensor.dtype == dtype && same_shape(tensor, like);
+}
+
+// The pieces of memory of a call; one that is there twice has one entry.
+class Pieces {
+ public:
+  void add(const TensorView& tensor, bool is_written) {
+    extents_[size_++] = {tensor.ptr, tensor.end(), is_written};
+  }
+  bool are_apart() { return apart({extents_.data(), size_}); }
+
+ private:
+  std::array<Extent, 6> extents_;
+  size_t size_ = 0;
+};
+
+// The tensors of the norm, for a result `out` of a sum of `dtype`.
+bool read_tensors(const RowNorm& norm, const TensorView& out, DType dtype, RowCall& rows,
+                  Pieces& pieces) {
+  if (norm.residual != Py_None) {
+    const std::optional<TensorView> residual = view_tensor(norm.residual);
+    if (!residual || !fits(*residual, dtype, out)) return false;
+    rows.residual = residual->ptr;
+    const bool is_written = norm.summed == Py_None || norm.summed == norm.residual;
+    pieces.add(*residual, is_written);
+    if (is_written) rows.summed = residual->ptr;
+  }
+  if (norm.summed != Py_None && norm.summed != norm.residual) {
+    const std::optional<TensorView> summed = view_tensor(norm.summed);
+    if (!summed || !fits(*summed, dtype, out)) return false;
+    rows.summed = summed->ptr;
+    pieces.add(*summed, true);
+  }
+  if (norm.weight != Py_None) {
+    const std::optional<TensorView> weight = view_tensor(norm.weight);
+    if (!weight || weight->ndim != 1 || weight->numel != rows.columns ||
+        !is_row_dtype(weight->dtype))
+      return false;
+    rows.weight = weight->ptr;
+    rows.weight_dtype = weight->dtype;
+    pieces.add(*weight, false);
+  }
+  if (norm.scales == Py_None) return out.dtype == dtype;
+  const std::optional<TensorView> scales = view_tensor(norm.scales);
+  if (!scales || scales->dtype != DType::float32 || scales->ndim != 1 ||
+      scales->numel != rows.num_rows || !is_code_dtype(out.dtype))
+    return false;
+  rows.scales = reinterpret_cast<float*>(scales->ptr);
+  pieces.add(*scales, true);
+  return true;
+}
+
+}  // namespace
+
+Prepared prepare_rows(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                      RowCall& rows) {
+  if (Py_TYPE(args.then) != heir || (op != Op::sum && op != Op::avg)) return {};
+  const RowNorm& norm = norm_of(args.then);
+  const bool scatters = verb == FastVerb::reduce_scatter_tensor;
+  PyObject* const source = args[scatters ? kSecond : kTensor];
+  PyObject* const target = scatters || !given(args[kSecond]) ? args[kTensor] : args[kSecond];
+  const std::optional<TensorView> input = view_argument(source);
+  const std::optional<TensorView> out = target == source ? input : view_argument(target);
+  if (!input || !out || !is_row_dtype(input->dtype) || out->ndim == 0) return {};
+  if (scatters ? input->numel != out->numel * uint64_t(group.world_size())
+               : !same_shape(*input, *out))
+    return {};
+  const size_t own_part = scatters ? size_t(group.rank()) * out->num_bytes() : 0;
+  const bool is_in_place = out->dtype == input->dtype && out->ptr == input->ptr + own_part;
+
+  rows = {};
+  rows.columns = size_t(out->shape[out->ndim - 1]);
+  if (rows.columns == 0) return {};
+  rows.num_rows = out->numel / rows.columns;
+  rows.dtype = input->dtype;
+  rows.out_dtype = out->dtype;
+  rows.out = out->ptr;
+  rows.epsilon = float(norm.epsilon);
+  rows.offset = float(norm.offset);
+  rows.rounds_first = norm.rounds_first != 0;
+  Pieces pieces;
+  pieces.add(*input, is_in_place);
+  if (!is_in_place) pieces.add(*out, true);
+  if (!read_tensors(norm, *out, input->dtype, rows, pieces) || !pieces.are_apart()) return {};
+
+  // Codes have no room for the plain result; the sums have, unless the residual lies there.
+  void* plain = !rows.scales ? rows.out : rows.summed != rows.residual ? rows.summed : nullptr;
+  Prepared call = with_plan(group, args.options, scatters ? Verb::reduce_scatter : Verb::all_reduce,
+                            input->dtype, op, out->numel, 0, input->ptr, plain);
+  call.has_rows = true;
+  return call;
+}
+
+void count_row_writes(PyObject* then) {
+  const RowNorm& norm = norm_of(then);
+  for (PyObject* written : {summed_of(norm), norm.scales}) count_write(written);
+}
+
+bool add_row_norm(PyObject* module) {
+  for (size_t i = 0; i < kNumArgs; ++i) names[i] = PyUnicode_InternFromString(kNames[i]);
+  return PyModule_AddType(module, &type) == 0;
+}
+
+PyObject* set_row_norm(PyObject*, PyObject* object) {
+  PyObject* done = set_heir(object, type, heir);
+  if (done) heir->tp_vectorcall = make;
+  return done;
+}
+
+}  // namespace fastcoll

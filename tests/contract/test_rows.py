@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`then=RMSNorm(...)` gives the bits of the plain call and then the steps, and is local.
+
+The calls are drawn (support/row_calls.py): at each site, each verb meets every dtype, algorithm and
+width. Below: ranks that follow their sums by other steps than their peers, calls without Python,
+memory that changes, and refused arguments.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastcoll
+from fastcoll.api import VERBS as VERBS_IN_PYTHON
+from tests.support import oracle, row_oracle
+from tests.support.calls import Call
+from tests.support.draw import some
+from tests.support.fallbacks import refusing
+from tests.support.harness import Pools, Rank, attempt
+from tests.support.oracle import decode, encode
+from tests.support.row_calls import (
+    COLUMNS,
+    KINDS,
+    ROW_DTYPES,
+    RowCall,
+    bits_of,
+    check_rows,
+    draw,
+    problems_of,
+    tensor_of,
+    words,
+)
+from tests.support.row_oracle import Norm
+from tests.support.sites import WITHOUT_GPU, Site, at, on_torch
+
+# torch.distributed's verbs take no `then`.
+SITES = [param for param in WITHOUT_GPU if param.values[0].in_group is not on_torch]
+VERBS = ("all_reduce", "reduce_scatter")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@at(SITES)
+def test_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
+    check_rows(site, some(draw(site, verb, most_numel=1 << 14), 60, site.world))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("verb", VERBS)
+@at(SITES)
+def test_all_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
+    check_rows(site, [*draw(site, verb)])
+
+
+def test_the_generator_covers_every_option() -> None:
+    calls = [one for verb in VERBS for one in draw(Site(3), verb)]
+    for verb in VERBS:
+        mine = [one for one in calls if one.call.verb == verb]
+        assert {(one.call.dtype, one.columns) for one in mine} == {
+            (dtype, columns) for dtype in ROW_DTYPES for columns in COLUMNS
+        }
+        for option in ("sums", "way", "in_place", "rounds_first"):
+            assert len({getattr(one, option) for one in mine}) >= 2, option
+        assert {one.kind for one in mine} == {*KINDS}
+        assert {one.out for one in mine} == {*ROW_DTYPES, "int8", "float8_e4m3fn"}
+
+
+# ---- negative controls: an arithmetic that is nearly right is seen -------------------------------
+
+
+def add_unrounded(plain: Any, residual: Any, dtype: str) -> Any:
+    """Return the norm of a sum that was not rounded before."""
+    values = np.asarray(decode(plain, dtype) + decode(residual, dtype), np.float32)
+    means = np.array([row_oracle.mean_of_squares(row) for row in values])
+    scales = np.float32(1) / np.sqrt(means + np.float32(1e-6))
+    return encode(np.asarray(values * scales[:, None], np.float32), dtype)
+
+
+def test_an_addition_without_its_rounding_is_seen() -> None:
+    plain, residual = (words("bfloat16", (64, 512), seed) for seed in (1, 2))
+    _, right = row_oracle.rms_norm(plain, "bfloat16", Norm(), residual)
+    assert (add_unrounded(plain, residual, "bfloat16") != right).mean() > 0.05
+
+
+def test_an_order_of_the_squares_is_seen() -> None:
+    """In fp32 two orders of one row's squares differ; the oracle's have one result."""
+    row = decode(words("float32", (1, 4096), 3), "float32")[0]
+    orders = [np.random.default_rng(seed).permutation(row) for seed in range(8)]
+    assert len({float(np.cumsum(one * one, dtype=np.float32)[-1]) for one in orders}) > 1
+    assert len({float(row_oracle.mean_of_squares(one)) for one in orders}) == 1
+
+
+def test_a_wrong_bit_is_seen(pools: Pools) -> None:
+    one = RowCall(Call("all_reduce", "bfloat16", 128), 64, out="bfloat16", weight="bfloat16")
+    found = Site(2).on(pools(2)).run(_perform_one, one)
+    assert problems_of([one], found) == []
+    for name in ("out", "summed"):
+        found[1][0][name][1, 5] ^= 1
+        assert len(problems_of([one], found)) == 1
+        found[1][0][name][1, 5] ^= 1
+
+
+def _perform_one(rank: Rank, one: RowCall) -> Any:
+    from tests.support.row_calls import perform_rows
+
+    return perform_rows(rank, [one])
+
+
+# ---- local ---------------------------------------------------------------------------------------
+
+
+def mix(rank: Rank, seed: int, count: int) -> list[str]:
+    """Make random calls, behind which each rank takes steps of its own."""
+    shared, own = random.Random(seed), random.Random(seed * 100 + rank.rank)
+    wrong = []
+    for number in range(count):
+        num_rows, columns = shared.choice([1, 2, 7]), shared.choice([3, 64, 1000, 4096])
+        dtype, algorithm = shared.choice(ROW_DTYPES), shared.choice(["auto", "auto", "two_shot"])
+        seeds = [number + 50 * peer for peer in range(rank.world_size)]
+        inputs = [words(dtype, (num_rows, columns), one) for one in seeds]
+        plain = tensor_of(inputs[rank.rank], dtype)
+        want = oracle.reduce(inputs, dtype, "SUM", rank.world_size)
+        how = own.choice(["plain", "norm", "residual", "late"])
+        residual = words(dtype, (num_rows, columns), number + 7)
+        options: dict[str, Any] = {"async_op": True} if how == "late" else {}
+        if how != "plain":
+            added = tensor_of(residual, dtype) if how == "residual" else None
+            options["then"] = fastcoll.RMSNorm(None, 1e-5, residual=added)
+            _, want = row_oracle.rms_norm(
+                want, dtype, Norm(1e-5), residual if how == "residual" else None
+            )
+        work = rank.comm.all_reduce(plain, algorithm=algorithm, **options)
+        if work is not None:
+            work.wait()
+        if not np.array_equal(bits_of(plain), want):
+            wrong.append(f"call {number}, {how}: {dtype} [{num_rows}, {columns}] by {algorithm}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_may_follow_their_sums_differently(pools: Pools, world: int) -> None:
+    for seed in range(5):
+        assert pools(world).run(mix, seed, 40) == [[]] * world
+
+
+# ---- calls without Python, and memory that changes -----------------------------------------------
+
+
+def known(rank: Rank) -> list[str]:
+    """Make each kind of call, again with nothing to pass it on to."""
+    wrong = []
+    for dtype, coded, sums, way in (
+        (torch.bfloat16, False, "residual", {}),
+        (torch.float16, False, "none", {}),
+        (torch.float32, False, "apart", {"async_op": True}),
+        (torch.bfloat16, True, "residual", {}),  # the plain result waits in the group's memory
+        (torch.float32, True, "apart", {"async_op": True}),
+    ):
+        for verb in ("all_reduce", "reduce_scatter_tensor"):
+            results = []
+            for turn in range(3):
+                x = torch.arange(12 * 64 * rank.world_size).reshape(-1, 64).remainder(97).to(dtype)
+                shape = x.shape if verb == "all_reduce" else (12, 64)
+                out = torch.zeros(shape, dtype=torch.int8 if coded else dtype)
+                extra = {name: torch.ones(shape, dtype=dtype) for name in ("residual", "summed")}
+                kept = {"residual": extra["residual"]} if sums == "residual" else extra
+                norm = fastcoll.RMSNorm(
+                    torch.ones(64, dtype=dtype),
+                    **({} if sums == "none" else kept),
+                    scales=torch.zeros(shape[0]) if coded else None,
+                )
+                arrays = {"output": out, "input": x} if verb != "all_reduce" else {"tensor": x}
+                if verb == "all_reduce":
+                    arrays["out"] = out
+                if turn == 0:
+                    getattr(rank.comm, verb)(**arrays, then=norm)
+                else:
+                    with refusing(verb):
+                        work = getattr(rank.comm, verb)(**arrays, then=norm, **way)
+                    if work is not None:
+                        work.wait()
+                results.append(bits_of(out))
+            if not all(np.array_equal(results[0], one) for one in results[1:]):
+                wrong.append(f"{verb} {dtype} {coded} {sums}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_known_call_needs_no_python(pools: Pools, world: int) -> None:
+    assert pools(world).run(known) == [[]] * world
+
+
+def change_memory(rank: Rank) -> list[str]:
+    """A norm that is kept sees its tensors as they are at each call."""
+    wrong = []
+    weight, residual = torch.ones(64), torch.zeros(4, 64)
+    norm = fastcoll.RMSNorm(weight, residual=residual)
+    want = []
+    for turn in range(4):
+        x = torch.full((4, 64), float(rank.rank + 1))
+        if turn == 1:
+            weight.data = torch.full((64,), 3.0)
+        if turn == 2:
+            weight.data = torch._neg_view(torch.full((64,), -3.0))
+        if turn == 3:
+            weight.untyped_storage().resize_(8)
+        found = attempt(rank.comm.all_reduce, x, then=norm)
+        residual.zero_()
+        want.append((x[0, 0].item(), found.kind))
+    ones, threes = want[0], want[1]
+    if not abs(ones[0] - 1) < 1e-5 or not abs(threes[0] - 3) < 1e-5:
+        wrong.append(f"{want}")
+    if want[3][1] != "UsageError":
+        wrong.append(f"freed memory: {want[3]}")
+    return wrong
+
+
+def test_changed_memory_is_seen(pools: Pools) -> None:
+    assert pools(2).run(change_memory) == [[]] * 2
+
+
+def count_versions(rank: Rank) -> list[list[int]]:
+    """Return the writes that autograd counts: of unknown calls, of known ones, and by Python."""
+    counts = []
+    for all_reduce in (fastcoll.all_reduce, fastcoll.all_reduce, VERBS_IN_PYTHON["all_reduce"]):
+        tensors = [torch.ones(4, 64) for _ in range(3)]
+        scales, codes = torch.ones(4), torch.zeros(4, 64, dtype=torch.int8)
+        x, residual, summed = tensors
+        before = [one._version for one in (codes, x, residual, summed, scales)]
+        norm = fastcoll.RMSNorm(residual=residual, summed=summed, scales=scales)
+        all_reduce(x, group=rank.comm, out=codes, then=norm)
+        after = [one._version for one in (codes, x, residual, summed, scales)]
+        counts.append([b - a for a, b in zip(before, after, strict=True)])
+    return counts
+
+
+def test_autograd_sees_every_tensor_that_is_written(pools: Pools) -> None:
+    assert pools(2).run(count_versions) == [[[1, 0, 0, 1, 1]] * 3] * 2
+
+
+# ---- refused arguments ---------------------------------------------------------------------------
+
+SHAPE = (4, 64)
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape or SHAPE, dtype=dtype)
+
+
+def refuse_all(rank: Rank, name: str) -> tuple[str, str, float]:
+    """Make a call of REFUSED, first unknown and then known; the group can be used behind it."""
+    comm = rank.comm
+    for _ in range(3):
+        comm.all_reduce(ones(), then=fastcoll.RMSNorm(residual=ones()))
+    texts = {attempt(REFUSED[name][0], comm) for _ in range(2)}
+    kinds, messages = {one.kind for one in texts}, [one.text for one in texts]
+    comm.all_reduce(probe := ones())
+    return "/".join(kinds), messages[0], probe[0, 0].item()
+
+
+def norm_of(**given: Any) -> Callable[[Any], Any]:
+    return lambda comm: comm.all_reduce(ones(), then=fastcoll.RMSNorm(**given))
+
+
+def overlapping(name: str) -> Callable[[Any], Any]:
+    def call(comm: Any) -> Any:
+        x = ones()
+        given = {"residual": ones(), name: x} if name == "summed" else {name: x}
+        return comm.all_reduce(x, then=fastcoll.RMSNorm(**given))
+
+    return call
+
+
+def coded(scales: torch.Tensor, dtype: torch.dtype = torch.int8) -> Callable[[Any], Any]:
+    return lambda comm: comm.all_reduce(
+        ones(), out=ones(dtype=dtype), then=fastcoll.RMSNorm(scales=scales)
+    )
+
+
+# name -> the call, the class, and words of the text
+REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "another class": (lambda c: c.all_reduce(ones(), then=len), "UsageError", "RMSNorm, not"),
+    "a short weight": (norm_of(weight=ones(63)), "UsageError", "(63,) of float32; it needs (64,)"),
+    "a weight of integers": (
+        norm_of(weight=ones(64, dtype=torch.int32)),
+        "UsageError",
+        "needs (64,) of float32, float16, bfloat16",
+    ),
+    "a residual's shape": (norm_of(residual=ones(64)), "UsageError", "it needs (4, 64)"),
+    "a residual's dtype": (
+        norm_of(residual=ones(dtype=torch.bfloat16)),
+        "UsageError",
+        "of bfloat16; it needs (4, 64) of float32",
+    ),
+    "a strided residual": (norm_of(residual=ones(64, 4).t()), "UsageError", "not contiguous"),
+    "a residual elsewhere": (
+        lambda c: c.all_reduce(ones(), then=fastcoll.RMSNorm(residual=ones().to("meta"))),
+        "UnsupportedError",
+        "meta tensor",
+    ),
+    "sums of another shape": (
+        norm_of(residual=ones(), summed=ones(2, 128)),
+        "UsageError",
+        "summed of then has shape (2, 128)",
+    ),
+    "no rows": (
+        lambda c: c.all_reduce(torch.tensor(1.0), then=fastcoll.RMSNorm()),
+        "UsageError",
+        "no rows to normalise",
+    ),
+    "rows of no columns": (
+        lambda c: c.all_reduce(ones(4, 0), then=fastcoll.RMSNorm()),
+        "UsageError",
+        "no rows to normalise",
+    ),
+    "sums over the input": (overlapping("summed"), "UsageError", "summed overlaps"),
+    "the residual is the input": (overlapping("residual"), "UsageError", "residual overlaps"),
+    "another operation": (
+        lambda c: c.all_reduce(ones(), "max", then=fastcoll.RMSNorm()),
+        "UnsupportedError",
+        "SUM or AVG of float32, float16 or bfloat16, not MAX of float32",
+    ),
+    "another dtype": (
+        lambda c: c.all_reduce(ones(dtype=torch.float64), then=fastcoll.RMSNorm()),
+        "UnsupportedError",
+        "not SUM of float64",
+    ),
+    "scales of another size": (coded(ones(3)), "UsageError", "(3,) of float32; it needs (4,)"),
+    "scales without codes": (norm_of(scales=ones(4)), "UsageError", "is int8 or float8_e4m3fn"),
+    "codes of another dtype": (coded(ones(4), torch.int16), "UsageError", "need one dtype"),
+    "a negative eps": (norm_of(eps=-1.0), "UsageError", "eps must be a number from 0 on"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_and_does_no_harm(pools: Pools, name: str) -> None:
+    _, kind, text = REFUSED[name]
+    for found, message, sum_of_ones in pools(2).run(refuse_all, name):
+        assert (found, sum_of_ones) == (kind, 2.0)
+        assert text in message
+
+
+def test_a_norm_cannot_be_changed() -> None:
+    norm = fastcoll.RMSNorm(ones(64), 1e-5, offset=1.0)
+    assert (norm.eps, norm.offset, norm.residual) == (1e-5, 1.0, None)
+    assert repr(norm) == "<fastcoll.RMSNorm eps=1e-05, offset=1, rounds_first=False, weight=(64,)>"
+    with pytest.raises(AttributeError):
+        norm.eps = 1.0  # type: ignore[misc]
+    for wrong in ({"bias": 1}, {"weight": None}):
+        with pytest.raises(TypeError):
+            fastcoll.RMSNorm(ones(64), **wrong)  # type: ignore[arg-type]
