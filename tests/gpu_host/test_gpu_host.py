@@ -299,7 +299,7 @@ def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
     assert (kind, ranks) == (TIMEOUT, (2,))
     assert "GPU call 41 on channel 5" in text
     assert "rank 0 waited to the limit for rank 2, which did not arrive" in text
-    assert "FASTCOLL_TIMEOUT_S" in text
+    assert "FASTCOLL_GPU_TIMEOUT_S" in text
     assert "all_reduce(...)" in text
     assert WHERE in text
     kind, text, _ = explain(verdict(raiser=3), WHERE, "", peer_is_gone=False)
