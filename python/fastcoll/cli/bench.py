@@ -174,7 +174,7 @@ def bench(
     pin: Annotated[
         bool,
         typer.Option(
-            help="Keep ranks on a core each, but not Gloo's, whose threads need the others."
+            help="Keep ranks on a core each, but not those of Gloo and oneCCL, which have threads."
         ),
     ] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Turns each library takes per size.")] = 4,
@@ -183,7 +183,7 @@ def bench(
         typer.Option(min=1, max=1e7, help="Length of one timing window."),
     ] = 3000.0,
     mpi_dir: Annotated[
-        Path | None, typer.Option(help="Folder with an MPI in each of openmpi, mpich, intelmpi.")
+        Path | None, typer.Option(help="Folder with openmpi, mpich, intelmpi, oneccl.")
     ] = None,
     json_path: JsonFile = None,
     plot: Plot = None,

@@ -31,6 +31,7 @@ class WorkerConfig:
         cpus: The CPU that each rank stays on, or None to leave it to the scheduler.
         async_op: Start every call asynchronously, and wait for it at once.
         mpi4py_folder: Where the MPI's own mpi4py is, searched after this environment's folders.
+        oneccl_shim: The library that `oneccl.build` made.
     """
 
     library: str
@@ -43,6 +44,7 @@ class WorkerConfig:
     algorithm: str = "auto"
     numerics: str | None = None
     mpi4py_folder: str | None = None
+    oneccl_shim: str | None = None
     rank: int = -1
 
 

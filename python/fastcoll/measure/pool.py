@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from fastcoll.machine.cpu import affinity
+from fastcoll.measure.engines import ENGINES, environment
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.mpi import MpiInstall
 from fastcoll.measure.protocol import Line, Reply
@@ -30,7 +31,8 @@ _ENVIRONMENT = {
     # Gloo looks for the address of the host's name, which a container may not know. The ranks of
     # torch's symmetric memory meet through it.
     **dict.fromkeys(
-        ("gloo", "symm_one_shot", "symm_two_shot", "symm_multimem"), "GLOO_SOCKET_IFNAME=lo"
+        ("gloo", *ENGINES, "symm_one_shot", "symm_two_shot", "symm_multimem"),
+        "GLOO_SOCKET_IFNAME=lo",
     ),
     "nccl_nowin": "NCCL_SYM_NOWIN_ENABLE=1",  # read when NCCL is first used
 }
@@ -62,7 +64,7 @@ def own_commands(config: WorkerConfig, ranks: Sequence[int]) -> list[list[str]]:
     """Return the commands of a library whose ranks need no launcher."""
     word = _ENVIRONMENT.get(config.library.removesuffix(IN_GRAPH))
     prefix = ["env", word] if word else []
-    return [prefix + worker_command(config, rank) for rank in ranks]
+    return [[*prefix, *environment(config, rank), *worker_command(config, rank)] for rank in ranks]
 
 
 def own_pool(

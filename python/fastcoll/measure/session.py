@@ -4,6 +4,7 @@
 Decides how each library is launched and pinned. Knows nothing of tables, options or pictures.
 """
 
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -11,17 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcoll.measure import mpi
+from fastcoll.measure import mpi, oneccl
+from fastcoll.measure.engines import ENGINES
 from fastcoll.measure.library import IN_GRAPH, WorkerConfig
 from fastcoll.measure.pattern import make_cell
-from fastcoll.measure.pool import NotMeasured, Pool, available_cpus, mpi_commands, own_commands
+from fastcoll.measure.pool import (
+    NotMeasured,
+    Pool,
+    available_cpus,
+    mpi_commands,
+    own_commands,
+    worker_command,
+)
 from fastcoll.measure.results import provenance, row_record, shorten
 from fastcoll.measure.rounds import measure_cell, one_way_flag_us
 from fastcoll.measure.timer import Budget
 from fastcoll.native import _C
 
 CORE = "core"  # fastcoll itself, from a compiled loop: shows the cost of Python's part of a call
-PEERS = ("gloo", CORE, *mpi.FLAVOURS)
+PEERS = ("gloo", CORE, *mpi.FLAVOURS, oneccl.NAME, *ENGINES)
+# A second thread of theirs carries the call, and would share the core of the first.
+_WITH_THREADS = ("gloo", oneccl.NAME)
 # The libraries beside fastcoll on GPUs, and the ways in which each is measured.
 GPU_FAMILIES: dict[str, tuple[str, ...]] = {
     "nccl": ("nccl_default", "nccl_nowin", "nccl_window"),
@@ -68,19 +79,21 @@ def is_on_gpu(library: str) -> bool:
 def worker_config(settings: BenchSettings, library: str, folder: Path) -> WorkerConfig:
     """Return the settings of the ranks of `library` ("fastcoll", "gloo" or an MPI).
 
-    Each rank stays on its own core where there are enough. Gloo's ranks are left to the scheduler:
-    its second thread would share the core, which makes it up to 1.5 times slower.
+    Each rank stays on its own core where there are enough. Ranks with a second thread are left to
+    the scheduler: it would share the core, which makes Gloo up to 1.5 times slower.
     """
     cpus = available_cpus()
-    pinned = settings.pin and library != "gloo" and settings.world_size <= len(cpus)
+    pinned = settings.pin and library not in _WITH_THREADS and settings.world_size <= len(cpus)
     is_own = library in ("fastcoll", CORE, OWN_GRAPH)
     in_loop = library == CORE or settings.level == "c"
     own_key = "fastcoll_core" if in_loop else "fastcoll"
     if settings.device == "cuda":
         own_key = OWN_GRAPH if library == OWN_GRAPH else "fastcoll_gpu"
-    named = library == "gloo" or is_on_gpu(library)
+    key = own_key if is_own else "mpi" if library in mpi.FLAVOURS else library
+    if library == oneccl.NAME and settings.level == "c":
+        key = "oneccl_loop"
     return WorkerConfig(
-        library=own_key if is_own else library if named else "mpi",
+        library=key,
         world_size=settings.world_size,
         socket_path=str(folder / f"{library}.sock"),
         store_path=str(folder / f"{library}.store"),
@@ -101,12 +114,14 @@ def make_pool(settings: BenchSettings, library: str, folder: Path, ranks: list[i
     config = worker_config(settings, library, folder)
     if library != "fastcoll" and (settings.device == "cuda") != is_on_gpu(library):
         raise NotMeasured(f"it has no call on tensors of the device {settings.device} here")
-    if library not in mpi.FLAVOURS:
-        if library == "gloo" and settings.level == "c":
-            raise NotMeasured("Gloo has no compiled loop here; use --level python")
-        commands = own_commands(config, ranks)
-    else:
+    if library in ("gloo", *ENGINES) and settings.level == "c":
+        raise NotMeasured(f"{library} has no compiled loop here; use --level python")
+    if library in mpi.FLAVOURS:
         commands = _mpi_commands(settings, library, config, folder)
+    elif library == oneccl.NAME:
+        commands = _oneccl_commands(settings, config, folder)
+    else:
+        commands = own_commands(config, ranks)
     return Pool(library, settings.world_size, config.socket_path, commands)
 
 
@@ -125,6 +140,22 @@ def _mpi_commands(
         return mpi_commands(install, config, mpi.build_loop(install, folder))
     except RuntimeError as error:
         raise NotMeasured(str(error)) from None
+
+
+def _oneccl_commands(
+    settings: BenchSettings, config: WorkerConfig, folder: Path
+) -> list[list[str]]:
+    install = oneccl.find(settings.mpi_dir)
+    if install is None:
+        place = settings.mpi_dir / oneccl.NAME
+        raise NotMeasured(f"not installed: pip install --prefix {place} {oneccl.PACKAGES}")
+    try:
+        shim = oneccl.build(install, folder)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        raise NotMeasured(str(error)) from None
+    config = replace(config, oneccl_shim=str(shim))
+    ranks = [worker_command(config, rank) for rank in range(config.world_size)]
+    return oneccl.commands(install, ranks, len(available_cpus()))
 
 
 def run_bench(

@@ -9,15 +9,27 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fastcoll.measure.engines import ENGINES
 from fastcoll.measure.gpu_peers import GPU_LIBRARIES
 from fastcoll.measure.gpu_variants import GPU_VARIANTS
 from fastcoll.measure.libraries import LIBRARIES
 from fastcoll.measure.library import Library, WorkerConfig
+from fastcoll.measure.oneccl import OneCcl, OneCclLoop
 from fastcoll.measure.protocol import Line, Reply, connect, parse_prepare
+
+_ALL: dict[str, Callable[[WorkerConfig], Library]] = {
+    **LIBRARIES,
+    **ENGINES,
+    "oneccl": OneCcl,
+    "oneccl_loop": OneCclLoop,
+    **GPU_LIBRARIES,
+    **GPU_VARIANTS,
+}
 
 
 class Worker:
@@ -86,7 +98,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     line = connect(config.socket_path, config.rank)
     try:
-        library = (LIBRARIES | GPU_LIBRARIES | GPU_VARIANTS)[config.library](config)
+        library = _ALL[config.library](config)
     except Exception as error:
         line.send_reply({"error": _refusal(error)})
         raise SystemExit(1) from error
