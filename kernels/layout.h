@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The byte layout of a rank's region, and the one source of offsets. A region is pad | scratch on
-// the CPU, pad | scratch | data on a GPU.
+// The byte layout of a rank's region, and the one source of offsets. A region is pad | scratch.
 //
 // Every word has ONE writer: the rank whose region it lies in (the owner), unless its comment says
 // otherwise. Peers only read. The ordering, reuse and wrap of every word stand in
@@ -297,7 +296,7 @@ struct GpuPairChannel {
   ChannelStatus status;
 };
 
-// From here on GPU memory. Zeroed by the owner before any peer maps it.
+// The start of a region. Zeroed by the owner before any peer maps it, like the rest.
 struct alignas(4096) GpuPad {
   GpuChannel channels[kMaxChannels];
   GpuPairChannel receive[kMaxGpuWorld][kPairChannels];  // by source rank
@@ -305,35 +304,64 @@ struct alignas(4096) GpuPad {
   alignas(kLineBytes) uint64_t poison;                  // see Poison; any rank writes it
   alignas(kLineBytes) uint64_t claimed;  // 1: a thread of the owner wrote the verdict
   alignas(kLineBytes) uint64_t magic;
-  alignas(4096) LlPack ll[kMaxLlChannels][2][kMaxGpuWorld][kLlPacks];
 };
 
-// Staging: two halves for each channel, used in turn by its calls.
-inline constexpr size_t kChannelHalfBytes = size_t{512} << 10;
-inline constexpr size_t kPairHalfBytes = size_t{128} << 10;
-
+// Staging: two halves for each channel, used in turn by its calls. All channels together have as
+// much memory, however many a group agreed on: 16 MiB.
+inline constexpr size_t kChannelsHalfBytes = size_t{8} << 20;
+inline constexpr size_t kMostHalfBytes = size_t{512} << 10;
+inline constexpr size_t kPairHalfBytes = size_t{64} << 10;
 inline constexpr size_t kGpuScratchOffsetBytes = sizeof(GpuPad);
-inline constexpr size_t kPairScratchOffsetBytes =
-    kGpuScratchOffsetBytes + kMaxChannels * 2 * kChannelHalfBytes;
-inline constexpr size_t kGpuDataOffsetBytes =
-    kPairScratchOffsetBytes + size_t{kMaxGpuWorld} * kPairChannels * 2 * kPairHalfBytes;
-inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670001ULL;  // "fcollg", layout version 1
+
+constexpr size_t channel_half_bytes(int num_channels) {
+  const size_t share = kChannelsHalfBytes / size_t(num_channels) / 4096 * 4096;
+  return share < kMostHalfBytes ? share : kMostHalfBytes;
+}
+
+// A region of a group: pad | scratch of channels | scratch of pairs | LL areas. It has room for the
+// channels and ranks that the group has, and no more. All offsets are from its start.
+struct GpuLayout {
+  int num_channels, world_size;
+  uint32_t half_bytes;  // kept, as kernels would take long to divide
+
+  static constexpr GpuLayout of(int num_channels, int world_size) {
+    return {num_channels, world_size, uint32_t(channel_half_bytes(num_channels))};
+  }
+  constexpr size_t scratch(uint32_t channel) const {
+    return kGpuScratchOffsetBytes + size_t{channel} * 2 * half_bytes;
+  }
+  constexpr size_t pair_scratch(int receiver, uint32_t idx) const {
+    return scratch(uint32_t(num_channels)) +
+           (size_t(receiver) * kPairChannels + idx) * 2 * kPairHalfBytes;
+  }
+  constexpr int num_ll_channels() const {
+    return num_channels < kMaxLlChannels ? num_channels : kMaxLlChannels;
+  }
+  // Packs from one rank to another, for each parity of calls.
+  constexpr size_t ll(uint32_t channel, uint32_t parity, int source) const {
+    return pair_scratch(world_size, 0) +
+           ((size_t{channel} * 2 + parity) * size_t(world_size) + size_t(source)) * kLlPacks *
+               sizeof(LlPack);
+  }
+  constexpr size_t num_bytes() const { return ll(uint32_t(num_ll_channels()), 0, 0); }
+};
+inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670002ULL;  // "fcollg", layout version 2
 
 // The place of a rank's input and output, in one word. It is 0 if staged in scratch, else 1 + packs
-// from the start of the region's data. A tensor that does not start on a pack is staged.
+// from the start of the rank's heap. A tensor that does not start on a pack is staged.
 struct GpuLocation {
   static constexpr uint32_t kStaged = 0;
-  static constexpr uint32_t encode(uint64_t data_offset_bytes) {
-    const uint64_t packs = data_offset_bytes / kPackBytes + 1;
-    return data_offset_bytes % kPackBytes != 0 || packs > 0xffffffffu ? kStaged : uint32_t(packs);
+  static constexpr uint32_t encode(uint64_t heap_offset_bytes) {
+    const uint64_t packs = heap_offset_bytes / kPackBytes + 1;
+    return heap_offset_bytes % kPackBytes != 0 || packs > 0xffffffffu ? kStaged : uint32_t(packs);
   }
-  static constexpr uint64_t region_offset_bytes(uint32_t location) {
-    return kGpuDataOffsetBytes + (uint64_t{location} - 1) * kPackBytes;
+  static constexpr uint64_t heap_offset_bytes(uint32_t location) {
+    return (uint64_t{location} - 1) * kPackBytes;
   }
-  // Whether num_bytes from there on lie in a region's data.
-  static constexpr bool fits(uint32_t location, uint64_t num_bytes, uint64_t data_bytes) {
-    return location == kStaged || (num_bytes <= data_bytes &&
-                                   (uint64_t{location} - 1) * kPackBytes <= data_bytes - num_bytes);
+  // Whether num_bytes from there on lie in a heap.
+  static constexpr bool fits(uint32_t location, uint64_t num_bytes, uint64_t heap_bytes) {
+    return location == kStaged ||
+           (num_bytes <= heap_bytes && heap_offset_bytes(location) <= heap_bytes - num_bytes);
   }
   static constexpr uint64_t both(uint32_t input, uint32_t output) {
     return uint64_t{output} << 32 | input;

@@ -179,7 +179,7 @@ FASTCOLL_DEVICE void store_data(std::byte* to, T value) {
                : "memory")
 #endif
 
-// Call: a DeviceCall, or another one with regions and their multicast mapping. The offset must be a
+// Call: SwitchMemory, or a call with regions and their multicast mapping. The offset must be a
 // multiple of a pack.
 template <DType kDType, class Call>
 FASTCOLL_DEVICE Pack multimem_sum(const Call& call, size_t offset_bytes) {

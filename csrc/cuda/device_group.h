@@ -8,12 +8,13 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
+#include <memory>
 #include <optional>
 
 #include "cuda/call.h"
 #include "cuda/host_words.h"
 #include "cuda/launch.h"
+#include "cuda/launch_order.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -22,8 +23,11 @@ struct DeviceGroupOptions {
   int device = 0;
   int rank = 0;
   int world_size = 1;
-  Regions regions{};        // all nullptr: no peer is reached, plans of nccl only
-  uint64_t data_bytes = 0;  // of each region, behind scratch
+  Regions regions{};     // all nullptr: no peer is reached, plans of nccl only
+  int num_channels = 1;  // that the ranks agreed on; the regions are laid out for them
+  // The group's kernels share thread blocks with those of other such groups of this process. They
+  // run one after the other, in the order of their launches.
+  bool shares = false;
 };
 
 struct LaunchOptions {
@@ -77,32 +81,26 @@ class DeviceGroup {
   std::array<uint32_t, kMaxGpuWorld> probe(Probe step, uint64_t token);
   // The address of all regions at once, through the switch. With nullptr there is no multimem.
   void use_multicast(std::byte* ptr);
+  // Where symmetric tensors lie from the next call on: each rank's heap as mapped here. multicast:
+  // all heaps at once through the switch, or nullptr. A heap only grows, and never moves.
+  void use_heap(const Regions& heaps, uint64_t num_bytes, std::byte* multicast);
 
   // Wait until this rank's kernels are over, captured graphs included. Idempotent; the verdict can
   // still be read, and giving up still does no harm.
   void close();
 
  private:
-  // The last launch of one kind. At most one kernel of a group runs at a time: a launch on another
-  // stream waits for the last one's. The event lies behind it already. Streams are compared by
-  // number, as the program may have destroyed the stream since.
-  struct Last {
-    unsigned long long stream_id = 0;
-    unsigned long long capture = 0;  // the capture's number; 0: none
-    bool used = false;
-    cudaEvent_t event = nullptr;
-  };
-  Last order(cudaStream_t stream);  // to remember, once a launch is behind the others
-  void remember(const Last& launched, cudaStream_t stream);
   DeviceCall call(double limit_s) const;  // the fields that all calls share
   uint32_t locate(const std::byte* ptr) const;
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;
-  HostWords* host_ = nullptr;  // as long as this group
-  Last eager_, captured_;
+  Regions heaps_{};
+  uint64_t heap_bytes_ = 0;
+  std::byte* heap_multicast_ = nullptr;
+  HostWords* host_ = nullptr;           // as long as this group
+  std::shared_ptr<LaunchOrder> order_;  // its mutex guards this group's state, too
   std::atomic<double> report_s_ = 0;
-  std::mutex mutex_;  // held as long as a launch takes, which a full queue blocks
   bool closed_ = false;
   bool kernels_ended_ = false;
 };

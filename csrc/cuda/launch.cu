@@ -68,7 +68,7 @@ uint64_t part_bytes(const Plan& plan, int world_size) {
 void check_shape(const LaunchShape& shape, const Plan& plan, int world_size) {
   if (shape.blocks <= plan.channels &&
       shape_fits(shape, plan.algorithm, plan.verb, plan.dtype, plan.inlined,
-                 part_bytes(plan, world_size), world_size))
+                 part_bytes(plan, world_size), world_size, plan.channels))
     return;
   throw Failure(ErrorKind::usage,
                 std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +

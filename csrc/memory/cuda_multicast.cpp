@@ -85,9 +85,10 @@ void CudaMulticast::bind(std::byte* region) {
   bound_ = true;
 }
 
-std::byte* CudaMulticast::map() {
+std::byte* CudaMulticast::map(std::byte* at) {
   const size_t alignment = cuda_multicast_granularity(world_size_, num_bytes_);
-  ptr_ = cuda_vmm_map(handle_, device_, num_bytes_, alignment);
+  ptr_ = cuda_vmm_map(handle_, device_, num_bytes_, at, alignment);
+  is_placed_ = at != nullptr;
   return ptr_;
 }
 
@@ -109,7 +110,7 @@ void CudaMulticast::close() {
   if (ptr) {
     const CUdeviceptr address = reinterpret_cast<CUdeviceptr>(ptr);
     note(api.mem_unmap(address, num_bytes_));
-    note(api.mem_address_free(address, num_bytes_));
+    if (!is_placed_) note(api.mem_address_free(address, num_bytes_));
   }
   if (bound) note(api.multicast_unbind(handle, device_, 0, num_bytes_));
   note(api.mem_release(handle));

@@ -29,7 +29,8 @@ class CudaMulticast {
   void add_device();
   // Put this rank's region, which cuda_vmm_create made, behind the object's address.
   void bind(std::byte* region);
-  std::byte* map();
+  // at: its place in reserved addresses; nullptr: anywhere.
+  std::byte* map(std::byte* at = nullptr);
 
   // Unmap, unbind and release the object, as far as that was done; the region must still be there.
   // No kernel of any rank may use the object any more: a binding that its owner ends is gone for
@@ -42,6 +43,7 @@ class CudaMulticast {
   const size_t num_bytes_;
   unsigned long long handle_ = 0;  // CUmemGenericAllocationHandle; 0: closed
   bool bound_ = false;
+  bool is_placed_ = false;
   std::byte* ptr_ = nullptr;
 };
 

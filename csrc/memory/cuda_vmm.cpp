@@ -40,16 +40,41 @@ class Handle {
   CUmemGenericAllocationHandle handle_;
 };
 
+// In a stream of its own: kernels of other groups may wait for ranks that are on their way here.
+void clear(std::byte* ptr, size_t num_bytes) {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  cudaError_t error = cudaMemsetAsync(ptr, 0, num_bytes, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check_cuda(error, "clearing memory");
+}
+
 // The driver's functions need the device's context to exist; the runtime makes it.
 void make_context() { check_cuda(cudaFree(nullptr), "making a context"); }
 
 }  // namespace
 
-std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes, size_t alignment) {
+std::byte* cuda_vmm_reserve(int device, size_t num_bytes) {
+  const OnDevice on(device);
+  CUdeviceptr ptr = 0;
+  check_cuda(vmm_api().mem_address_reserve(&ptr, num_bytes, 0, 0, 0), "reserving addresses");
+  return reinterpret_cast<std::byte*>(ptr);
+}
+
+void cuda_vmm_unreserve(int device, std::byte* ptr, size_t num_bytes) {
+  const OnDevice on(device);
+  check_cuda(vmm_api().mem_address_free(reinterpret_cast<CUdeviceptr>(ptr), num_bytes),
+             "freeing addresses");
+}
+
+std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes, std::byte* at,
+                        size_t alignment) {
   const OnDevice on(device);
   const DriverApi& api = vmm_api();
-  CUdeviceptr ptr = 0;
-  check_cuda(api.mem_address_reserve(&ptr, num_bytes, alignment, 0, 0), "reserving addresses");
+  CUdeviceptr ptr = reinterpret_cast<CUdeviceptr>(at);
+  if (!at)
+    check_cuda(api.mem_address_reserve(&ptr, num_bytes, alignment, 0, 0), "reserving addresses");
   bool mapped = false;
   try {
     check_cuda(api.mem_map(ptr, num_bytes, 0, handle, 0), "mapping a region");
@@ -61,7 +86,7 @@ std::byte* cuda_vmm_map(unsigned long long handle, int device, size_t num_bytes,
                "giving device " + std::to_string(device) + " access to a region");
   } catch (...) {
     if (mapped) api.mem_unmap(ptr, num_bytes);
-    api.mem_address_free(ptr, num_bytes);
+    if (!at) api.mem_address_free(ptr, num_bytes);
     throw;
   }
   return reinterpret_cast<std::byte*>(ptr);
@@ -76,7 +101,7 @@ size_t cuda_vmm_granularity(int device) {
   return granularity;
 }
 
-CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes) {
+CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes, std::byte* at) {
   const OnDevice on(device);
   make_context();
   const DriverApi& api = vmm_api();
@@ -85,20 +110,19 @@ CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes) {
   check_cuda(api.mem_create(&raw, num_bytes, &prop, 0),
              "allocating " + std::to_string(num_bytes) + " bytes (cuMemCreate)");
   const Handle handle(api, raw);
-  CudaVmmMemory memory{cuda_vmm_map(handle.get(), device, num_bytes), -1};
+  CudaVmmMemory memory{cuda_vmm_map(handle.get(), device, num_bytes, at), -1};
   try {
-    check_cuda(cudaMemset(memory.ptr, 0, num_bytes), "clearing a region");
-    check_cuda(cudaDeviceSynchronize(), "clearing a region");
+    clear(memory.ptr, num_bytes);
     check_cuda(api.mem_export(&memory.fd, handle.get(), kHandleType, 0),
                "exporting a region (cuMemExportToShareableHandle)");
   } catch (...) {
-    cuda_vmm_close(device, memory.ptr, num_bytes);
+    cuda_vmm_close(device, memory.ptr, num_bytes, at != nullptr);
     throw;
   }
   return memory;
 }
 
-std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes) {
+std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes, std::byte* at) {
   const OnDevice on(device);
   make_context();
   const DriverApi& api = vmm_api();
@@ -107,16 +131,16 @@ std::byte* cuda_vmm_open(int device, int fd, size_t num_bytes) {
   void* as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
   check_cuda(api.mem_import(&raw, as_pointer, kHandleType),
              "opening a peer's region (cuMemImportFromShareableHandle)");
-  return cuda_vmm_map(Handle(api, raw).get(), device, num_bytes);
+  return cuda_vmm_map(Handle(api, raw).get(), device, num_bytes, at);
 }
 
-void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes) {
+void cuda_vmm_close(int device, std::byte* ptr, size_t num_bytes, bool is_placed) {
   if (!ptr) return;
   const OnDevice on(device);
   const DriverApi& api = vmm_api();
   const CUdeviceptr address = reinterpret_cast<CUdeviceptr>(ptr);
   check_cuda(api.mem_unmap(address, num_bytes), "unmapping a region");
-  check_cuda(api.mem_address_free(address, num_bytes), "freeing addresses");
+  if (!is_placed) check_cuda(api.mem_address_free(address, num_bytes), "freeing addresses");
 }
 
 }  // namespace fastcoll

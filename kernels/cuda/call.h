@@ -50,11 +50,20 @@ struct HostWords {
   }
 };
 
+// Memory of all ranks and the one address of the switch's that means all of it; or nullptr.
+struct SwitchMemory {
+  std::byte* multicast;
+  std::byte* const* regions;
+  int32_t world_size;
+};
+
 // By value, as `const __grid_constant__ DeviceCall`. Every kernel of a collective has this
 // argument.
 struct DeviceCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
-  std::byte* multicast;              // all of them at once, for multimem; else nullptr
+  std::byte* heaps[kMaxGpuWorld];    // and every rank's symmetric tensors
+  std::byte* multicast;              // all regions at once, for multimem; else nullptr
+  std::byte* heap_multicast;         // all heaps at once, likewise
   const std::byte* input;            // this rank's own pointers, private or in its region; any
   std::byte* output;                 // alignment; equal or disjoint, as each verb allows
   HostWords* host;
@@ -62,12 +71,13 @@ struct DeviceCall {
                        // Complex numbers count as two floats.
   uint64_t limit_ns;   // of every single wait
   uint64_t report_ns;  // after so long a wait the host is told for which rank
-  uint64_t data_bytes;                       // of every region, where symmetric tensors lie
+  uint64_t heap_bytes;                       // of every heap
   uint32_t input_location, output_location;  // GpuLocation: of the pointers above
   uint32_t tile_bytes;                       // see LaunchShape
   uint32_t plan_hash;                        // of everything that must be equal on all ranks,
                                              // tile_bytes and the grid included
   int32_t rank, world_size;
+  GpuLayout layout;  // of every region
   int32_t root;
   Op op;
   Verb verb;

@@ -99,8 +99,8 @@ class Channel {
     outbox_ = inbox_ + size_t(call.rank) * sizeof(GpuWords);
     state_offset_ = channel + offsetof(GpuChannel, state);
     own_status_ = status_ = channel + offsetof(GpuChannel, status);
-    scratch_ = kGpuScratchOffsetBytes + idx_ * 2 * kChannelHalfBytes;
-    half_bytes_ = kChannelHalfBytes;
+    scratch_ = layout().scratch(idx_);
+    half_bytes_ = layout().half_bytes;
     peers_ = ((1u << call.world_size) - 1) & ~(1u << call.rank);
   }
 
@@ -125,8 +125,7 @@ class Channel {
     own_status_ = mine + offsetof(GpuPairChannel, status);
     status_ = theirs + offsetof(GpuPairChannel, status);
     const int receiver = is_send ? part.peer : call.rank;
-    scratch_ =
-        kPairScratchOffsetBytes + (size_t(receiver) * kPairChannels + idx) * 2 * kPairHalfBytes;
+    scratch_ = layout().pair_scratch(receiver, idx);
     half_bytes_ = kPairHalfBytes;
     peers_ = 1u << part.peer;
   }
@@ -140,6 +139,11 @@ class Channel {
     return at<std::byte>(rank, scratch_ + parity * half_bytes_);
   }
   FASTCOLL_DEVICE uint64_t slot() const { return slot_; }
+  FASTCOLL_DEVICE const GpuLayout& layout() const { return call_.layout; }
+  // The LL packs that a rank has from another one.
+  FASTCOLL_DEVICE LlPack* ll(int owner, uint32_t parity, int source) const {
+    return at<LlPack>(owner, layout().ll(idx_, parity, source));
+  }
   FASTCOLL_DEVICE GpuPad* pad(int rank) const {
     return reinterpret_cast<GpuPad*>(call_.regions[rank]);
   }

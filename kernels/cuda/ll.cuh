@@ -28,9 +28,7 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, uint64_t num_bytes, Give g
   const uint64_t least = first < packs ? first : packs;
   const uint64_t mine = packs - least < part ? packs - least : part;
   const uint32_t count = mine == 0 ? 1 : uint32_t(mine);
-  const auto area = [&](int owner, int source) {
-    return channel.pad(owner)->ll[channel.idx()][parity][source];
-  };
+  const auto area = [&](int owner, int source) { return channel.ll(owner, parity, source); };
 
   for (uint32_t i = thread_idx(); i < count; i += num_threads()) {
     const uint64_t at = (least + i) * kLlBytes;

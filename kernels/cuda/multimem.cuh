@@ -4,9 +4,10 @@
 // object over the regions. The switch's order of summing is its own, so this is admitted with
 // numerics="fast" only.
 //
-// One address of the switch's means the same offset in every region. That holds where all ranks
-// stage, or have symmetric tensors at one offset. With any other mix rank r itself reads and writes
-// all ranks' part r, in the order of ranks. The inputs and the outputs are compared apart.
+// One address of the switch's means the same offset in every region, or in every heap. That holds
+// where all ranks stage, or have symmetric tensors at one offset. With any other mix rank r itself
+// reads and writes all ranks' part r, in the order of ranks. The inputs and the outputs are
+// compared apart.
 //
 // Over the links of each rank go S + S/n bytes of an all_reduce of S bytes on n ranks.
 #pragma once
@@ -69,7 +70,21 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       differs |= pipeline.location(rank) ^ pipeline.location(call.rank);
     return (differs & bits) == 0 || !P::kComparesPlaces;
   };
-  const auto offset = [&](const std::byte* ptr) { return size_t(ptr - call.regions[call.rank]); };
+  // The memory of all ranks in which a place lies, as the switch knows it.
+  const auto common = [&](uint32_t location) {
+    return location == GpuLocation::kStaged
+               ? SwitchMemory{call.multicast, call.regions, call.world_size}
+               : SwitchMemory{call.heap_multicast, call.heaps, call.world_size};
+  };
+  const auto offset = [&](const std::byte* ptr, uint32_t location) {
+    return size_t(
+        ptr - (location == GpuLocation::kStaged ? call.regions[call.rank] : call.heaps[call.rank]));
+  };
+  const auto is_common = [&](uint32_t location) {
+    return location == GpuLocation::kStaged || call.heap_multicast != nullptr;
+  };
+  const uint32_t input_place = GpuLocation::input(pipeline.location(call.rank));
+  const uint32_t output_place = GpuLocation::output(pipeline.location(call.rank));
 
   // 1. Every part of my input, my own too, into my slot.
   const auto stage = [&](uint32_t k) {
@@ -94,16 +109,17 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       return location == GpuLocation::kStaged ? pipeline.slot(rank, k, call.rank)
                                               : pipeline.symmetric(rank, location) + span.start;
     };
-    const bool to_all = agree(kOutput);
+    const bool to_all = agree(kOutput) && is_common(output_place);
     const auto sink = [&](uint64_t at, const Pack& pack, uint64_t left) {
       if (scatters) return store_any(call.output + span.start + at, pack, left);
       // The bytes behind the end of a tensor are not ours to write.
       if (to_all && left >= kPackBytes)
-        return multimem_store(call, offset(target(call.rank)) + at, pack);
+        return multimem_store(common(output_place), offset(target(call.rank), output_place) + at,
+                              pack);
       for (int rank = 0; rank < call.world_size; ++rank) store_any(target(rank) + at, pack, left);
     };
-    const size_t mine = offset(source(call.rank));
-    const bool by_switch = agree(kInput) && mine % kPackBytes == 0;
+    const size_t mine = offset(source(call.rank), input_place);
+    const bool by_switch = agree(kInput) && is_common(input_place) && mine % kPackBytes == 0;
     const bool aligned = start(span, call.rank) % kPackBytes == 0;
     const Op op = device::plain_op<kDType>(call.op);
     for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
@@ -112,7 +128,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       if (!by_switch || left < kPackBytes)
         return sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
       device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
-      reducer.load(multimem_sum<kDType>(call, mine + at).words);
+      reducer.load(multimem_sum<kDType>(common(input_place), mine + at).words);
       sink(at, device::finish_pack(reducer, call), left);
     });
   };

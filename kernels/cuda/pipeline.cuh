@@ -24,7 +24,7 @@ struct Flow {
   uint32_t slot_tiles;    // scratch that a segment takes, in tiles
   uint32_t reads;         // steps from filling a slot until its last reader is through: 1 or 2
   bool pushes = false;    // results go into the outputs of others, or are pulled by them
-  // Of a peer's symmetric tensors, which must lie in its region. No tensor is as large as kStaged.
+  // Of a peer's symmetric tensors, which must lie in its heap. No tensor is as large as kStaged.
   static constexpr uint64_t kStaged = ~uint64_t{0};
   uint64_t input_bytes = kStaged, output_bytes = kStaged;
 };
@@ -53,7 +53,7 @@ class Pipeline {
     return peer == call_.rank ? location_ : shared_.locations[peer];
   }
   FASTCOLL_DEVICE std::byte* symmetric(int rank, uint32_t location) const {
-    return call_.regions[rank] + GpuLocation::region_offset_bytes(location);
+    return call_.heaps[rank] + GpuLocation::heap_offset_bytes(location);
   }
   // Segment k of this call lies in slot k mod kSlots of the call's half of the channel's scratch.
   FASTCOLL_DEVICE std::byte* slot(int rank, uint32_t segment_idx, int part = 0) const {
@@ -120,16 +120,16 @@ class Pipeline {
     });
   }
 
-  // A peer's place is used as an address: its tensor must lie where its region is mapped.
+  // A peer's place is used as an address: its tensor must lie where its heap is mapped.
   FASTCOLL_DEVICE void check_places() {
     if (!P::kChecksPlaces) return;
     channel_.for_peers(flow_.meets, [&](int peer) {
       const uint64_t place = shared_.locations[peer];
-      const uint64_t data_bytes = call_.data_bytes;
+      const uint64_t heap_bytes = call_.heap_bytes;
       const bool fits =
-          GpuLocation::fits(GpuLocation::input(place), flow_.input_bytes, data_bytes) &&
+          GpuLocation::fits(GpuLocation::input(place), flow_.input_bytes, heap_bytes) &&
           (!flow_.pushes ||
-           GpuLocation::fits(GpuLocation::output(place), flow_.output_bytes, data_bytes));
+           GpuLocation::fits(GpuLocation::output(place), flow_.output_bytes, heap_bytes));
       if (!channel_.failed() && !fits) channel_.fail_said(peer, Phase::place);
     });
   }

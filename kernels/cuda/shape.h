@@ -52,7 +52,8 @@ constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
 
 // part_bytes: the bytes of one rank's part where the message is split, else of the whole. For LL
 // they are the bytes from one rank to another. All ranks have agreed on max_blocks, the most that
-// may be resident. The blocks of a send or recv are its pair_channels.
+// may be resident, and regions are laid out for so many. The blocks of a send or recv are its
+// pair_channels.
 constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, bool ll,
                                 uint64_t part_bytes, int world_size, int max_blocks) {
   using detail::clamp, detail::div_up;
@@ -60,8 +61,8 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   constexpr uint64_t kBytesPerBlock = 8 << 10;   // one pack a thread
   constexpr uint64_t kMostTileBytes = 32 << 10;  // more does not hide more latency
   const bool pair = verb == Verb::send || verb == Verb::recv;
-  const uint64_t half_bytes = pair ? kPairHalfBytes : kChannelHalfBytes;
   const uint64_t most_blocks = clamp(uint64_t(max_blocks), 1, pair ? kPairChannels : kMaxChannels);
+  const uint64_t half_bytes = pair ? kPairHalfBytes : channel_half_bytes(int(most_blocks));
   if (ll) {
     const uint64_t packs = div_up(part_bytes, kLlBytes);
     const uint64_t most = most_blocks < kMaxLlChannels ? most_blocks : kMaxLlChannels;
@@ -83,10 +84,10 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
 // Whether a call of such a shape has room in the memory of its channels. For shapes other than
 // shape_for's, which always have. The part_bytes are as for shape_for.
 constexpr bool shape_fits(const LaunchShape& shape, Algorithm algorithm, Verb verb, DType dtype,
-                          bool ll, uint64_t part_bytes, int world_size) {
+                          bool ll, uint64_t part_bytes, int world_size, int max_blocks) {
   using detail::div_up;
   const bool pair = verb == Verb::send || verb == Verb::recv;
-  const int most_blocks = pair ? kPairChannels : ll ? kMaxLlChannels : kMaxChannels;
+  const int most_blocks = pair ? kPairChannels : ll ? kMaxLlChannels : max_blocks;
   if (shape.blocks < 1 || shape.blocks > most_blocks) return false;
   if (shape.threads < 32 || shape.threads > kMaxBlockThreads) return false;
   const auto blocks = uint64_t(shape.blocks);
@@ -97,7 +98,7 @@ constexpr bool shape_fits(const LaunchShape& shape, Algorithm algorithm, Verb ve
       uint64_t{slot_tiles(algorithm, verb, partial_tiles, world_size)} * shape.tile_bytes;
   // Steps have 32 bits in a progress word, of which the highest says that all are done.
   const uint64_t steps = part_bytes / (blocks * shape.tile_bytes) + uint64_t(2 * world_size) * kLag;
-  return kSlots * slot_bytes <= (pair ? kPairHalfBytes : kChannelHalfBytes) &&
+  return kSlots * slot_bytes <= (pair ? kPairHalfBytes : channel_half_bytes(max_blocks)) &&
          steps < (uint64_t{1} << 31);
 }
 

@@ -141,13 +141,14 @@ CUDA_ARCHS = Variable(
 GPU_CHANNELS = Variable(
     "FASTCOLL_GPU_CHANNELS",
     0,
-    "the most thread blocks of a collective on a GPU; 0: up to 32 and half of what is free",
+    "the most thread blocks of a collective on a GPU; 0: up to 32 and half of those that are free",
     _count,
 )
 GPU_HEAP_MIB = Variable(
     "FASTCOLL_GPU_HEAP_MIB",
     256,
-    "memory of each GPU rank for symmetric tensors, in MiB; taken at a group's first GPU call",
+    "by how much each GPU rank's memory for symmetric tensors grows, in MiB, from a group's first "
+    "fastcoll.empty() on; more if a tensor needs it. Memory by IPC does not grow again",
     _count,
 )
 GPU_MULTICAST = Variable(

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs on a CUDA made of the CPU. `python -m tests.gpu_host.cuda_programs NAME EXTENSION`."""
 
+import contextlib
+import ctypes
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,7 +17,8 @@ from tests.support.fake_cuda import FakeCuda
 
 LIMIT_S = 20.0
 MINE = 3  # this rank's GPU
-REGION_BYTES = 256 << 20
+MIB = 1 << 20
+CHANNELS = 8
 
 
 def in_thread(task: Callable[[], Any]) -> Any:
@@ -43,24 +47,27 @@ def a_plan() -> Any:
     from fastcoll.types import Algorithm
     from tests.gpu_host.gpu_rows import request
 
-    return _C.Plan(*shared.make_plan(request(), Algorithm.two_shot).args())
+    wanted = request(num_channels=CHANNELS)
+    return _C.Plan(*shared.make_plan(wanted, Algorithm.two_shot).args())
 
 
 def a_group(device: int) -> tuple[Any, Callable[[], None]]:
     """Return a group of two regions of this process, and a function that frees them."""
     from fastcoll.native import _cuda
 
-    regions = []
+    num_bytes, regions = _cuda.region_bytes(CHANNELS, 2), []
     for _ in range(2):
-        ptr, fd = _cuda.vmm_create(device, REGION_BYTES)
+        ptr, fd = _cuda.vmm_create(device, num_bytes)
         os.close(fd)
         regions.append(ptr)
-    group = _cuda.Group(device, 0, regions, REGION_BYTES - _cuda.data_offset_bytes())
-    return group, lambda: [_cuda.vmm_close(device, ptr, REGION_BYTES) for ptr in regions]
+    group = _cuda.Group(device, 0, regions, CHANNELS, True)
+    return group, lambda: [_cuda.vmm_close(device, ptr, num_bytes) for ptr in regions]
 
 
 def contexts(cuda: FakeCuda) -> None:
     """No thread without a device makes a context on another GPU than this rank's."""
+    import torch
+
     from fastcoll.native import _cuda
     from fastcoll.types import DType, Op
 
@@ -75,7 +82,9 @@ def contexts(cuda: FakeCuda) -> None:
     group, free = step("group", lambda: a_group(MINE))
     step("probe", lambda: group.probe(_cuda.Probe.put, 1))
     step("launch", lambda: group.launch(a_plan(), 0, 0, 0, 1.0))
-    step("transfer", lambda: group.transfer([(True, 0, 1, 0, 1, 0)], 1, 0, 1.0))
+    tensor = torch.ones(4)
+    row = (True, tensor.data_ptr(), 4, int(DType.float32), 1, 0)
+    step("transfer", lambda: group.transfer([row], 1, 0, 1.0))
     step("copy", lambda: group.copy([(0, 0, 0)], 0))
     partials = (MINE, int(DType.float32), int(Op.SUM), False, [64], 64, 1, 0, 0)
     step("add", lambda: _cuda.add_partials(*partials))
@@ -85,6 +94,8 @@ def contexts(cuda: FakeCuda) -> None:
     step("capture", lambda: _cuda.ignore_captures(MINE))
     step("close", group.close)
     step("free", free)
+    place = step("reserve", lambda: _cuda.vmm_reserve(MINE, MIB))
+    step("unreserve", lambda: _cuda.vmm_unreserve(MINE, place, MIB))
     ptr, handle = step("ipc create", lambda: _cuda.ipc_create(MINE, 4096))
     opened = step("ipc open", lambda: _cuda.ipc_open(MINE, handle))
     step("ipc close", lambda: _cuda.ipc_close(MINE, opened))
@@ -99,10 +110,10 @@ def finalisers(step: Callable[[str, Callable[[], Any]], Any]) -> None:
     from fastcoll.gpu import regions
     from fastcoll.native import _cuda
 
-    ptr, fd = step("region", lambda: _cuda.vmm_create(MINE, REGION_BYTES))
+    ptr, fd = step("region", lambda: _cuda.vmm_create(MINE, MIB))
     os.close(fd)
     pin = regions.Pin()
-    free = partial(_cuda.vmm_close, MINE, ptr, REGION_BYTES)
+    free = partial(_cuda.vmm_close, MINE, ptr, MIB)
     regions._parked.append(regions._Parked(free, [], regions.weakref.ref(pin)))
     pins = [pin]
     del pin
@@ -129,6 +140,167 @@ def threads_of_nodes(step: Callable[[str, Callable[[], Any]], Any]) -> None:
     payload.device = MINE
     with mock.patch.object(torch.cuda, "device", lambda device: mock.MagicMock()):
         step("transfer between nodes", lambda: payload.here().__enter__())
+
+
+class Host:
+    """One rank of a group, on a device of its own; the ranks are threads that meet."""
+
+    traces = False
+
+    def __init__(self, link: Any, name: str, world_size: int) -> None:
+        self.rank, self.world_size, self.name = link.rank, world_size, name
+        self.socket_fds, self.exchange_fds = link.socket_fds, link.exchange_fds
+        self.gather_bytes = self.gather_words = link.gather
+
+    def check_host(self) -> None:
+        """See that the group is well, which it is."""
+
+    def fail(self, kind: int, text: str, ranks: Any) -> None:
+        raise AssertionError(text)
+
+    def peer_is_gone(self, peer: int) -> bool:
+        return False
+
+
+class Stream:
+    """A stream of torch's."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+GROUPS, WORLD, MOST_MIB = 64, 8, 24
+
+
+def many_groups(cuda: FakeCuda) -> None:
+    """64 groups of 8 ranks, each on its GPU: memory, blocks, and a ring of sends in each group."""
+    import torch
+
+    from fastcoll.calls.arrays import view
+    from fastcoll.calls.limits import GROUP_LIMIT, GpuLimits
+    from fastcoll.calls.transfers import Transfer
+    from fastcoll.gpu import group as device_group
+    from fastcoll.gpu.residency import residency
+    from tests.support.fake_driver import Links, run_all
+
+    lines: list[str] = []
+    made: list[list[Any]] = [[] for _ in range(WORLD)]
+    errors: list[BaseException] = []
+    links = Links(WORLD)
+
+    def send_around(side: Any, number: int, rank: int) -> None:
+        given, taken = torch.full((3,), float(100 * number + rank)), torch.zeros(3)
+        pairs = (True, given, (rank + 1) % WORLD), (False, taken, (rank - 1) % WORLD)
+        side.transfer(
+            [Transfer(sends, view(one, ""), peer, 0, GROUP_LIMIT) for sends, one, peer in pairs],
+            1.0,
+            async_op=False,
+        )
+        assert taken.tolist() == [100.0 * number + (rank - 1) % WORLD] * 3
+
+    def run(rank: int) -> None:
+        try:
+            link = links.link(rank)
+            for number in range(GROUPS):
+                host = Host(link, f"group {number}", WORLD)
+                limits = GpuLimits(600.0, 30.0)
+                side = device_group.DeviceGroup(host, rank, limits, lambda: "")
+                made[rank].append(side)
+            for number, side in enumerate(made[rank]):
+                send_around(side, number, rank)
+        except BaseException as error:
+            errors.append(error)
+            links.barrier.abort()
+
+    with fake_torch(lines):
+        run_all([lambda rank=rank: run(rank) for rank in range(WORLD)])
+        if errors:
+            raise errors[0]
+        assert cuda.created_bytes() <= GROUPS * WORLD * MOST_MIB * MIB
+        assert cuda.created_bytes() >= GROUPS * WORLD * MIB, "memory is not counted"
+        assert len([line for line in lines if "shares" in line]) == WORLD, "once for each GPU"
+        for rank in range(WORLD):
+            assert residency.blocks(rank, 132).is_sharing
+            for side in made[rank]:
+                side.close()
+            assert residency.blocks(rank, 132).free == 132
+
+
+def growing_heap(cuda: FakeCuda) -> None:
+    """No memory before the first symmetric tensor; then arenas that lie behind each other."""
+    from fastcoll.calls.limits import GpuLimits
+    from fastcoll.gpu import group as device_group
+    from fastcoll.gpu import regions
+    from tests.support.fake_driver import Links, run_all
+
+    devices = [0, 1, 1, 2]  # ranks of one device share addresses
+    links, errors = Links(len(devices)), []
+    sizes = [40, 300 * MIB, 1000]  # the second one needs an arena of its own
+    told: list[list[int]] = [[] for _ in devices]
+
+    def run(rank: int) -> None:
+        try:
+            host = Host(links.link(rank), "growing", len(devices))
+            limits = GpuLimits(600.0, 30.0)
+            side = device_group.DeviceGroup(host, devices[rank], limits, lambda: "")
+            links.barrier.wait()
+            told[rank].append(cuda.created_bytes())
+            links.barrier.wait()
+            bases = side._copies._ptrs
+            blocks = [side._heap.allocate(size) for size in sizes]
+            links.barrier.wait()
+            told[rank].append(cuda.created_bytes())
+            places = [block.ptr - bases[rank] for block in blocks]
+            assert places == [0, 256 * MIB, 256], "another arena, or another place in it"
+            for block in blocks:
+                ctypes.memset(block.ptr, rank + 1, 40)
+            links.barrier.wait()
+            for peer, base in enumerate(bases):
+                for place in places:
+                    assert ctypes.string_at(base + place, 40) == bytes([peer + 1] * 40)
+            links.barrier.wait()
+            side.close()
+        except BaseException as error:
+            errors.append(error)
+            links.barrier.abort()
+
+    with fake_torch([]):
+        run_all([lambda rank=rank: run(rank) for rank in range(len(devices))])
+        if errors:
+            raise errors[0]
+    before, after = told[0]
+    assert before < 4 * MOST_MIB * MIB
+    assert after - before == 4 * (256 + 300) * MIB
+    for rank in range(len(devices)):
+        links.leave(rank)
+    regions.reap()
+    assert regions._parked == regions._parked[:0], "regions left behind"
+    maps = Path("/proc/self/maps").read_text()
+    assert "fake-gpu" not in maps, "memory left mapped"
+
+
+@contextlib.contextmanager
+def fake_torch(lines: list[str]) -> Iterator[None]:
+    """Let the CPU's tensors pass for a GPU's, and keep the lines of the log."""
+    import torch
+
+    from fastcoll.gpu import group, nccl
+
+    stream = Stream()
+    in_stream = partial(contextlib.nullcontext, None)
+    with contextlib.ExitStack() as patches:
+        for owner, name, value in (
+            (torch.cuda, "is_current_stream_capturing", lambda: False),
+            (nccl, "is_current_stream_capturing", lambda: False),
+            (torch.cuda, "Stream", Stream),
+            (torch.cuda, "current_stream", lambda device: stream),
+            (group, "in_their_stream", lambda arrays, device: in_stream()),
+            (group, "say", lines.append),
+            (group.watcher, "add", lambda side: None),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, value))
+        yield
 
 
 if __name__ == "__main__":

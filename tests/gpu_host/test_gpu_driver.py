@@ -18,7 +18,7 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_fake_cuda(tmp_path_factory.mktemp("fake-cuda"))
 
 
-@pytest.mark.parametrize("program", ["contexts"])
+@pytest.mark.parametrize("program", ["contexts", "many_groups", "growing_heap"])
 def test_on_a_made_up_gpu(program: str, extension: Path) -> None:
     """See the function of that name in `cuda_programs`."""
     command = [sys.executable, "-m", "tests.gpu_host.cuda_programs", program, str(extension)]

@@ -13,6 +13,7 @@ import torch
 from fastcoll.choose import algorithms, select
 from fastcoll.choose.plan import Plan
 from fastcoll.errors import FastcollError, PeerLostError, UnsupportedError, UsageError
+from fastcoll.gpu.residency import Blocks
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, ReduceOp, Verb, supported_ops
 from tests.gpu_host.gpu_rows import request
@@ -124,7 +125,8 @@ def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str
     from fastcoll.gpu.terms import describe_device
 
     facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
-    return describe_device(facts, world_size, free_blocks=100, heap_bytes=1, most_channels=0)
+    blocks = Blocks(100, 100, 25, False)
+    return describe_device(facts, world_size, blocks=blocks, heap_bytes=1, most_channels=0)
 
 
 def test_a_region_has_a_size_that_can_be_bound(driver: Driver) -> None:

@@ -170,5 +170,5 @@ def test_all_ranks_use_it_or_none() -> None:
         DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)
         for uuid, problem in (("a", ""), ("b", "another driver"))
     ]
-    assert agree_terms(hellos, 4096).no_table == "rank 1: another driver"
-    assert agree_terms(hellos[:1] * 2, 4096).no_table == ""
+    assert agree_terms(hellos, lambda *_: 4096).no_table == "rank 1: another driver"
+    assert agree_terms(hellos[:1] * 2, lambda *_: 4096).no_table == ""

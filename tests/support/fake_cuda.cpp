@@ -2,12 +2,15 @@
 // CUDA made of the CPU: the runtime and driver functions that csrc calls, and the launches. With it
 // g++ builds fastcoll._cuda, whose bindings, groups and memory are the real ones.
 //
-// Memory is a memfd. A kernel does nothing. The devices on which this process made a
-// context are noted. As in the runtime, a thread that never chose a device makes one on device 0.
+// Memory is a memfd. A kernel does nothing, but those of sends. The devices on which this process
+// made a context are noted. As in the runtime, a thread that never chose a device makes one on
+// device 0.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -24,6 +27,7 @@ constexpr int kCapacity = 132;  // thread blocks
 
 std::mutex mutex;
 std::set<int> contexts;
+std::atomic<uint64_t> created_bytes{0};
 std::map<CUmemGenericAllocationHandle, int> handles;  // -> descriptor
 std::map<uintptr_t, size_t> plain;                    // of cudaMalloc
 CUmemGenericAllocationHandle next_handle = 1;
@@ -87,6 +91,7 @@ CUresult add_handle(CUmemGenericAllocationHandle* handle, int fd) {
 CUresult mem_create(CUmemGenericAllocationHandle* handle, size_t num_bytes,
                     const CUmemAllocationProp*, unsigned long long) {
   use();
+  created_bytes += num_bytes;
   const int fd = memfd_create("fake-gpu", MFD_CLOEXEC);
   return ftruncate(fd, off_t(num_bytes)) == 0 ? add_handle(handle, fd) : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -229,6 +234,13 @@ cudaError_t cudaHostAlloc(void** ptr, size_t num_bytes, unsigned) {
   return use();
 }
 cudaError_t cudaMemset(void*, int, size_t) { return use(); }  // of fresh memory: it is zero
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return use(); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return use();
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return use(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return use(); }
 cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) { return use(); }
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
   return use();
@@ -286,6 +298,8 @@ uint64_t fake_contexts() {
   for (const int device : contexts) bits |= uint64_t{1} << device;
   return bits;
 }
+// Of all memory that was ever made by cuMemCreate.
+uint64_t fake_created_bytes() { return created_bytes; }
 #pragma GCC visibility pop
 
 }  // extern "C"
@@ -303,8 +317,30 @@ LaunchShape shape_of(const Plan&, int) { return {1, kMaxBlockThreads, uint32_t{k
 void launch_collective(const Plan&, DeviceCall, cudaStream_t, const std::optional<LaunchShape>&) {
   use();
 }
-void launch_transfers(const std::vector<PairTransfer>&, const DeviceCall&, int, cudaStream_t) {
+// The one kernel that does something: its sends, then its receives. A message lies where a real one
+// is staged, and its number is in the words of its pair.
+void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call, int,
+                      cudaStream_t) {
   use();
+  const GpuLayout& layout = call.layout;
+  const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
+  for (const PairTransfer& one : transfers) {
+    if (!one.sends) continue;
+    std::memcpy(call.regions[call.rank] + layout.pair_scratch(one.peer, 0), one.data,
+                one.numel * dtype_size(one.dtype));
+    __atomic_fetch_add(&pad(one.peer)->receive[call.rank][0].from_peer.progress, 1,
+                       __ATOMIC_RELEASE);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (const PairTransfer& one : transfers) {
+    if (one.sends) continue;
+    auto* receive = pad(call.rank)->receive[one.peer];
+    const uint64_t awaited = ++receive[0].state.turn;
+    while (__atomic_load_n(&receive[0].from_peer.progress, __ATOMIC_ACQUIRE) < awaited)
+      if (std::chrono::steady_clock::now() > end) throw Failure(ErrorKind::driver, "no message");
+    std::memcpy(one.data, call.regions[one.peer] + layout.pair_scratch(call.rank, 0),
+                one.numel * dtype_size(one.dtype));
+  }
 }
 void launch_partials(DType, PartialsCall, cudaStream_t) { use(); }
 void launch_gauge(Gauge, GaugeCall, int, cudaStream_t) { use(); }

@@ -29,6 +29,7 @@ _SOURCES = (
     "tests/support/fake_cuda.cpp",
     "csrc/cuda/device_group.cpp",
     "csrc/cuda/host_words.cpp",
+    "csrc/cuda/launch_order.cpp",
     "csrc/cuda/measuring.cpp",
     *(f"csrc/memory/cuda_{name}.cpp" for name in ("driver", "ipc", "multicast", "vmm")),
     "csrc/python/cuda/bindings.cpp",
@@ -86,8 +87,13 @@ class FakeCuda:
         sys.meta_path.insert(0, _Finder(path))
         self.library = ctypes.CDLL(path)
         self.library.fake_contexts.restype = ctypes.c_uint64
+        self.library.fake_created_bytes.restype = ctypes.c_uint64
 
     def contexts(self) -> list[int]:
         """Return the devices on which this process made a context."""
         bits = int(self.library.fake_contexts())
         return [device for device in range(64) if bits >> device & 1]
+
+    def created_bytes(self) -> int:
+        """Return the bytes of all device memory that this process made."""
+        return int(self.library.fake_created_bytes())

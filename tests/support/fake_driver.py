@@ -46,29 +46,47 @@ class Driver:
         self.lost: set[tuple[str, int]] = set()  # (route, device whose writes get lost)
         self.handles: list[Multicast] = []  # not closed yet
         self.objects: dict[int, Object] = {}  # by their descriptors
+        self.reserved: dict[int, int] = {}  # address -> bytes
         self.route = ""
         self.peer_access: set[tuple[int, int]] = set()
 
-    def _map(self, function: str, device: int, memory: dict[Any, int]) -> int:
+    def _map(self, function: str, device: int, memory: dict[Any, int], at: int = 0) -> int:
         if (function, device) in self.refused:
             raise DriverError(f"{function} refused")
         with self.lock:
-            ptr = next(self.ptrs)
+            ptr = at or next(self.ptrs)
+            assert ptr not in self.mapped, "something lies there"
+            assert not at or any(one <= at < one + size for one, size in self.reserved.items())
             self.mapped[ptr] = memory
         return ptr
 
-    def vmm_create(self, device: int, num_bytes: int) -> tuple[int, int]:
+    def vmm_reserve(self, device: int, num_bytes: int) -> int:
+        if ("vmm_reserve", device) in self.refused:
+            raise DriverError("vmm_reserve refused")
+        with self.lock:
+            ptr = (1 << 50) + next(self.ptrs) * (num_bytes >> 12)
+            self.reserved[ptr] = num_bytes
+        return ptr
+
+    def vmm_unreserve(self, device: int, ptr: int, num_bytes: int) -> None:
+        with self.lock:
+            inside = [one for one in self.mapped if ptr <= one < ptr + num_bytes]
+            assert not inside, "memory lies there"
+            assert self.reserved.pop(ptr) == num_bytes
+
+    def vmm_create(self, device: int, num_bytes: int, at: int = 0) -> tuple[int, int]:
         self.route = "vmm"
         memory: dict[Any, int] = {}
-        ptr = self._map("vmm_create", device, memory)
+        ptr = self._map("vmm_create", device, memory, at)
         fd = os.memfd_create("fake")
         self.exported[os.fstat(fd).st_ino] = memory
         return ptr, fd
 
-    def vmm_open(self, device: int, fd: int, num_bytes: int) -> int:
-        return self._map("vmm_open", device, self.exported[os.fstat(fd).st_ino])
+    def vmm_open(self, device: int, fd: int, num_bytes: int, at: int = 0) -> int:
+        return self._map("vmm_open", device, self.exported[os.fstat(fd).st_ino], at)
 
-    def vmm_close(self, device: int, ptr: int, num_bytes: int) -> None:
+    def vmm_close(self, device: int, ptr: int, num_bytes: int, is_placed: bool = False) -> None:
+        assert is_placed == any(one <= ptr < one + size for one, size in self.reserved.items())
         del self.mapped[ptr]
 
     def ipc_create(self, device: int, num_bytes: int) -> tuple[int, bytes]:
@@ -109,7 +127,12 @@ class Driver:
     def Multicast(self, device: int, world: int, num_bytes: int, fd: int = -1) -> "Multicast":  # noqa: N802
         return Multicast(self, device, world, fd)
 
-    def Group(self, device: int, rank: int, regions: list[int], data_bytes: int) -> "Group":  # noqa: N802
+    def region_bytes(self, num_channels: int, world_size: int) -> int:
+        return 4096
+
+    def Group(  # noqa: N802
+        self, device: int, rank: int, regions: list[int], num_channels: int, shares: bool = False
+    ) -> "Group":
         return Group(self, device, rank, regions)
 
 
@@ -155,9 +178,9 @@ class Multicast:
         assert self.object.is_complete(), "bound before all devices were added: that would block"
         self.object.bound[self.device] = self.driver.mapped[region]
 
-    def map(self) -> int:
+    def map(self, at: int = 0) -> int:
         assert self.object.is_complete(), "mapped before all devices were added: that would block"
-        self.ptr = self.driver._map("multicast_map", self.device, {})
+        self.ptr = self.driver._map("multicast_map", self.device, {}, at)
         return self.ptr
 
     def close(self) -> None:
@@ -176,9 +199,13 @@ class Group:
     def __init__(self, driver: Driver, device: int, rank: int, regions: list[int]) -> None:
         self.driver, self.device, self.rank, self.regions = driver, device, rank, regions
         self.multicast = 0
+        self.heap: tuple[list[int], int, int] | None = None  # of the last `use_heap`
 
     def use_multicast(self, ptr: int) -> None:
         self.multicast = ptr
+
+    def use_heap(self, ptrs: list[int], num_bytes: int, multicast: int) -> None:
+        self.heap = (list(ptrs), num_bytes, multicast)
 
     def probe(self, step: Probe, token: int) -> list[int]:
         return list(getattr(self, f"_{step.name}")(token))
@@ -295,6 +322,7 @@ def fake_driver() -> Iterator[Driver]:
         yield fake
     assert fake.handles == [], "multicast objects left behind"
     assert fake.mapped == {}, "memory left behind"
+    assert fake.reserved == {}, "addresses left behind"
     assert device._offers == {}
     assert device._parked == []
     # Not the other way round: leftovers of an earlier test may be collected by now.
@@ -311,7 +339,7 @@ def map_all(links: Links, devices: list[int], processes: list[str]) -> list[Any]
         DeviceHello("", index, str(index), process, "1", True, 1, 100, 0, 0)
         for index, process in zip(devices, processes, strict=True)
     ]
-    terms = agree_terms(hellos, 4096)
+    terms = agree_terms(hellos, lambda num_channels, world_size: 4096)
     results: list[Any] = [None] * len(devices)
 
     def run(rank: int) -> None:

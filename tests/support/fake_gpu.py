@@ -34,7 +34,7 @@ from fastcoll.gpu import work as device_work
 from fastcoll.gpu.group import DeviceGroup
 from fastcoll.gpu.journal import Journal
 from fastcoll.gpu.nccl import Nccl
-from fastcoll.gpu.residency import residency
+from fastcoll.gpu.residency import Claim
 from fastcoll.gpu.streams import BlockStreams
 from fastcoll.gpu.terms import Terms
 from fastcoll.group.communicator import Communicator
@@ -290,10 +290,9 @@ def fake_gpu(
     side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
     side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
-    side._claim, side._pin = 0, None
+    side._claim, side._pin = Claim(False, lambda: None), None
     side._streams = BlockStreams()
     side._limits, side._told = GpuLimits(600.0, 30.0), {}
-    residency.claim(0, side._claim, 0)
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
     side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
     streams = core.streams

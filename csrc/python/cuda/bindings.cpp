@@ -69,24 +69,35 @@ void bind_devices(py::module_& module) {
 void bind_memory(py::module_& module) {
   module.def("vmm_granularity", &cuda_vmm_granularity, py::arg("device"), WithoutGil());
   module.def(
-      "vmm_create",
-      [](int device, size_t num_bytes) {
-        const CudaVmmMemory memory = cuda_vmm_create(device, num_bytes);
-        return std::pair(to_int(memory.ptr), memory.fd);
-      },
+      "vmm_reserve",
+      [](int device, size_t num_bytes) { return to_int(cuda_vmm_reserve(device, num_bytes)); },
       py::arg("device"), py::arg("num_bytes"), WithoutGil());
   module.def(
-      "vmm_open",
-      [](int device, int fd, size_t num_bytes) {
-        return to_int(cuda_vmm_open(device, fd, num_bytes));
-      },
-      py::arg("device"), py::arg("fd"), py::arg("num_bytes"), WithoutGil());
-  module.def(
-      "vmm_close",
+      "vmm_unreserve",
       [](int device, uintptr_t ptr, size_t num_bytes) {
-        cuda_vmm_close(device, to_ptr(ptr), num_bytes);
+        cuda_vmm_unreserve(device, to_ptr(ptr), num_bytes);
       },
       py::arg("device"), py::arg("ptr"), py::arg("num_bytes"), WithoutGil());
+  module.def(
+      "vmm_create",
+      [](int device, size_t num_bytes, uintptr_t at) {
+        const CudaVmmMemory memory = cuda_vmm_create(device, num_bytes, to_ptr(at));
+        return std::pair(to_int(memory.ptr), memory.fd);
+      },
+      py::arg("device"), py::arg("num_bytes"), py::arg("at") = 0, WithoutGil());
+  module.def(
+      "vmm_open",
+      [](int device, int fd, size_t num_bytes, uintptr_t at) {
+        return to_int(cuda_vmm_open(device, fd, num_bytes, to_ptr(at)));
+      },
+      py::arg("device"), py::arg("fd"), py::arg("num_bytes"), py::arg("at") = 0, WithoutGil());
+  module.def(
+      "vmm_close",
+      [](int device, uintptr_t ptr, size_t num_bytes, bool is_placed) {
+        cuda_vmm_close(device, to_ptr(ptr), num_bytes, is_placed);
+      },
+      py::arg("device"), py::arg("ptr"), py::arg("num_bytes"), py::arg("is_placed") = false,
+      WithoutGil());
   module.def(
       "ipc_create",
       [](int device, size_t num_bytes) {
@@ -123,7 +134,9 @@ void bind_multicast(py::module_& module) {
           [](CudaMulticast& multicast, uintptr_t region) { multicast.bind(to_ptr(region)); },
           py::arg("region"), WithoutGil())
       .def(
-          "map", [](CudaMulticast& multicast) { return to_int(multicast.map()); }, WithoutGil())
+          "map",
+          [](CudaMulticast& multicast, uintptr_t at) { return to_int(multicast.map(to_ptr(at))); },
+          py::arg("at") = 0, WithoutGil())
       .def("close", &CudaMulticast::close, WithoutGil());
 }
 
@@ -196,13 +209,14 @@ void bind_group(py::module_& module) {
       .value("stored", Probe::stored);
   py::class_<DeviceGroup>(module, "Group", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
-                       uint64_t data_bytes) {
-             const DeviceGroupOptions options{device, rank, int(regions.size()),
-                                              to_regions(regions), data_bytes};
+                       int num_channels, bool shares) {
+             const DeviceGroupOptions options{
+                 device, rank, int(regions.size()), to_regions(regions), num_channels, shares};
              const py::gil_scoped_release release;  // not of the registration that follows
              return std::make_unique<DeviceGroup>(options);
            }),
-           py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("data_bytes"))
+           py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("num_channels"),
+           py::arg("shares") = false)
       .def(
           "probe",
           [](DeviceGroup& group, Probe step, uint64_t token) {
@@ -214,6 +228,15 @@ void bind_group(py::module_& module) {
           "use_multicast",
           [](DeviceGroup& group, uintptr_t ptr) { group.use_multicast(to_ptr(ptr)); },
           py::arg("ptr"))
+      .def(
+          "use_heap",
+          [](DeviceGroup& group, const std::vector<uintptr_t>& ptrs, uint64_t num_bytes,
+             uintptr_t multicast) {
+            const Regions heaps = to_regions(ptrs);
+            const py::gil_scoped_release release;  // a launch may hold the lock
+            group.use_heap(heaps, num_bytes, to_ptr(multicast));
+          },
+          py::arg("ptrs"), py::arg("num_bytes"), py::arg("multicast"))
       .def(
           "launch",
           [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
@@ -279,9 +302,15 @@ PYBIND11_MODULE(_cuda, module) {
   bind_partials(module);
   bind_group(module);
   bind_measuring(module);
-  module.def("data_offset_bytes", [] { return kGpuDataOffsetBytes; });
+  module.def(
+      "region_bytes",
+      [](int num_channels, int world_size) {
+        return GpuLayout::of(num_channels, world_size).num_bytes();
+      },
+      py::arg("num_channels"), py::arg("world_size"));
   module.def("layout", [] {
-    return std::to_string(kGpuLayoutMagic) + "/" + std::to_string(kGpuDataOffsetBytes);
+    return std::to_string(kGpuLayoutMagic) + "/" +
+           std::to_string(GpuLayout::of(kMaxChannels, kMaxGpuWorld).num_bytes());
   });
   module.def(
       "has_kernel",

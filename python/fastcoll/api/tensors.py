@@ -36,7 +36,7 @@ def empty(
         size: The shape, as integers or as one sequence.
         dtype: None takes torch's default.
         device: Where it lies, the same kind on every rank: None or "cpu", or this rank's CUDA
-            device, where FASTCOLL_GPU_HEAP_MIB says how much there is.
+            device, whose memory for them grows by FASTCOLL_GPU_HEAP_MIB.
         group: The group that shares the memory: a Group or a torch process group; None is
             the default group.
 

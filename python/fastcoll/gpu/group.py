@@ -27,11 +27,11 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.batches import kernels, pair_channels
 from fastcoll.gpu.copies import CopyEngine
-from fastcoll.gpu.host import DeviceHost, GpuLink, HeapHost, hello_of, share_of
+from fastcoll.gpu.heap import DeviceHeap
+from fastcoll.gpu.host import DeviceHost, GpuLink, claim_blocks, hello_of
 from fastcoll.gpu.journal import Journal
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
-from fastcoll.gpu.residency import residency
 from fastcoll.gpu.streams import BlockStreams
 from fastcoll.gpu.terms import DeviceHello, agree_terms
 from fastcoll.gpu.verdicts import (
@@ -44,6 +44,7 @@ from fastcoll.gpu.verdicts import (
     explain,
     nccl_is_late,
     tell_late,
+    tell_sharing,
 )
 from fastcoll.gpu.watch import watcher
 from fastcoll.gpu.work import DeviceTransferWork, DeviceWork, Started, beside
@@ -93,38 +94,30 @@ class DeviceGroup:
         link = GpuLink(host)
         mine, capacity = hello_of(device, host.world_size, limits, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
-        self.terms = agree_terms(hellos, _cuda.data_offset_bytes())
+        self.terms = agree_terms(hellos, _cuda.region_bytes)
         self._journal = Journal(host.rank, host.world_size, host.exchange_fds)
         self._next_look = 0.0
-        self._claim = self.terms.num_channels * share_of(hellos, host.rank)
-        claimed = residency.claim(device, self._claim, capacity)
+        self._claim = claim_blocks(hellos, self.terms, link, capacity)
         try:
-            rows = link.gather({"claimed": claimed})
-            late = [rank for rank, row in enumerate(rows) if not row["claimed"]]
-            if late:
-                raise UnsupportedError(
-                    f"another group took the thread blocks of the GPUs of ranks {late} meanwhile: "
-                    "make groups one after another, or close one first"
-                )
             self._regions, self._core, self.reasons = map_regions(hellos, self.terms, link)
             self._nccl = Nccl(host, device, self._core)
             if self._regions is None:
                 self.terms = replace(self.terms, reaches_peers=False)
                 self._nccl.connect(env.TIMEOUT_S.get())
         except BaseException:
-            if claimed:
-                residency.release(device, self._claim)
+            self._claim.release()
             raise
+        if self._claim.begins_sharing:
+            say(tell_sharing(host.name, device, self.terms.num_channels, capacity))
         self.route = "nccl"
         self._pin: Pin | None = Pin()
         if self._regions is not None:
             self.route = self._regions.route
             self.terms = replace(self.terms, no_multicast=self._regions.no_multicast)
-            data_ptr = self._regions.ptrs[host.rank] + _cuda.data_offset_bytes()
-            arena = (data_ptr, self.terms.data_bytes)
-            self._heap = SymmetricHeap(HeapHost(host), host.rank, host.world_size, arena)
-            ptrs = self._regions.ptrs
-            self._copies = CopyEngine(device, host.rank, ptrs, self._core, self._heap)
+            memory = DeviceHeap(self._regions, self._core, host.gather_words)
+            sizes = self.terms.heap_bytes, self.terms.granularity
+            self._heap = SymmetricHeap(memory, host.rank, host.world_size, *sizes)
+            self._copies = CopyEngine(device, host.rank, memory.bases, self._core, self._heap)
         self._limits = limits
         self._streams = BlockStreams()
         self._told: dict[int, int] = {}  # the late ranks that were logged, and their calls
@@ -341,24 +334,21 @@ class DeviceGroup:
         return f'in group "{host.name}" (seen by rank {host.rank} of {host.world_size})'
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Make a symmetric tensor in this rank's region. Collective.
+        """Make a symmetric tensor in this rank's heap. Collective.
 
         Raises:
-            DriverError: The region has no room for it.
+            DriverError: A rank has no room for it.
             DesyncError: The ranks asked for different numbers of bytes.
-            UsageError: It would have to wait for another stream, in a capture.
+            UsageError: The stream is being captured.
         """
         if not self.terms.reaches_peers:  # NCCL takes any memory
             return torch.empty(tuple(shape), dtype=dtype, device=f"cuda:{self.device}")
+        if torch.cuda.is_current_stream_capturing():
+            raise UsageError("a symmetric tensor can't be made in a capture: make it before")
         block = self._heap.allocate(prod(shape) * dtype.itemsize)
         tensor = tensor_on(block, shape, dtype, self._pin, self._heap.release, self.device)
         stream = torch.cuda.current_stream(self.device)
         others = self._streams.make(block.ptr, block.num_bytes, stream)
-        if others and torch.cuda.is_current_stream_capturing():
-            raise UsageError(
-                "this symmetric tensor would take memory that another stream used, and a graph "
-                "can't wait for that stream: make it before the capture"
-            )
         for other in others:  # an earlier tensor's, whose work may still run
             stream.wait_stream(other)
         return tensor
@@ -366,7 +356,9 @@ class DeviceGroup:
     def report(self) -> str:
         """Return in one line how the ranks reach each other, for `fastcoll doctor`."""
         terms = self.terms
-        text = f"{self.route}, {terms.num_channels} channels, {terms.ranks_per_gpu} ranks per GPU"
+        whose = " shared with other groups" if terms.shares else ""
+        text = f"{self.route}, {terms.num_channels} channels{whose}"
+        text += f", {terms.ranks_per_gpu} ranks per GPU"
         chosen = f"no table: {terms.no_table}" if terms.no_table else "chosen by the table"
         refused = [f"not {route}: {reason}" for route, reason in self.reasons.items()]
         if terms.reaches_peers:
@@ -392,7 +384,7 @@ class DeviceGroup:
             self._core.close()
             self._journal.finish()
         finally:
-            residency.release(self.device, self._claim)
+            self._claim.release()
             pin = weakref.ref(self._pin) if self._pin is not None else None
             self._journal.close()
             self._pin = None  # from here on only symmetric tensors keep this rank's region

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from fastcoll import env
 from fastcoll.calls.limits import GpuLimits
-from fastcoll.errors import DriverError, FastcollError
+from fastcoll.errors import FastcollError, UnsupportedError
 from fastcoll.gpu.link import Facts
-from fastcoll.gpu.residency import residency
-from fastcoll.gpu.terms import DeviceHello, describe_device, explain_refusal
+from fastcoll.gpu.residency import Claim, residency
+from fastcoll.gpu.terms import DeviceHello, Terms, describe_device, explain_refusal
 from fastcoll.machine import gpu
 from fastcoll.native import _cuda
 
@@ -61,11 +61,10 @@ def hello_of(
         gpu.require()
         facts = gpu.gpu(device)
         capacity = _cuda.load_kernels(device)
-        free = residency.free(device, capacity)
         hello = describe_device(
             facts,
             world_size,
-            free_blocks=free,
+            blocks=residency.blocks(device, capacity),
             heap_bytes=env.GPU_HEAP_MIB.get() << 20,
             most_channels=env.GPU_CHANNELS.get(),
         )
@@ -75,20 +74,33 @@ def hello_of(
     return hello, capacity
 
 
-class HeapHost:
-    """The host, as the heap of one arena sees it."""
+def claim_blocks(
+    hellos: Sequence[DeviceHello], terms: Terms, link: GpuLink, capacity: int
+) -> Claim:
+    """Claim thread blocks of this rank's device, which holds `capacity`. Collective.
 
-    def __init__(self, host: DeviceHost) -> None:
-        self.gather_words = host.gather_words
+    Raises:
+        UnsupportedError: Another group took them on some rank since the ranks agreed.
+    """
+    me = hellos[link.rank]
+    claim = residency.share if terms.shares else residency.claim
+    claimed = claim(me.device, terms.num_channels * _share_of(hellos, link.rank), capacity)
+    try:
+        rows = link.gather({"claimed": claimed is not None})
+        late = [rank for rank, row in enumerate(rows) if not row["claimed"]]
+        if claimed is None or late:
+            raise UnsupportedError(
+                f"another group took the thread blocks of the GPUs of ranks {late} meanwhile: make "
+                "groups one after another, or close one first"
+            )
+    except BaseException:
+        if claimed is not None:
+            claimed.release()
+        raise
+    return claimed
 
-    def add_shared_arena(self, num_bytes: int) -> int:
-        raise DriverError(
-            f"no room for {num_bytes >> 20} MiB more of symmetric tensors on this group's GPUs: "
-            "set FASTCOLL_GPU_HEAP_MIB higher before the group's first GPU call"
-        )
 
-
-def share_of(hellos: Sequence[DeviceHello], rank: int) -> int:
+def _share_of(hellos: Sequence[DeviceHello], rank: int) -> int:
     """Return for how many ranks this one claims: ranks of other processes claim nothing here."""
     me = hellos[rank]
     there = [hello for hello in hellos if hello.uuid == me.uuid]

@@ -52,13 +52,35 @@ def join_multicast(regions: BoundRegions, link: Link, group: _cuda.Group) -> str
     return problem
 
 
+def bind_arena(arena: BoundRegions, link: Link, place: int) -> str:
+    """Put an arena of all ranks behind the common address at `place`. Collective.
+
+    Nothing is tried out: the regions of these ranks were.
+
+    Returns:
+        Why it can't be had, the same on all ranks; empty: the arena has it, and closes it.
+    """
+    joining = _Joining(arena, link, None, place)
+    try:
+        problem = joining.run()
+    finally:
+        joining.close_fds()
+    if problem:
+        with contextlib.suppress(FastcollError):  # the verdict is another one already
+            arena.close_multicast()
+    return problem
+
+
 class _Joining:
     """The steps of one rank, each of which all ranks take before the next."""
 
-    def __init__(self, regions: BoundRegions, link: Link, group: _cuda.Group) -> None:
+    def __init__(
+        self, regions: BoundRegions, link: Link, group: _cuda.Group | None, place: int = 0
+    ) -> None:
         self._regions = regions
         self._link = link
         self._group = group
+        self._place = place
         self._world_size = len(regions.ptrs)
         self._fds: list[int] = []
         self._token = secrets.randbits(32)
@@ -74,7 +96,8 @@ class _Joining:
         mine = self._fds.pop() if self._fds else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._fds = link.exchange_fds(mine)
         # The driver would block a rank that binds or maps before all have added their devices.
-        for step in (self._add, self._bind, self._map, self._sum, self._look):
+        steps = [self._add, self._bind, self._map]
+        for step in [*steps, *([self._try, self._sum, self._look] if self._group else [])]:
             if problem := try_together(link, step):
                 return problem
         return ""
@@ -99,15 +122,21 @@ class _Joining:
 
     def _map(self) -> None:
         assert self._regions.multicast is not None
-        self._group.use_multicast(self._regions.multicast.map())
+        self._ptr = self._regions.multicast.map(self._place)
+
+    def _try(self) -> None:
+        assert self._group is not None
+        self._group.use_multicast(self._ptr)
         self._group.probe(_cuda.Probe.operands, self._token)
 
     def _sum(self) -> None:
+        assert self._group is not None
         right = self._group.probe(_cuda.Probe.sum, self._token)[: len(_TYPES)]
         if bad := [name for name, is_right in zip(_TYPES, right, strict=True) if is_right != 1]:
             raise UnsupportedError(f"mapped, but the switch's sum was wrong: {', '.join(bad)}")
 
     def _look(self) -> None:
+        assert self._group is not None
         seen = self._group.probe(_cuda.Probe.stored, self._token)[: self._world_size]
         if bad := [rank for rank, right in enumerate(seen) if right != 1]:
             raise UnsupportedError(

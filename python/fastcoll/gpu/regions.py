@@ -49,25 +49,39 @@ _offers: dict[str, _Memory] = {}
 
 
 class Regions:
-    """Every rank's region as mapped here.
+    """Every rank's region as mapped here, or another piece of memory that each of them has.
 
     Attributes:
         route: The route by which they were mapped.
         ptrs: Addresses by rank.
         num_bytes: Of each.
+        link: The other ranks.
+        arenas: Memory that the group took later, and which goes with its regions.
         multicast: The object that all of them are behind, if the group has one.
         no_multicast: Why it has none.
     """
 
-    def __init__(self, route: str, hellos: Sequence[DeviceHello], terms: Terms, link: Link) -> None:
+    def __init__(
+        self,
+        route: str,
+        hellos: Sequence[DeviceHello],
+        num_bytes: int,
+        link: Link,
+        places: Sequence[int] = (),
+    ) -> None:
+        """Prepare for memory of `num_bytes`; `places`: its addresses here, in reserved ones."""
         self.route = route
         self.ptrs = [0] * len(hellos)
+        self.arenas: list[Regions] = []
+        self._reserved: list[tuple[int, int]] = []
         self.device = hellos[link.rank].device
-        self._hellos = hellos
-        self.num_bytes = terms.num_bytes
+        self.hellos = hellos
+        self.num_bytes = num_bytes
         self.multicast: _cuda.Multicast | None = None
-        self.no_multicast = terms.no_multicast
-        self._link = link
+        self.no_multicast = ""
+        self.link = link
+        self._places = places or [0] * len(hellos)
+        self._is_placed = bool(places)
         self._mapped: list[_Memory] = []
         self._own: _Memory | None = None
         self._fd = -1
@@ -78,8 +92,8 @@ class Regions:
         """Make this rank's own region, of zeroes."""
         size, device = self.num_bytes, self.device
         if self.route == VMM:
-            ptr, self._fd = _cuda.vmm_create(device, size)
-            self._own = _Memory(ptr, partial(_cuda.vmm_close, device, ptr, size))
+            ptr, self._fd = _cuda.vmm_create(device, size, self._places[self.link.rank])
+            self._own = _Memory(ptr, partial(_cuda.vmm_close, device, ptr, size, self._is_placed))
         else:
             ptr, self._handle = _cuda.ipc_create(device, size)
             self._own = _Memory(ptr, partial(_cuda.ipc_destroy, device, ptr))
@@ -91,45 +105,63 @@ class Regions:
         Without descriptors if not all ranks have something to offer.
         """
         mine = {"problem": problem, "key": self._key, "handle": self._handle.hex()}
-        offers = self._link.gather(mine)
+        offers = self.link.gather(mine)
         if self.route != VMM or any(offer["problem"] for offer in offers):
             return offers, []
         fd, self._fd = self._fd, -1
-        return offers, self._link.exchange_fds(fd)
+        return offers, self.link.exchange_fds(fd)
 
     def open(self, offers: Sequence[Facts], fds: Sequence[int]) -> None:
         """Map the regions of all ranks."""
         for rank, offer in enumerate(offers):
-            if rank == self._link.rank and self._own is not None:
+            if rank == self.link.rank and self._own is not None:
                 self.ptrs[rank] = self._own.ptr
                 continue
-            self._mapped.append(self._open(self._hellos[rank], offer, fds[rank] if fds else -1))
+            self._mapped.append(self._open(rank, offer, fds[rank] if fds else -1))
             self.ptrs[rank] = self._mapped[-1].ptr
 
-    def _open(self, hello: DeviceHello, offer: Facts, fd: int) -> _Memory:
-        device, size = self.device, self.num_bytes
-        if hello.process == PROCESS and (self.route == IPC or hello.device == device):
+    def is_offered(self, rank: int) -> bool:
+        """Whether a rank's memory is used here by its own address."""
+        hello = self.hellos[rank]
+        return hello.process == PROCESS and (self.route == IPC or hello.device == self.device)
+
+    def _open(self, rank: int, offer: Facts, fd: int) -> _Memory:
+        device, size, hello = self.device, self.num_bytes, self.hellos[rank]
+        if self.is_offered(rank):
             if hello.device != device:
                 _cuda.enable_peer_access(device, hello.device)
             return _offers[offer["key"]].retain()
         if self.route == VMM:
-            ptr = _cuda.vmm_open(device, fd, size)
-            return _Memory(ptr, partial(_cuda.vmm_close, device, ptr, size))
+            ptr = _cuda.vmm_open(device, fd, size, self._places[rank])
+            return _Memory(ptr, partial(_cuda.vmm_close, device, ptr, size, self._is_placed))
         ptr = _cuda.ipc_open(device, bytes.fromhex(offer["handle"]))
         return _Memory(ptr, partial(_cuda.ipc_close, device, ptr))
 
     def unmap(self) -> None:
         """Let go of the peers' regions."""
+        for arena in self.arenas:
+            arena.unmap()
         mapped, self._mapped = self._mapped, []
         for memory in mapped:
             memory.release()
+
+    def reserve(self, num_bytes: int) -> int:
+        """Reserve addresses in which arenas can be placed, until the regions are freed."""
+        self._reserved.append((_cuda.vmm_reserve(self.device, num_bytes), num_bytes))
+        return self._reserved[-1][0]
+
+    def give_addresses_back(self) -> None:
+        """Give back all that were reserved; no memory lies there any more."""
+        reserved, self._reserved = self._reserved, []
+        for ptr, num_bytes in reserved:
+            _cuda.vmm_unreserve(self.device, ptr, num_bytes)
 
     def set_up_multicast(self, group: _cuda.Group) -> None:
         """Let `group` have the switch add, if it can. Collective."""
         if self.no_multicast:
             return
         if self.route == VMM:
-            self.no_multicast = join_multicast(self, self._link, group)
+            self.no_multicast = join_multicast(self, self.link, group)
         else:
             self.no_multicast = f"memory by the route {self.route} can't be bound"
 
@@ -144,6 +176,9 @@ class Regions:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        for arena in self.arenas:
+            arena.free()
+        self.give_addresses_back()
         _offers.pop(self._key, None)
         own, self._own = self._own, None
         try:
@@ -161,7 +196,7 @@ class Regions:
         # By the route `vmm` a peer's mapping keeps the memory; the switch's keeps nothing.
         others = [
             fd
-            for fd, hello in zip(self._link.socket_fds, self._hellos, strict=True)
+            for fd, hello in zip(self.link.socket_fds, self.hellos, strict=True)
             if fd >= 0
             and (self.multicast is not None or (self.route == IPC and hello.process != PROCESS))
         ]
@@ -232,7 +267,8 @@ def map_regions(
     """
     reasons: dict[str, str] = {}
     for route in terms.routes:
-        regions = Regions(route, hellos, terms, link)
+        regions = Regions(route, hellos, terms.num_bytes, link)
+        regions.no_multicast = terms.no_multicast
         try:
             group, reasons[route] = _try(regions, terms, link)
             if group is not None:
@@ -248,27 +284,41 @@ def map_regions(
         regions.free()
     if not terms.no_nccl:
         own = hellos[link.rank].device
-        return None, _cuda.Group(own, link.rank, [0] * len(hellos), 0), reasons
+        nowhere = [0] * len(hellos)
+        return None, _cuda.Group(own, link.rank, nowhere, terms.num_channels), reasons
     reasons["nccl"] = terms.no_nccl
     tried = "; ".join(f"{route}: {reason}" for route, reason in reasons.items())
     raise UnsupportedError(f"the GPUs of this group do not reach each other's memory: {tried}")
 
 
-def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None, str]:
-    """Take the steps of one route together, until it works or a rank can't go on."""
+def map_memory(regions: Regions) -> tuple[list[Facts], str]:
+    """Make memory and map all ranks'; return the offers, and this rank's problem. Collective.
+
+    If a rank could make none, all ranks return that problem.
+    """
     offers, fds = regions.exchange(problem_of(regions.create))
-    group: _cuda.Group | None = None
     try:
         if problem := problems(offers):
-            return None, problem
-        regions.open(offers, fds)
-        group = _cuda.Group(regions.device, link.rank, regions.ptrs, terms.data_bytes)
-        problem = ""
-    except (FastcollError, OSError) as error:
-        problem = str(error)
+            return offers, problem
+        return offers, problem_of(partial(regions.open, offers, fds))
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None, str]:
+    """Take the steps of one route together, until it works or a rank can't go on."""
+    offers, problem = map_memory(regions)
+    if problems(offers):
+        return None, problem
+    group: _cuda.Group | None = None
+    if not problem:
+        try:
+            channels = terms.num_channels
+            device = regions.device
+            group = _cuda.Group(device, link.rank, regions.ptrs, channels, terms.shares)
+        except FastcollError as error:
+            problem = str(error)
     token = int(offers[0]["key"], 16)
     for step in (partial(_put, group, token), partial(_get, group, token, len(offers))):
         if problem := try_together(link, step, problem):

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The facts that ranks exchange when a group first uses its GPUs, and the terms derived from them.
 
-Decides the size of a region, the number of channels, and which routes to each other's memory are
-worth a try. Must not know how memory is mapped.
+Decides the size of a region, the number of channels, and whose thread blocks they are. Decides also
+which routes to each other's memory are worth a try. Must not know how memory is mapped.
 
 Rows of a tuning table are used if they fit the GPUs of every rank, which ranks compare here. That
 all have the same table they know since the group was made.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.link import Facts
+from fastcoll.gpu.residency import Blocks
 from fastcoll.machine.gpu import USUAL_CHANNELS, Gpu, multicast_problem, nccl_name, nccl_problem
 from fastcoll.native import _cuda
 
 # By VMM a mapping from a descriptor keeps the memory, so ranks may leave in any order: tried first.
 VMM, IPC = "vmm", "ipc"
 ROUTES = (VMM, IPC)
+
+LEAST_CHANNELS = 8  # with which blocks of one's own are worth more than shared ones; not measured
 
 PROCESS = secrets.token_hex(8)  # tells processes apart, in any namespace
 
@@ -32,13 +35,14 @@ class DeviceHello:
     Attributes:
         problem: Why this rank can't use its GPU; empty if it can.
         free_blocks: Thread blocks that may still be resident on its device.
-        heap_bytes: Bytes that it would give to symmetric tensors.
+        heap_bytes: Bytes by which its memory for symmetric tensors would grow.
         most_channels: The most channels it wants; 0 leaves it to the group.
         granularity: The size of a region there must be a multiple of this, in bytes.
         nccl: `nccl_name()` there.
         no_table: Why the tuning table can't be used for its GPU; empty if it can.
         no_multicast: `Gpu.no_multicast` there, or another reason against it.
         timeout_s: The limit of its kernels' waits.
+        capacity, shared_blocks, is_sharing: See `fastcoll.gpu.residency.Blocks`.
     """
 
     problem: str
@@ -55,6 +59,9 @@ class DeviceHello:
     no_table: str = ""
     no_multicast: str = ""
     timeout_s: float = 0.0
+    capacity: int = 0
+    shared_blocks: int = 0
+    is_sharing: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,11 @@ class Terms:
     """The terms that every rank derives alike from all ranks' facts.
 
     Attributes:
+        num_bytes: Of a region.
+        heap_bytes: By which the memory for symmetric tensors grows.
+        granularity: Sizes of memory must be a multiple of this, in bytes.
         num_channels: Thread blocks of each rank's kernels.
+        shares: They belong to all groups that share them (`fastcoll.gpu.residency`).
         ranks_per_gpu: The most ranks that share one device.
         routes: In which order to try.
         no_nccl: Why NCCL can't carry between the ranks; empty: it can.
@@ -72,7 +83,7 @@ class Terms:
     """
 
     num_bytes: int
-    data_bytes: int
+    heap_bytes: int
     num_channels: int
     ranks_per_gpu: int
     routes: tuple[str, ...]
@@ -80,6 +91,8 @@ class Terms:
     reaches_peers: bool = True
     no_table: str = ""
     no_multicast: str = ""
+    granularity: int = 1
+    shares: bool = False
 
     def of_request(self) -> dict[str, Any]:
         """Return the fields of a request that they decide."""
@@ -92,11 +105,10 @@ class Terms:
         }
 
 
-def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
+def agree_terms(hellos: Sequence[DeviceHello], region_bytes: Callable[[int, int], int]) -> Terms:
     """Derive the terms of a group on GPUs. Pure: every rank comes to the same ones.
 
-    Without a given number a group takes at most half of the free blocks on its fullest device. So
-    other groups find room, too.
+    `region_bytes` returns the size of a region for a number of channels and of ranks.
 
     Raises:
         UnsupportedError: A rank can't use its GPU, or there is no room on one.
@@ -118,24 +130,13 @@ def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
     on_device: dict[str, list[DeviceHello]] = {}
     for hello in hellos:
         on_device.setdefault(hello.uuid, []).append(hello)
-    wishes = [hello.most_channels for hello in hellos if hello.most_channels]
-    channels = min([_cuda.K_MAX_CHANNELS, *wishes]) if wishes else USUAL_CHANNELS
-    for uuid, there in on_device.items():
-        free = min(hello.free_blocks for hello in there)
-        if free < len(there):
-            raise UnsupportedError(
-                f"{len(there)} ranks on GPU {uuid} need a resident thread block each, but {free} "
-                "are free: use fewer ranks on that GPU, or close other groups first"
-            )
-        share = free // len(there)
-        channels = min(channels, share if wishes else max(1, share // 2))
+    channels, shares = _agree_channels(hellos, list(on_device.values()))
     ranks_per_gpu = max(map(len, on_device.values()))
     granularity = max(hello.granularity for hello in hellos)
-    heap_bytes = min(hello.heap_bytes for hello in hellos)
-    num_bytes = -(-(data_offset_bytes + heap_bytes) // granularity) * granularity
+    num_bytes = -(-region_bytes(channels, len(hellos)) // granularity) * granularity
     return Terms(
         num_bytes=num_bytes,
-        data_bytes=num_bytes - data_offset_bytes,
+        heap_bytes=min(hello.heap_bytes for hello in hellos),
         num_channels=channels,
         ranks_per_gpu=ranks_per_gpu,
         routes=ROUTES if all(hello.has_vmm for hello in hellos) else (IPC,),
@@ -144,11 +145,47 @@ def agree_terms(hellos: Sequence[DeviceHello], data_offset_bytes: int) -> Terms:
             (f"rank {rank}: {h.no_table}" for rank, h in enumerate(hellos) if h.no_table), ""
         ),
         no_multicast=multicast_problem([hello.no_multicast for hello in hellos], ranks_per_gpu),
+        granularity=granularity,
+        shares=shares,
+    )
+
+
+def _agree_channels(
+    hellos: Sequence[DeviceHello], devices: Sequence[Sequence[DeviceHello]]
+) -> tuple[int, bool]:
+    """Return how many channels a group has, and whether it shares their blocks with others.
+
+    Without a given number it takes at most half of the free blocks on its fullest device, and
+    leaves those that groups may share. So other groups find room, too. A group with fewer than
+    LEAST_CHANNELS of its own would rather share. It can't if two of its ranks are on one GPU, as
+    those run at the same time.
+    """
+    wishes = [hello.most_channels for hello in hellos if hello.most_channels]
+    most = min([_cuda.K_MAX_CHANNELS, *wishes]) if wishes else USUAL_CHANNELS
+    may_share = all(len(there) == 1 for there in devices)
+    own = shared = most
+    for there in devices:
+        share = min(hello.free_blocks for hello in there) // len(there)
+        one = there[0]
+        kept = one.shared_blocks if may_share and not one.is_sharing else 0
+        wanted = share if wishes else max(min(1, share), share // 2)
+        own = min(own, max(wanted if share < kept else min(wanted, share - kept), 0))
+        shared = min(shared, one.shared_blocks if may_share else 0)
+    if shared > own and own < LEAST_CHANNELS:
+        return shared, True
+    if own > 0:
+        return own, False
+    worst = min(devices, key=lambda there: min(one.free_blocks for one in there) - len(there))
+    free, capacity = min(one.free_blocks for one in worst), worst[0].capacity
+    raise UnsupportedError(
+        f"{len(worst)} ranks on GPU {worst[0].uuid} need a resident thread block each, but of its "
+        f"{capacity} blocks {free} are free: use fewer ranks on that GPU, or close other groups "
+        "first"
     )
 
 
 def describe_device(
-    facts: Gpu, world_size: int, *, free_blocks: int, heap_bytes: int, most_channels: int
+    facts: Gpu, world_size: int, *, blocks: Blocks, heap_bytes: int, most_channels: int
 ) -> Facts:
     """Return this rank's introduction to a group."""
     granularity = _cuda.vmm_granularity(facts.index) if facts.has_vmm_fds else 2 << 20
@@ -167,11 +204,14 @@ def describe_device(
         layout=_cuda.layout(),
         has_vmm=facts.has_vmm_fds,
         granularity=granularity,
-        free_blocks=free_blocks,
+        free_blocks=blocks.free,
         heap_bytes=heap_bytes,
         most_channels=most_channels,
         nccl=nccl_name(),
         no_multicast=no_multicast,
+        capacity=blocks.capacity,
+        shared_blocks=blocks.shared,
+        is_sharing=blocks.is_sharing,
     )
     return asdict(hello)
 

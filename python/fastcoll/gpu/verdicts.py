@@ -94,6 +94,15 @@ def tell_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call:
     )
 
 
+def tell_sharing(group: str, device: int, num_channels: int, capacity: int) -> str:
+    """Return a line for the log: from this group on, groups share thread blocks."""
+    return (
+        f'group "{group}" shares {num_channels} of the {capacity} thread blocks of cuda:{device} '
+        "with later groups, as earlier ones have the others. Calls of groups that share run one "
+        "after the other, and all ranks must make them in the same order"
+    )
+
+
 def nccl_is_late(group: str, last_call: str) -> str:
     """Return the text of an error: a call that NCCL carries does not end."""
     return (

@@ -61,15 +61,20 @@ class SymmetricHeap:
     """Allocates blocks; every rank calls `allocate` in the same order with the same size."""
 
     def __init__(
-        self, host: HeapHost, rank: int, world_size: int, arena: tuple[int, int] | None = None
+        self,
+        host: HeapHost,
+        rank: int,
+        world_size: int,
+        arena_bytes: int = ARENA_BYTES,
+        page_bytes: int = _PAGE_BYTES,
     ) -> None:
-        """Make an empty heap; `arena`: address and bytes of its first memory."""
+        """Make an empty heap; `arena_bytes` of an arena at least, a multiple of `page_bytes`."""
+        self._arena_bytes = arena_bytes
+        self._page_bytes = page_bytes
         self._host = host
         self._rank = rank
         self._world_size = world_size
         self._arenas: list[_Arena] = []
-        if arena is not None:
-            self._arenas.append(_Arena(arena[0], Spans(arena[1])))
         self._live: dict[int, _Live] = {}
         self._next_id = 0
         # Appended to by finalizers, in any thread, so it must need no lock.
@@ -91,7 +96,8 @@ class SymmetricHeap:
         size = max(1, -(-num_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
         arena_idx, offset = self._find(size)
         if offset is None:
-            arena_bytes = max(ARENA_BYTES, -(-size // _PAGE_BYTES) * _PAGE_BYTES)
+            page = self._page_bytes
+            arena_bytes = -(-max(self._arena_bytes, size) // page) * page
             ptr = self._host.add_shared_arena(arena_bytes)
             self._arenas.append(_Arena(ptr, Spans(arena_bytes)))
             arena_idx, offset = self._find(size)

@@ -19,11 +19,12 @@
 
 namespace {
 
-int num_waits = 0;     // calls that wait for running kernels
-int num_calls = 0;     // of the runtime
-int num_returned = 0;  // host words that may be lent again
-bool runs = false;     // a kernel
-bool refuses = false;  // the runtime, to wait
+int num_waits = 0;            // calls that wait for running kernels
+int num_calls = 0;            // of the runtime
+int num_waiting_streams = 0;  // behind an event
+int num_returned = 0;         // host words that may be lent again
+bool runs = false;            // a kernel
+bool refuses = false;         // the runtime, to wait
 std::atomic<bool> is_waiting = false, go_on = true;
 fastcoll::HostWords lent{};
 
@@ -65,8 +66,14 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return note(); }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return note(); }
 cudaError_t cudaEventQuery(cudaEvent_t) { return note(); }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return note(); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return note(); }
-cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long*) { return note(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  ++num_waiting_streams;
+  return note();
+}
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  *id = reinterpret_cast<uintptr_t>(stream);
+  return note();
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return note(); }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return note(); }
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
@@ -119,14 +126,28 @@ namespace {
 
 std::byte* const kRegions[] = {reinterpret_cast<std::byte*>(size_t{1} << 40),
                                reinterpret_cast<std::byte*>(size_t{2} << 40)};
-constexpr uint64_t kDataBytes = 1 << 20;
+std::byte* const kHeaps[] = {reinterpret_cast<std::byte*>(size_t{3} << 40),
+                             reinterpret_cast<std::byte*>(size_t{4} << 40)};
+constexpr uint64_t kHeapBytes = 1 << 20;
+constexpr int kChannels = 8;
 
-std::unique_ptr<DeviceGroup> make() {
+std::unique_ptr<DeviceGroup> make(bool shares = false) {
   DeviceGroupOptions options;
   options.world_size = 2;
   std::copy(std::begin(kRegions), std::end(kRegions), options.regions.begin());
-  options.data_bytes = kDataBytes;
-  return std::make_unique<DeviceGroup>(options);
+  options.num_channels = kChannels;
+  options.shares = shares;
+  auto group = std::make_unique<DeviceGroup>(options);
+  Regions heaps{};
+  std::copy(std::begin(kHeaps), std::end(kHeaps), heaps.begin());
+  group->use_heap(heaps, kHeapBytes, nullptr);
+  return group;
+}
+
+Plan a_plan() {
+  Plan plan{};
+  plan.channels = kChannels;
+  return plan;
 }
 
 // Python may destroy a closed group whenever it collects garbage, in any thread.
@@ -161,7 +182,7 @@ void a_group_that_nobody_closed_leaves_nothing() {
 void giving_up_waits_for_nothing() {
   auto group = make();
   is_waiting = go_on = false;
-  std::thread launching([&] { group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0}); });
+  std::thread launching([&] { group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0}); });
   until(is_waiting, "no launch");
   const int calls_before = num_calls;
   demand(group->busy(), "a launch that waits is no work");
@@ -206,7 +227,7 @@ void what_may_still_be_written_is_not_lent_again() {
 // A measurement that is told something wrong must not write where it likes.
 void a_step_is_measured_between_regions_alone() {
   auto group = make();
-  const std::byte* data = kRegions[0] + kGpuDataOffsetBytes;
+  const std::byte* data = kHeaps[0];
   const auto takes = [&](Gauge step, int peer, const std::byte* symmetric, uint64_t num_bytes,
                          int blocks) {
     GaugeCall call{};
@@ -219,23 +240,51 @@ void a_step_is_measured_between_regions_alone() {
     }
     return true;
   };
-  demand(takes(Gauge::put, 1, data + 64, kDataBytes - 64, 1), "a put within the data is refused");
-  demand(launched_gauge.offset_bytes == kGpuDataOffsetBytes + 64, "a put elsewhere");
-  demand(launched_gauge.regions[1] == kRegions[1], "a put without regions");
-  demand(!takes(Gauge::put, 1, data + 64, kDataBytes - 63, 1), "a put behind the data");
+  demand(takes(Gauge::put, 1, data + 64, kHeapBytes - 64, 1), "a put within the data is refused");
+  demand(launched_gauge.offset_bytes == 64, "a put elsewhere");
+  demand(launched_gauge.regions[1] == kHeaps[1], "a put into no heap");
+  demand(!takes(Gauge::put, 1, data + 64, kHeapBytes - 63, 1), "a put behind the data");
   demand(!takes(Gauge::get, 1, data - 1, 16, 1), "a get before the data");
-  demand(!takes(Gauge::get, 1, kRegions[1] + kGpuDataOffsetBytes, 16, 1), "a get of nobody's");
+  demand(!takes(Gauge::get, 1, kHeaps[1], 16, 1), "a get of nobody's");
   demand(!takes(Gauge::signal, 0, nullptr, 0, 1), "a signal to itself");
   demand(!takes(Gauge::signal, 2, nullptr, 0, 1), "a signal to nobody");
   demand(!takes(Gauge::put, 1, data, 16, kMaxChannels + 1), "too many blocks");
   demand(takes(Gauge::signal, 1, nullptr, 0, 1), "a signal is refused");
 }
 
+// Groups that share a device's blocks: each kernel is behind the one before, of whichever group.
+void kernels_that_share_blocks_follow_each_other() {
+  const auto stream = [](uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); };
+  for (const bool shares : {true, false}) {
+    auto one = make(shares), other = make(shares);
+    num_waiting_streams = 0;
+    one->launch(a_plan(), nullptr, nullptr, stream(1), {1.0});
+    other->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
+    other->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
+    one->launch(a_plan(), nullptr, nullptr, stream(1), {1.0});
+    demand(num_waiting_streams == (shares ? 2 : 0),
+           shares ? "kernels that share blocks run beside each other" : "kernels wait for nothing");
+    one->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
+    demand(num_waiting_streams == (shares ? 3 : 1), "two kernels of a group beside each other");
+  }
+}
+
+void a_plan_for_other_channels_is_refused() {
+  auto group = make();
+  Plan plan = a_plan();
+  --plan.channels;
+  try {
+    group->launch(plan, nullptr, nullptr, nullptr, {1.0});
+    demand(false, "channels that the regions are not laid out for");
+  } catch (const Failure&) {
+  }
+}
+
 void a_launch_has_the_shape_that_was_asked_for() {
   auto group = make();
-  group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0, {}, LaunchShape{3, 64, 16}});
+  group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0, {}, LaunchShape{3, 64, 16}});
   demand(launched_shape && launched_shape->blocks == 3, "another shape");
-  group->launch(Plan{}, nullptr, nullptr, nullptr, {1.0});
+  group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0});
   demand(!launched_shape, "a shape that nobody asked for");
 }
 
@@ -248,6 +297,8 @@ int main() {
   giving_up_waits_for_nothing();
   a_step_is_measured_between_regions_alone();
   a_launch_has_the_shape_that_was_asked_for();
+  kernels_that_share_blocks_follow_each_other();
+  a_plan_for_other_channels_is_refused();
   what_may_still_be_written_is_not_lent_again();
   std::printf("all well\n");
 }

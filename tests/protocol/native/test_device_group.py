@@ -17,6 +17,7 @@ from tests.support.programs import build, need, run
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 120
 SOURCE = ROOT / "csrc/cuda/device_group.cpp"
+BESIDE = ROOT / "csrc/cuda/launch_order.cpp"
 
 # Planted bugs: the text that each replaces, the text in its place, and the message that tells.
 PLANTED = {
@@ -26,14 +27,14 @@ PLANTED = {
         r"\g<0>\n  return_host_words(host_);",
         "while threads may look at them",
     ),
-    "verdict behind close": (
+    "verdict behind a launch": (
         r"  DeviceVerdict& found",
-        r"  const std::lock_guard guard(const_cast<std::mutex&>(mutex_));\n\g<0>",
-        "waits for the kernels",
+        r"  const std::lock_guard guard(order_->mutex());\n\g<0>",
+        "waits for a launch",
     ),
     "giving up behind a launch": (
         r"void DeviceGroup::give_up\(int peer\) \{\n",
-        r"\g<0>  const std::lock_guard guard(mutex_);\n",
+        r"\g<0>  const std::lock_guard guard(order_->mutex());\n",
         "waits for a launch",
     ),
     "busy behind a launch": (r", std::try_to_lock\)", ")", "waits for a launch"),
@@ -42,7 +43,13 @@ PLANTED = {
         r"\g<0>  cudaStreamSynchronize(nullptr);\n",
         "asks CUDA",
     ),
-    "measured anywhere": (r"call.num_bytes > end - call.offset_bytes", "false", "behind the data"),
+    "measured anywhere": (
+        r"call.num_bytes > heap_bytes_ - call.offset_bytes",
+        "false",
+        "behind the",
+    ),
+    "blocks shared without an order": (r"options.shares \?", "false ?", "run beside each other"),
+    "another layout": (r"plan.channels != options_.num_channels", "false", "laid out for"),
     "shape forgotten": (r"call, stream, options.shape\)", "call, stream, {})", "another shape"),
 }
 
@@ -64,7 +71,12 @@ def test_device_group(planted: str, tmp_path: Path) -> None:
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
     command = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
     command += ["-Xcompiler=-O1,-g1,-Wall", *includes]
-    build(command, [copy, ROOT / "tests/protocol/native/test_device_group.cpp"], program, LIMIT_S)
+    build(
+        command,
+        [copy, BESIDE, ROOT / "tests/protocol/native/test_device_group.cpp"],
+        program,
+        LIMIT_S,
+    )
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
     done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)

@@ -147,7 +147,7 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
   Machine machine(kWorld, Schedule::uniform, random(), ~uint64_t{0});
   const std::function<void(DeviceCall&)> lie = [&](DeviceCall& call) {
     (is_output ? call.output_location : call.input_location) =
-        GpuLocation::encode(kDataBytes - kPackBytes);
+        GpuLocation::encode(kHeapBytes - kPackBytes);
   };
   for (int rank = 0; rank < kWorld; ++rank) {
     const std::function<void(DeviceCall&)> none;

@@ -24,8 +24,9 @@ struct Transfer {
   uint32_t pair_channels;
 };
 
-inline constexpr size_t kDataBytes = size_t{1} << 20;
-inline constexpr size_t kPairDataBytes = kDataBytes / kMaxGpuWorld;  // from one rank to another
+inline constexpr int kChannels = 4;  // that a group agreed on: as many as calls here have blocks
+inline constexpr size_t kHeapBytes = size_t{1} << 20;
+inline constexpr size_t kPairHeapBytes = kHeapBytes / kMaxGpuWorld;  // from one rank to another
 inline constexpr unsigned char kFiller = 0xa5;
 inline constexpr size_t kMarginBytes = 32;
 
@@ -52,6 +53,9 @@ class Machine {
 
   // A planted bug: a reduce_scatter in place puts its result where another rank's part is read.
   static inline bool misplaces_parts = false;
+
+  // Whether the switch knows the heaps, as it knows the regions.
+  bool heap_by_switch = true;
 
   const DeviceVerdict& verdict(int rank) const { return hosts_[size_t(rank)].verdict; }
   bool is_late(int rank, int peer) const { return hosts_[size_t(rank)].late[peer] != 0; }
@@ -137,8 +141,11 @@ class Machine {
 
  private:
   static constexpr int kStreams = 2;
-  // Behind the data lies memory that a rank with a wrong place reads, and that no rank owns.
-  static constexpr size_t kRegion = kGpuDataOffsetBytes + 2 * kDataBytes;
+  // A heap begins far from the end of its region. Behind it lies memory that a rank with a wrong
+  // place reads, and that no rank owns.
+  static constexpr size_t kHeapOffsetBytes =
+      GpuLayout::of(kChannels, kMaxGpuWorld).num_bytes() + 4096;
+  static constexpr size_t kRegion = kHeapOffsetBytes + 2 * kHeapBytes;
 
   struct Buffers {
     reference::Bytes private_input, private_output;
@@ -161,7 +168,7 @@ class Machine {
     if (sends) {
       // A symmetric one lies behind those of the other transfers to its receiver.
       if (transfer.symmetric)
-        bytes = regions_[size_t(rank)] + kGpuDataOffsetBytes + size_t(transfer.to) * kPairDataBytes;
+        bytes = regions_[size_t(rank)] + kHeapOffsetBytes + size_t(transfer.to) * kPairHeapBytes;
     }
     PairPart& part = batch.call.parts[batch.transfers.size()];
     part.data = bytes;
@@ -209,14 +216,14 @@ class Machine {
     const size_t elem = step.elem_bytes();
     // In place, either may hold the other.
     const size_t most_bytes = std::max(input_numel(step, rank), output_numel(step, rank)) * elem;
-    std::byte* data = regions_[size_t(rank)] + kGpuDataOffsetBytes;
+    std::byte* data = regions_[size_t(rank)] + kHeapOffsetBytes;
     buffers.input =
         where.symmetric_input
             ? data + kMarginBytes + where.input_shift_bytes
             : aligned(buffers.private_input, most_bytes + kPackBytes) + where.input_shift_bytes;
     buffers.output =
         where.symmetric_output
-            ? data + kDataBytes / 2 + kMarginBytes + where.output_shift_bytes
+            ? data + kHeapBytes / 2 + kMarginBytes + where.output_shift_bytes
             : aligned(buffers.private_output, most_bytes + kPackBytes) + where.output_shift_bytes;
     if (!where.in_place) return;
     if (step.verb == Verb::all_gather) {  // my chunk of the output
@@ -232,19 +239,24 @@ class Machine {
   }
 
   uint32_t location(int rank, const std::byte* ptr) const {
-    const std::byte* data = regions_[size_t(rank)] + kGpuDataOffsetBytes;
-    if (ptr < data || ptr >= data + kDataBytes) return GpuLocation::kStaged;
+    const std::byte* data = regions_[size_t(rank)] + kHeapOffsetBytes;
+    if (ptr < data || ptr >= data + kHeapBytes) return GpuLocation::kStaged;
     return GpuLocation::encode(uint64_t(ptr - data));
   }
 
   // The part of a call that does not depend on the tensors.
   DeviceCall base_call(const Step& step, int rank) {
     DeviceCall call{};
-    for (int peer = 0; peer < world_; ++peer) call.regions[peer] = regions_[size_t(peer)];
+    for (int peer = 0; peer < world_; ++peer) {
+      call.regions[peer] = regions_[size_t(peer)];
+      call.heaps[peer] = regions_[size_t(peer)] + kHeapOffsetBytes;
+    }
+    if (heap_by_switch) call.heap_multicast = call.heaps[rank];  // here any address will do
+    call.layout = GpuLayout::of(kChannels, world_);
     call.host = &hosts_[size_t(rank)];
     call.limit_ns = limit_ns_;
     call.report_ns = limit_ns_ / 4;
-    call.data_bytes = kDataBytes;
+    call.heap_bytes = kHeapBytes;
     call.tile_bytes = step.tile_bytes;
     call.rank = rank;
     call.world_size = world_;

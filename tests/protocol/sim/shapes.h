@@ -15,7 +15,8 @@ inline bool fits(Algorithm algorithm, Verb verb, DType dtype, bool ll, uint64_t 
   const LaunchShape shape =
       shape_for(algorithm, verb, dtype, ll, part_bytes, world_size, max_blocks);
   return shape.blocks <= max_blocks &&
-         shape_fits(shape, algorithm, verb, dtype, ll, part_bytes, world_size);
+         shape_fits(shape, algorithm, verb, dtype, ll, part_bytes, world_size,
+                    max_blocks < kMaxChannels ? max_blocks : kMaxChannels);
 }
 
 // Shapes that shape_for never chooses: a block, a thread, a pack or a tile too many, or too few.
@@ -23,14 +24,15 @@ inline bool refuses_the_rest() {
   constexpr uint64_t kBytes = 1 << 20, kLlMost = kLlPacks * kLlBytes;
   const auto staged = [](LaunchShape shape) {
     return shape_fits(shape, Algorithm::two_shot, Verb::all_reduce, DType::float32, false, kBytes,
-                      2);
+                      2, kMaxChannels);
   };
   const auto by_ll = [](LaunchShape shape) {
     return shape_fits(shape, Algorithm::one_shot, Verb::all_reduce, DType::float32, true, kLlMost,
-                      2);
+                      2, kMaxChannels);
   };
   // Six slots of two tiles in a half.
-  constexpr uint32_t kMostTile = uint32_t(kChannelHalfBytes / 12 / kPackBytes * kPackBytes);
+  constexpr uint32_t kMostTile =
+      uint32_t(channel_half_bytes(kMaxChannels) / 12 / kPackBytes * kPackBytes);
   const bool takes = staged({kMaxChannels, kMaxBlockThreads, kMostTile}) && staged({1, 32, 16}) &&
                      by_ll({1, 32, 16}) && by_ll({kMaxLlChannels, kMaxBlockThreads, 16});
   return takes && !staged({0, 32, 16}) && !staged({kMaxChannels + 1, 32, 16}) &&
@@ -38,7 +40,7 @@ inline bool refuses_the_rest() {
          !staged({1, 32, 24}) && !staged({1, 32, kMostTile + 16}) &&
          !by_ll({kMaxLlChannels + 1, 32, 16}) && !by_ll({0, 32, 16}) &&
          !shape_fits({1, 32, 16}, Algorithm::one_shot, Verb::all_reduce, DType::float32, true,
-                     kLlMost + 1, 2);
+                     kLlMost + 1, 2, kMaxChannels);
 }
 
 // Ranks that ask for different shapes must not meet.
@@ -55,7 +57,7 @@ inline int check_shapes() {
     for (int verb = 0; verb < kNumGpuVerbs; ++verb)
       for (const DType dtype : {DType::float32, DType::float16, DType::float8_e5m2})
         for (int world = 1; world <= kMaxGpuWorld; ++world)
-          for (const int max_blocks : {1, 3, 16, 132})
+          for (const int max_blocks : {1, 3, 16, 18, 32, 132})
             for (const uint64_t bytes : {0ull, 1ull, 8191ull, 64ull << 10, 33ull << 20, 8ull << 30})
               for (const bool ll : {false, true}) {
                 if (ll && (bytes > max_ll_bytes(max_blocks) || verb > int(Verb::all_gather)))

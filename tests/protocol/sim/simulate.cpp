@@ -33,7 +33,7 @@ std::vector<Transfer> draw_transfers(Random& random, const Step& step) {
     for (int to = 0; to < step.world(); ++to) {
       if (from == to || pick(random, 3) != 0) continue;
       const uint64_t most =
-          std::min<uint64_t>(20 * step.tile_bytes, kPairDataBytes) / step.elem_bytes();
+          std::min<uint64_t>(20 * step.tile_bytes, kPairHeapBytes) / step.elem_bytes();
       transfers.push_back({from, to,
                            reference::random_codes(step.dtype, pick(random, most), random),
                            pick(random, kPackBytes), pick(random, 4) == 0,
@@ -49,6 +49,7 @@ int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds, const 
     const int world = pick(random, 16) == 0 ? kMaxGpuWorld : 1 + int(pick(random, 8));
     Machine machine(world, schedule, random(), ~uint64_t{0});
     if (seed % 4 == 0) machine.start_before_wrap();
+    machine.heap_by_switch = seed % 3 != 0;
     for (int call = 0; call < kCallsPerSeed; ++call) {
       const Step step = draw_step<P>(random, world, only);
       if (std::is_same_v<P, Protocol> && pick(random, 8) == 0)
