@@ -170,7 +170,7 @@ class Stream:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
-GROUPS, WORLD, MOST_MIB = 64, 8, 24
+GROUPS, WORLD, MOST_MIB = 64, 8, 22
 
 
 def many_groups(cuda: FakeCuda) -> None:
