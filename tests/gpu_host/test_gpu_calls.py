@@ -246,11 +246,12 @@ def lose(rank: Rank, how: str) -> tuple[list[Attempt], list[int]]:
         if rank.rank == 2:
             comm.close()
         else:
-            found = look_around(comm, core, how)
+            found = look_around(dataclasses.replace(rank, comm=comm), core, how)
     return found, core.lost
 
 
-def look_around(comm: Any, core: Any, how: str) -> list[Attempt]:
+def look_around(rank: Rank, core: Any, how: str) -> list[Attempt]:
+    comm = rank.comm
     while not comm.peer_is_gone(2):
         time.sleep(0.005)
     pause_s = 0.02  # the peers are not looked at all the time
@@ -258,6 +259,8 @@ def look_around(comm: Any, core: Any, how: str) -> list[Attempt]:
     done = attempt(comm.check)  # it did its part
     time.sleep(pause_s)
     pair = attempt(comm.recv if comm.rank else comm.send, torch.ones(2), 1 - comm.rank)
+    rank.tell(f"{how}: pair {rank.rank}")  # or an error would meet the other's half
+    rank.wait_for(f"{how}: pair {1 - rank.rank}")
     time.sleep(pause_s)
     core.running = how != "starting"
     lost = attempt(comm.check) if core.running else attempt(comm.all_reduce, torch.ones(3))
