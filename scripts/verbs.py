@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write from the declared verbs the table of C++ and the stubs of the functions and the methods.
-
-Also writes the names of torch's calls for its compiled backend.
+"""Write from the declared verbs the table of C++, the stubs and the names of torch's calls.
 
 Reads the text of the modules in python/fastcoll/api: with a new verb the package can't be imported
 before the compiled table has it. Run the script after each change of a declaration, and build anew.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is coded between nodes is within the bound of docs/numerics.md, by the oracle alone.
+"""Coded sums between nodes are within the bound of docs/numerics.md, by the oracle alone.
 
 The library has the oracle's bits (tests/nodes/test_wire.py), so its results have the same bound.
 A bound of which nothing comes near would say little: most of it must be seen.
