@@ -131,6 +131,28 @@ def wait_until(condition: Any) -> None:
 
 
 @needs_gpu_part
+def test_a_group_that_leaves_is_not_looked_at_any_more() -> None:
+    """Its pages are unmapped next."""
+    from fastcoll.gpu.watch import Watcher
+
+    looks = threading.Event()
+    is_over = threading.Event()
+
+    class Slow(Group):
+        def look(self) -> None:
+            looks.set()
+            time.sleep(0.3)
+            is_over.set()
+
+    watcher, slow = Watcher(), Slow()
+    watcher.add(slow)
+    assert looks.wait(LATE_S)
+    watcher.remove(slow)
+    assert is_over.is_set(), "the thread still looks"
+    wait_until(lambda: watcher._thread is None)
+
+
+@needs_gpu_part
 def test_one_thread_watches_all_groups_and_ends_with_the_last() -> None:
     from fastcoll.gpu.watch import Watcher
 

@@ -29,6 +29,7 @@ class Watcher:
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._looking = threading.RLock()  # held for a look at one group
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -40,9 +41,9 @@ class Watcher:
         """
         with self._lock:
             self._groups.add(group)
+            self._changed.clear()
             if self._thread is not None:
                 return
-            self._changed.clear()
             thread = threading.Thread(target=self._watch, name="fastcoll-gpus", daemon=True)
             try:
                 thread.start()
@@ -52,11 +53,13 @@ class Watcher:
             self._thread = thread
 
     def remove(self, group: Watched) -> None:
-        """Let go of a group; it may still be looked after once."""
+        """Let go of a group; when this returns no other thread looks at it any more."""
         with self._lock:
             self._groups.discard(group)
             if not self._groups:
                 self._changed.set()
+        with self._looking:
+            pass
 
     def _watch(self) -> None:
         while self._look():
@@ -69,11 +72,18 @@ class Watcher:
             if not groups:
                 self._thread = None
         for group in groups:
-            try:
-                group.look()
-            except FastcollError:  # the next call raises it, too
-                self.remove(group)
+            with self._looking:
+                self._look_at(group)
         return bool(groups)
+
+    def _look_at(self, group: Watched) -> None:
+        with self._lock:
+            if group not in self._groups:
+                return
+        try:
+            group.look()
+        except FastcollError:  # the next call raises it, too
+            self.remove(group)
 
 
 watcher = Watcher()
