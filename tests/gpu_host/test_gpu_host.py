@@ -48,7 +48,7 @@ def test_without_a_driver_there_are_no_devices_and_errors_are_clear() -> None:
         lambda: _cuda.ipc_create(0, 1 << 21),
         lambda: _cuda.vmm_create(0, 1 << 21),
         lambda: _cuda.load_kernels(0),
-        lambda: _cuda.Group(0, 0, [0], 0),
+        lambda: _cuda.Group(0, 0, [0], 1),
         lambda: _cuda.device_facts(0),
         lambda: _cuda.Multicast(0, 2, 2 << 20),
         lambda: _cuda.multicast_granularity(2, 2 << 20),
