@@ -3,6 +3,7 @@
 
 import dataclasses
 import os
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fastcoll.calls.objects import _ROOM_BYTES
 from tests.support.backends import TorchGroup
 from tests.support.fallbacks import noting
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
@@ -73,6 +75,55 @@ def passed_on(rank: Rank) -> list[str]:
 
 def test_known_calls_with_objects_are_fast_calls(pools: Pools) -> None:
     assert pools(2).run(passed_on) == [[], []]
+
+
+def filling(room_bytes: int) -> bytes:
+    """An object that takes as many bytes packed."""
+    fixed_bytes = len(pickle.dumps(bytes(300))) - 300
+    return bytes(range(1, 251)).ljust(room_bytes - fixed_bytes, b"\0")
+
+
+def of_each_size(rank: Rank) -> list[Any]:
+    """Objects that just fit into a packet, and that do not, by each verb: rank 1 has the odd ones.
+
+    Beside each result is the number of calls that it took.
+    """
+    me, world, comm = rank.rank, rank.world_size, rank.comm
+    found: list[Any] = []
+
+    def count(verb: Callable[..., Any], *args: Any) -> None:
+        before = sum(stats.calls for stats in comm.stats().values())
+        verb(*args)
+        found.append(sum(stats.calls for stats in comm.stats().values()) - before)
+
+    for room_bytes in (_ROOM_BYTES - 1, _ROOM_BYTES, _ROOM_BYTES + 1):
+        odd = filling(room_bytes)
+        mine: Any = odd if me == 1 else me
+        everything, part, gathered = [None] * world, [None], [None] * world
+        count(comm.all_gather_object, everything, mine)
+        count(comm.gather_object, mine, gathered if me == 0 else None, 0)
+        given = [odd if to == 0 else to for to in range(world)] if me == 1 else None
+        count(comm.scatter_object_list, part, given, 1)
+        listed = [odd[:-20]] if me == 1 else [None]  # a list takes a few bytes, too
+        count(comm.broadcast_object_list, listed, 1)
+        got = [None]
+        if me == 0:
+            comm.recv_object_list(got, 1)
+        elif me == 1:
+            comm.send_object_list([odd], 0)
+        assert everything == [odd if of == 1 else of for of in range(world)]
+        assert me != 0 or gathered == everything
+        assert part == [odd if me == 0 else me]
+        assert listed == [odd[:-20]]
+        assert me != 0 or got == [odd]
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_objects_that_fit_into_a_packet_take_one_call(pools: Pools, world: int) -> None:
+    assert len(pickle.dumps(filling(_ROOM_BYTES))) == _ROOM_BYTES
+    for calls in pools(world).run(of_each_size):
+        assert calls == [1, 1, 1, 1] * 2 + [2, 2, 2, 1]
 
 
 def passed_around(rank: Rank, weights_only: bool) -> list[Any]:
@@ -254,7 +305,7 @@ class Unpicklable:
     """Refuses to be packed, by pickle and by torch."""
 
     def __reduce__(self) -> Any:
-        raise TypeError("it holds a socket")
+        raise TypeError("it holds a socket, " + "very " * 1000 + "large")
 
 
 def pack_in_vain(rank: Rank, weights_only: bool) -> list[Attempt]:
@@ -288,7 +339,7 @@ def test_what_one_rank_cannot_pack_is_an_error_on_all(site: Site, weights_only: 
     for row in rows:
         for one in row:
             assert one.kind == "UsageError", one
-            assert "TypeError: it holds a socket" in one.text
+            assert "TypeError: it holds a socket, very very" in one.text
             assert one.seconds < LATE_S
         for one in row[:4]:
             assert "rank 1: " in one.text
