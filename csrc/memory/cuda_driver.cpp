@@ -177,6 +177,15 @@ std::string driver_version() {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+void clear_memory(void* ptr, size_t num_bytes) {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  cudaError_t error = cudaMemsetAsync(ptr, 0, num_bytes, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check_cuda(error, "clearing memory");
+}
+
 OnDevice::OnDevice(int device) {
   const CUcontext wanted = primary_context(device);
   CUcontext current = nullptr;

@@ -35,6 +35,9 @@ DeviceFacts device_facts(int device);
 bool can_access_peer(int device, int peer);
 // Let kernels of `device` reach the memory that this process allocates on `peer`. May be repeated.
 void enable_peer_access(int device, int peer);
+// Zero memory of the current device and wait for that, in a stream of its own. Kernels of other
+// groups may wait for ranks that are on their way here.
+void clear_memory(void* ptr, size_t num_bytes);
 std::string driver_version();  // "13.0"; "none" without a driver
 
 // Makes a device this thread's current one until the end of the scope. It puts its context on the

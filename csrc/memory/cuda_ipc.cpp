@@ -12,8 +12,7 @@ CudaIpcMemory cuda_ipc_create(int device, size_t num_bytes) {
   void* ptr = nullptr;
   check_cuda(cudaMalloc(&ptr, num_bytes), "allocating " + std::to_string(num_bytes) + " bytes");
   try {
-    check_cuda(cudaMemset(ptr, 0, num_bytes), "clearing a region");
-    check_cuda(cudaDeviceSynchronize(), "clearing a region");
+    clear_memory(ptr, num_bytes);
     cudaIpcMemHandle_t handle;
     check_cuda(cudaIpcGetMemHandle(&handle, ptr), "exporting a region (cudaIpcGetMemHandle)");
     return {static_cast<std::byte*>(ptr),

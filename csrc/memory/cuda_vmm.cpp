@@ -40,16 +40,6 @@ class Handle {
   CUmemGenericAllocationHandle handle_;
 };
 
-// In a stream of its own: kernels of other groups may wait for ranks that are on their way here.
-void clear(std::byte* ptr, size_t num_bytes) {
-  cudaStream_t stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
-  cudaError_t error = cudaMemsetAsync(ptr, 0, num_bytes, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  check_cuda(error, "clearing memory");
-}
-
 // The driver's functions need the device's context to exist; the runtime makes it.
 void make_context() { check_cuda(cudaFree(nullptr), "making a context"); }
 
@@ -112,7 +102,7 @@ CudaVmmMemory cuda_vmm_create(int device, size_t num_bytes, std::byte* at) {
   const Handle handle(api, raw);
   CudaVmmMemory memory{cuda_vmm_map(handle.get(), device, num_bytes, at), -1};
   try {
-    clear(memory.ptr, num_bytes);
+    clear_memory(memory.ptr, num_bytes);
     check_cuda(api.mem_export(&memory.fd, handle.get(), kHandleType, 0),
                "exporting a region (cuMemExportToShareableHandle)");
   } catch (...) {
