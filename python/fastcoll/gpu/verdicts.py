@@ -89,8 +89,8 @@ def tell_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call:
     sides = ", ".join(f"rank {rank} (its last call: {call})" for rank, call in late.items())
     return (
         f"a GPU call {where} has waited {limits.report_s:g} s for {sides}. Last started here: "
-        f"{last_call}. After {limits.timeout_s:g} s the group breaks; set gpu_timeout_s= of init() "
-        "or FASTCOLL_GPU_TIMEOUT_S"
+        f"{last_call}. After {limits.timeout_s:g} s the group breaks: set gpu_timeout_s= of "
+        "init(), timeout= of torch's groups, or FASTCOLL_GPU_TIMEOUT_S"
     )
 
 
