@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codes of element types, operations, verbs and algorithms, with their meanings. The same codes
-// stand in python/fastcoll/types.py; a test pins the two against each other. This file knows no
-// memory, no rank and no machine.
+// The codes of element types, operations, verbs, algorithms and wire formats, with their meanings.
+// The same codes stand in python/fastcoll/types.py; a test pins the two against each other. This
+// file knows no memory, no rank and no machine.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +42,10 @@ enum class Op : std::uint8_t {
   bxor = 7,
 };
 inline constexpr int kNumOps = 8;
+
+// The format in which elements cross between nodes; none: as they are.
+enum class Wire : std::uint8_t { none = 0, bf16 = 1, int8 = 2, fp8 = 3 };
+inline constexpr int kNumWires = 4;
 
 enum class Verb : std::uint8_t {
   all_reduce = 0,
@@ -101,6 +105,7 @@ inline constexpr DTypeInfo kDTypes[kNumDTypes] = {
 
 inline constexpr const char* kOpNames[kNumOps] = {"SUM", "AVG",  "PRODUCT", "MIN",
                                                   "MAX", "BAND", "BOR",     "BXOR"};
+inline constexpr const char* kWireNames[kNumWires] = {"none", "bf16", "int8", "fp8"};
 inline constexpr const char* kVerbNames[kNumGpuVerbs] = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all",
     "gather",     "scatter",        "reduce",     "send",      "recv"};
@@ -115,6 +120,8 @@ constexpr const char* dtype_name(DType dtype) {
 }
 
 constexpr const char* op_name(Op op) { return detail::kOpNames[static_cast<int>(op)]; }
+
+constexpr const char* wire_name(Wire wire) { return detail::kWireNames[static_cast<int>(wire)]; }
 
 constexpr const char* verb_name(Verb verb) { return detail::kVerbNames[static_cast<int>(verb)]; }
 

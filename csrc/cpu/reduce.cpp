@@ -77,4 +77,9 @@ RowFn row_fn(DType dtype) {
   return current_table.load(std::memory_order_relaxed)->rows[static_cast<int>(dtype)];
 }
 
+const WireFns* wire_fns(Wire wire) {
+  if (wire == Wire::none) return nullptr;
+  return &current_table.load(std::memory_order_relaxed)->wires[static_cast<int>(wire)];
+}
+
 }  // namespace fastcoll

@@ -13,6 +13,7 @@
 #include "cpu/convert.h"
 #include "cpu/reduce.h"
 #include "cpu/rows.h"
+#include "cpu/wire.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -30,6 +31,7 @@ struct Kernels {
 struct KernelTable {
   Kernels entries[kNumDTypes][kNumOps];
   RowFn rows[kNumDTypes];  // nullptr: not of this dtype
+  WireFns wires[kNumWires];
 };
 
 namespace baseline {

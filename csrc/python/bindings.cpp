@@ -346,6 +346,8 @@ void bind_machine(py::module_& module) {
     return names<DType>(kNumDTypes, [](DType dtype) { return dtype_name(dtype); });
   });
   module.def("op_names", [] { return names<Op>(kNumOps, [](Op op) { return op_name(op); }); });
+  module.def("wire_names",
+             [] { return names<Wire>(kNumWires, [](Wire wire) { return wire_name(wire); }); });
   module.def("verb_names",
              [] { return names<Verb>(kNumVerbs, [](Verb verb) { return verb_name(verb); }); });
   module.def("algorithm_names", [] {
@@ -387,6 +389,11 @@ void bind_local_reduce(py::module_& module) {
       py::arg("rounds_first"), without_gil);
   module.def("finish_array", &finish_array, py::arg("dtype"), py::arg("op"), py::arg("source"),
              py::arg("target"), py::arg("numel"), py::arg("world_size"), without_gil);
+  module.def("code_array", &code_array, py::arg("wire"), py::arg("source"), py::arg("coded"),
+             py::arg("feedback"), py::arg("numel"), py::arg("divisor"), without_gil);
+  module.def("add_coded_arrays", &add_coded_arrays, py::arg("wire"), py::arg("sources"),
+             py::arg("target"), py::arg("numel"), py::arg("coded_again"), without_gil);
+  module.def("coded_array_bytes", &coded_array_bytes, py::arg("wire"), py::arg("numel"));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codes that Python and C++ share, and the request of a call.
 
-Decides the numbers of dtypes, operations, verbs and algorithms, and which operation has a meaning
-for which dtype. The file csrc/dtypes.h holds the same numbers; a test pins them. Knows nothing of
-groups, memory or processes.
+Decides the numbers of dtypes, operations, wire formats, verbs and algorithms, and which operation
+has a meaning for which dtype. The file csrc/dtypes.h holds the same numbers; a test pins them.
+Knows nothing of groups, memory or processes.
 """
 
 from dataclasses import dataclass
@@ -55,6 +55,15 @@ class Op(IntEnum):
 # An operation as users give it: torch's object, or its name in lower case.
 OpName = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
 OpLike: TypeAlias = ReduceOp | ReduceOp.RedOpType | OpName
+
+
+class Wire(IntEnum):
+    """The formats in which elements cross between nodes; `none`: as they are."""
+
+    none = 0
+    bf16 = 1
+    int8 = 2
+    fp8 = 3
 
 
 class Verb(IntEnum):

@@ -17,6 +17,7 @@ from tests.support import oracle
     [
         (types.DType, _C.dtype_names),
         (types.Op, _C.op_names),
+        (types.Wire, _C.wire_names),
         (types.Verb, _C.verb_names),
         (types.Algorithm, _C.algorithm_names),
     ],

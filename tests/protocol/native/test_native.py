@@ -25,6 +25,7 @@ RUN_LIMIT_S = 240
 PROGRAMS = {
     "test_reduce": ("csrc/cpu/reduce*.cpp",),
     "test_rows": ("csrc/cpu/reduce*.cpp",),  # run by test_rows.py
+    "test_wire": ("csrc/cpu/reduce*.cpp",),
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
@@ -144,6 +145,9 @@ CASES = [
     Case("test_reduce", "plain"),
     Case("test_reduce", "address"),
     Case("test_reduce", "aarch64"),
+    Case("test_wire", "plain"),
+    Case("test_wire", "address"),
+    Case("test_wire", "aarch64"),
     Case("test_protocol", "plain", ("correct", "200")),
     Case("test_protocol", "plain", ("correct", "40", "60", SHORT_OF_WRAP)),
     Case("test_protocol", "plain", ("correct", "40", "60", LONG_IDLE)),
