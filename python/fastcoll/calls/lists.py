@@ -28,6 +28,7 @@ class ListCall(BaseCall):
 
     inputs: Sequence[Array]
     outputs: Sequence[Array]
+    wire: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def _check_each(call: ListCall, rank: int, world_size: int) -> list[Operands]:
         raise UsageError(f"{input_name} is empty: give at least one tensor, as many on every rank")
     checked = []
     for index, (source, target) in enumerate(zip(call.inputs, call.outputs, strict=True)):
-        one = Call(verb=call.verb, input=source, output=target, op=call.op)
+        one = Call(verb=call.verb, input=source, output=target, op=call.op, wire=call.wire)
         try:
             checked.append(check(one, rank, world_size))
         except (UsageError, UnsupportedError) as error:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
+
 from fastcoll.calls.arrays import (
     Array,
     ArrayView,
@@ -26,9 +28,11 @@ from fastcoll.calls.arrays import (
 from fastcoll.calls.rows import RMSNorm, Rows, check_rows, gives_codes
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
-from fastcoll.types import BY_NAME, REDUCE_OPS, DType, Op, ReduceOp, Verb, supported_ops
+from fastcoll.types import BY_NAME, REDUCE_OPS, DType, Op, ReduceOp, Verb, Wire, supported_ops
 
 _OPS = tuple(zip(REDUCE_OPS, Op, strict=True))
+_WIRES = tuple(wire.name for wire in Wire if wire is not Wire.none)
+_CODED_DTYPES = (DType.float32, DType.float16, DType.bfloat16)
 _NAMES = {
     Verb.all_reduce: ("tensor", "out"),
     Verb.reduce_scatter: ("input", "output"),
@@ -52,12 +56,19 @@ class BaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(BaseCall):
-    """A call with an array on each side."""
+    """A call with an array on each side.
+
+    Attributes:
+        feedback: fp32, an element for each of the message. This rank adds its elements to those
+            that it codes for `wire`, and overwrites them with the error of the coding.
+    """
 
     input: Array | None = None
     output: Array | None = None
     root: int = 0
     then: RMSNorm | None = None
+    wire: str | None = None
+    feedback: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class Operands:
     output: ArrayView | None
     splits: int = 0
     rows: Rows | None = None
+    wire: Wire = Wire.none
+    feedback: torch.Tensor | None = None
 
     @property
     def device(self) -> int:
@@ -181,7 +194,9 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     if call.then is not None:
         rows = check_rows(call.then, op, source, target, output_name)
         check_one_device(((target, output_name), *rows.named()))
-    return Operands(source.dtype, op, numel, root, source, target, rows=rows)
+    wire = checked_wire(call.wire, source.dtype, op)
+    sides = source, target
+    return Operands(source.dtype, op, numel, root, *sides, 0, rows, wire, call.feedback)
 
 
 def check_one_device(arrays: Sequence[tuple[ArrayView, str]]) -> None:
@@ -259,6 +274,30 @@ def reduction_of(op: object, array: ArrayView) -> tuple[Op, ArrayView]:
         if isinstance(state, tuple):  # else it was made without a factor
             return known_reduction(ReduceOp.SUM, array.dtype), premultiplied(array, state[1])
     return known_reduction(op, array.dtype), array
+
+
+def checked_wire(name: object, dtype: DType, op: Op) -> Wire:
+    """Return the format in which elements cross between nodes.
+
+    Raises:
+        UsageError: There is no such format.
+        UnsupportedError: It is not for this type or operation.
+    """
+    if name is None:
+        return Wire.none
+    if not isinstance(name, str) or name not in _WIRES:
+        known = ", ".join(f'"{one}"' for one in _WIRES)
+        raise UsageError(f"wire must be one of {known} or None, not {name!r}")
+    if op not in (Op.SUM, Op.AVG):
+        raise UnsupportedError(f'wire="{name}" works for SUM and AVG, not for {op.name}')
+    if dtype not in _CODED_DTYPES:
+        names = ", ".join(one.name for one in _CODED_DTYPES)
+        raise UnsupportedError(f'wire="{name}" works for {names}, not for {dtype.name}')
+    if name == "bf16" and dtype is not DType.float32:
+        raise UnsupportedError(
+            f'wire="bf16" saves no bytes of {dtype.name}: give "int8" or "fp8", or None'
+        )
+    return Wire[name]
 
 
 def known_reduction(op: object, dtype: DType) -> Op:

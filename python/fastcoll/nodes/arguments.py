@@ -18,6 +18,7 @@ from fastcoll.calls.tensors import Operands
 from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
+from fastcoll.nodes.coded import CodedReduction
 from fastcoll.nodes.lanes import Lanes
 from fastcoll.nodes.packets import Header, meet, trade
 from fastcoll.nodes.reductions import Reduction
@@ -28,6 +29,7 @@ from fastcoll.types import (
     DType,
     Numerics,
     Verb,
+    Wire,
     accumulator,
     order_matters,
 )
@@ -42,11 +44,13 @@ class Arguments:
     Attributes:
         given: This rank's input.
         got: Where its result goes; a strided array's is brought to it by `bring_back`.
+        feedback: See `fastcoll.calls.tensors.Call`.
     """
 
     def __init__(self, operands: Operands | PartsOperands, verb: Verb, world_size: int) -> None:
         self.given: list[torch.Tensor]
         self.got: list[torch.Tensor]
+        self.feedback = operands.feedback if isinstance(operands, Operands) else None
         device = operands.device
         if isinstance(operands, PartsOperands):
             self._output = operands.output
@@ -105,6 +109,11 @@ def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
     return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
 
 
+def wire_of(operands: Operands | PartsOperands) -> Wire:
+    """Return the format in which a call's elements cross between nodes."""
+    return operands.wire if isinstance(operands, Operands) else Wire.none
+
+
 def by_carrier(
     call: AnyCall, operands: Operands | PartsOperands, settings: Settings, lanes: Lanes
 ) -> bool:
@@ -115,6 +124,7 @@ def by_carrier(
         numerics = "same_bits" if accumulator(dtype) is dtype else "fast"
     return (
         numerics == "fast"
+        and wire_of(operands) is Wire.none
         and call.verb in REDUCTIONS
         and order_matters(dtype, op)
         and lanes.carrier(0).reduces(dtype, op)
@@ -143,7 +153,10 @@ def carry_out(
     reduces = header.verb in REDUCTIONS
     is_small = header.is_small(lanes, world_size)
     by_carrier = header.by_carrier and not is_small
-    how = Reduction(header.dtype, header.op, numerics, by_carrier, world_size)
+    fields = header.dtype, header.op, numerics, by_carrier, world_size
+    how = Reduction(*fields)
+    if header.wire is not Wire.none:
+        how = CodedReduction(*fields, header.wire, arguments.feedback)
     meet(lanes, header, limit_s)
     if is_small and reduces:
         small.reduce(lanes, header, how, arguments.given, arguments.got)

@@ -12,7 +12,10 @@ import torch
 
 from fastcoll.memory.symmetric import bytes_at
 from fastcoll.native import _C
-from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Op, accumulator, order_matters
+from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Op, Wire, accumulator, order_matters
+
+# Elements that are coded with one scale (csrc/cpu/wire.h).
+WIRE_BLOCK = 128
 
 
 def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch.Tensor:
@@ -66,6 +69,38 @@ def finish(target: torch.Tensor, partial: torch.Tensor, dtype: DType, op: Op, wo
         _C.finish_array(dtype, op, *addresses, target.numel(), world)
     elif target.data_ptr() != partial.data_ptr():
         copy(target, partial)
+
+
+def round_to(target: torch.Tensor, partial: torch.Tensor, dtype: DType) -> None:
+    """Round partial results to `dtype`, also where they have this type: NaN becomes canonical."""
+    addresses = partial.data_ptr(), target.data_ptr()
+    _C.finish_array(dtype, Op.SUM, *addresses, target.numel(), 1)
+
+
+def coded_bytes(wire: Wire, numel: int) -> int:
+    """Return how many bytes a coded array has."""
+    return _C.coded_array_bytes(wire, numel)
+
+
+def code(
+    wire: Wire, source: torch.Tensor, feedback: torch.Tensor | None, divisor: int
+) -> torch.Tensor:
+    """Return coded elements of an fp32 array, divided before.
+
+    `feedback` is of the same length. It is added before the coding, and becomes its error.
+    """
+    coded = torch.empty(coded_bytes(wire, source.numel()), dtype=torch.uint8)
+    address = 0 if feedback is None else feedback.data_ptr()
+    _C.code_array(wire, source.data_ptr(), coded.data_ptr(), address, source.numel(), divisor)
+    return coded
+
+
+def add_coded(
+    wire: Wire, rows: Sequence[torch.Tensor], target: torch.Tensor, numel: int, *, coded_again: bool
+) -> None:
+    """Add coded arrays in their order, to fp32 or coded again; one to fp32: decode it."""
+    addresses = [row.data_ptr() for row in rows]
+    _C.add_coded_arrays(wire, addresses, target.data_ptr(), numel, coded_again)
 
 
 def split(tensor: torch.Tensor, sizes: int | Sequence[int]) -> list[torch.Tensor]:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of ranks on several nodes: from a user's call to its phases.
 
-Decides whether a call is a packet or phases of its verb. Must not know default groups, nor how an
-node runs its part.
+Decides the phases of a call. Must not know default groups, nor how a node runs its part.
 """
 
 import threading
@@ -39,6 +38,7 @@ from fastcoll.nodes.arguments import (
     check_options,
     gather_in_call,
     numerics_of,
+    wire_of,
 )
 from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
@@ -217,6 +217,7 @@ class HierarchicalCommunicator(BaseGroup):
                 operands.root,
                 operands.splits,
                 by_carrier(call, operands, self._settings, self._lanes),
+                wire=wire_of(operands),
             )
             self._watch.begin(self._sequence, call.verb.name)
             limit_s = self._settings.limit_of(call.timeout_s)

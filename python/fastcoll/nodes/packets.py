@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fastcoll.errors import DesyncError
-from fastcoll.nodes.arrays import partial_dtype
+from fastcoll.nodes.arrays import WIRE_BLOCK, coded_bytes, partial_dtype
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb, Wire
 
-_WORDS = struct.Struct("=QQQiBBBBB")
+_WORDS = struct.Struct("=QQQiBBBBBB")
 _HEADER_BYTES = 64
 # Bytes of all packets of a node together. Saving a second trip is worth that many. They take as
 # long as a trip on a link of 10 Gbit/s and 50 us, or of 1 Gbit/s and 0.5 ms. On longer links they
@@ -51,6 +51,7 @@ class Header:
     splits: int
     by_carrier: bool
     on_gpus: bool = False
+    wire: Wire = Wire.none
 
     def numbered(self, sequence: int) -> "Header":
         """Return this call with its number."""
@@ -68,15 +69,18 @@ class Header:
             self.op,
             self.by_carrier,
             self.on_gpus,
+            self.wire,
         )
         return words.ljust(_HEADER_BYTES, b"\0")
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
         """Read the bytes that `pack` returns."""
-        sequence, numel, splits, root, *codes, by_carrier, on_gpus = _WORDS.unpack_from(data)
-        kinds = Verb(codes[0]), DType(codes[1]), Op(codes[2])
-        return Header(sequence, *kinds, numel, root, splits, bool(by_carrier), bool(on_gpus))
+        sequence, numel, splits, root, *codes = _WORDS.unpack_from(data)
+        verb, dtype, op, by_carrier, on_gpus, wire = codes
+        kinds = Verb(verb), DType(dtype), Op(op)
+        sides = bool(by_carrier), bool(on_gpus), Wire(wire)
+        return Header(sequence, *kinds, numel, root, splits, *sides)
 
     def describe(self) -> str:
         """Return the call as a line of text."""
@@ -92,6 +96,8 @@ class Header:
             words.append(f"root={self.root}")
         if self.verb in REDUCTIONS:
             words.append("numerics=" + ("fast" if self.by_carrier else "same_bits"))
+        if self.wire is not Wire.none:
+            words.append(f"wire={self.wire.name}")
         if self.on_gpus:
             words.append("on GPUs")
         return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
@@ -108,6 +114,7 @@ class Header:
             "root": str(self.root),
             "sizes of parts": parts if self.splits else "equal",
             "numerics": "fast" if self.by_carrier and reduces else "same_bits",
+            "wire": self.wire.name,
             "device": "GPUs" if self.on_gpus else "CPUs",
         }
 
@@ -119,7 +126,11 @@ class Header:
     def is_small(self, lanes: Lanes, world_size: int) -> bool:
         """Return whether the message fits into packets, as small.py fills them."""
         num_bytes = self.given_bytes(world_size)
-        if self.verb in REDUCTIONS:
+        if self.wire is not Wire.none:
+            count = world_size if self.verb is Verb.reduce_scatter else 1
+            padded = -(-self.numel // WIRE_BLOCK) * WIRE_BLOCK
+            num_bytes = count * coded_bytes(self.wire, padded)
+        elif self.verb in REDUCTIONS:
             num_bytes = (
                 num_bytes // ITEMSIZE[self.dtype] * ITEMSIZE[partial_dtype(self.dtype, self.op)]
             )

@@ -19,6 +19,7 @@ nodes, Open MPI 5 had one node send and receive twice as much as the others
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -62,12 +63,35 @@ class Reduction:
         """The type of node partials."""
         return self.dtype if self.by_carrier else partial_dtype(self.dtype, self.op)
 
+    @property
+    def block_numel(self) -> int:
+        """Pieces of a message begin at multiples of so many elements."""
+        return 1
+
+    def padded(self, numel: int) -> int:
+        """Return a number of elements in whole blocks."""
+        return -(-numel // self.block_numel) * self.block_numel
+
+    def of_segment(self, first: int, last: int) -> Self:
+        """Return how to reduce these elements of the message."""
+        del first, last
+        return self
+
     def widen(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Write a rank's elements as partials."""
         widen(target, source, self.dtype)
 
+    def given_bytes(self, numel: int) -> int:
+        """Return how many bytes cross of so many partials."""
+        return numel * ITEMSIZE[self.partial]
+
+    def give(self, partials: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return what crosses of partials that begin with element `first` of the segment."""
+        del first
+        return partials
+
     def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-        """Reduce the partials of all nodes, in their order, to the result."""
+        """Reduce what all nodes gave, in their order, to the result that all ranks get."""
         dtype = TORCH_DTYPES[self.partial]
         typed = [row.view(dtype) for row in rows]
         if self.op is not Op.AVG and self.partial is self.dtype:
@@ -76,6 +100,26 @@ class Reduction:
         total = torch.empty(target.numel(), dtype=dtype)
         reduce_into(total, typed, self.partial, self.op)
         finish(target, total, self.dtype, self.op, self.world_size)
+
+    def reduce_part(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+        """Reduce what all nodes gave to a result that one rank alone gets."""
+        self.reduce(target, rows)
+
+    def total(self, rows: Sequence[torch.Tensor], numel: int, result: torch.Tensor) -> torch.Tensor:
+        """Reduce what all nodes gave of a shard to what crosses of the sum.
+
+        Args:
+            rows: Of each node, fewer elements at the message's end.
+            numel: Elements of a whole shard.
+            result: Of the type of the call's result.
+        """
+        one = result.new_zeros(numel)
+        self.reduce(one[: rows[0].nbytes // ITEMSIZE[self.partial]], rows)
+        return one
+
+    def take(self, target: torch.Tensor, total: torch.Tensor) -> None:
+        """Write what crossed of sums as the result."""
+        copy(target, total[: target.numel()])
 
 
 def reduce(
@@ -89,10 +133,15 @@ def reduce(
 
     `source` and `target` may be one.
     """
-    step = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes * lanes.num_lanes
+    blocks = lanes.segment_bytes // ITEMSIZE[how.dtype] // lanes.num_lanes // how.block_numel
+    step = max(blocks, 1) * how.block_numel * lanes.num_lanes
     lanes.drive(
         _reduce(
-            lanes, how, source[first:last], None if target is None else target[first:last], root
+            lanes,
+            how.of_segment(first, last),
+            source[first:last],
+            None if target is None else target[first:last],
+            root,
         )
         for first, last in cuts(source.numel(), step)
     )
@@ -110,11 +159,14 @@ def _reduce(
     result, results = _room(lanes, chunks, source.dtype)
     if how.by_carrier:
         yield from _by_carrier(lanes, how, chunks, results)
-    elif _goes_whole(lanes, chunks):
-        yield from _whole_chunks(lanes, how, chunks, results, root_node)
     else:
-        sums = yield from _sum_shards(lanes, how, chunks, results)
-        yield from _gather_shards(lanes, sums, results, root_node)
+        firsts = [lane * chunks[0].numel() for _, lane in lanes.lanes()]
+        given = [how.give(chunk, first) for chunk, first in zip(chunks, firsts, strict=True)]
+        if _goes_whole(lanes, given):
+            yield from _whole_chunks(lanes, how, given, results, root_node)
+        else:
+            sums = yield from _sum_shards(lanes, how, given, results)
+            yield from _gather_shards(lanes, how, sums, results, root_node)
     if root_node is None:
         _collect(lanes, result, target)
     elif lanes.node == root_node:
@@ -125,7 +177,7 @@ def _reduce(
 
 def _of_node(lanes: Lanes, how: Reduction, source: torch.Tensor) -> list[torch.Tensor]:
     """Reduce within the node; return the chunk of each of this rank's lanes."""
-    numel = -(-source.numel() // lanes.num_lanes)
+    numel = how.padded(-(-source.numel() // lanes.num_lanes))
     buffer = _spread(lanes, how, source, numel)
     mine = lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics)
     return [mine[slot * numel :][:numel] for slot, _ in lanes.lanes()]
@@ -140,8 +192,8 @@ def _room(
     return result, [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
 
 
-def _goes_whole(lanes: Lanes, chunks: list[torch.Tensor]) -> bool:
-    given_bytes = chunks[0].nbytes * (lanes.num_nodes - 1)
+def _goes_whole(lanes: Lanes, given: list[torch.Tensor]) -> bool:
+    given_bytes = given[0].nbytes * (lanes.num_nodes - 1)
     return lanes.num_nodes == 2 or given_bytes <= _SHORT_BYTES
 
 
@@ -201,27 +253,28 @@ def _give(
 def _whole_chunks(
     lanes: Lanes,
     how: Reduction,
-    chunks: list[torch.Tensor],
+    given: list[torch.Tensor],
     results: list[torch.Tensor],
     only: int | None,
 ) -> Segment:
     """Give chunks to all nodes, or to the one that wants the result."""
-    exchanges = [_give(lanes, slot, chunk, only) for slot, chunk in enumerate(chunks)]
+    exchanges = [_give(lanes, slot, one, only) for slot, one in enumerate(given)]
     yield [transfer for _, transfer in exchanges]
     if only not in (None, lanes.node):
         return
-    for (rows, _), chunk, result in zip(exchanges, chunks, results, strict=True):
-        rows[lanes.node] = chunk
+    for (rows, _), one, result in zip(exchanges, given, results, strict=True):
+        rows[lanes.node] = one
         how.reduce(result, rows)
 
 
 def _sum_shards(
     lanes: Lanes, how: Reduction, chunks: list[torch.Tensor], results: list[torch.Tensor]
 ) -> Generator[Sequence[Started], None, list[torch.Tensor]]:
-    """Give each node a shard of every chunk; return the results of this node's shards."""
-    numel = -(-chunks[0].numel() // lanes.num_nodes)
+    """Give each node a shard of every chunk; return the sums of this node's shards."""
+    numel = how.padded(-(-results[0].numel() // lanes.num_nodes))
+    size = how.given_bytes(numel) // chunks[0].element_size()
     shards = [
-        [chunk[first * numel :][:numel] for first in range(lanes.num_nodes)] for chunk in chunks
+        [chunk[first * size :][:size] for first in range(lanes.num_nodes)] for chunk in chunks
     ]
     exchanges = []
     for slot, parts in enumerate(shards):
@@ -230,15 +283,19 @@ def _sum_shards(
         expected = [0 if part is mine else mine.nbytes for part in parts]
         exchanges.append(lanes.exchange(slot, given, expected))
     yield [transfer for _, transfer in exchanges]
-    sums = [result.new_zeros(numel) for result in results]
-    for (rows, _), parts, one in zip(exchanges, shards, sums, strict=True):
-        mine = rows[lanes.node] = parts[lanes.node]
-        how.reduce(one[: mine.numel()], rows)
+    sums = []
+    for (rows, _), parts, result in zip(exchanges, shards, results, strict=True):
+        rows[lanes.node] = parts[lanes.node]
+        sums.append(how.total(rows, numel, result))
     return sums
 
 
 def _gather_shards(
-    lanes: Lanes, sums: list[torch.Tensor], results: list[torch.Tensor], only: int | None
+    lanes: Lanes,
+    how: Reduction,
+    sums: list[torch.Tensor],
+    results: list[torch.Tensor],
+    only: int | None,
 ) -> Segment:
     """Give the sums of shards to all nodes, or to the one that wants the result."""
     if only is not None:
@@ -250,7 +307,7 @@ def _gather_shards(
         for slot, (whole, one) in enumerate(zip(gathered, sums, strict=True))
     ]
     for whole, result in zip(gathered, results, strict=True):
-        copy(result, whole[: result.numel()])
+        how.take(result, whole)
 
 
 def _gather_shards_on(
@@ -270,9 +327,10 @@ def reduce_scatter(
 ) -> None:
     """Reduce `parts`, one for each rank, over all ranks; rank r gets the r-th."""
     num_bytes = ITEMSIZE[how.partial] * lanes.num_lanes * lanes.num_nodes
+    step = how.padded(max(64, lanes.segment_bytes // num_bytes))
     lanes.drive(
         _reduce_scatter(lanes, how, [part[first:last] for part in parts], target[first:last])
-        for first, last in cuts(target.numel(), max(64, lanes.segment_bytes // num_bytes))
+        for first, last in cuts(target.numel(), step)
     )
 
 
@@ -280,12 +338,13 @@ def _reduce_scatter(
     lanes: Lanes, how: Reduction, parts: Sequence[torch.Tensor], target: torch.Tensor
 ) -> Segment:
     num_nodes, numel = lanes.num_nodes, target.numel()
-    size = lanes.num_local * lanes.num_slots * num_nodes * numel
+    num_rows = lanes.num_slots * num_nodes
+    size = lanes.num_local * num_rows * how.padded(numel)
     buffer = torch.zeros(size, dtype=TORCH_DTYPES[how.partial], device=target.device)
     for rank, piece in lanes.by_rank(buffer):
-        how.widen(piece, parts[rank])
-    mine = lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics)
-    partials = mine.view(lanes.num_slots, num_nodes, numel)
+        how.widen(piece[:numel], parts[rank])
+    mine = how.give(lanes.node_reduce_scatter(buffer, partial_op(how.op), how.numerics))
+    partials = mine.view(lanes.num_slots, num_nodes, mine.numel() // num_rows)
     own_bytes = partials[0, 0].nbytes
     exchanges = []
     for slot, lane in lanes.lanes():
@@ -299,4 +358,4 @@ def _reduce_scatter(
     yield [transfer for _, transfer in exchanges]
     rows, _ = exchanges[0]
     rows[lanes.node] = partials[0, lanes.node]
-    how.reduce(target, rows)
+    how.reduce_part(target, rows)

@@ -24,21 +24,25 @@ def reduce(
     got: Sequence[torch.Tensor],
 ) -> None:
     """Reduce within the node, then over the nodes on each leader, which tells the node."""
-    numel = len(given) * header.numel
-    partials = torch.empty(numel, dtype=TORCH_DTYPES[how.partial])
-    for place, part in zip(split(partials, max(header.numel, 1)), given, strict=False):
-        how.widen(place, part)
+    size = how.padded(header.numel)
+    numel = len(given) * size
+    partials = torch.zeros(numel, dtype=TORCH_DTYPES[how.partial])
+    for place, part in zip(split(partials, max(size, 1)), given, strict=False):
+        how.widen(place[: header.numel], part)
     partials = lanes.node_reduce(partials, partial_op(how.op), how.numerics)
     # A byte more: no rank goes on before the leader has seen that all nodes make this call.
     told = torch.zeros(numel * TORCH_DTYPES[how.dtype].itemsize + 1, dtype=torch.uint8)
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
     if lanes.is_leader:
-        mine = as_bytes(partials)
-        packets = trade(lanes, header, mine)
-        how.reduce(result, [packet[: mine.numel()] for packet in packets])
+        mine = as_bytes(how.give(partials))
+        packets = [packet[: mine.numel()] for packet in trade(lanes, header, mine)]
+        if header.verb is Verb.reduce_scatter:
+            how.reduce_part(result, packets)
+        else:
+            how.reduce(result, packets)
     lanes.node_broadcast(told, 0)
     if got:
-        first = lanes.rank * header.numel if header.verb is Verb.reduce_scatter else 0
+        first = lanes.rank * size if header.verb is Verb.reduce_scatter else 0
         copy(got[0], result[first:][: header.numel])
 
 

@@ -35,7 +35,7 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.work import DeviceWork, beside
 from fastcoll.machine import gpu
-from fastcoll.nodes.arguments import Arguments, by_carrier, numerics_of, run_phases
+from fastcoll.nodes.arguments import Arguments, by_carrier, numerics_of, run_phases, wire_of
 from fastcoll.nodes.arrays import copy
 from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
@@ -44,7 +44,7 @@ from fastcoll.nodes.lanes import Buffers, Lanes
 from fastcoll.nodes.packets import Header, hand_over
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.nodes.verdict.watch import Watch
-from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op
+from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op, Wire
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _POLL_S = 0.001
@@ -227,6 +227,10 @@ class NodeGpus:
     def issue(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         """Start calls as one: in the current stream, or beside it if they are asynchronous."""
         for _, operands in calls:
+            if (wire := wire_of(operands)) is not Wire.none:
+                raise UnsupportedError(
+                    f'wire="{wire.name}" codes elements on CPUs: pass .cpu(), or wire=None'
+                )
             if operands.device != self.device:
                 raise UsageError(
                     f'group "{self._host.name}" works on cuda:{self.device} here, not on '
