@@ -30,6 +30,7 @@ MEANINGS = {
     "output_split_sizes": "kOutSplits",
     "group": "kGroup",
     "async_op": "kAsyncOp",
+    "wire": "kWire",
     "algorithm": "kAlgorithm",
     "numerics": "kNumerics",
     "timeout_s": "kTimeout",

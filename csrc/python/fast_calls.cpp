@@ -74,6 +74,7 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
   const auto put = [&](int i, PyObject* value) {
     const Param meaning = signature.params[i].meaning;
     if (meaning == kTimeout) return read_limit(value, sorted.timeout_s);
+    if (meaning == kWire) return value == Py_None;
     if (meaning == kNumerics)
       return value == Py_None || read_word(value, numerics_strings, sorted.options.numerics);
     if (meaning == kAlgorithm)

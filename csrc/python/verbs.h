@@ -19,6 +19,7 @@ enum Param {
   kNumObjects,
   // These options are read at once; no object is kept.
   kAlgorithm = kNumObjects,
+  kWire,
   kNumerics,
   kTimeout,
   kThen,  // a borrowed object
@@ -29,7 +30,7 @@ enum Param {
 enum class VerbKind { tensors, parts, lists, transfer };
 
 struct Signature {
-  static constexpr int kMostParams = 9;
+  static constexpr int kMostParams = 10;
   const char* name;
   VerbKind kind;
   bool takes_root;       // of torch's groups: a global rank

@@ -22,6 +22,7 @@ def all_reduce_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
     *,
+    wire: str | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -39,6 +40,7 @@ def all_reduce_coalesced(
         op: The reduction.
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
+        wire: See `all_reduce`. Each tensor is a message of its own.
         algorithm: "auto", "one_shot" or "two_shot". Tensors on GPUs are reduced one by one, with
             the algorithms of `all_reduce`.
         numerics: "same_bits" or "fast"; None takes the group's.
@@ -61,6 +63,7 @@ def all_reduce_coalesced(
         outputs=tensors,
         op=op,
         async_op=async_op,
+        wire=wire,
         algorithm=algorithm,
         numerics=numerics,
         timeout_s=timeout_s,

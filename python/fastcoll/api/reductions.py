@@ -26,6 +26,7 @@ def all_reduce(
     *,
     out: Array | None = None,
     then: RMSNorm | None = None,
+    wire: str | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -42,6 +43,10 @@ def all_reduce(
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
         then: Steps of this rank on the rows of the result; they go to `out` in its place.
+        wire: "int8", "fp8" or "bf16": between nodes elements cross in this format, with a bounded
+            loss (docs/numerics.md). For SUM and AVG of float32, float16 and bfloat16; "bf16" of
+            float32 alone. It is the same on every rank. On one node it changes nothing. None: as
+            the elements are.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
             "copy_engine", or on CPUs "schedule:NAME". NAME is one that `fastcoll schedule` knows.
             "ring", "multimem" and most schedules add in another order than that of the ranks. They
@@ -69,6 +74,7 @@ def all_reduce(
             op=op,
             async_op=async_op,
             then=then,
+            wire=wire,
             algorithm=algorithm,
             numerics=numerics,
             timeout_s=timeout_s,
@@ -131,6 +137,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     then: RMSNorm | None = None,
+    wire: str | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
     timeout_s: float | None = None,
@@ -144,6 +151,7 @@ def reduce_scatter_tensor(
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
         then: Steps of this rank on the rows of its part; they go to `output` in its place.
+        wire: See `all_reduce`. Each rank's part is a message of its own.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
             on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
         numerics: "same_bits" or "fast".
@@ -158,6 +166,7 @@ def reduce_scatter_tensor(
             op=op,
             async_op=async_op,
             then=then,
+            wire=wire,
             algorithm=algorithm,
             numerics=numerics,
             timeout_s=timeout_s,
