@@ -43,10 +43,9 @@ def all_reduce(
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
         then: Steps of this rank on the rows of the result; they go to `out` in its place.
-        wire: "int8", "fp8" or "bf16": between nodes elements cross in this format, with a bounded
-            loss (docs/numerics.md). For SUM and AVG of float32, float16 and bfloat16; "bf16" of
-            float32 alone. It is the same on every rank. On one node it changes nothing. None: as
-            the elements are.
+        wire: "int8", "fp8" or, of float32, "bf16": elements of a SUM or AVG of floats cross between
+            nodes in this format, with a bounded loss (docs/numerics.md). It is the same on every
+            rank. On one node it changes nothing. None: as the elements are.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem", "nccl" or
             "copy_engine", or on CPUs "schedule:NAME". NAME is one that `fastcoll schedule` knows.
             "ring", "multimem" and most schedules add in another order than that of the ranks. They
@@ -59,8 +58,7 @@ def all_reduce(
 
     Raises:
         UsageError: The arguments do not fit together; nothing was sent.
-        UnsupportedError: No such operation on this dtype, no such memory, or an algorithm that is
-            not for this call; nothing was sent.
+        UnsupportedError: No such operation, memory or algorithm for this call; nothing was sent.
         DesyncError: The ranks made different calls.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died.
