@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end while calls and callbacks are still on their way."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.test_init import free_port
 from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
@@ -84,6 +86,24 @@ sys.exit(5)
 """
 
 
+# torch looks for a store longer than fastcoll's limit, and the interpreter ends meanwhile.
+ALONE = """
+import sys, time
+import fastcoll
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(5)
+
+late = Slow()
+try:
+    fastcoll.init(timeout_s=2)
+except fastcoll.CollectiveTimeout as error:
+    print(error.ranks)
+sys.exit(5)
+"""
+
+
 def end(folder: Path, program: str, *how: str) -> list[tuple[int, str, str]]:
     """Run a program on two ranks; what each returned and said."""
     store = folder / "store"
@@ -144,3 +164,15 @@ def test_a_program_that_leaves_with_calls_pending_ends(
     assert code == (1 if how == "raises" else 5), err
     assert out.splitlines()[0] == "leaving"
     assert "called back" in out
+
+
+def test_a_rank_alone_under_a_launcher() -> None:
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        env={**os.environ, **launched, "MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, "(0,)\n", "")
