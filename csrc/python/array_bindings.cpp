@@ -9,6 +9,7 @@
 #include "check.h"
 #include "cpu/local_reduce.h"
 #include "cpu/rows.h"
+#include "fastcoll/integrations/gil.h"
 
 namespace py = pybind11;
 
@@ -21,7 +22,7 @@ void* to_ptr(uintptr_t address) { return reinterpret_cast<void*>(address); }
 }  // namespace
 
 void bind_array_arithmetic(py::module_& module) {
-  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  const auto without_gil = py::call_guard<GilAway>();
   module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("sources"),
              py::arg("target"), py::arg("numel"), without_gil);
   module.def("widen_array", &widen_array, py::arg("dtype"), py::arg("source"), py::arg("target"),

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cpu/reduce.h"
+#include "fastcoll/integrations/gil.h"
 #include "group/process_group.h"
 #include "memory/memfd.h"
 #include "python/array_bindings.h"
@@ -113,7 +114,7 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
 
 void bind_group(py::module_& module) {
   // A function that takes the group's lock must not hold the GIL: the lock's holder may need it.
-  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  const auto without_gil = py::call_guard<GilAway>();
   py::class_<ProcessGroup>(module, "Group")
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,

@@ -57,17 +57,13 @@ std::string PythonHost::interruption() {
 
 bool DetachedHost::interrupted() {
   if (!time_to_look(next_look_us_)) return false;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  const bool raised = look();  // the error stays with the thread
-  PyGILState_Release(state);
-  return raised;
+  const GilHeld gil;
+  return look();  // the error stays with the thread
 }
 
 std::string DetachedHost::interruption() {
-  const PyGILState_STATE state = PyGILState_Ensure();
-  std::string name = name_of_error();
-  PyGILState_Release(state);
-  return name;
+  const GilHeld gil;
+  return name_of_error();
 }
 
 PyObject* set_wait_listener(PyObject*, PyObject* function) {

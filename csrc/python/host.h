@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include "cpu/wait.h"
+#include "fastcoll/integrations/gil.h"
 #include "python/call_site.h"
 
 namespace fastcoll {
@@ -27,7 +28,7 @@ class PythonHost : public Host {
 
  private:
   void take_gil() {
-    if (thread_) PyEval_RestoreThread(thread_);
+    if (thread_) take_gil_or_stop([this] { PyEval_RestoreThread(thread_); });
     thread_ = nullptr;
   }
   PyThreadState* thread_ = nullptr;

@@ -13,6 +13,7 @@
 #include <string>
 #include <tuple>
 
+#include "fastcoll/integrations/gil.h"
 #include "group/process_group.h"
 #include "python/errors.h"
 #include "python/host.h"
@@ -22,17 +23,6 @@
 namespace fastcoll {
 
 namespace {
-
-class Gil {
- public:
-  Gil() : state_(PyGILState_Ensure()) {}
-  ~Gil() { PyGILState_Release(state_); }
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-
- private:
-  const PyGILState_STATE state_;
-};
 
 PyObject* take_python_error() {
 #if PY_VERSION_HEX >= 0x030c0000
@@ -75,7 +65,7 @@ class JaxGroup {
   }
   std::optional<Plan> look_up(Verb verb, DType dtype, Op op, uint64_t numel, int root) {
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
-    const Gil gil;
+    const GilHeld gil;
     const Plan* found = core_->cached_plan(verb, dtype, op, numel, root);
     if (!found) return std::nullopt;
     const std::lock_guard lock(mutex_);
@@ -115,7 +105,7 @@ PyObject* array_object(const Operand& operand, int flags) {
 }
 
 void run_in_python(const JaxCall& call) {
-  const Gil gil;
+  const GilHeld gil;
   const Facts& facts = call.facts;
   PyObject* result = PyObject_CallFunction(
       fallback, "(LLLLLLLL)NN", facts.group, facts.verb, facts.op, facts.root, facts.dest,
@@ -268,17 +258,17 @@ xla::Error* handle(xla::CallFrame* frame) {
     if (!run_natively(group_at(call.facts.group), call)) run_in_python(call);
     return nullptr;
   } catch (const Failure& failure) {
-    const Gil gil;
+    const GilHeld gil;
     set_python_error(failure);
     return error_of(*frame->api, take_python_error());
   } catch (const Interrupted&) {  // its Python error is set, in the main thread
-    const Gil gil;
+    const GilHeld gil;
     return error_of(*frame->api, take_python_error());
   } catch (const PythonError& raised) {
-    const Gil gil;
+    const GilHeld gil;
     return error_of(*frame->api, raised.error);
   } catch (const std::exception& error) {
-    const Gil gil;
+    const GilHeld gil;
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return error_of(*frame->api, take_python_error());
   }

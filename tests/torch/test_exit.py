@@ -86,6 +86,50 @@ sys.exit(5)
 """
 
 
+# A daemon is in a call while the interpreter ends, and its call ends meanwhile. `Slow` keeps the
+# interpreter ending. "closed": the groups are closed at exit, which waits for the call.
+DAEMON = """
+import atexit, os, sys, threading, time
+import torch, torch.distributed as dist
+import fastcoll
+from fastcoll.api import lifecycle
+
+rank, file, kind, name, how = int(sys.argv[1]), *sys.argv[2:6]
+if kind == "native":
+    fastcoll.init(store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    calls = fastcoll
+else:
+    os.environ["FASTCOLL_TORCH_BACKEND"] = kind
+    dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+    calls = dist
+large, small = torch.ones(400_000), torch.ones(3)
+for tensor in (large, small):
+    calls.all_reduce(tensor)
+if rank == 1:
+    time.sleep(2)
+    os._exit(7)
+if how == "open":
+    atexit.unregister(lifecycle.close_all)
+known = {
+    "large": lambda: calls.all_reduce(large),
+    "small": lambda: calls.all_reduce(small),
+    "first": lambda: calls.broadcast(small, 1),
+    "queued": lambda: calls.all_reduce(large, async_op=True).wait(),
+    "recv": lambda: calls.recv(large, 1),
+}
+threading.excepthook = lambda args: None
+threading.Thread(target=known[name], daemon=True).start()
+time.sleep(0.5)
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(4)
+
+late = Slow()
+sys.exit(5)
+"""
+
+
 # torch looks for a store longer than fastcoll's limit, and the interpreter ends meanwhile.
 ALONE = """
 import sys, time
@@ -164,6 +208,16 @@ def test_a_program_that_leaves_with_calls_pending_ends(
     assert code == (1 if how == "raises" else 5), err
     assert out.splitlines()[0] == "leaving"
     assert "called back" in out
+
+
+# Not the compiled backend: torch's own bindings, which call it, end the process that way.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("name", ["large", "small", "first", "queued", "recv"])
+@pytest.mark.parametrize("how", ["closed", "open"])
+def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, name: str, how: str) -> None:
+    (code, _, err), _ = end(tmp_path, DAEMON, kind, name, how)
+    assert code == 5, err
 
 
 def test_a_rank_alone_under_a_launcher() -> None:

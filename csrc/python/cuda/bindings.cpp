@@ -11,6 +11,7 @@
 #include "cuda/launch.h"
 #include "cuda/launch_table.h"
 #include "cuda/measuring.h"
+#include "fastcoll/integrations/gil.h"
 #include "memory/cuda_driver.h"
 #include "memory/cuda_ipc.h"
 #include "memory/cuda_multicast.h"
@@ -28,7 +29,7 @@ cudaStream_t to_stream(uintptr_t handle) { return reinterpret_cast<cudaStream_t>
 
 // A function that waits for the device, or for other ranks through it, must not hold the GIL. Ranks
 // that are threads may need the GIL to make progress.
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+using WithoutGil = py::call_guard<GilAway>;
 
 void bind_devices(py::module_& module) {
   module.def("device_count", [] {
@@ -103,7 +104,7 @@ void bind_memory(py::module_& module) {
       [](int device, size_t num_bytes) {
         CudaIpcMemory memory;
         {
-          const py::gil_scoped_release release;
+          const GilAway release;
           memory = cuda_ipc_create(device, num_bytes);
         }
         return py::make_tuple(to_int(memory.ptr), py::bytes(memory.handle));
@@ -173,7 +174,7 @@ void bind_partials(py::module_& module) {
         call.divisor = divisor;
         call.op = Op(op);
         call.widened = widened;
-        const py::gil_scoped_release release;  // a full queue blocks
+        const GilAway release;  // a full queue blocks
         const OnDevice on(device);
         launch_partials(DType(dtype), call, to_stream(stream));
       },
@@ -212,7 +213,7 @@ void bind_group(py::module_& module) {
                        int num_channels, bool shares) {
              const DeviceGroupOptions options{
                  device, rank, int(regions.size()), to_regions(regions), num_channels, shares};
-             const py::gil_scoped_release release;  // not of the registration that follows
+             const GilAway release;  // not of the registration that follows
              return std::make_unique<DeviceGroup>(options);
            }),
            py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("num_channels"),
@@ -233,7 +234,7 @@ void bind_group(py::module_& module) {
           [](DeviceGroup& group, const std::vector<uintptr_t>& ptrs, uint64_t num_bytes,
              uintptr_t multicast) {
             const Regions heaps = to_regions(ptrs);
-            const py::gil_scoped_release release;  // a launch may hold the lock
+            const GilAway release;  // a launch may hold the lock
             group.use_heap(heaps, num_bytes, to_ptr(multicast));
           },
           py::arg("ptrs"), py::arg("num_bytes"), py::arg("multicast"))
@@ -244,7 +245,7 @@ void bind_group(py::module_& module) {
              const std::optional<ShapeRow>& shape) {
             const Plan copy = plan;  // the object may change hands while the GIL is away
             const LaunchOptions options{limit_s, counts, to_shape(shape)};
-            const py::gil_scoped_release release;  // a full queue blocks
+            const GilAway release;  // a full queue blocks
             group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), options);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("stream"),
@@ -255,7 +256,7 @@ void bind_group(py::module_& module) {
           [](DeviceGroup& group, const std::vector<PairRow>& rows, int most_channels,
              uintptr_t stream, double limit_s) {
             const std::vector<PairTransfer> transfers = to_transfers(rows);
-            const py::gil_scoped_release release;
+            const GilAway release;
             group.transfer(transfers, most_channels, to_stream(stream), limit_s);
           },
           py::arg("transfers"), py::arg("most_channels"), py::arg("stream"), py::arg("limit_s"))
@@ -266,7 +267,7 @@ void bind_group(py::module_& module) {
             std::vector<DeviceCopy> copies;
             for (const auto& [target, source, num_bytes] : rows)
               copies.push_back({to_ptr(target), to_ptr(source), num_bytes});
-            const py::gil_scoped_release release;
+            const GilAway release;
             group.copy(copies, to_stream(stream));
           },
           py::arg("copies"), py::arg("stream"))

@@ -22,6 +22,7 @@
 #include "c10d_verbs.h"
 #include "c10d_work.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -43,7 +44,7 @@ class FastcollBackend final : public Runner {
   // ---- parts of the group, for torch's split_group ----
 
   c10::intrusive_ptr<Options> getBackendOptions() override {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     const auto limit_s = group_.attr("communicator").attr("timeout_s").cast<double>();
     return c10::make_intrusive<Options>(getBackendName(), Milliseconds(int64_t(limit_s * 1e3)));
   }
@@ -52,7 +53,7 @@ class FastcollBackend final : public Runner {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& opts) override {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     const py::object part =
         group_.attr("split")(store, ranks, opts->group_name, seconds(opts->timeout));
     if (part.is_none()) return {};
@@ -75,7 +76,7 @@ class FastcollBackend final : public Runner {
       size *= 2;
     }
     if (!dtype_of(dtype)) return at::empty({size}, options.dtype(dtype));
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     const auto lent = group_.attr("communicator")
                           .attr("empty")(size, py::arg("dtype") = dtype)
                           .cast<at::Tensor>();

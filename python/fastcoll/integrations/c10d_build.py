@@ -46,6 +46,7 @@ _HEADERS = tuple(
         "c10d_verbs.h",
         "c10d_work.h",
         "core_api.h",
+        "gil.h",
     )
 )
 # Errors of a compiler that may be gone at the next try.

@@ -12,6 +12,7 @@
 
 #include "c10d_threads.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -78,7 +79,7 @@ class KnownPlans {
     }
     constexpr size_t kMost = size_t{1} << 16;  // a program of ever new sizes must not grow for ever
     FastcollPlan plan;
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     if (!core->find_plan(group_, &kind, &plan)) return std::nullopt;
     const std::lock_guard lock(mutex_);
     if (plans_.size() >= kMost) plans_.clear();

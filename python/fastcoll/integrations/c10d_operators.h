@@ -19,6 +19,7 @@
 #include "c10d_runner.h"
 #include "c10d_work.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -46,7 +47,7 @@ class HeldGroup {
   HeldGroup(HeldGroup&&) = default;
   ~HeldGroup() {
     if (!communicator_) return;
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     communicator_ = py::object();
   }
   explicit operator bool() const { return group_ != nullptr; }
@@ -68,7 +69,7 @@ class OperatorGroups {
 
   // Empty where the calls of a group are Python's.
   HeldGroup hold(const std::string& name) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     std::unique_ptr<OperatorGroup>& known = groups_[name];
     // Another group may have become the default one, whose name is empty.
     py::object communicator = known && !name.empty() ? known->communicator() : named_(name);
@@ -85,7 +86,7 @@ class OperatorGroups {
 
   template <class... Args>
   at::Tensor call_python(const char* name, Args&&... args) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     return functions_[name](std::forward<Args>(args)...).template cast<at::Tensor>();
   }
 

@@ -19,6 +19,7 @@
 #include "c10d_verbs.h"
 #include "c10d_work.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -54,7 +55,7 @@ class Runner : public c10d::Backend {
       group_.release();
       return;
     }
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     group_ = py::object();
   }
 
@@ -225,7 +226,7 @@ class Runner : public c10d::Backend {
           c10::make_intrusive<TransferWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this), core_,
                                             started, verb.type, title_of(verb), tensors);
       if (must_drive) {
-        const py::gil_scoped_acquire gil;
+        const fastcoll::GilHeld gil;
         group_.attr("communicator").attr("drive_transfers")();
       }
       return work;
@@ -261,7 +262,7 @@ class Runner : public c10d::Backend {
 
   template <class... Args>
   void python(const char* method, Args&&... args) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     group_.attr(method)(std::forward<Args>(args)...);
   }
 
@@ -275,7 +276,7 @@ class Runner : public c10d::Backend {
   WorkPtr forward(const Terms& terms, Args&&... args) {
     return in_batch([&]() -> WorkPtr {
       const Event event(terms, title_of(terms.verb));
-      const py::gil_scoped_acquire gil;
+      const fastcoll::GilHeld gil;
       // Python then only starts the calls of the batch, and waits for none.
       if (is_coalescing_ && !python_coalesces_.exchange(true))
         group_.attr("_start_coalescing")(at::Device(at::kCPU));

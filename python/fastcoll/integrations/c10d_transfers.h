@@ -13,6 +13,7 @@
 #include "c10d_threads.h"
 #include "c10d_work.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -49,7 +50,7 @@ class WaitedWork : public c10d::Work {
 class Dropped {
  public:
   static void keep(FastcollTransfer* transfer, Tensors tensors) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     all().push_back({transfer, std::move(tensors)});
     num_kept_ = all().size();
   }
@@ -57,7 +58,7 @@ class Dropped {
   // Release the tensors of transfers that are over.
   static void release() {
     if (num_kept_ == 0) return;
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     const auto over = std::partition(all().begin(), all().end(), [](const Kept& one) {
       return !core->transfer_is_over(one.transfer);
     });
@@ -113,7 +114,7 @@ class TransferWork final : public WaitedWork {
     FastcollFailure failure;
     if (!is_over() || core->wait_for_transfer(group_, transfer_, 0, &failure) != kFastcollFailed)
       return nullptr;
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     core->set_python_error(&failure);
     return std::make_exception_ptr(py::error_already_set());
   }

@@ -21,6 +21,7 @@
 
 #include "c10d_threads.h"
 #include "core_api.h"
+#include "gil.h"
 
 namespace {
 
@@ -40,7 +41,7 @@ class CallFailed final : public torch::PyTorchError {
   }
   // The error itself, which knows the ranks at fault, too.
   [[noreturn]] void raise() const {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     core->set_python_error(&failure_);
     throw py::error_already_set();
   }
@@ -69,12 +70,12 @@ class WithoutGil {
   }
 
  private:
-  std::optional<py::gil_scoped_release> released_;
+  std::optional<fastcoll::GilAway> released_;
 };
 
 void raise_unless_done(FastcollOutcome outcome, const FastcollFailure& failure) {
   if (outcome == kFastcollInterrupted) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     throw py::error_already_set();
   }
   if (outcome == kFastcollFailed) CallFailed(failure).raise();
@@ -100,7 +101,7 @@ double seconds(Milliseconds time) { return double(time.count()) * 1e-3; }
 
 // `what` is the kind of call that goes on, for the text.
 [[noreturn]] void raise_late(const char* what, Milliseconds timeout) {
-  const py::gil_scoped_acquire gil;
+  const fastcoll::GilHeld gil;
   const std::string text =
       c10::str("the ", what, " is not complete after ", seconds(timeout), " s; it goes on");
   py::set_error(py::module_::import("fastcoll.errors").attr("CollectiveTimeout"), text.c_str());
@@ -119,7 +120,7 @@ void complete(c10::ivalue::Future& future, const Result& result) {
   try {
     outputs = result();
   } catch (const py::error_already_set& raised) {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     error = std::make_exception_ptr(PythonFailed(raised));
   } catch (...) {
     error = std::current_exception();
@@ -129,7 +130,7 @@ void complete(c10::ivalue::Future& future, const Result& result) {
 }
 
 void raise_signals() {
-  const py::gil_scoped_acquire gil;
+  const fastcoll::GilHeld gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
@@ -285,7 +286,7 @@ class PythonWork final : public c10d::Work {
       work_.release();
       return;
     }
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     work_ = py::object();
   }
 
@@ -301,7 +302,7 @@ class PythonWork final : public c10d::Work {
   int sourceRank() const override { return ask<int>("source_rank"); }
   Tensors result() override { return ask<Tensors>("result"); }
   std::exception_ptr exception() const override {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     const py::object error = work_.attr("exception")();
     if (error.is_none()) return nullptr;
     PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
@@ -328,7 +329,7 @@ class PythonWork final : public c10d::Work {
  private:
   template <class T>
   T ask(const char* method) const {
-    const py::gil_scoped_acquire gil;
+    const fastcoll::GilHeld gil;
     return work_.attr(method)().template cast<T>();
   }
 
