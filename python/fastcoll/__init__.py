@@ -79,7 +79,7 @@ from fastcoll.errors import (
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
-from fastcoll.integrations.ddp import ddp_hook
+from fastcoll.integrations.ddp import CompressedGradients, compressed_ddp_hook, ddp_hook
 from fastcoll.integrations.stand_in import stand_in_for_gloo
 from fastcoll.integrations.torch_backend import make_default
 from fastcoll.types import ReduceOp
@@ -111,6 +111,7 @@ __all__ = [
     "AbortedError",
     "CollectiveTimeout",
     "Communicator",
+    "CompressedGradients",
     "DesyncError",
     "DriverError",
     "FastcollError",
@@ -137,6 +138,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "compressed_ddp_hook",
     "ddp_hook",
     "destroy",
     "destroy_process_group",
