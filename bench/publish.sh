@@ -47,6 +47,7 @@ FASTCOLL_TUNING=$tuning fastcoll regret --json "$out/regret-tuned.json"
 if [ "$(id -u)" = 0 ]; then # it makes network namespaces
   python bench/hierarchical.py --json "$out/hierarchical.json"
   python bench/hierarchical.py --pipelining --json "$out/pipelining.json"
+  python bench/wire.py --json "$out/wire.json"
 fi
 fastcoll demo --json "$out/demo.json" --plot "$out/demo.png"
 fastcoll demo --params 25M --json "$out/demo-25M.json" --plot "$out/demo-25M.png"
