@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/call_queue.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -27,13 +30,7 @@ void CallQueue::start_thread() {
 bool CallQueue::push(std::shared_ptr<QueuedCall> call) {
   std::unique_lock lock(mutex_);
   if (!begin()) return false;
-  if (resting_ && resting_->finish_if_ready()) {
-    std::shared_ptr<QueuedCall> done = std::exchange(resting_, nullptr);
-    lock.unlock();
-    end(done);
-    done.reset();  // may take the GIL
-    lock.lock();
-  }
+  end_resting_if_ready(lock);
   if (num_open_ == 0) switch (call->begin()) {
       case QueuedCall::Begun::all:
         num_open_ = 1;
@@ -60,6 +57,37 @@ bool CallQueue::push(std::shared_ptr<QueuedCall> call) {
   return true;
 }
 
+bool CallQueue::end_resting_if_ready(std::unique_lock<std::mutex>& lock) {
+  if (!resting_ || !resting_->finish_if_ready()) return false;
+  std::shared_ptr<QueuedCall> done = std::exchange(resting_, nullptr);
+  lock.unlock();
+  end(done);
+  done.reset();  // may take the GIL
+  lock.lock();
+  return true;
+}
+
+bool CallQueue::has(const QueuedCall* call) const {
+  const auto is_it = [call](const auto& queued) { return queued.get() == call; };
+  return under_way_ == call || std::any_of(calls_.begin(), calls_.end(), is_it);
+}
+
+void CallQueue::linger(const QueuedCall* call) {
+  // A hand-over wakes two threads: the one that runs the call, and the one that waits for it. To
+  // wait here as long as that takes at most twice the better of the two choices.
+  constexpr int64_t kHandOverUs = 100;
+  const int64_t end_us = now_us() + kHandOverUs;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (resting_.get() == call ? end_resting_if_ready(lock) : !has(call)) return;
+    }
+    if (now_us() >= end_us) break;
+    sched_yield();  // the call's thread may need this CPU
+  }
+  go_on();
+}
+
 void CallQueue::go_on() {
   if (std::shared_ptr<QueuedCall> call = take()) {
     const bool is_done = call->finish_if_ready();
@@ -79,6 +107,7 @@ std::shared_ptr<QueuedCall> CallQueue::take(const QueuedCall* call) {
   const std::lock_guard lock(mutex_);
   if (!resting_ || (call && call != resting_.get())) return nullptr;
   is_taken_ = true;
+  under_way_ = resting_.get();
   return std::exchange(resting_, nullptr);
 }
 
@@ -86,6 +115,7 @@ void CallQueue::put_back(std::shared_ptr<QueuedCall> call, bool is_done) {
   if (is_done) end(call);
   std::unique_lock lock(mutex_);
   is_taken_ = false;
+  under_way_ = nullptr;
   if (!is_done) calls_.push_front(std::move(call));
   if (calls_.empty()) return;
   try {
@@ -117,11 +147,13 @@ void CallQueue::work_off() {
   while (!calls_.empty() && !is_taken_) {
     std::shared_ptr<QueuedCall> call = std::move(calls_.front());
     calls_.pop_front();
+    under_way_ = call.get();
     lock.unlock();
     call->run();
     end(call);
     call.reset();
     lock.lock();
+    under_way_ = nullptr;
   }
   has_thread_ = false;
 }

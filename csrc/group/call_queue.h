@@ -63,12 +63,19 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // Go on in this thread with the call that rests: with `call`, or any if that is null. False if
   // that does not rest, or where the host stepped out; a thread goes on with it then.
   bool finish(const QueuedCall* call, Host& host);
+  // Wait for a call as long as a hand-over to a thread takes: it goes on here if it rests, or in
+  // its thread. After that time it goes on in a thread.
+  void linger(const QueuedCall* call);
   // Wait until nothing is queued here. False if calls are left after `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:
   bool begin();
   void start_thread();  // under the mutex
+  // Carry out the rest of the call that rests, if that takes no wait; whether it did. `lock`, which
+  // holds the mutex, is released meanwhile.
+  bool end_resting_if_ready(std::unique_lock<std::mutex>& lock);
+  bool has(const QueuedCall* call) const;  // under the mutex: it is queued or under way
   // Not under it. The call that rests, to go on with it here: `call`, or any if that is null.
   std::shared_ptr<QueuedCall> take(const QueuedCall* call = nullptr);
   void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
@@ -82,6 +89,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   std::deque<std::shared_ptr<QueuedCall>> calls_;
   std::shared_ptr<QueuedCall> resting_;
   bool is_taken_ = false;  // a thread goes on with it
+  const QueuedCall* under_way_ = nullptr;
   uint64_t num_open_ = 0;  // calls here whose over() has not returned
   bool has_thread_ = false;
 };

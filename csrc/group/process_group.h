@@ -128,6 +128,10 @@ class ProcessGroup {
   void let_go_on() {
     if (!forked_.load(std::memory_order_relaxed)) queue_->go_on();
   }
+  // See CallQueue::linger; not in a forked child either.
+  void linger(const QueuedCall* call) {
+    if (!forked_.load(std::memory_order_relaxed)) queue_->linger(call);
+  }
   // Wait until nothing is queued outside of Python. Throws Interrupted.
   void await_queued(Host& host);
 

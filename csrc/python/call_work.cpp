@@ -126,6 +126,16 @@ PyObject* is_completed(PyObject* self, PyObject*) {
   return PyBool_FromLong(work.call->is_over());
 }
 
+PyObject* is_over_soon(PyObject* self, PyObject*) {
+  const CallWork& work = work_of(self);
+  if (!work.call->is_over()) {
+    PythonHost host;
+    host.blocking();
+    work.caller.group.linger(work.call.get());
+  }
+  return PyBool_FromLong(work.call->is_over());
+}
+
 PyMethodDef methods[] = {
     wait_method<wait_at_most>(
         "wait(timeout=None)\n--\n\n"
@@ -140,6 +150,8 @@ PyMethodDef methods[] = {
         "    CollectiveTimeout: `timeout` ran out; the call goes on."),
     {"is_completed", is_completed, METH_NOARGS,
      "is_completed()\n--\n\nReturn whether the call is over, well or not."},
+    {"_is_over_soon", is_over_soon, METH_NOARGS,
+     "_is_over_soon()\n--\n\nReturn whether the call is over within a thread's hand-over."},
     {"_wait_for", wait_for<wait_at_most>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -195,6 +195,9 @@ FastcollOutcome finish(FastcollGroup* group, const void* place, double limit_s,
 }
 
 void go_on(FastcollGroup* group) { ours(group).let_go_on(); }
+void linger(FastcollGroup* group, const void* place) {
+  ours(group).linger(static_cast<const CallWithWork*>(place));
+}
 
 void run_task(void (*task)(void* context), void* context) {
   run_in_thread([task, context] { task(context); });
@@ -251,6 +254,7 @@ constexpr FastcollCoreApi kApi = {
     queue,
     finish,
     go_on,
+    linger,
     run_task,
     drain_threads,
     start_transfer,

@@ -115,6 +115,9 @@ class NativeHandle:
             raise CollectiveTimeout(text)
         return True
 
+    def _is_over_soon(self) -> bool:
+        return self.is_completed()
+
     def is_success(self) -> bool:
         """Return whether it is over and went well."""
         return self.is_completed() and self.exception() is None
@@ -130,11 +133,12 @@ class NativeHandle:
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
+        is_over = self._is_over_soon()
         with _lock:
             if hasattr(self, "_future"):
                 return self._future
             future: torch.futures.Future[Any] = torch.futures.Future()
-            if self.is_completed():
+            if is_over:
                 complete(future, self.result)
             else:
                 run_in_pool(complete, future, self.result)

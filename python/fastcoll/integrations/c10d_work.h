@@ -194,6 +194,11 @@ class NativeWork final : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    // Waiting for the future does not go on with the call.
+    if (!call_->is_over) {
+      const WithoutGil without_gil;
+      core->linger(call_->group, place_);
+    }
     bool is_over;
     {
       const std::lock_guard lock(call_->mutex);
@@ -202,7 +207,6 @@ class NativeWork final : public c10d::Work {
       is_over = call_->is_over;
     }
     if (is_over) call_->complete(*call_->future);
-    else core->go_on(call_->group);  // waiting for the future does not
     return call_->future;
   }
 

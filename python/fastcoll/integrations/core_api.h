@@ -127,7 +127,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 5;
+inline constexpr uint32_t kFastcollCoreApiVersion = 6;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -167,6 +167,9 @@ struct FastcollCoreApi {
                             FastcollFailure* failure);
   // Get on with the call that rests, if one does: here if that takes no wait, else in a thread.
   void (*go_on)(FastcollGroup* group);
+  // Wait for a call as long as a hand-over to a thread takes. If it is not over then, a thread goes
+  // on with it.
+  void (*linger)(FastcollGroup* group, const void* place);
   // Run a task, which throws nothing, in a thread of this process.
   void (*run_task)(void (*task)(void* context), void* context);
   void (*drain_threads)();  // waits until calls and tasks are over

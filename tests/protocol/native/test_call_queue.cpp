@@ -112,12 +112,12 @@ void python_goes_first() {
 // A call of which one half was done where it was made.
 class TwoHalves final : public QueuedCall {
  public:
-  explicit TwoHalves(std::vector<int>& order, int number, bool at_once = false)
-      : order_(order), number_(number), at_once_(at_once) {}
+  explicit TwoHalves(std::vector<int>& order, int number, Begun part = Begun::half)
+      : order_(order), number_(number), part_(part) {}
   Begun begin() noexcept override {
     begun = true;
-    if (at_once_) note();
-    return at_once_ ? Begun::all : Begun::half;
+    if (part_ == Begun::all) note();
+    return part_;
   }
   void run() noexcept override { note(); }
   bool finish(Host& host) noexcept override {
@@ -147,9 +147,17 @@ class TwoHalves final : public QueuedCall {
 
   std::vector<int>& order_;
   const int number_;
-  const bool at_once_;
+  const Begun part_;
   bool is_noted_ = false;
 };
+
+void require_soon(const std::atomic<bool>& holds, const char* what) {
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  while (!holds && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  check(holds, what);
+}
+
+using Begun = QueuedCall::Begun;
 
 class Impatient final : public Host {
   bool steps_out() override { return true; }
@@ -160,10 +168,10 @@ void halves() {
   Host host;
   for (int round = 0; round < 300; ++round) {
     std::vector<int> order;
-    const auto call = [&](int number, bool at_once = false) {
-      return std::make_shared<TwoHalves>(order, number, at_once);
+    const auto call = [&](int number, Begun part = Begun::half) {
+      return std::make_shared<TwoHalves>(order, number, part);
     };
-    const auto at_once = call(0, true);
+    const auto at_once = call(0, Begun::all);
     check(queue->push(at_once) && at_once->is_over && queue->idle(), "a call that was done rests");
 
     // A wait for the call goes on with it.
@@ -218,9 +226,42 @@ void halves() {
     one->is_ready = true;
     queue->go_on();
     check(one->is_over && queue->idle(), "a call that was ready is not over");
-    check(order == std::vector<int>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+
+    // A wait for a moment carries out a call that is ready, and leaves another one to a thread.
+    one = call(12);
+    queue->push(one);
+    one->is_ready = true;
+    queue->linger(one.get());
+    check(one->is_over && queue->idle(), "a call that was ready is not over");
+    one = call(13);
+    two = call(14);
+    queue->push(one);
+    queue->linger(two.get());
+    check(!one->is_over && !queue->idle(), "a wait for another call went on with this one");
+    queue->linger(one.get());
+    require_soon(one->is_over, "a call that is not waited for any more rests");
+
+    await(*queue);
+    check(order == std::vector<int>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}),
           "calls ran in another order");
   }
+}
+
+// A wait for a moment ends with the call that a thread carries out, or after that moment.
+void waits_for_a_moment() {
+  const auto queue = std::make_shared<CallQueue>();
+  std::atomic<bool> may_end{false}, is_over{false};
+  const auto task = std::make_shared<Task>([&] { may_end.wait(false); }, [&] { is_over = true; });
+  queue->push(task);
+  queue->linger(task.get());
+  check(!is_over, "a call is over that goes on");
+  const auto start = std::chrono::steady_clock::now();
+  queue->linger(task.get());
+  check(std::chrono::steady_clock::now() - start > 50us, "no call of a thread is waited for");
+  may_end = true;
+  may_end.notify_all();
+  await(*queue);
+  check(is_over, "a call is not over that nobody waits for");
 }
 
 // The group may be gone as soon as nothing is queued, while the thread still puts things away.
@@ -240,6 +281,7 @@ int main() {
   what_is_known_when();
   python_goes_first();
   halves();
+  waits_for_a_moment();
   a_queue_outlives_its_group();
   drain_threads();
   std::puts("all well");

@@ -36,7 +36,7 @@ PLANTED = {
         "switch",
         "behind another",
     ),
-    "rests for ever": (r"  go_on\(\);\n", "", "not empty after"),
+    "rests for ever": (r"\) {\n  go_on\(\);\n", ") {\n", "not empty after"),
     "by a thread meanwhile": (r"  is_taken_ = true;\n", "", "another order|data race"),
     "ahead of Python": (r"if \(seen % kHere != 0\) return false;", "", "ahead of Python's"),
     "a thread for each call": (  # two at a time may also end in the wrong order first
@@ -49,16 +49,22 @@ PLANTED = {
         "lock(*std::make_unique<std::mutex>().release());\n  if (!begin",
         "race",
     ),
-    "ready, but not over": (r"    end\(done\);\n", "", "was not carried out"),
+    "ready, but not over": (r"  end\(done\);\n", "", "was not carried out|is not over"),
     "ready, and again": (
-        r"= std::exchange\(resting_, nullptr\);\n    lock",
-        "= resting_;\n    lock",
+        r"= std::exchange\(resting_, nullptr\);\n  lock",
+        "= resting_;\n  lock",
         "twice",
     ),
     "asked, and again": (
         r"std::move\(call\), is_done\);\n  }\n}",
         "std::move(call), false);\n  }\n}",
         "twice",
+    ),
+    "nobody goes on after a moment": (r"  }\n  go_on\(\);\n", "  }\n", "rests"),
+    "no moment for a thread": (
+        r"return under_way_ == call \|\| ",
+        "return ",
+        "is waited for|goes on",
     ),
     "gone with its group": (r"self = shared_from_this\(\)", "self = this", "ThreadSanitizer"),
 }
@@ -82,6 +88,7 @@ def test_call_queue(planted: str, tmp_path: Path) -> None:
     sources = [
         copy,
         ROOT / "csrc/group/threads.cpp",
+        ROOT / "csrc/cpu/wait.cpp",
         ROOT / "tests/protocol/native/test_call_queue.cpp",
     ]
     program = tmp_path / "program"
