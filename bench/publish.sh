@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 20 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes about 40 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,6 +40,7 @@ python bench/lists.py "$out/lists.json"
 python bench/forms.py "$out/forms.json"
 fastcoll build # before it is measured
 python bench/torch_calls.py "$out/torch.json"
+python bench/company.py "$out/company.json"
 fastcoll regret --json "$out/regret.json"
 tuning=$(mktemp)
 fastcoll tune --out "$tuning"
