@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cpu/company.h"
 #include "layout.h"
 
 namespace fastcoll {
@@ -70,6 +71,7 @@ struct StdAtomics {
   static constexpr int kSpinsIfCrowded = 100;
   static constexpr int kYields = 64;  // then sleep
   static constexpr int kSpinsPerYield = 50;
+  static constexpr int64_t kSliceUs = Company::kSliceUs;
   static constexpr int kTransferSpins = 300;  // of a wait for a send or a receive
   // Whether fetching the lines to write takes so long that writing past the caches is better
   // (staging_copy.h). In ticks of the time stamp counter (2 to 4 GHz), for a line of a copy. The

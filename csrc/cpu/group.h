@@ -99,6 +99,7 @@ class Group {
   int world_size() const { return options_.world_size; }
   bool is_crowded() const { return is_crowded_; }  // more ranks than CPUs
   const GroupOptions& options() const { return options_; }
+  Company& company() { return company_; }
 
   // The limit of calls that have none of their own, from any thread; calls under way keep theirs.
   double limit_s() const { return limit_s_.load(std::memory_order_relaxed); }
@@ -201,8 +202,7 @@ class Group {
   // The ranks that have not entered the call in which a peer waits, except those that wait
   // elsewhere. 0: it waits in no call. For an error's text.
   uint64_t awaited_by(int peer);
-  std::string call_name()
-      const;  // "all_reduce(SUM, float32, numel=8) #42 in group "world" (seen by rank 0 of 2)"
+  std::string call_name() const;  // "barrier() #42 in group "world" (seen by rank 0 of 2)"
 
   Pad& pad(int peer) { return *peers_[peer].pad; }
   // After words of mine have changed without `signal`.
@@ -236,8 +236,7 @@ class Group {
     bool was_seen = false;  // entering it; else it did so some time before
   };
 
-  // After so many yields without progress a peer does not run here, even if its line says so.
-  static constexpr int kTrustedYields = 4;
+  static constexpr int kTrustedYields = 4;  // then a peer isn't here, even if its line says so
   static constexpr int64_t kPatrolUs = 1000;
   static constexpr int64_t kSpreadUs = 50000;     // moved too often, ranks would lose their caches
   static constexpr int64_t kSleepUs = 20000;      // with membarrier a wake can't be missed
@@ -328,7 +327,7 @@ class Group {
 
   GroupOptions options_;
   const bool is_crowded_ = options_.world_size > options_.num_cpus;
-  const int num_spins_ = is_crowded_ ? P::kSpinsIfCrowded : P::kSpins;
+  int num_spins_ = is_crowded_ ? P::kSpinsIfCrowded : P::kSpins;
   std::array<Peer, kMaxWorld> peers_{};
   Pad* me_ = nullptr;
   std::vector<Arena> arenas_;
@@ -346,6 +345,7 @@ class Group {
   uint32_t cpu_ = ~0u;
   const Plan* plan_ = nullptr;  // set while a call runs
   Host* host_ = nullptr;
+  Company company_{P::kSliceUs};
   int64_t next_spread_us_ = 0;
   std::atomic<double> limit_s_;
   double timeout_s_ = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow side of waiting: yield, sleep, and every millisecond look for the reason (patrol). A
-// wait ends by its word, by the group's verdict, by the program or by its limit.
+// The slow side of waiting: yield unless others want the CPU (company.h), sleep, and every
+// millisecond look for the reason (patrol). A wait ends by its word, by the group's verdict, by the
+// program or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -18,8 +19,12 @@ void Group<P>::wake() {
 
 template <class P>
 bool Group<P>::yield_until(int peer, const Awaited& awaited) {
-  for (int i = 0; i < P::kYields; ++i) {
+  int64_t before_us = now_us();
+  for (int i = 0; i < P::kYields && !company_.is_there(before_us); ++i) {
     sched_yield();
+    const int64_t after_us = now_us();
+    company_.note_yield(before_us, after_us);
+    before_us = after_us;
     if (met(awaited)) return true;
     cpu_ = current_cpu();
     if (i < kTrustedYields && peers_[peer].cpu == cpu_) continue;
@@ -62,6 +67,8 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
     if (met(awaited)) break;
   }
   const int64_t end_us = now_us();
+  const bool is_short = is_crowded_ || company_.is_there(end_us);
+  num_spins_ = is_short ? P::kSpinsIfCrowded : P::kSpins;
   if (is_noted) P::store_relaxed(my_entry().wait_ended_us, uint64_t(end_us));
   if (plan_) add_to<P>(me_->counts[size_t(plan_->verb)].waited_us, uint64_t(end_us - start_us));
 }

@@ -206,8 +206,14 @@ class PointToPoint {
         say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
       }
       if (next_patrol_us == 0) next_patrol_us = now_us() + kPatrolUs;
-      if (round < P::kTransferSpins + P::kYields) sched_yield();
-      else rest(awaited);
+      Company& company = group_.company();
+      const int64_t before_us = now_us();
+      if (round >= P::kTransferSpins + P::kYields || company.is_there(before_us)) {
+        rest(awaited);
+      } else {
+        sched_yield();
+        company.note_yield(before_us, now_us());
+      }
       if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
         next_patrol_us = time_us + kPatrolUs;
         if (host.interrupted()) return interrupt(host.interruption());

@@ -89,8 +89,8 @@ struct RelacyAtomics : StdAtomics {
     machine::increment(&line.wake, release_of(line.wake));
   }
 
-  static constexpr int kYields = 20;
-  static constexpr int kSpinsPerYield = 1;
+  static constexpr int kYields = 20, kSpinsPerYield = 1;
+  static constexpr int64_t kSliceUs = INT64_MAX;  // time is no order of events: always yield
   static inline bool kLooksBeforeSleep = true;
 };
 struct Drowsy : RelacyAtomics {  // sleeps at once

@@ -30,6 +30,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/company.h"
 #include "cpu/process_memory.h"
 #include "cpu/text.h"
 #include "cpu/wait.h"
@@ -90,6 +91,23 @@ void check_spreading() {
     require_equal(int64_t(current_cpu()), two, "the CPU of a thread that went");
   }).join();
   sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+void check_company() {
+  Company company;
+  require(!company.is_there(0) && !company.is_there(INT64_MAX), "nobody was seen");
+  company.note_yield(1000, 1000 + Company::kSliceUs - 1);
+  require(!company.is_there(2000), "a peer that yields soon is no stranger");
+  company.note_yield(5000, 5000 + Company::kSliceUs);
+  const int64_t seen_us = 5000 + Company::kSliceUs;
+  require(company.is_there(seen_us), "a yield of a slice");
+  require(company.is_there(seen_us + Company::kMemoryUs - 1), "it is remembered");
+  require(!company.is_there(seen_us + Company::kMemoryUs), "but not for ever");
+  company.note_yield(seen_us + 10, seen_us + 11);
+  require(company.is_there(seen_us + 20), "a short yield proves nothing");
+  Company patient(INT64_MAX);
+  patient.note_yield(0, INT64_MAX - 1);
+  require(!patient.is_there(1), "a limit that no yield reaches");
 }
 
 void check_clock() {
@@ -325,6 +343,7 @@ void check_memory() {
 
 int main() {
   check_spreading();
+  check_company();
   check_clock();
   check_fates();
   check_links();
