@@ -112,6 +112,7 @@ void ProcessGroup::close() {
     const Turn turn(*this, host);
     const std::lock_guard pads(pads_mutex_);
     if (closed_.exchange(true)) return;
+    openmp_waits_.release();
     // A rank that was stopped in the middle of a copy into this rank's tensors continues it when it
     // wakes up. The verdict does not stop that copy.
     if (group_ && group_->is_broken())

@@ -233,6 +233,10 @@ void ProcessGroup::keep_memories() {
   }
 }
 
+bool ProcessGroup::shorten_openmp_waits() {
+  return openmp_waits_.hold_if_crowded(world_size_, group_->options().num_cpus);
+}
+
 int ProcessGroup::add_arena(const std::vector<int>& fds, size_t num_bytes) {
   Host host;
   const Turn turn(*this, host);

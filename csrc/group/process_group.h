@@ -18,6 +18,7 @@
 #include "cpu/rows.h"
 #include "cpu/transfer.h"
 #include "group/call_queue.h"
+#include "group/openmp.h"
 #include "group/plan_table.h"
 
 namespace fastcoll {
@@ -117,6 +118,9 @@ class ProcessGroup {
     plans_.add(plan, options, least, most);
   }
 
+  // Where the ranks compute with more threads than CPUs (openmp.h). True: this call did it.
+  bool shorten_openmp_waits();
+
   int add_arena(const std::vector<int>& fds, size_t num_bytes);
   std::byte* arena_ptr(int arena_idx);
   void remove_arena(int arena_idx);
@@ -196,6 +200,7 @@ class ProcessGroup {
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
   mutable PlanTable plans_;
+  ShortOpenMpWaits openmp_waits_;
 };
 
 }  // namespace fastcoll

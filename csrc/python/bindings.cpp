@@ -179,6 +179,7 @@ void bind_group(py::module_& module) {
       .def("refuse_handler", &ProcessGroup::refuse_handler)
       .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
       .def("set_limit", &ProcessGroup::set_limit, py::arg("limit_s"))
+      .def("_shorten_openmp_waits", &ProcessGroup::shorten_openmp_waits)
       .def(
           "cache_plan",
           [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast,

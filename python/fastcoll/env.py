@@ -158,6 +158,13 @@ GPU_MULTICAST = Variable(
     "rank's never is everybody's",
     _one_of("auto", "never"),
 )
+OPENMP_WAITS = Variable(
+    "FASTCOLL_OPENMP_WAITS",
+    "short",
+    "where ranks compute with more OpenMP threads than CPUs: short: those that wait for work sleep "
+    "soon (GNU's libgomp); keep: they spin as OMP_WAIT_POLICY says",
+    _one_of("short", "keep"),
+)
 TORCH_BACKEND = Variable(
     "FASTCOLL_TORCH_BACKEND",
     "auto",

@@ -42,9 +42,9 @@ def say(text: str, level: int = logging.WARNING) -> None:
 
 
 @cache
-def say_once(text: str) -> None:
+def say_once(text: str, level: int = logging.WARNING) -> None:
     """Log a line as `say` does, unless this process has done so already."""
-    say(text)
+    say(text, level)
 
 
 class _StderrHandler(logging.Handler):

@@ -79,6 +79,23 @@ def _cpu() -> Findings:
     )
 
 
+def _openmp() -> Findings:
+    import torch
+
+    from fastcoll.machine.cpu import affinity
+
+    threads, cpus = torch.get_num_threads(), len(affinity())
+    text, state = f"{threads} a rank", "ok"
+    if threads > 1:
+        most = max(1, cpus // threads)
+        text += (
+            f", so {most + 1} ranks and more share CPUs. Then set OMP_NUM_THREADS to CPUs / ranks, "
+            f"or at least OMP_WAIT_POLICY=passive"
+        )
+        state = "note"
+    yield Finding("machine", "OpenMP threads", text, state)
+
+
 def _simd() -> Findings:
     from fastcoll.native import _C
 
@@ -300,6 +317,7 @@ def _settings() -> Findings:
 _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("versions", "versions", _versions),
     ("machine", "CPU", _cpu),
+    ("machine", "OpenMP threads", _openmp),
     ("fastcoll", "SIMD level", _simd),
     ("fastcoll", "tuning table", _tuning),
     ("fastcoll", "tensors", _tensors),

@@ -6,6 +6,7 @@ and closed. Must not know torchrun, default groups or torch's process groups, no
 chosen.
 """
 
+import logging
 import operator
 import os
 import weakref
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch.distributed import Store
 
+from fastcoll import env
 from fastcoll.bootstrap import single_copy
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.exchange import BytesExchange, StoreExchange
@@ -41,9 +43,14 @@ from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region, require_descriptors, require_room
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.native import _C
-from fastcoll.text import say
+from fastcoll.text import say, say_once
 from fastcoll.types import FROM_TORCH, SingleCopy
 
+_SHORT_WAITS = (
+    "the ranks compute with more OpenMP threads than their {cpus} CPUs; the threads that wait for "
+    "work now sleep soon (FASTCOLL_OPENMP_WAITS=keep lets them spin). A smaller OMP_NUM_THREADS is "
+    "quicker still"
+)
 _living: weakref.WeakSet["Communicator"] = weakref.WeakSet()
 
 if TYPE_CHECKING:
@@ -96,6 +103,8 @@ class Communicator(_C.Group, BaseGroup):
         except BaseException:
             super().close()
             raise
+        if env.OPENMP_WAITS.get() == "short" and super()._shorten_openmp_waits():
+            say_once(_SHORT_WAITS.format(cpus=num_cpus), logging.INFO)
         self._settings = settings
         self._mesh = mesh
         self._hellos = peers.hellos

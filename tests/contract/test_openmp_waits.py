@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long OpenMP's waiting threads spin in ranks that have more threads than CPUs."""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import torch
+
+from tests.support.environment import ranks_with
+from tests.support.harness import Pool, Rank, Setup
+
+CPUS = len(os.sched_getaffinity(0))
+SPUN_S = 0.001  # libgomp's 300,000 spins take 2 ms and more, its 100 spins 10 us
+KEEPS = {"FASTCOLL_OPENMP_WAITS": "keep"}
+
+pytestmark = pytest.mark.skipif(CPUS < 2, reason="one CPU: torch has no second thread")
+
+
+def spun_s() -> float:
+    """Return the median CPU time that waiting threads took beside this one, which rested."""
+    time.sleep(0.05)  # for a thread that has just begun or ended
+    square = torch.ones(512, 512)
+    times = []
+    for _ in range(5):
+        torch.mm(square, square)
+        start = time.process_time()
+        time.sleep(0.1)
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def spun_around_a_group(rank: Rank) -> list[float]:
+    """Return the times before a group is made, while it is there, and after its end."""
+    import fastcoll
+
+    torch.set_num_threads(CPUS)
+    before = spun_s()
+    fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
+    during = spun_s()
+    fastcoll.destroy()
+    return [before, during, spun_s()]
+
+
+def spins(ranks: int, env: dict[str, str]) -> list[list[bool]]:
+    """Return, for each rank, whether its threads spun before, during and after a group."""
+    with closing(Pool(ranks, Setup(init=False, env=env))) as pool:
+        return [[s > SPUN_S for s in times] for times in pool.run(spun_around_a_group)]
+
+
+@pytest.fixture(scope="module")
+def openmp_as_usual() -> Iterator[None]:
+    with ranks_with(OMP_NUM_THREADS=str(CPUS)):
+        yield
+
+
+@pytest.mark.usefixtures("openmp_as_usual")
+def test_threads_that_share_cpus_wait_briefly_during_a_group() -> None:
+    assert spins(2, {}) == [[True, False, True]] * 2
+
+
+@pytest.mark.usefixtures("openmp_as_usual")
+def test_they_are_left_alone_where_the_user_says_so() -> None:
+    assert spins(2, KEEPS) == [[True, True, True]] * 2
+
+
+@pytest.mark.usefixtures("openmp_as_usual")
+def test_threads_with_a_cpu_each_are_left_alone() -> None:
+    assert spins(1, {}) == [[True, True, True]]
+
+
+def test_actively_waiting_threads_wait_briefly_too() -> None:
+    with ranks_with(OMP_NUM_THREADS=str(CPUS), OMP_WAIT_POLICY="active"):
+        assert spins(2, {}) == [[True, False, True]] * 2
