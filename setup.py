@@ -129,6 +129,7 @@ CPU = Extension(
     sources=CPU_SOURCES,
     depends=["setup.py", *files(*HEADERS)],
     include_dirs=["csrc", "kernels", "python", pybind11.get_include()],
+    libraries=["dl"],  # a part of libc from glibc 2.34 on
     extra_compile_args=COMPILE_FLAGS,
     language="c++",
 )
