@@ -79,10 +79,6 @@ bool sort_args(int verb, PyObject* const* args, Py_ssize_t num_args, PyObject* k
       return value == Py_None || read_word(value, numerics_strings, sorted.options.numerics);
     if (meaning == kAlgorithm)
       return value == auto_string || read_word(value, algorithm_strings, sorted.options.algorithm);
-    if (meaning == kThen) {
-      if (value != Py_None) sorted.then = value;
-      return true;
-    }
     if (sorted[meaning]) return false;
     sorted[meaning] = value;
     return true;

@@ -34,6 +34,8 @@ Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
 }
 
 Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& args, Op op) {
+  if (given(args[kThen])) [[unlikely]]
+    return {};
   const std::optional<TensorView> tensor = view_argument(args[kTensor]);
   if (!tensor) return {};
   if (verb == FastVerb::broadcast) {

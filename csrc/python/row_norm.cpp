@@ -206,8 +206,8 @@ bool read_tensors(const RowNorm& norm, const TensorView& out, DType dtype, RowCa
 
 Prepared prepare_rows(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                       RowCall& rows) {
-  if (Py_TYPE(args.then) != heir || (op != Op::sum && op != Op::avg)) return {};
-  const RowNorm& norm = norm_of(args.then);
+  if (Py_TYPE(args[kThen]) != heir || (op != Op::sum && op != Op::avg)) return {};
+  const RowNorm& norm = norm_of(args[kThen]);
   const bool scatters = verb == FastVerb::reduce_scatter_tensor;
   PyObject* const source = args[scatters ? kSecond : kTensor];
   PyObject* const target = scatters || !given(args[kSecond]) ? args[kTensor] : args[kSecond];

@@ -40,36 +40,28 @@ class ListSnapshot {
   PyObject* object_;
 };
 
-// A call with one tensor, or one of each kind.
+// A call that is none of contiguous tensors alone. Apart, so that those keep their code.
 template <FastVerb kVerb>
-Prepared prepare_one(const ProcessGroup& group, const Args& args, Op op, Places& places) {
+[[gnu::noinline]] Prepared prepare_other(const ProcessGroup& group, const Args& args, Op op,
+                                         Places& places) {
   if constexpr (takes_rows(kVerb)) {
-    if (args.then) [[unlikely]]
-      return prepare_rows(kVerb, group, args, op, places.rows);
+    if (given(args[kThen])) return prepare_rows(kVerb, group, args, op, places.rows);
   }
-  Prepared call = prepare(kVerb, group, args, op, places.parts);
-  if (!call.is_fast()) [[unlikely]]
-    call = prepare_strided(kVerb, group, args, op, places.strided);
-  return call;
-}
-
-template <FastVerb kVerb>
-void count_all_writes(const ProcessGroup& group, const Args& args) {
-  count_writes(written_by<kVerb>(group, args));
-  if constexpr (takes_rows(kVerb)) {
-    if (args.then) [[unlikely]]
-      count_row_writes(args.then);
-  }
+  return prepare_strided(kVerb, group, args, op, places.strided);
 }
 
 // Whether it was a fast call, which then has run.
 template <FastVerb kVerb>
 bool run_one(ProcessGroup& group, const Args& args, Op op) {
   Places places;
-  const Prepared call = prepare_one<kVerb>(group, args, op, places);
+  Prepared call = prepare(kVerb, group, args, op, places.parts);
+  if (!call.is_fast()) [[unlikely]]
+    call = prepare_other<kVerb>(group, args, op, places);
   if (!call.is_fast()) [[unlikely]]
     return false;
-  count_all_writes<kVerb>(group, args);
+  count_writes(written_by<kVerb>(group, args));
+  if (call.has_rows) [[unlikely]]
+    count_row_writes(args[kThen]);
   PythonHost host;
   if (call.num_bytes >= kGilFreeBytes) host.blocking();
   group.run(call.plan, call.operands(places), host, args.timeout_s);
@@ -85,7 +77,8 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   if (group.traces()) return nullptr;  // its site is known in this thread only
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (!takes_lists(kVerb)) {
-    const Prepared one = prepare_one<kVerb>(group, args, op, call->places);
+    Prepared one = prepare(kVerb, group, args, op, call->places.parts);
+    if (!one.is_fast()) one = prepare_other<kVerb>(group, args, op, call->places);
     if (!one.is_fast()) return nullptr;
     call->is_to_run(one);
   } else {
@@ -95,10 +88,12 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     call->is_to_run(std::move(lists));
   }
   const Owned outputs(outputs_of<kVerb>(group, args));
-  const Owned kept(PyTuple_Pack(args.then ? 3 : 2, args[kTensor] ? args[kTensor] : Py_None,
-                                args[kSecond] ? args[kSecond] : Py_None, args.then));
+  PyObject* const then = takes_rows(kVerb) ? args[kThen] : nullptr;
+  const Owned kept(PyTuple_Pack(then ? 3 : 2, args[kTensor] ? args[kTensor] : Py_None,
+                                args[kSecond] ? args[kSecond] : Py_None, then));
   if (!outputs.get() || !kept.get()) throw Interrupted{};
-  count_all_writes<kVerb>(group, args);
+  count_writes(written_by<kVerb>(group, args));
+  if (takes_rows(kVerb) && given(then)) count_row_writes(then);
   return queue_call(caller, call, kept.get(), outputs.get());
 }
 

@@ -22,7 +22,7 @@ enum Param {
   kWire,
   kNumerics,
   kTimeout,
-  kThen,  // a borrowed object
+  kThen = kTag,  // in its place, as no verb has both: see Args
 };
 
 // How a verb takes its tensors: one, or one of each kind; in parts, one for each rank; in lists of
@@ -60,6 +60,7 @@ struct Alias {
 constexpr const Signature& signature_of(FastVerb verb) { return kSignatures[int(verb)]; }
 
 constexpr bool takes_rows(FastVerb verb) {
+  if (signature_of(verb).kind != VerbKind::tensors) return false;
   for (const auto& param : signature_of(verb).params)
     if (param.name && param.meaning == kThen) return true;
   return false;
