@@ -25,6 +25,8 @@ def teach() -> None:
         register_lowering(operator, type_promotion_kind=None)(partial(_collective, operator))
 
 
-def _collective(operator: Any, x: ir.TensorBox, *terms: Any) -> ir.TensorBox:
-    kernel = ir._CollectiveKernel.create_out_of_place(operator, x, *terms)
-    return ir.TensorBox.create(cast(ir.IRNode, kernel))  # not a list: one tensor comes out
+def _collective(operator: Any, x: ir.TensorBox, *terms: Any) -> ir.TensorBox | list[ir.TensorBox]:
+    made = ir._CollectiveKernel.create_out_of_place(operator, x, *terms)
+    if isinstance(made, list):
+        return [ir.TensorBox.create(one) for one in made]
+    return ir.TensorBox.create(cast(ir.IRNode, made))

@@ -24,7 +24,7 @@ from torch import Tensor
 from fastcoll.api.groups import GroupLike, communicator_of, named_rank
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.integrations import c10d_build, derivatives
+from fastcoll.integrations import c10d_build, derivatives, row_ops
 from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
@@ -161,6 +161,37 @@ def all_to_all(
             x, output_split_sizes or [], input_split_sizes or [], name_of(group)
         ),
     )
+
+
+def all_reduce_rms_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    rounds_first: bool = False,
+    op: object = ReduceOp.SUM,
+    group: GroupLike = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the normalised rows of a sum over all ranks, and the sum itself. Collective.
+
+    The sum has the residual added, and both have the bits of `fastcoll.RMSNorm`. The gradient is
+    collective, too; there is no derivative forwards.
+
+    Args:
+        x: [..., columns] of float32, float16 or bfloat16 on the CPU, alike on every rank.
+        residual: Of the shape and dtype of `x`; None: nothing is added.
+        weight: [columns]; None: ones.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight.
+        rounds_first: Round to the dtype before the weight.
+        op: SUM or AVG.
+        group: See `all_reduce`, as for the errors.
+    """
+    terms = eps, offset, rounds_first, code_of(op), name_of(group)
+    normed, summed = torch.ops.fastcoll.all_reduce_rms_norm(x, residual, weight, *terms)
+    return normed, summed
 
 
 # ---- the operators -------------------------------------------------------------------------------
@@ -302,9 +333,19 @@ _define("broadcast", _broadcast, _same, _broadcast_gradient)
 _define("reduce", _reduce, _same, _reduce_gradient)
 _define("all_to_all", _all_to_all, _shuffled, _all_to_all_gradient)
 
-OPERATORS = tuple(
-    getattr(torch.ops.fastcoll, name).default
-    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+OPERATORS = (
+    *(
+        getattr(torch.ops.fastcoll, name).default
+        for name in (
+            "all_reduce",
+            "reduce_scatter",
+            "all_gather",
+            "broadcast",
+            "reduce",
+            "all_to_all",
+        )
+    ),
+    row_ops.define(_library, _named),
 )
 
 # Where the compiled backend is, it runs the calls that need no Python.
