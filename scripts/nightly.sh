@@ -34,6 +34,7 @@ part "all tests" scripts/test.sh --all --installed
 part "mutations" python -m tests.protocol.native.mutate "$@"
 part "soak" python -m tests.faults.soak --seconds 600
 part "growth" python -m tests.faults.soak_flat --seconds 600
+part "long training" env TRAINING_STEPS=2000 python -m pytest -q tests/nodes/test_compressed_gradients.py
 part "kills" python -m tests.faults.soak --kills 200
 part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
 part "fuzz what C++ reads" python tests/protocol/native/fuzz_bytes.py --seconds 300

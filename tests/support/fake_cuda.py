@@ -46,7 +46,7 @@ def build_fake_cuda(folder: Path) -> Path:
     headers = [Path(home, "include") for home in homes if Path(home, "include/cuda.h").is_file()]
     if not headers:
         pytest.skip("not run: CUDA's headers are not installed")
-    places = [ROOT / "csrc", ROOT / "kernels", headers[0]]
+    places = [ROOT / "csrc", ROOT / "kernels", ROOT / "python", headers[0]]
     places += [pybind11.get_include(), sysconfig.get_path("include")]
     flags = ["-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", *(f"-I{one}" for one in places)]
 
