@@ -47,7 +47,7 @@ class Memory {
   bool holds(const Bytes& expected) const {
     for (std::size_t i = 0; i < kGuardBytes; ++i)
       if (all_[i] != kGuard || all_[all_.size() - 1 - i] != kGuard) return false;
-    return std::memcmp(all_.data() + shift_, expected.data(), expected.size()) == 0;
+    return std::equal(expected.begin(), expected.end(), all_.begin() + std::ptrdiff_t(shift_));
   }
 
  private:
