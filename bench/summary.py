@@ -21,6 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 # Facts about a machine that its files do not hold.
 MACHINES = {
     "xeon-amx-2core": "Intel Xeon with AMX: AVX-512",
+    "xeon-emr-2core": "Intel Xeon with AMX, model 207 (rows and coded elements alone)",
     "epyc-zen4-2core": "AMD EPYC, Zen 4: AVX-512",
     "epyc-zen3-2core": "AMD EPYC, Zen 3: AVX2",
 }
