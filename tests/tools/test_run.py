@@ -156,8 +156,8 @@ def running(folder: Path, text: str, *options: str) -> Iterator[tuple[subprocess
 
 
 SLEEPS = """
-print(os.getpid())
 try:
+    print(os.getpid(), flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted")
