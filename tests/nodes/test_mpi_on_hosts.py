@@ -10,7 +10,12 @@ from hosts import Hosts
 
 from tests.contract.test_differences import check_each_field, check_each_form
 from tests.nodes.everything import check_everything
-from tests.nodes.host_pool import MpiHostPool, assert_each_byte_crosses_once, require_hosts
+from tests.nodes.host_pool import (
+    NUM_BYTES,
+    MpiHostPool,
+    assert_each_byte_crosses_once,
+    require_hosts,
+)
 from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
 from tests.nodes.test_verbs_on_hosts import node_map
@@ -21,6 +26,7 @@ from tests.support.sites import across, ranks_by_node
 
 pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
 LARGE = 30_000  # elements: beyond a header
+STILL_S = 6.0
 OnHosts = Callable[[str], MpiHostPool]
 
 
@@ -58,6 +64,29 @@ def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
     check_each_form(site, LARGE)
     for verb in VERBS:
         check_each_field(site, verb, LARGE)
+
+
+def send_or_receive(rank: Rank) -> float:
+    """Rank 0 starts to send and stands still; return how long the transfer took."""
+    import torch
+
+    carrier = rank.comm._lanes.carrier(0)
+    message, nothing = torch.zeros(NUM_BYTES, dtype=torch.uint8), torch.empty(0)
+    begin = time.monotonic()
+    if rank.rank == 0:
+        transfer = carrier.all_to_all(nothing, message, [0, 0], [0, NUM_BYTES])
+        time.sleep(STILL_S)
+    else:
+        transfer = carrier.all_to_all(message, nothing, [NUM_BYTES, 0], [0, 0])
+    while not transfer.is_completed():
+        time.sleep(1e-3)
+    transfer.wait()
+    return time.monotonic() - begin
+
+
+def test_bytes_move_while_their_sender_does_something_else(mpi_on_hosts: OnHosts) -> None:
+    _, receiving = mpi_on_hosts("ab").run(send_or_receive)
+    assert receiving < STILL_S / 2
 
 
 def until_cut(rank: Rank) -> Attempt:

@@ -2,8 +2,9 @@
 """MPI as a carrier, through mpi4py: a communicator for each lane.
 
 Decides the MPI operations. All of them are non-blocking, so that waits have the limits and the
-verdicts of all others (watch.py). MPI moves bytes only while a rank polls it. Must not know the
-bytes. MPI notices a process that dies first: most launchers then end all ranks of their job.
+verdicts of all others (watch.py). MPI moves bytes only while a rank polls it; between waits a
+thread does (mpi_progress.py). Must not know the bytes. MPI notices a process that dies first: most
+launchers then end all ranks of their job.
 """
 
 import json
@@ -21,6 +22,7 @@ from torch.distributed import Store
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.errors import UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, Started, starting
+from fastcoll.nodes.carriers.mpi_progress import PROGRESS
 from fastcoll.types import FROM_TORCH, DType, Op
 
 _MOST_TAG = 32767  # that every MPI has
@@ -110,6 +112,7 @@ class MpiCarrier(Carrier):
         self._mpi = mpi
         self._communicator = communicator
         self._open: list[_Transfer] = []
+        PROGRESS.add(communicator)
 
     def reduces(self, dtype: DType, op: Op) -> bool:
         """See `Carrier`."""
@@ -159,10 +162,12 @@ class MpiCarrier(Carrier):
 
     def abandon(self) -> None:
         """See `Carrier`."""
+        PROGRESS.remove(self._communicator)
         _abandoned.append(self)
 
     def close(self) -> None:
         """See `Carrier`."""
+        PROGRESS.remove(self._communicator)
         self._communicator.Free()
 
     def _memory(self, tensor: torch.Tensor, kind: str = "BYTE") -> list[Any]:
@@ -171,6 +176,7 @@ class MpiCarrier(Carrier):
         return [memory, getattr(self._mpi, kind)]
 
     def _started(self, requests: Sequence[Any], *tensors: torch.Tensor) -> _Transfer:
+        PROGRESS.note_start()
         transfer = _Transfer(self._mpi, requests, *tensors)
         self._open = [one for one in self._open if not one.is_over]
         self._open.append(transfer)
