@@ -56,7 +56,7 @@ struct Call {
   // them.
   bool lies_apart() const { return list || strided; }
   const std::byte* input_at(int part, size_t start) const {
-    if (scatters() && parts) return parts->inputs[size_t(part)].ptr + start * elem_bytes();
+    if (parts) return parts->inputs[size_t(part)].ptr + start * elem_bytes();
     return input + input_start(part, start) * elem_bytes();
   }
 
@@ -126,7 +126,6 @@ struct Call {
  private:
   // ---- out of the way of the smallest calls, which feel the least work ----
   [[gnu::noinline]] const std::byte* put_together(std::byte* room) const {
-    if (!lies_apart() && !scatters()) return input;
     const size_t num_parts = scatters() ? size_t(world_size()) : 1;
     for (size_t part = 0; part < num_parts; ++part)
       read_input(room + part * plan.numel * elem_bytes(), int(part), {0, plan.numel});

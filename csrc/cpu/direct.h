@@ -59,8 +59,7 @@ class Direct {
         rank_(call.rank()),
         world_(call.world_size()),
         splits_(splits_message(call.plan.verb)),
-        is_barrier_(call.plan.verb == Verb::barrier),
-        is_inlined_(call.plan.inlined || is_barrier_),
+        is_inlined_(call.plan.inlined || call.plan.verb == Verb::barrier),
         cut_(call.plan, call.world_size(), largest_part(call)) {}
 
   FASTCOLL_HOT void run() {
@@ -122,7 +121,7 @@ class Direct {
     const size_t own_bytes = part_for(rank_).num_bytes;
     // A rank that gives nothing arrives, too: its line shows the waiters of the next call that it
     // made this one.
-    if (!gives(rank_) || is_barrier_) group_.arrive_inlined(nullptr, 0);
+    if (!gives(rank_)) group_.arrive_inlined(nullptr, 0);
     else if (splits_) group_.arrive_inlined(packed(own_bytes), size_t(world_) * own_bytes);
     else if (call_.lies_apart())
       group_.arrive_inlined(call_.whole_input(group_.inbox(rank_)), own_bytes);
@@ -236,20 +235,16 @@ class Direct {
     // peers' slots or its own later calls.
     const bool is_getter = gets(rank_), is_giver = gives(rank_);
     if (!is_getter) group_.consume(cut_.num_segments);
-    bool by_segments = is_giver && location_ == Location::kStaged;
     const std::byte* places[kMaxWorld];  // of a peer's part for me; null: staged
-    for (int i = 1; is_getter && i < world_; ++i) {
+    for (int i = 1; i < world_; ++i) {
       const int peer = (rank_ + i) % world_;
       if (!gets_from(peer)) continue;
-      if (is_copied(sources[peer])) {
-        take(peer, sources[peer]);
-      } else {
+      if (is_copied(sources[peer])) take(peer, sources[peer]);
+      else
         places[peer] =
             group_.resolve(peer, sources[peer], start_at(peer), part_from(peer).num_bytes);
-        by_segments = true;
-      }
     }
-    for (size_t k = 0; by_segments && k < cut_.num_segments; ++k) {
+    for (size_t k = 0; k < cut_.num_segments; ++k) {
       if (is_giver && k + 1 < cut_.num_segments && location_ == Location::kStaged) {
         stage(k + 1);
         group_.publish_staged(k + 2);
@@ -262,10 +257,9 @@ class Direct {
       }
       group_.consume(k + 1);
     }
-    if (location_ == Location::kStaged) return;
     // The owner of a message that is read in place may reuse it only when all ranks have read it.
-    group_.consume(cut_.num_segments);
-    if (P::kAwaitsReaders) group_.wait_consumed(cut_.num_segments);
+    if (P::kAwaitsReaders && location_ != Location::kStaged)
+      group_.wait_consumed(cut_.num_segments);
   }
 
   bool is_copied(uint64_t source) const {
@@ -366,7 +360,7 @@ class Direct {
   const Call<P>& call_;
   Group<P>& group_;
   const int rank_, world_;
-  const bool splits_, is_barrier_, is_inlined_;
+  const bool splits_, is_inlined_;
   PartCut cut_;
   uint64_t location_ = Location::kStaged;
   std::array<size_t, kMaxWorld> starts_;  // counted: of my part in each peer's message

@@ -39,8 +39,8 @@ template <class P>
 uint64_t Group<P>::last_entered_call(int peer) {
   uint64_t last = options_.first_call;
   for (const Descriptor& entry : pad(peer).ring) {
-    const uint64_t sequence = P::load_relaxed(entry.sequence);
-    if (sequence != 0 && sequence % 2 == 0) last = std::max(last, sequence / 2);
+    // Odd while it is written: that rounds down to the call before, which it entered, too.
+    last = std::max(last, P::load_relaxed(entry.sequence) / 2);
   }
   return last;
 }
@@ -50,8 +50,8 @@ void Group<P>::compare_descriptors(int peer) {
   // A stamp depends on all earlier ones: where the latest entries of both ranks agree, nothing
   // differs. Otherwise walk back to the first difference and report it.
   std::optional<Operation> mine, theirs;  // where they first differ
-  const uint64_t oldest = call_ < kRingEntries ? 1 : call_ - kRingEntries + 1;
-  for (uint64_t call = call_; call >= oldest && call > options_.first_call; --call) {
+  for (uint64_t age = 0; age < std::min<uint64_t>(call_, kRingEntries); ++age) {
+    const uint64_t call = call_ - age;
     auto one = read_operation<P>(*me_, call), other = read_operation<P>(pad(peer), call);
     if (!one || !other) continue;
     if (one->stamp == other->stamp) break;

@@ -44,7 +44,7 @@ std::string PointToPoint<P>::name(const Transfer& transfer) const {
 
 template <class P>
 void PointToPoint<P>::look_for_loss(Transfer& transfer) {
-  if (transfer.done || transfer.peer == group_.rank()) return;
+  if (transfer.peer == group_.rank()) return;
   if (transfer.peer == kAnyPeer) {
     if (group_.world_size() == 1 || transfer.has_other_senders) return;
     for (int peer = 0; peer < group_.world_size(); ++peer)
