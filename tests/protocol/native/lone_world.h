@@ -22,7 +22,37 @@
 namespace lone {
 
 using namespace fastcoll;
-using P = StdAtomics;
+// As shipped; a test may look on.
+struct P : StdAtomics {
+  static inline std::function<void(const uint64_t&)> on_load, on_arrive;
+  static inline std::function<void(const uint64_t&)> on_store;  // relaxed
+  static uint64_t load_acquire(const uint64_t& word) {
+    if (on_load) on_load(word);
+    return StdAtomics::load_acquire(word);
+  }
+  static void arrive(uint64_t& word, uint64_t value) {
+    if (on_arrive) on_arrive(word);
+    StdAtomics::arrive(word, value);
+  }
+  static void store_relaxed(uint64_t& word, uint64_t value) {
+    if (on_store) on_store(word);
+    StdAtomics::store_relaxed(word, value);
+  }
+};
+// Counts what happens to a word while it is there.
+class Counter {
+ public:
+  Counter(std::function<void(const uint64_t&)>& hook, const uint64_t& word) : hook_(hook) {
+    hook_ = [this, &word](const uint64_t& touched) { count += &touched == &word; };
+  }
+  Counter(const Counter&) = delete;
+  ~Counter() { hook_ = {}; }
+  int count = 0;
+
+ private:
+  std::function<void(const uint64_t&)>& hook_;
+};
+
 constexpr double kLimitS = 0.03;
 
 struct LoneHost : Host {
@@ -33,9 +63,12 @@ struct LoneHost : Host {
   }
   std::string interruption() override { return "a test"; }
   bool steps_out() override { return leaves; }
-  std::string call_site() override { return site; }
+  std::string call_site() override {
+    if (on_site) on_site();
+    return site;
+  }
   void blocking() override { ++num_waits; }
-  std::function<void()> hook;
+  std::function<void()> hook, on_site;
   int num_waits = 0;
   bool is_interrupted = false, leaves = false;
   int num_looks = 0;
@@ -59,8 +92,8 @@ class World {
  public:
   explicit World(int size, const std::function<void(GroupOptions&)>& change = {}) : size_(size) {
     // Zero, and only the pages that are touched take time.
-    void* memory =
-        mmap(nullptr, num_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* memory = mmap(nullptr, num_bytes(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(memory != MAP_FAILED, "memory");
     memory_ = static_cast<std::byte*>(memory);
     for (int rank = 0; rank < size; ++rank) {

@@ -4,6 +4,7 @@
 // thread (lone_world.h).
 //
 //   test_steps
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -47,6 +48,26 @@ void send_inlined() {
     require(got[num_bytes] == std::byte{0}, "a byte behind it");
     for (const int rank : {0, 1}) world.leave(rank);
   }
+}
+
+// Data may look like the flag of a line: none lies in a flag's place.
+void send_flags() {
+  World world(2);
+  world.enter(1);
+  world.arrive(0);
+  const uint64_t flag = world.pad(0).arrive[1].slot;  // as rank 1's will be
+  const std::vector<uint64_t> message(kInlineMaxBytes / sizeof flag, flag);
+  const InlineLine* lines = world.pad(1).inlined[1];
+  int num_arrived = -1;  // the first flag is the arrival line's
+  P::on_arrive = [&](const uint64_t& word) {
+    require(num_arrived < 0 || &word == &lines[num_arrived].slot, "the next line's flag");
+    for (int i = std::max(num_arrived, 0); i < int(kInlineLines); ++i)
+      require(lines[i].slot != flag, "a flag that is no data");
+    ++num_arrived;
+  };
+  world.group(1).arrive_inlined(message.data(), kInlineMaxBytes);
+  P::on_arrive = {};
+  require_equal(num_arrived, int(kInlineLines), "lines");
 }
 
 // ---- reuse --------------------------------------------------------------------------------------
@@ -137,13 +158,15 @@ void claim_behind_few_slots() {
 }
 
 // Whether a call has two halves; `num_bytes`: of a rank's message.
-bool halves(int world_size, Verb verb, Algorithm algorithm, size_t num_bytes) {
+bool halves(int world_size, Verb verb, Algorithm algorithm, size_t num_bytes, bool inlined = false,
+            size_t segment_bytes = kSlotBytes) {
   World world(world_size);
   Plan plan;
   plan.verb = verb;
   plan.algorithm = algorithm;
   plan.numel = num_bytes;
-  plan.segment_bytes = uint32_t(kSlotBytes);
+  plan.inlined = inlined;
+  plan.segment_bytes = uint32_t(segment_bytes);
   plan = make_plan(plan);
   const Call<P> call{world.group(0), plan, nullptr, nullptr};
   return has_halves(call);
@@ -159,31 +182,78 @@ void halve_calls() {
   require(!halves(1, all_reduce, Algorithm::one_shot, 8), "a group of one rank");
   require(!halves(2, all_reduce, Algorithm::two_shot, 8), "a call in which all wait for all");
   require(!halves(2, reduce_scatter, Algorithm::one_shot, 8), "it is a two_shot");
+  require(halves(2, reduce_scatter, Algorithm::one_shot, 8, true), "but for a small one");
   require(halves(2, all_gather, Algorithm::direct, kInPlace - 1), "a message that is staged");
   require(!halves(2, all_gather, Algorithm::direct, kInPlace), "one that is read where it lies");
+  require(!halves(2, all_gather, Algorithm::direct, kInPlace - 1, false, kLeastSegmentBytes),
+          "one of several segments");
 }
 
-// A call writes exactly the bytes of a slot that it asks for.
-void ask_for_room() {
-  for (const int world_size : {2, 3, 7})
-    for (const Verb verb : {Verb::all_gather, Verb::all_to_all, Verb::scatter})
-      for (const size_t numel : {1, 1000, 100000}) {
-        World world(world_size);
-        Plan plan = plan_of(verb);
-        plan.numel = numel;
-        plan.inlined = false;
-        plan.segment_bytes = uint32_t(kSlotBytes);
+struct Died {};
+
+// A rank may finish a call when the ranks have arrived whose messages it gets, and no sooner.
+void finish_halves() {
+  constexpr int kSize = 3, kRoot = 0;
+  using enum Verb;
+  for (const Verb verb : {barrier, all_reduce, reduce, broadcast, scatter, gather, all_gather})
+    for (const bool inlined : {true, false})
+      for (int rank = 0; rank < kSize; ++rank) {
+        if (verb == barrier && !inlined) continue;
+        World world(kSize);
+        Plan plan = plan_of(verb, 4, kRoot);
+        plan.algorithm = verb_reduces(verb) ? Algorithm::one_shot : Algorithm::direct;
+        plan.inlined = inlined;
         plan = make_plan(plan);
-        const Call<P> call{world.group(0), plan, nullptr, nullptr};
-        const Staging staging = direct_staging(call);
-        const PartCut cut(plan, world_size, numel * 4);
-        const size_t num_parts = verb == Verb::all_gather ? 1 : size_t(world_size) - 1;
-        require_equal(int64_t(staging.segment_bytes), int64_t(num_parts * cut.chunk_bytes), "room");
-        require(staging.segment_bytes <= kSlotBytes, "no more than a slot");
-        require(staging.num_segments * cut.chunk_bytes >= numel * 4, "room for all of it");
-        require((staging.num_segments - 1) * (kSlotBytes / num_parts / 64 * 64) < numel * 4,
-                "segments that are full");
+        std::vector<int32_t> data(2 * kSize * kSize * 4);
+        const auto call_of = [&](int of) {
+          int32_t* input = data.data() + size_t(of) * 2 * kSize * 4;
+          int32_t* output = verb == broadcast ? input : input + kSize * 4;
+          return Call<P>{world.group(of), plan, reinterpret_cast<std::byte*>(input),
+                         reinterpret_cast<std::byte*>(output)};
+        };
+        Call<P> call = call_of(rank);
+        require(begin_half(call, world.host(rank), kLimitS), "a call that may begin");
+        const bool from_root = verb == broadcast || verb == scatter;
+        const bool to_root = verb == reduce || verb == gather;
+        int num_awaited = from_root ? int(rank != kRoot) : to_root && rank != kRoot ? 0 : kSize - 1;
+        for (int peer = kSize - 1; peer >= 0; --peer) {
+          require_equal(may_finish(call), num_awaited == 0,
+                        std::string("whether a rank may finish ") + verb_name(verb));
+          if (peer == rank) continue;
+          Call<P> other = call_of(peer);
+          require(begin_half(other, world.host(peer), kLimitS), "a call that may begin");
+          if (from_root ? rank != kRoot && peer == kRoot : num_awaited > 0) --num_awaited;
+        }
+        require(may_finish(call), "all have arrived");
+        finish(call, world.host(rank));
+        require_equal(int64_t(world.pad(rank).done.value), 1, "the segments of a call that ended");
       }
+}
+
+void begin_no_half() {
+  World world(2);
+  const Plan plan = plan_of(Verb::all_reduce, kInlineMaxBytes / 4 + 1);
+  std::vector<int32_t> data(plan.numel);
+  Call<P> call{world.group(0), plan, reinterpret_cast<std::byte*>(data.data()),
+               reinterpret_cast<std::byte*>(data.data())};
+  const Seen seen = error_of([&] { begin_half(call, world.host(0), kLimitS); });
+  require_equal(int64_t(seen.kind), int64_t(ErrorKind::usage), seen.text);
+  require_equal(int64_t(world.group(0).call()), 0, "calls that began");
+  // After an exception of the host no call runs.
+  Call<P> empty{world.group(0), kBarrier, nullptr, nullptr};
+  require(begin_half(empty, world.host(0), kLimitS), "a barrier");
+  world.host(0).hook = [] { throw Died{}; };
+  bool has_died = false;
+  try {
+    finish(empty, world.host(0));
+  } catch (const Died&) {
+    has_died = true;
+  }
+  require(has_died, "an exception of the host");
+  world.host(0).hook = {};
+  const std::string text =
+      error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); }).text;
+  require(text.starts_with("between calls, after #1"), text);
 }
 
 // ---- symmetric memory ---------------------------------------------------------------------------
@@ -259,17 +329,63 @@ void note_calls() {
   }
 }
 
+// While an entry is written, and in its old place, no reader takes it for a whole one.
+void write_entries() {
+  World world(1, [](GroupOptions& options) { options.traces = true; });
+  int num_looks = 0;
+  world.host(0).on_site = [&] {
+    const uint64_t call = world.group(0).call();
+    require_equal(int64_t(world.pad(0).ring[call % kRingEntries].sequence), int64_t(2 * call - 1),
+                  "an entry that is written");
+    ++num_looks;
+  };
+  for (int i = 0; i <= kRingEntries; ++i) world.all();
+  world.enter(0);
+  require_equal(num_looks, kRingEntries + 2, "entries");
+  const Operation running = *read_operation<P>(world.pad(0), kRingEntries + 2);
+  require(running.began_us != 0 && running.ended_us == 0, "a call that runs");
+}
+
+void count_calls() {
+  World world(2);
+  for (int i = 0; i < 2; ++i) world.all(plan_of(Verb::all_reduce, 3));
+  world.all();
+  wait_in_vain(world);
+  const std::vector<VerbCount> counts = read_counts<P>(world.pad(0));
+  require_equal(int64_t(counts.size()), kNumVerbs, "verbs");
+  for (int verb = 0; verb < kNumVerbs; ++verb) {
+    const VerbCount& count = counts[size_t(verb)];
+    const bool reduces = Verb(verb) == Verb::all_reduce, waits = Verb(verb) == Verb::barrier;
+    require_equal(int64_t(count.calls), reduces || waits ? 2 : 0, "calls of a verb");
+    require_equal(int64_t(count.num_bytes), reduces ? 24 : 0, "bytes of a verb");
+    require_equal(int64_t(count.waited_us), 0, "a wait that failed counts for none");
+  }
+  World waiting(2);
+  waiting.host(0).hook = [&, is_first = true]() mutable {
+    if (is_first) waiting.arrive(1);
+    is_first = false;
+  };
+  const int64_t start_us = now_us();
+  require_equal(wait_in_vain(waiting).text, "no error", "a wait");
+  const auto waited_us = int64_t(read_counts<P>(waiting.pad(0))[size_t(Verb::barrier)].waited_us);
+  require(waited_us >= 1000 && waited_us <= now_us() - start_us, "how long a rank waited");
+}
+
 }  // namespace
 
 int main() {
   send_inlined();
+  send_flags();
   begin_calls();
   stage_segments();
   claim_behind_few_slots();
   halve_calls();
-  ask_for_room();
+  finish_halves();
+  begin_no_half();
   place_tensors();
   note_calls();
+  write_entries();
+  count_calls();
   std::printf("ok\n");
   return 0;
 }

@@ -6,14 +6,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "lone_world.h"
+#include "lone_pairs.h"
 
 using namespace fastcoll;
 using namespace lone;
@@ -25,58 +24,6 @@ constexpr size_t kBay = PairChannel::kBayBytes;
 const std::string kSlow =
     ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)";
 
-struct Message {
-  std::shared_ptr<Transfer> transfer = std::make_shared<Transfer>();
-  std::vector<std::byte> data;
-};
-
-class Pairs {
- public:
-  explicit Pairs(int size, const std::function<void(GroupOptions&)>& change = {})
-      : world(size, change) {
-    for (int rank = 0; rank < size; ++rank)
-      engines_.push_back(std::make_unique<PointToPoint<P>>(world.group(rank)));
-  }
-  PointToPoint<P>& engine(int rank) { return *engines_[size_t(rank)]; }
-  Message send(int rank, int peer, size_t num_bytes, uint32_t tag = 5, int value = 1) {
-    return make(rank, peer, num_bytes, tag, true, value);
-  }
-  Message receive(int rank, int peer, size_t num_bytes, uint32_t tag = 5) {
-    return make(rank, peer, num_bytes, tag, false, 0);
-  }
-  bool look(int rank, const Message& message) { return engine(rank).look(*message.transfer); }
-  Seen wait(int rank, const Message& message) {
-    return error_of([&] { engine(rank).wait(*message.transfer, world.host(rank), 0); });
-  }
-  World world;
-
- private:
-  Message make(int rank, int peer, size_t num_bytes, uint32_t tag, bool sends, int value) {
-    Message message;
-    message.data.assign(num_bytes, std::byte(value));
-    Transfer& one = *message.transfer;
-    one.sends = sends;
-    one.peer = peer;
-    one.tag = tag;
-    one.dtype = DType::int32;
-    one.numel = num_bytes / 4;
-    one.num_bytes = num_bytes;
-    one.data = message.data.data();
-    one.timeout_s = kLimitS;
-    one.site = world.host(rank).site;
-    engine(rank).post(message.transfer, world.host(rank));
-    return message;
-  }
-  std::vector<std::unique_ptr<PointToPoint<P>>> engines_;
-};
-
-void require_message(const Message& message, int value) {
-  require(message.transfer->done && !message.transfer->error, "a message that has come");
-  require(std::all_of(message.data.begin(), message.data.end(),
-                      [&](std::byte byte) { return byte == std::byte(value); }),
-          "the bytes of a message");
-}
-
 // ---- ranks that wait for each other -------------------------------------------------------------
 
 std::string recv_name(const std::string& src, int size) {
@@ -85,19 +32,19 @@ std::string recv_name(const std::string& src, int size) {
 
 void name_transfers() {
   Pairs pairs(2);
-  const Message receive = pairs.receive(0, 1, 8);
+  const Posted receive = pairs.receive(0, 1, 8);
   require_error(pairs.wait(0, receive),
                 recv_name("1", 2) + " waited T s for rank 1, which did not send it" + kSlow,
                 ErrorKind::timeout, 2);
   Pairs sites(3, [](GroupOptions& options) { options.traces = true; });
   sites.world.host(0).site = "a.py:1";
-  const Message send = sites.send(0, 2, kLarge);
+  const Posted send = sites.send(0, 2, kLarge);
   require_error(sites.wait(0, send),
                 "send(int32, numel=16384, dst=2, tag=5) at a.py:1," + place(0, 3) +
                     " waited T s for rank 2, which did not receive it" + kSlow,
                 ErrorKind::timeout, 4);
   Pairs any(3);
-  const Message all = any.receive(0, kAnyPeer, 8);
+  const Posted all = any.receive(0, kAnyPeer, 8);
   require_error(any.wait(0, all),
                 recv_name("any", 3) + " waited T s for rank any, which did not send it" + kSlow,
                 ErrorKind::timeout, 6);
@@ -111,7 +58,7 @@ void require_chain(const std::vector<uint64_t>& blocked, const std::string& text
   for (size_t i = 0; i < blocked.size(); ++i)
     P::store_relaxed(pairs.world.pad(int(i) + 1).blocked.value, blocked[i]);
   if (prepare) prepare(pairs.world);
-  const Message receive = pairs.receive(0, 1, 8);
+  const Posted receive = pairs.receive(0, 1, 8);
   require_error(pairs.wait(0, receive),
                 recv_name("1", 4) + " waited T s for rank 1, which did not send it" + text + kSlow,
                 ErrorKind::timeout, ranks);
@@ -159,7 +106,7 @@ void say_blocked() {
       require_equal(int64_t(word.value), (sends ? 1 : 2) | 2 << 8, "what a rank waits in");
       ++num_seen;
     };
-    const Message one = sends ? pairs.send(0, 2, kLarge) : pairs.receive(0, 2, 8);
+    const Posted one = sends ? pairs.send(0, 2, kLarge) : pairs.receive(0, 2, 8);
     require(pairs.engine(0).wait(*one.transfer, pairs.world.host(0), 0.01) == false,
             "a wait with a limit of its own");
     require(num_seen > 0 && word.value == 0 && !one.transfer->done, "it goes on");
@@ -177,32 +124,32 @@ void lose_ranks() {
   };
   const std::string lost = ": its process ended or left the group" + kOver;
   Pairs pairs(3, links), sent(3, links), any(3, links), received(3, links), fresh(3, links);
-  const Message message = sent.send(1, 0, 8, 5, 3), half = sent.send(1, 0, kLarge, 7, 4);
-  const Message chunks = received.send(0, 1, kLarge, 5, 6), to = received.receive(1, 0, kLarge);
+  const Posted message = sent.send(1, 0, 8, 5, 3), half = sent.send(1, 0, kLarge, 7, 4);
+  const Posted chunks = received.send(0, 1, kLarge, 5, 6), to = received.receive(1, 0, kLarge);
   close(ends[1][1]);
   // Of all ranks, one is there.
-  const Message receive = any.receive(0, kAnyPeer, 8);
+  const Posted receive = any.receive(0, kAnyPeer, 8);
   require_equal(any.wait(0, receive).kind == ErrorKind::timeout, true, "one may still send");
   close(ends[2][1]);
-  const Message lone = pairs.receive(0, 2, 8);
+  const Posted lone = pairs.receive(0, 2, 8);
   require_error(pairs.wait(0, lone),
                 "recv(int32, numel=2, src=2, tag=5)" + place(0, 3) + " lost rank 2" + lost,
                 ErrorKind::peer_lost, 4);
   Pairs none(3, links);
-  const Message nobody = none.receive(0, kAnyPeer, 8);
+  const Posted nobody = none.receive(0, kAnyPeer, 8);
   require_error(none.wait(0, nobody), recv_name("any", 3) + " lost rank 1" + lost,
                 ErrorKind::peer_lost, 2);
   // Messages that it sent before are there.
-  const Message last = sent.receive(0, 1, 8);
+  const Posted last = sent.receive(0, 1, 8);
   require_equal(sent.wait(0, last).text, "no error", "a message of a rank that left");
   require_message(last, 3);
-  const Message rest = sent.receive(0, 1, kLarge, 7);
+  const Posted rest = sent.receive(0, 1, kLarge, 7);
   require_equal(sent.wait(0, rest).kind == ErrorKind::peer_lost, true, "half a message");
   // And messages that it took before are done.
   for (int i = 0; i < 8; ++i) received.look(0, chunks), received.look(1, to);
   require_equal(received.wait(0, chunks).text, "no error", "a message that was taken");
   require_message(to, 6);
-  const Message unsent = fresh.send(0, 1, kLarge);
+  const Posted unsent = fresh.send(0, 1, kLarge);
   require_equal(fresh.wait(0, unsent).kind == ErrorKind::peer_lost, true, "nobody takes it");
   for (auto& pair : ends) close(pair[0]);
   close(ends[0][1]);
@@ -211,7 +158,7 @@ void lose_ranks() {
 void interrupt_waits() {
   Pairs pairs(2);
   pairs.world.host(0).is_interrupted = true;
-  const Message receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 9);
+  const Posted receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 9);
   require_equal(pairs.wait(0, receive).text, "interrupted", "a wait");
   const std::string text =
       "rank 0 was interrupted (a test) and left a send or receive in group \"lone\"";
@@ -221,7 +168,7 @@ void interrupt_waits() {
 
 void close_groups() {
   Pairs pairs(2);
-  const Message receive = pairs.receive(0, 1, 8);
+  const Posted receive = pairs.receive(0, 1, 8);
   require(pairs.engine(0).has_open(), "a receive that is open");
   pairs.engine(0).close();
   require(!pairs.engine(0).has_open(), "none is open");
@@ -237,16 +184,16 @@ void close_groups() {
 void take_of_any_rank() {
   Pairs pairs(3);
   for (const size_t num_bytes : {size_t{8}, kBay, kLarge}) {
-    const Message first = pairs.receive(0, kAnyPeer, num_bytes);
+    const Posted first = pairs.receive(0, kAnyPeer, num_bytes);
     require(!pairs.look(0, first), "nobody has sent");
-    const Message tagged = pairs.send(1, 0, num_bytes, 6, 7), sent = pairs.send(2, 0, num_bytes);
-    const auto move = [&](const Message& to) {
+    const Posted tagged = pairs.send(1, 0, num_bytes, 6, 7), sent = pairs.send(2, 0, num_bytes);
+    const auto move = [&](const Posted& to) {
       for (int i = 0; i < 8; ++i) pairs.look(0, to), pairs.look(1, tagged), pairs.look(2, sent);
     };
     move(first);
     require_message(first, 1);
     require_equal(first.transfer->peer, 2, "whose message it was");
-    const Message second = pairs.receive(0, kAnyPeer, num_bytes, 6);
+    const Posted second = pairs.receive(0, kAnyPeer, num_bytes, 6);
     move(second);
     require_message(second, 7);
     require_equal(second.transfer->peer, 1, "whose message it was");
@@ -257,9 +204,9 @@ void refuse_mismatches() {
   for (const bool traces : {false, true}) {
     Pairs pairs(2, [&](GroupOptions& options) { options.traces = traces; });
     pairs.world.host(1).site = traces ? "b.py:2" : "";
-    const Message send = pairs.send(1, 0, 12);
+    const Posted send = pairs.send(1, 0, 12);
     pairs.world.host(0).site = traces ? "a.py:1" : "";
-    const Message receive = pairs.receive(0, 1, 8);
+    const Posted receive = pairs.receive(0, 1, 8);
     require_error(pairs.wait(0, receive),
                   std::string("rank 1 sends 3 x int32 to rank 0") + (traces ? " at b.py:2" : "") +
                       ", which receives 2 x int32 (tag 5, group \"lone\")" +
@@ -268,11 +215,11 @@ void refuse_mismatches() {
   }
   for (const uint64_t dtype : {uint64_t(kNumDTypes), uint64_t{0xff}}) {
     Pairs pairs(2);
-    const Message send = pairs.send(1, 0, 8);
+    const Posted send = pairs.send(1, 0, 8);
     auto* channel =
         reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
     channel->messages[0].tag_and_dtype = 5 | dtype << 32;
-    const Message receive = pairs.receive(0, 1, 8);
+    const Posted receive = pairs.receive(0, 1, 8);
     const std::string text = pairs.wait(0, receive).text;
     require(
         text.find("rank 1 published a message of a type that there is not") != std::string::npos,
@@ -283,13 +230,13 @@ void refuse_mismatches() {
 // A sender may count no more chunks than the message has left.
 void refuse_chunks() {
   for (const size_t num_chunks : {1, 3})
-    for (const size_t rest : {size_t{4}, PairChannel::kChunkBytes})
+    for (const size_t rest : {size_t{1}, size_t{4}, PairChannel::kChunkBytes})
       for (const uint64_t more : {0, 1}) {
         const size_t num_bytes = (num_chunks - 1) * PairChannel::kChunkBytes + rest;
         if (num_bytes <= kBay) continue;
         Pairs pairs(2);
-        const Message send = pairs.send(1, 0, num_bytes);
-        const Message receive = pairs.receive(0, 1, num_bytes);
+        const Posted send = pairs.send(1, 0, num_bytes);
+        const Posted receive = pairs.receive(0, 1, num_bytes);
         pairs.look(0, receive);
         pairs.look(1, send);
         auto* channel = reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] +
@@ -304,16 +251,16 @@ void refuse_chunks() {
 
 void withdraw() {
   Pairs pairs(2);
-  const Message receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
+  const Posted receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
   require(pairs.engine(0).withdraw(*receive.transfer), "a receive without a message");
   require_equal(pairs.wait(0, receive).text, "no error", "what was taken back");
   require(pairs.engine(0).has_open(), "the other one");
-  const Message send = pairs.send(1, 0, 8), large = pairs.send(1, 0, kLarge, 7);
+  const Posted send = pairs.send(1, 0, 8), large = pairs.send(1, 0, kLarge, 7);
   require(pairs.look(0, other), "a message");
   require(!pairs.engine(0).withdraw(*other.transfer), "a receive that is done");
   require_message(other, 1);
   require(!pairs.engine(1).withdraw(*large.transfer), "a send");
-  const Message half = pairs.receive(0, 1, kLarge, 7);
+  const Posted half = pairs.receive(0, 1, kLarge, 7);
   require(!pairs.engine(0).withdraw(*half.transfer), "a receive that has a message");
 }
 
@@ -329,7 +276,7 @@ void drive() {
     one->timeout_s = 60;
     return std::pair{one, pairs.engine(0).start({&one, 1}, host)};
   };
-  const Message early = pairs.send(1, 0, 0, 1);
+  const Posted early = pairs.send(1, 0, 0, 1);
   auto* channel =
       reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
   channel->messages[0].tag_and_dtype = 1 | uint64_t(DType::uint8) << 32;

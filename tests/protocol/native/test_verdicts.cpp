@@ -76,6 +76,49 @@ void compare_repeated_calls() {
   require(seen.text.find("call #2 in group") == 0, seen.text);
 }
 
+// Only where both ranks tell where they made their calls.
+void tell_sites() {
+  for (const int named : {0, 1}) {
+    World world(2, [](GroupOptions& options) { options.traces = true; });
+    world.host(named).site = "a.py";
+    world.enter(0, plan_of(Verb::all_reduce, 3));
+    world.enter(1, plan_of(Verb::all_reduce, 4));
+    const Seen seen = error_of([&] { world.group(0).wait_arrival(1); });
+    require(
+        seen.text.find(" on rank 1. Rank 0 called all_reduce(SUM, int32, numel=3). Found by ") !=
+            std::string::npos,
+        seen.text);
+  }
+}
+
+// Between calls there is none that it was found in.
+void compare_between_calls() {
+  World world(2);
+  world.arrive(0, plan_of(Verb::all_reduce, 3));
+  world.arrive(1, plan_of(Verb::all_reduce, 4));
+  for (const int rank : {0, 1}) world.leave(rank);
+  for (const int rank : {0, 1}) world.pass(rank);
+  const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
+  require(seen.text.starts_with("all_reduce #1 in group"), seen.text);
+  require(seen.text.find(". Found by rank 0" + kUndefined) != std::string::npos, seen.text);
+}
+
+// An entry that can't be read is passed over, whosever it is.
+void pass_over_damaged_entries() {
+  for (const int damaged : {0, 1}) {
+    World world(2);
+    world.arrive(0, plan_of(Verb::all_reduce, 3));
+    world.arrive(1, plan_of(Verb::all_reduce, 4));
+    for (const int rank : {0, 1}) world.leave(rank);
+    for (const int rank : {0, 1}) world.pass(rank);
+    world.pad(damaged).ring[1].words[0] = ~uint64_t{0};
+    world.enter(1);
+    const Seen seen = wait_in_vain(world);
+    const std::string start = "barrier #2" + kIn + "the ranks made different calls before this one";
+    require(seen.text.starts_with(start), seen.text);
+  }
+}
+
 // The text names every field that differs, and is the same whichever rank finds it.
 void name_fields() {
   const auto changed = [](Verb verb, const std::function<void(Plan&)>& change) {
@@ -281,6 +324,9 @@ void keep_verdicts() {
 int main() {
   compare_calls();
   compare_repeated_calls();
+  tell_sites();
+  compare_between_calls();
+  pass_over_damaged_entries();
   name_fields();
   name_lost_ranks();
   keep_messages();

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends and receives between the ranks of a lone_world.h.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lone_world.h"
+
+namespace lone {
+
+// A send or a receive, and its memory.
+struct Posted {
+  std::shared_ptr<Transfer> transfer = std::make_shared<Transfer>();
+  std::vector<std::byte> data;
+};
+
+class Pairs {
+ public:
+  explicit Pairs(int size, const std::function<void(GroupOptions&)>& change = {})
+      : world(size, change) {
+    for (int rank = 0; rank < size; ++rank)
+      engines_.push_back(std::make_unique<PointToPoint<P>>(world.group(rank)));
+  }
+  PointToPoint<P>& engine(int rank) { return *engines_[size_t(rank)]; }
+  Posted send(int rank, int peer, size_t num_bytes, uint32_t tag = 5, int value = 1) {
+    return make(rank, peer, num_bytes, tag, true, value);
+  }
+  Posted receive(int rank, int peer, size_t num_bytes, uint32_t tag = 5) {
+    return make(rank, peer, num_bytes, tag, false, 0);
+  }
+  bool look(int rank, const Posted& message) { return engine(rank).look(*message.transfer); }
+  Seen wait(int rank, const Posted& message) {
+    return error_of([&] { engine(rank).wait(*message.transfer, world.host(rank), 0); });
+  }
+  World world;
+
+ private:
+  Posted make(int rank, int peer, size_t num_bytes, uint32_t tag, bool sends, int value) {
+    Posted message;
+    message.data.assign(num_bytes, std::byte(value));
+    Transfer& one = *message.transfer;
+    one.sends = sends;
+    one.peer = peer;
+    one.tag = tag;
+    one.dtype = DType::int32;
+    one.numel = num_bytes / 4;
+    one.num_bytes = num_bytes;
+    one.data = message.data.data();
+    one.timeout_s = kLimitS;
+    one.site = world.host(rank).site;
+    engine(rank).post(message.transfer, world.host(rank));
+    return message;
+  }
+  std::vector<std::unique_ptr<PointToPoint<P>>> engines_;
+};
+
+inline void require_message(const Posted& message, int value) {
+  require(message.transfer->done && !message.transfer->error, "a message that has come");
+  require(std::all_of(message.data.begin(), message.data.end(),
+                      [&](std::byte byte) { return byte == std::byte(value); }),
+          "the bytes of a message");
+}
+
+}  // namespace lone

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers that end while a rank looks for the reason why nothing moves: just before each look a
+// peer sends, takes, leaves or fails. The operating system is lone_machine.h.
+//
+//   test_ends
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lone_machine.h"
+#include "lone_pairs.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+constexpr size_t kLarge = 64 << 10;
+const std::string kLost = ": its process ended or left the group" + kOver;
+
+// Each rank is known by its number, as the socket of every link to it.
+Pairs pairs_of(int size) {
+  machine::clear();
+  return Pairs(size, [](GroupOptions& options) {
+    for (int peer = 0; peer < options.world_size; ++peer) {
+      options.links[size_t(peer)].socket = peer;
+      options.links[size_t(peer)].pid = 100 + peer;
+    }
+  });
+}
+// Before a look of rank 0.
+void before_look(Pairs& pairs, const std::function<void()>& act, int nth = 1) {
+  pairs.world.host(0).hook = [=, &pairs] {
+    if (pairs.world.host(0).num_looks == nth) act();
+  };
+}
+void require_lost(const Seen& seen, int rank) {
+  require(seen.text.find(" lost rank " + std::to_string(rank) + kLost) != std::string::npos,
+          seen.text);
+  require_equal(int64_t(seen.ranks), int64_t{1} << rank, "the rank that was lost");
+}
+
+// Its messages are there, and its marks of those that it took: no loss for this rank.
+void leave_behind_parts() {
+  for (const bool sends : {true, false}) {
+    Pairs pairs = pairs_of(2);
+    for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(true);
+    const Posted mine = sends ? pairs.send(0, 1, kLarge, 5, 3) : pairs.receive(0, 1, 8);
+    Posted theirs;
+    before_look(pairs, [&] {
+      theirs = sends ? pairs.receive(1, 0, kLarge) : pairs.send(1, 0, 8, 5, 3);
+      machine::time_us += 10;  // a receiver is patient at first
+      require(pairs.look(1, theirs), "the peer's part");
+      machine::gone = {1};
+    });
+    require_equal(pairs.wait(0, mine).text, "no error", "a rank that left behind its part");
+    require_message(mine, 3);
+    require(!pairs.engine(0).has_open(), "what is done is open no more");
+  }
+}
+
+// In the same look the limit is over.
+void end_in_time() {
+  Pairs pairs = pairs_of(2);
+  const Posted mine = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 6);
+  other.transfer->waited = WaitedTime(60);
+  pairs.world.host(0).hook = [&] {
+    // Of a limit of 30 ms no step counts for more than 20.
+    if (pairs.world.host(0).num_looks < 3) machine::time_us += 40000;
+    if (pairs.world.host(0).num_looks != 3) return;
+    pairs.send(1, 0, 8, 5, 3);
+    machine::gone = {1};
+  };
+  const Seen seen = pairs.wait(0, mine);
+  require_equal(seen.text, "no error", "a message that came at last");
+  require_message(mine, 3);
+  require_lost(pairs.wait(0, other), 1);
+}
+
+// A queued send is not offered to a rank that is gone, and no message of that rank ends it.
+void lose_queued_sends() {
+  Pairs pairs = pairs_of(2);
+  std::vector<Posted> sent;
+  for (uint32_t i = 0; i < PairChannel::kMessages; ++i) sent.push_back(pairs.send(0, 1, 8, i));
+  const Posted queued = pairs.send(0, 1, 8, 99, 7), back = pairs.send(1, 0, 8, 99, 9);
+  require(sent.back().transfer->done && !queued.transfer->done, "all places are in use");
+  require(!pairs.engine(0).withdraw(*queued.transfer), "a send is not taken back");
+  Posted taken;
+  before_look(pairs, [&] {
+    taken = pairs.receive(1, 0, 8, 0);
+    machine::gone = {1};
+  });
+  require_lost(pairs.wait(0, queued), 1);
+  require(queued.data[0] == std::byte{7}, "the bytes of a send");
+}
+
+// Of any rank: while one of them is there, or others beside the group, it may come.
+void lose_all_senders() {
+  for (const bool has_others : {false, true}) {
+    Pairs pairs = pairs_of(3);
+    const Posted mine = pairs.receive(0, kAnyPeer, 8);
+    mine.transfer->has_other_senders = has_others;
+    before_look(pairs, [] { machine::gone = {1, 2}; });
+    const Seen seen = pairs.wait(0, mine);
+    require_equal(int64_t(seen.kind),
+                  int64_t(has_others ? ErrorKind::timeout : ErrorKind::peer_lost), seen.text);
+  }
+  Pairs lone = pairs_of(1);
+  const Posted none = lone.receive(0, kAnyPeer, 8);
+  require_equal(int64_t(lone.wait(0, none).kind), int64_t(ErrorKind::timeout), "a lone rank");
+  // A rank does not lose itself.
+  Pairs self = pairs_of(2);
+  machine::gone = {0};
+  const Posted own = self.receive(0, 0, 8);
+  require_equal(int64_t(self.wait(0, own).kind), int64_t(ErrorKind::timeout), "from itself");
+}
+
+// The verdict of another rank ends all transfers at the next look.
+void hear_verdicts() {
+  Pairs pairs = pairs_of(3);
+  const Posted mine = pairs.receive(0, 1, 8), other = pairs.receive(0, 2, 8);
+  before_look(pairs, [&] { pairs.world.group(2).decide_verdict(ErrorKind::driver, "why", 4); });
+  require_error(pairs.wait(0, mine), "why", ErrorKind::driver, 4);
+  require_error(pairs.wait(0, other), "why", ErrorKind::driver, 4);
+  require_equal(pairs.world.host(0).num_looks, 1, "looks");
+}
+
+// An error does not befall the transfers that are done.
+void keep_what_is_done() {
+  Pairs pairs = pairs_of(2);
+  const Posted first = pairs.receive(0, 1, 8), second = pairs.receive(0, 1, 8, 6);
+  pairs.send(1, 0, 8, 5, 3);
+  const Posted odd = pairs.send(1, 0, 12, 6);
+  require(pairs.wait(0, second).text.find("rank 1 sends 3 x int32") == 0, "a mismatch");
+  require_equal(pairs.wait(0, first).text, "no error", "a message that had come");
+  require_message(first, 3);
+  require(!pairs.engine(0).withdraw(*second.transfer), "what has failed is not taken back");
+}
+
+// A group that is closed while a thread waits: its memory may be gone.
+void close_in_wait() {
+  for (const bool interrupts : {false, true}) {
+    Pairs pairs = pairs_of(2);
+    const Posted mine = pairs.receive(0, 1, 8);
+    before_look(pairs, [&] {
+      pairs.engine(0).close();
+      P::on_load =
+          P::on_store = [](const uint64_t&) { require(false, "memory of a closed group"); };
+      pairs.world.host(0).is_interrupted = interrupts;
+    });
+    const Seen seen = pairs.wait(0, mine);
+    P::on_load = P::on_store = {};
+    require_equal(
+        seen.text,
+        interrupts ? "interrupted" : "the group was destroyed before the transfer was complete",
+        "a group that is closed");
+    require(!pairs.world.group(0).is_broken(), "no verdict is written");
+  }
+}
+
+// The ranks that hold up a transfer, in a group of as many ranks as there can be. A process that is
+// stopped is named if it is one of them.
+void name_all_ranks() {
+  Pairs pairs = pairs_of(kMaxWorld);
+  machine::stopped = {100 + kMaxWorld - 1};
+  const Posted any = pairs.receive(0, kAnyPeer, 8);
+  const Seen seen = pairs.wait(0, any);
+  require_equal(int64_t(seen.ranks), int64_t(~uint64_t{1}), "all others");
+  require(seen.text.find("; process 163 is stopped") != std::string::npos, seen.text);
+  Pairs few = pairs_of(4);
+  machine::stopped = {102};
+  const Posted one = few.receive(0, 1, 8);
+  require(few.wait(0, one).text.find("stopped") == std::string::npos, "a process beside it");
+  Pairs chain = pairs_of(kMaxWorld);
+  machine::stopped.clear();
+  chain.world.all();
+  chain.world.enter(1);
+  chain.world.pad(1).ring[2].wait_began_us = 5;
+  chain.world.pad(1).ring[2].timed_call = 2;
+  for (int rank = 3; rank < kMaxWorld; ++rank) chain.world.enter(rank);
+  const Posted late = chain.receive(0, 1, 8);
+  const Seen found = chain.wait(0, late);
+  require(found.text.find(", which waits in a call for rank 2. If") != std::string::npos,
+          found.text);
+  require_equal(int64_t(found.ranks), 4, "the one that has not come");
+}
+
+}  // namespace
+
+int main() {
+  leave_behind_parts();
+  end_in_time();
+  lose_queued_sends();
+  lose_all_senders();
+  hear_verdicts();
+  keep_what_is_done();
+  close_in_wait();
+  name_all_ranks();
+  std::printf("ok\n");
+  return 0;
+}

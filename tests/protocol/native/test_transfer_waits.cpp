@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each step of a wait for a send or a receive: how long a rank spins, and when it yields and
+// sleeps. Also when it looks for the reason, and the words it shows meanwhile. The operating system
+// is lone_machine.h.
+//
+//   test_transfer_waits
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lone_machine.h"
+#include "lone_pairs.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+constexpr size_t kLarge = 64 << 10;
+constexpr int64_t kPatrolUs = 1000;
+// A message longer than the ring of its channel.
+constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
+
+PairChannel& channel(Pairs& pairs, int from, int to) {
+  auto* region = pairs.world.group(0).options().regions[size_t(from)];
+  return reinterpret_cast<PairChannel*>(region + kRegionBytes)[to];
+}
+// ---- sends and receives -------------------------------------------------------------------------
+
+// A receive in vain for so long.
+void wait_for_message(bool has_barrier, uint32_t wake, int num_open) {
+  machine::clear();
+  machine::has_barrier = has_barrier;
+  Pairs pairs(2);
+  pairs.world.pad(1).sleep.wake = wake;
+  std::vector<Posted> open;
+  for (int i = 0; i < num_open; ++i) open.push_back(pairs.receive(0, 1, 8));
+  Counter looks(P::on_load, channel(pairs, 1, 0).offered.value);
+  int looks_before_yield = 0;
+  machine::on_yield = [&] {
+    if (looks_before_yield == 0) looks_before_yield = looks.count;
+    require(pairs.world.host(0).num_waits > 0, "the program is told that a wait gets long");
+  };
+  std::vector<int64_t> patrols;
+  pairs.world.host(0).hook = [&] { patrols.push_back(machine::time_us); };
+  const int64_t start_us = machine::time_us;
+  require(!pairs.engine(0).wait(*open[0].transfer, pairs.world.host(0), 0.0015), "nobody sends");
+  require_equal(looks_before_yield, P::kTransferSpins + 1, "looks before the first yield");
+  // 64 yields take 640 us; then it sleeps until the limit is over.
+  std::string expected = "64 x yield, 9 x nap of 100";
+  int64_t first_us = 1040;
+  if (num_open == 1) {
+    const int64_t sleep_us = has_barrier ? 20000 : 2000;
+    expected = "64 x yield, 1 x barrier, 1 x sleep of " + std::to_string(sleep_us) + " at " +
+               std::to_string(wake);
+    first_us = 640 + sleep_us;
+  }
+  require_equal(P::load_sleepers(pairs.world.pad(1).sleep), num_open == 1, "who sleeps shows it");
+  require_equal(machine::take_steps(), expected, "the steps of a wait");
+  require(patrols.size() == 1 && patrols[0] == start_us + first_us, "one look for the reason");
+}
+
+// Looks for the reason: each millisecond, from the first yield on.
+void patrol_transfers() {
+  machine::clear();
+  Pairs pairs(2);
+  const Posted one = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
+  std::vector<int64_t> patrols;
+  const int64_t start_us = machine::time_us;
+  pairs.world.host(0).hook = [&] { patrols.push_back(machine::time_us - start_us); };
+  pairs.engine(0).wait(*one.transfer, pairs.world.host(0), 0.0045);
+  // Naps of 100 us from 640 us on.
+  require(patrols == std::vector<int64_t>({1040, 2040, 3040, 4040}), "a look each millisecond");
+  machine::clear();
+  Pairs exact(2);
+  const Posted first = exact.receive(0, 1, 8), second = exact.receive(0, 1, 8);
+  machine::on_yield = [&, is_first = true]() mutable {
+    if (is_first) machine::time_us += 60 - machine::kYieldUs;  // 700 us after 64 yields, 1000 later
+    is_first = false;
+  };
+  std::vector<int64_t> times;
+  const int64_t begin_us = machine::time_us;
+  exact.world.host(0).hook = [&] { times.push_back(machine::time_us - begin_us); };
+  machine::on_sleep = [&, naps = 0]() mutable {
+    if (++naps == 1) machine::time_us += 10;
+  };
+  exact.engine(0).wait(*first.transfer, exact.world.host(0), 0.0012);
+  require(!times.empty() && times[0] == kPatrolUs, "exactly a millisecond after the first yield");
+}
+
+// A message that comes in between ends the wait before its next step.
+void stop_waiting() {
+  for (const int when : {0, 1, 2, 3}) {
+    machine::clear();
+    Pairs pairs(2);
+    const Posted receive = pairs.receive(0, 1, 8);
+    bool is_sent = false;
+    const auto send = [&] {
+      if (!std::exchange(is_sent, true)) pairs.send(1, 0, 8);
+    };
+    if (when == 1) machine::on_yield = send;
+    if (when == 2) machine::on_barrier = send;
+    if (when == 3) machine::on_sleep = send;
+    if (when == 0) send();
+    require_equal(pairs.wait(0, receive).text, "no error", "a message that comes");
+    const char* steps[] = {"", "1 x yield", "64 x yield, 1 x barrier, 1 x wake",
+                           "64 x yield, 1 x barrier, 1 x sleep of 20000 at 0, 1 x wake"};
+    require_equal(machine::take_steps(), steps[when], "the steps of a wait");
+    require_equal(pairs.world.host(0).num_waits > 0, when > 0, "whether it was a long one");
+    require_equal(pairs.world.host(0).num_looks, when == 3, "looks for the reason");
+  }
+}
+
+// Another thread may end the transfer that this one waits for, just before it would rest.
+void rest_for_others() {
+  machine::clear();
+  Pairs pairs(3);
+  const Posted awaited = pairs.receive(0, 1, 8), other = pairs.receive(0, 2, 8);
+  // The last look before the rest; then the message comes, and another thread takes it.
+  int num_yields = 0;
+  machine::on_yield = [&] { ++num_yields; };
+  struct Seeing : LoneHost {
+    void blocking() override {
+      if (on_blocking) on_blocking();
+    }
+    std::function<void()> on_blocking;
+  } host;
+  host.on_blocking = [&] {
+    if (num_yields < P::kYields || awaited.transfer->done) return;
+    pairs.send(1, 0, 8);
+    require(pairs.look(0, awaited), "the other thread");
+  };
+  pairs.engine(0).wait(*awaited.transfer, host, 0);
+  require_equal(machine::take_steps(), "64 x yield, 1 x nap of 100",
+                "it does not sleep for rank 2");
+}
+
+// A thread that finds another one at work tells its program that it waits.
+void tell_of_others() {
+  machine::clear();
+  Pairs pairs(2);
+  const Posted receive = pairs.receive(0, 1, 8);
+  struct Told : Host {
+    void blocking() override { is_told = true; }
+    std::atomic<bool> is_told{false};
+  } host;
+  auto one = std::make_shared<Transfer>();
+  one->peer = 1;
+  std::thread other;
+  P::on_load = [&, is_first = true](const uint64_t&) mutable {  // in the middle of a look
+    if (!std::exchange(is_first, false)) return;
+    other = std::thread([&] { pairs.engine(0).start({&one, 1}, host); });
+    while (!host.is_told) std::this_thread::yield();
+  };
+  pairs.look(0, receive);
+  other.join();
+  P::on_load = {};
+  require(pairs.engine(0).withdraw(*one), "a receive that was started");
+}
+
+// A rank is blocked, for others to see, from its first yield to the end of the wait.
+void show_blocked_waits() {
+  machine::clear();
+  Pairs pairs(2);
+  const Posted receive = pairs.receive(0, 1, 8);
+  Counter stores(P::on_store, pairs.world.pad(0).blocked.value);
+  pairs.engine(0).wait(*receive.transfer, pairs.world.host(0), 0.02);
+  require_equal(stores.count, 2, "set once, and taken back");
+}
+
+// The thread that drives is a guest: it naps, except while a message comes.
+void drive() {
+  machine::clear();
+  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  auto long_one = std::make_shared<Transfer>();
+  std::vector<std::byte> data(kLong);
+  long_one->peer = 1;
+  long_one->tag = 5;
+  long_one->dtype = DType::int32;
+  long_one->numel = kLong / 4;
+  long_one->num_bytes = kLong;
+  long_one->data = data.data();
+  long_one->timeout_s = 60;
+  pairs.engine(0).start({&long_one, 1}, pairs.world.host(0));
+  const Posted send = pairs.send(1, 0, kLong);
+  std::string before;
+  int num_naps = 0;
+  Counter looks(P::on_load, channel(pairs, 1, 0).offered.value);
+  machine::on_sleep = [&] {
+    if (++num_naps == 1) pairs.look(1, send);  // the ring is full
+    if (num_naps == 2) before = machine::take_steps();
+    if (num_naps == 3) pairs.look(1, send);
+  };
+  pairs.engine(0).drive(pairs.world.host(0));
+  require_message(send, 1);
+  require(long_one->done && data[kLong - 1] == std::byte{1}, "a message that was driven");
+  // It comes to rest again by spins and yields, as a part of the message has come.
+  require_equal(before, "1 x nap of 250, 64 x yield, 1 x nap of 250", "how a thread drives");
+  const std::string rest = machine::take_steps();
+  require(rest.ends_with(" x nap of 250") && rest.find(',') == std::string::npos, rest);
+  require_equal(int64_t(pairs.world.pad(0).blocked.value), 0, "nobody waits");
+}
+
+// Drives on while a transfer is open, and then for 20 ms after the last start.
+void linger() {
+  for (const bool is_open : {false, true}) {
+    machine::clear();
+    Pairs pairs(2);
+    auto one = std::make_shared<Transfer>();
+    one->peer = 1;
+    one->timeout_s = 60;
+    require(pairs.engine(0).start({&one, 1}, pairs.world.host(0)), "somebody has to drive");
+    const int64_t start_us = machine::time_us;
+    const auto withdraw = [&] { require(pairs.engine(0).withdraw(*one), "a receive"); };
+    if (!is_open) withdraw();
+    machine::on_sleep = [&] {
+      if (!one->done && machine::time_us - start_us >= 30000) withdraw();
+    };
+    pairs.engine(0).drive(pairs.world.host(0));
+    require_equal(machine::time_us - start_us, is_open ? 30000 : 20000, "how long it drives");
+  }
+  machine::clear();
+  Pairs closed(2);
+  auto one = std::make_shared<Transfer>();
+  one->peer = 1;
+  closed.engine(0).start({&one, 1}, closed.world.host(0));
+  closed.engine(0).close();
+  closed.engine(0).drive(closed.world.host(0));
+  require_equal(machine::take_steps(), "", "a group that is closed");
+}
+
+// ---- large messages: in chunks, or copied out of the sender's memory ----------------------------
+
+struct Large {
+  Pairs pairs;
+  Posted send, receive;
+  explicit Large(bool is_crowded, bool copies_always)
+      : pairs(2, [&](GroupOptions& options) { options.num_cpus = is_crowded ? 1 : 2; }) {
+    machine::clear();
+    for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(copies_always);
+  }
+  std::shared_ptr<Transfer> start(int rank, std::vector<std::byte>& data, bool sends) {
+    auto one = std::make_shared<Transfer>();
+    one->sends = sends;
+    one->peer = 1 - rank;
+    one->tag = 5;
+    one->dtype = DType::int32;
+    one->numel = data.size() / 4;
+    one->num_bytes = data.size();
+    one->data = data.data();
+    one->timeout_s = 60;
+    pairs.engine(rank).start({&one, 1}, pairs.world.host(rank));
+    return one;
+  }
+};
+
+// Whether the receiver copies alone: not if the sender is about to wait, and so can copy its half.
+void choose_copies() {
+  for (const bool is_crowded : {false, true})
+    for (const bool always : {false, true})
+      for (const bool is_awaited : {false, true}) {
+        Large large(is_crowded, always);
+        std::vector<std::byte> data(kLarge, std::byte{3}), got(kLarge);
+        const bool copies = is_crowded || always || !is_awaited;
+        Posted send;
+        std::shared_ptr<Transfer> started;
+        if (is_awaited) send = large.pairs.send(1, 0, kLarge, 5, 3);
+        else started = large.start(1, data, true);
+        const auto receive = large.start(0, got, false);
+        for (int i = 0; i < 4; ++i) {
+          large.pairs.engine(0).look(*receive);
+          machine::time_us += 1;
+        }
+        require_equal(bool(receive->done), copies, "whether the receiver copies alone");
+        const uint64_t kinds = channel(large.pairs, 1, 0).messages[0].tag_and_dtype;
+        require_equal((kinds & fastcoll::Message::kWaited) != 0, is_awaited, "a sender that waits");
+      }
+}
+
+// A rank shows that it looks after its large sends while one of its threads waits, and no longer.
+void show_polling() {
+  for (const bool waits_for_other : {true, false}) {
+    Large large(true, true);
+    Pairs& pairs = large.pairs;
+    const uint64_t& polling = pairs.world.pad(0).polling.value;
+    std::vector<std::byte> data(kLarge);
+    std::shared_ptr<Transfer> started = large.start(0, data, true);
+    require_equal(int64_t(polling), 0, "nobody waits");
+    Posted other = waits_for_other ? pairs.receive(0, 1, 8) : Posted{};
+    require_equal(int64_t(polling), waits_for_other, "its starter waits for it next");
+    const Transfer& awaited = waits_for_other ? *other.transfer : *started;
+    Counter stores(P::on_store, polling);
+    int num_seen = 0;
+    machine::on_yield = [&] { num_seen += polling == 1; };
+    require(!pairs.engine(0).wait(const_cast<Transfer&>(awaited), pairs.world.host(0), 0.001),
+            "nobody takes it");
+    require(num_seen > 0 && polling == 0, "as long as it waits");
+    require_equal(stores.count, waits_for_other ? 1 : 2, "no more stores than changes");
+    // Small ones need no look after them.
+    Pairs small(2);
+    const Posted receive = small.receive(0, 1, 8);
+    machine::on_yield = [&] {
+      require_equal(int64_t(small.world.pad(0).polling.value), 0, "small");
+    };
+    small.engine(0).wait(*receive.transfer, small.world.host(0), 0.001);
+  }
+  // A thread that drives does not look all the time.
+  Large large(true, true);
+  std::vector<std::byte> data(kLarge);
+  const std::shared_ptr<Transfer> one = large.start(0, data, true);
+  Posted receive;
+  machine::on_sleep = [&, naps = 0]() mutable {
+    require_equal(int64_t(large.pairs.world.pad(0).polling.value), 0, "a thread that drives");
+    if (++naps == 3) receive = large.pairs.receive(1, 0, kLarge);
+    if (naps > 3) large.pairs.look(1, receive);
+  };
+  large.pairs.engine(0).drive(large.pairs.world.host(0));
+  require(one->done, "a message that was copied");
+}
+
+// A receiver gives a sender that has just sent a moment to begin its wait; but not where nobody
+// looks again soon.
+void be_patient() {
+  for (const bool drives : {false, true}) {
+    Large large(false, false);
+    std::vector<std::byte> data(kLarge, std::byte{3}), got(kLarge);
+    const auto send = large.start(1, data, true);
+    const auto receive = large.start(0, got, false);
+    require(!receive->done, "a moment");
+    if (drives) {
+      large.pairs.engine(0).drive(large.pairs.world.host(0));
+      require(machine::take_steps().starts_with("80 x nap of 250"), "it copies at its first look");
+    }
+    machine::time_us += 2;
+    require_equal(large.pairs.engine(0).look(*receive), drives, "the moment is not over");
+    machine::time_us += 1;
+    require(large.pairs.engine(0).look(*receive), "it is over");
+  }
+}
+
+// Bays lie beside the first places only.
+void use_bays() {
+  machine::clear();
+  Pairs pairs(2);
+  std::vector<Posted> sends;
+  for (int i = 0; i <= PairChannel::kBays; ++i)
+    sends.push_back(pairs.send(0, 1, PairChannel::kBayBytes, uint32_t(i), i + 1));
+  for (int i = 0; i <= PairChannel::kBays; ++i)
+    require_equal(bool(sends[size_t(i)].transfer->done), i < PairChannel::kBays, "in a bay");
+}
+
+}  // namespace
+
+int main() {
+  for (const bool has_barrier : {true, false})
+    for (const int num_open : {1, 2}) wait_for_message(has_barrier, 7, num_open);
+  patrol_transfers();
+  stop_waiting();
+  rest_for_others();
+  tell_of_others();
+  show_blocked_waits();
+  drive();
+  linger();
+  choose_copies();
+  show_polling();
+  be_patient();
+  use_bays();
+  std::printf("ok\n");
+  return 0;
+}

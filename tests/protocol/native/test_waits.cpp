@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each step of a wait in a call: how long a rank spins, and when it yields and sleeps. Also when it
+// looks for the reason or for a better CPU. The operating system is lone_machine.h.
+//
+//   test_waits
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lone_machine.h"
+#include "lone_world.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+constexpr int64_t kPatrolUs = 1000;
+
+// Rank 0 waits in its second call for rank 1, which was on this CPU or another one.
+void wait_in_calls() {
+  for (const bool is_crowded : {false, true})
+    for (const uint32_t peer_cpu : {0u, 1u})
+      for (const bool has_barrier : {true, false}) {
+        machine::clear();
+        machine::has_barrier = has_barrier;
+        World world(2, [&](GroupOptions& options) { options.num_cpus = is_crowded ? 1 : 2; });
+        machine::cpu = peer_cpu;
+        world.arrive(1);
+        machine::cpu = 0;
+        run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), kLimitS);
+        world.pad(1).sleep.wake = 9;
+        const bool is_here = peer_cpu == 0;
+        const uint64_t& word = world.pad(1).arrive[2].slot;
+        Counter looks(P::on_load, word);
+        std::vector<int> seen;
+        machine::on_yield = machine::on_sleep = [&] { seen.push_back(looks.count); };
+        std::vector<int64_t> patrols;
+        const int64_t start_us = machine::time_us;
+        world.host(0).hook = [&] { patrols.push_back(machine::time_us - start_us); };
+        require_equal(int64_t(wait_in_vain(world).kind), int64_t(ErrorKind::timeout), "a limit");
+        const int num_spins = is_crowded ? P::kSpinsIfCrowded : P::kSpins;
+        require_equal(seen[0], 1 + (is_here ? 0 : num_spins), "looks before the first yield");
+        for (int i = 1; i <= P::kYields; ++i)
+          require_equal(seen[size_t(i)] - seen[size_t(i - 1)],
+                        1 + (is_here && i <= 4 ? 0 : P::kSpinsPerYield) + (i == P::kYields),
+                        "looks from one yield to the next");
+        const std::string sleep = has_barrier ? "20000" : "2000";
+        const std::string steps = machine::take_steps();
+        require(steps.starts_with("64 x yield, 1 x barrier, 1 x sleep of " + sleep + " at 9, 64 x"),
+                steps);
+        // 640 us of yields, then a sleep, and so on.
+        require_equal(patrols[0], 640 + std::stoi(sleep) + 640, "the first look for the reason");
+        require_equal(patrols[1] - patrols[0], 640 + std::stoi(sleep), "and the next one");
+      }
+}
+
+// The reason is looked for exactly a millisecond after the wait got long, and after the last look.
+void patrol_calls() {
+  machine::clear();
+  World world(2);
+  std::vector<int64_t> patrols;
+  const int64_t start_us = machine::time_us;
+  machine::on_yield = [&] { machine::time_us += 1000 / P::kYields - machine::kYieldUs; };  // 15 us
+  machine::on_barrier = [&, count = 0]() mutable {
+    ++count;
+    world.pad(1).sleep.wake += 1;  // a wake that comes first: no sleep
+    if (count == 1) machine::time_us += 40;
+  };
+  world.host(0).hook = [&] { patrols.push_back(machine::time_us - start_us); };
+  wait_in_vain(world);
+  require(patrols.size() > 2 && patrols[0] == 1960, "the first look");
+  require(patrols[1] == patrols[0] + 1920, "the second one");
+  World exact(2);
+  patrols.clear();
+  machine::on_barrier = {};
+  machine::on_yield = [&, is_first = true]() mutable {
+    if (std::exchange(is_first, false)) machine::time_us += 360;  // 1000 us after 64 yields
+  };
+  const int64_t begin_us = machine::time_us;
+  exact.host(0).hook = [&] { patrols.push_back(machine::time_us - begin_us); };
+  wait_in_vain(exact);
+  require_equal(patrols[0], kPatrolUs, "a look");
+}
+
+// A word that has changed ends the wait before its next step.
+void end_waits() {
+  for (const int when : {0, 1, 2}) {
+    machine::clear();
+    World world(2);
+    bool has_come = false;
+    const auto come = [&] {
+      if (!std::exchange(has_come, true)) world.arrive(1);
+    };
+    if (when == 0) machine::on_yield = come;
+    if (when == 1) machine::on_barrier = come;
+    if (when == 2) machine::on_sleep = come;
+    require_equal(wait_in_vain(world).text, "no error", "a rank that comes");
+    const char* steps[] = {"1 x yield", "64 x yield, 1 x barrier, 1 x wake",
+                           "64 x yield, 1 x barrier, 1 x sleep of 20000 at 0, 1 x wake"};
+    require_equal(machine::take_steps(), steps[when], "the steps of a wait");
+  }
+}
+
+// In long waits of calls, every 50 ms at most, ranks look whether to move to another CPU.
+void spread_ranks() {
+  machine::clear();
+  World world(3);
+  const auto wait_long = [&] {
+    machine::cpu = 4;
+    world.enter(0);
+    machine::on_yield = [&, has_come = false]() mutable {
+      if (std::exchange(has_come, true)) return;
+      for (const int rank : {1, 2}) {
+        machine::cpu = uint32_t(4 + rank);
+        world.arrive(rank);
+      }
+      machine::cpu = 4;
+    };
+    for (const int peer : {1, 2}) world.group(0).wait_arrival(peer);
+    for (const int rank : {0, 1, 2}) world.leave(rank);
+    return machine::take_steps();
+  };
+  const int64_t start_us = machine::time_us;
+  for (int i = 0; i < 2; ++i) require_equal(wait_long(), "1 x yield", "too soon");
+  machine::time_us = start_us + 50000;
+  require_equal(wait_long(), "1 x spread of rank 0: 4 5 6, 1 x yield", "50 ms later");
+  require_equal(wait_long(), "1 x yield", "not again");
+}
+
+}  // namespace
+
+int main() {
+  wait_in_calls();
+  patrol_calls();
+  end_waits();
+  spread_ranks();
+  std::printf("ok\n");
+  return 0;
+}
