@@ -128,6 +128,9 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
   if (may_copy) engine.allow_single_copy(seed % 8 == 0);
   Host host;
   std::vector<Running> mine = transfers_of(all, rank);
+  // Sometimes another thread of the rank makes the progress, and this one only looks at `done`.
+  const bool is_driven = seed % 6 == 0;
+  std::jthread driver;
   try {
     for (Running& one : mine) {
       one.transfer->data = reinterpret_cast<std::byte*>(one.data.data());
@@ -136,7 +139,14 @@ void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_
       if (seed % 3 == 0) engine.start({&one.transfer, 1}, host);
       else engine.post(one.transfer, host);
     }
+    if (is_driven)
+      driver = std::jthread([&engine, seed] {
+        pause_random.seed(uint32_t(mix64(seed)));
+        Host host;
+        engine.drive(host);
+      });
     for (Running& one : mine) {
+      while (is_driven && !one.transfer->done) std::this_thread::yield();
       engine.wait(*one.transfer, host, 0);
       for (size_t i = 0; i < one.planned->numel; ++i) {
         if (one.transfer->sends) one.data[i] = 0;  // its owner's again

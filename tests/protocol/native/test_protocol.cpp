@@ -23,9 +23,11 @@
 #include "cpu/halves.h"
 #include "hand_programs.h"
 #include "planted.h"
+#include "random_steps.h"
 #include "words.h"
 
 using namespace fastcoll;
+using namespace steps;
 
 namespace {
 
@@ -83,84 +85,6 @@ struct Machine {
   std::vector<std::byte*> regions, arenas;
 };
 
-struct Step {
-  Plan plan;
-  uint64_t salt;
-};
-
-size_t num_input_parts(Verb verb, int world_size) {
-  const bool many =
-      verb == Verb::reduce_scatter || verb == Verb::scatter || verb == Verb::all_to_all;
-  return many ? size_t(world_size) : 1;
-}
-size_t num_output_parts(Verb verb, int world_size) {
-  const bool many = verb == Verb::all_gather || verb == Verb::gather || verb == Verb::all_to_all;
-  return many ? size_t(world_size) : 1;
-}
-
-// The message, cut into tensors: the same on every rank.
-std::vector<TensorSize> sizes_of_list(uint64_t salt, uint64_t numel) {
-  std::vector<TensorSize> sizes;
-  for (uint64_t at = 0; at < numel; at += sizes.back().numel)
-    sizes.push_back({DType::int32, std::min(numel - at, 1 + mix64(salt + at) % (numel / 3 + 1))});
-  return sizes;
-}
-
-Step draw_step(std::mt19937_64& random, int world_size) {
-  const auto pick = [&](uint64_t n) { return random() % n; };
-  Plan plan;
-  // Verbs in which some rank does not wait are the ones after which reuse goes wrong.
-  constexpr Verb kSomeWait[] = {Verb::broadcast, Verb::gather, Verb::scatter, Verb::reduce};
-  plan.verb = pick(3) == 0 ? kSomeWait[pick(4)] : Verb(pick(kNumVerbs));
-  plan.dtype = DType::int32;
-  plan.op = Op::sum;
-  plan.segment_bytes = uint32_t(pick(4) ? kLeastSegmentBytes : kSlotBytes);
-  plan.root = verb_has_root(plan.verb) ? int(pick(uint64_t(world_size))) : 0;
-  constexpr uint64_t kMost[] = {4, 100, 2000, 20000, 100000};
-  plan.numel = plan.verb == Verb::barrier ? 0 : pick(kMost[pick(5)]);
-  const bool reduces = verb_reduces(plan.verb);
-  const size_t num_parts = num_input_parts(plan.verb, world_size);
-  plan.numel /= num_parts;
-  const size_t staged_bytes = plan.numel * 4 * num_parts;
-  plan.algorithm = reduces ? Algorithm(pick(plan.verb == Verb::reduce ? 2 : 4)) : Algorithm::direct;
-  plan.inlined = staged_bytes <= kInlineMaxBytes && pick(3) != 0 &&
-                 (!reduces || plan.algorithm == Algorithm::one_shot);
-  if (plan.verb == Verb::barrier) plan.inlined = true;
-  if (!reduces && !plan.inlined && pick(2)) plan.algorithm = Algorithm::single_copy;
-  if (plan.verb == Verb::all_to_all && !plan.inlined && pick(2)) {  // numel: the most of a part
-    plan.splits = kCountedSplits;
-    plan.inlined = false;
-  }
-  const uint64_t salt = random();
-  const bool takes_lists = plan.verb == Verb::all_gather || plan.verb == Verb::all_reduce ||
-                           plan.verb == Verb::reduce_scatter;
-  if (takes_lists && plan.algorithm != Algorithm::ring && plan.algorithm != Algorithm::chain &&
-      plan.numel != 0 && pick(2))
-    plan.splits = list_splits(sizes_of_list(salt, plan.numel), plan.dtype);
-  const bool may_be_scheduled = plan.verb == Verb::all_reduce || verb_has_root(plan.verb);
-  if (may_be_scheduled && !plan.inlined && plan.splits == 0 && pick(3) == 0)
-    plan.algorithm = Algorithm::schedule;
-  if (reduces && plan.splits == 0 && pick(3) == 0) {
-    plan.op = pick(2) ? Op::avg : Op::max;
-    if (plan.op == Op::avg) plan.dtype = DType::float32;
-  }
-  return {make_plan(plan), salt};
-}
-
-// Elements that one rank gives another in an all_to_all.
-size_t part_numel(const Step& step, int from, int to) {
-  if (step.plan.splits != kCountedSplits) return step.plan.numel;
-  return mix64(step.salt + uint64_t(from) * 64 + uint64_t(to)) % (step.plan.numel + 1);
-}
-
-int32_t value_of(uint64_t salt, int rank, size_t i) {
-  return int32_t(mix64(salt + uint64_t(rank) * 1000003 + i));
-}
-
-// Of an average: its values are small enough that every sum of them is exact.
-float float_of(uint64_t salt, int rank, size_t i) { return float(value_of(salt, rank, i) & 0xfff); }
-bool is_average(const Step& step) { return step.plan.op == Op::avg; }
-
 // One rank's input and output for a step, private or in its arena, apart or in place.
 struct Buffers {
   std::vector<int32_t> private_input, private_output;
@@ -199,7 +123,7 @@ void verify_parts(const Step& step, int world_size, int rank, const int32_t* out
   size_t at = 0;
   for (int peer = 0; peer < world_size; ++peer) {
     size_t start = 0;  // of this rank's part in the peer's message
-    for (int to = 0; to < rank; ++to) start += part_numel(step, peer, to);
+    for (int to = 0; step.numels.empty() && to < rank; ++to) start += part_numel(step, peer, to);
     for (size_t i = 0; i < part_numel(step, peer, rank); ++i, ++at)
       require(output[at] == value_of(step.salt, peer, start + i), step, world_size, rank, at);
   }
@@ -207,6 +131,8 @@ void verify_parts(const Step& step, int world_size, int rank, const int32_t* out
 
 // Whether a call takes its message in parts, and has as many on one side as there are ranks.
 bool takes_parts(const Plan& plan) {
+  if (plan.verb == Verb::reduce_scatter)
+    return plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot;
   return plan.verb == Verb::all_gather || plan.verb == Verb::gather || plan.verb == Verb::scatter ||
          plan.verb == Verb::all_to_all;
 }
@@ -316,7 +242,8 @@ void verify(const Step& step, int world_size, int rank, const int32_t* output) {
       require(output[i] == -1, step, world_size, rank, i);  // it gets nothing
     return;
   }
-  if (plan.verb == Verb::all_to_all) return verify_parts(step, world_size, rank, output);
+  if (plan.verb == Verb::all_to_all || !step.numels.empty())
+    return verify_parts(step, world_size, rank, output);
   for (size_t i = 0; i < outputs; ++i) {
     uint32_t expected = 0;
     switch (plan.verb) {
@@ -350,12 +277,32 @@ void verify(const Step& step, int world_size, int rank, const int32_t* output) {
 
 const std::string kReason = "reason of rank ";
 
-// Some ranks fail at once, each for a reason of its own; the others wait. All get one verdict.
+template <class P>
+std::string verdict_of(const Group<P>& group) {
+  try {
+    group.check();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+// Some ranks fail at once, each for a reason of its own and in two threads; the others wait. All
+// get one verdict.
 template <class P>
 void break_together(Group<P>& group, uint64_t seed, Host& host) {
   const uint64_t rank = uint64_t(group.rank());
-  if (mix64(seed + rank) % 2 || seed % uint64_t(group.world_size()) == rank)
-    group.fail(ErrorKind::peer_lost, kReason + std::to_string(rank));
+  if (mix64(seed + rank) % 2 || seed % uint64_t(group.world_size()) == rank) {
+    const std::string reason = kReason + std::to_string(rank);
+    const auto decide = [&] { group.decide_verdict(ErrorKind::peer_lost, reason, 0); };
+    std::thread other(decide);
+    decide();
+    const std::string verdict = verdict_of(group);
+    other.join();
+    if (verdict.starts_with(kReason)) group.check();
+    std::fprintf(stderr, "WRONG: the verdict is \"%s\"\n", verdict.c_str());
+    std::exit(1);
+  }
   Plan plan;
   plan.inlined = true;
   plan.segment_bytes = uint32_t(kLeastSegmentBytes);
@@ -407,7 +354,7 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
       place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
       apart.assign(random() % 2 ? (step.plan.numel + 16) * size_t(world_size) : 0, 0);
       if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
-      if (step.plan.splits == kCountedSplits) {
+      if (step.plan.splits == kCountedSplits || !step.numels.empty()) {
         const Parts parts = parts_of(step, world_size, rank, buffers, apart);
         Call<Perturbed<P>> call{group, step.plan, nullptr, nullptr, &parts};
         run_somehow(call, host, random);
@@ -432,7 +379,8 @@ void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step
                                 reinterpret_cast<std::byte*>(buffers.output)};
         const Parts parts = parts_of(step, world_size, rank, buffers, apart);
         if (takes_parts(step.plan) && random() % 2) {
-          call.input = call.output = nullptr;
+          call.input = nullptr;
+          if (!verb_reduces(step.plan.verb)) call.output = nullptr;
           call.parts = &parts;
         }
         const Program program = program_of(step.plan.verb, world_size, rank, step.plan.root);

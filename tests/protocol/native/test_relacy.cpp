@@ -16,8 +16,7 @@
 #include "cpu/halves.h"
 #include "cpu/p2p.h"
 #include "hand_programs.h"
-#include "relacy_machine.h"
-#include "words.h"
+#include "relacy_atomics.h"
 
 // See relacy_machine.cpp.
 [[gnu::noinline]] void* operator new(size_t num_bytes) {
@@ -31,72 +30,9 @@ void operator delete(void* ptr, size_t) noexcept { operator delete(ptr); }
 void operator delete[](void* ptr, size_t) noexcept { operator delete(ptr); }
 
 using namespace fastcoll;
-using machine::Order;
+using namespace weakened;
 
 namespace {
-
-// ---- weakened orders ----------------------------------------------------------------------------
-
-struct Mutation {
-  Which word = Which::none;
-  bool weakens_release = false, weakens_acquire = false;
-  bool removes_barrier = false;
-} mutation;
-
-template <class T>
-Order release_of(const T& word) {
-  return mutation.weakens_release && word_of(&word) == mutation.word ? Order::relaxed
-                                                                     : Order::release;
-}
-template <class T>
-Order acquire_of(const T& word) {
-  return mutation.weakens_acquire && word_of(&word) == mutation.word ? Order::relaxed
-                                                                     : Order::acquire;
-}
-
-struct RelacyAtomics : StdAtomics {
-  static uint64_t load_acquire(const uint64_t& word) {
-    return machine::load(&word, acquire_of(word));
-  }
-  static uint64_t load_relaxed(const uint64_t& word) {
-    return machine::load(&word, Order::relaxed);
-  }
-  static void store_release(uint64_t& word, uint64_t value) {
-    machine::store(&word, value, release_of(word));
-  }
-  static void store_relaxed(uint64_t& word, uint64_t value) {
-    machine::store(&word, value, Order::relaxed);
-  }
-  static void arrive(uint64_t& word, uint64_t value) { store_release(word, value); }
-  static constexpr bool is_slow(uint64_t, uint64_t) { return false; }  // time is no order of events
-  static uint64_t set_once(uint64_t& word, uint64_t value) {
-    const bool acquires = acquire_of(word) == Order::acquire;
-    const bool releases = release_of(word) == Order::release;
-    return machine::set_once(&word, value,
-                             acquires   ? (releases ? Order::acq_rel : Order::acquire)
-                             : releases ? Order::release
-                                        : Order::relaxed);
-  }
-  static uint32_t load_sleepers(const SleepLine& line) {
-    return uint32_t(machine::load(&line.sleepers, Order::relaxed));
-  }
-  static void set_sleepers(SleepLine& line) { machine::store(&line.sleepers, 1, Order::relaxed); }
-  static void clear_sleepers(SleepLine& line) { machine::store(&line.sleepers, 0, Order::relaxed); }
-  static uint32_t load_wake(const SleepLine& line) {
-    return uint32_t(machine::load(&line.wake, acquire_of(line.wake)));
-  }
-  static void advance_wake(SleepLine& line) {
-    machine::increment(&line.wake, release_of(line.wake));
-  }
-
-  static constexpr int kYields = 20, kSpinsPerYield = 1;
-  static constexpr int64_t kSliceUs = INT64_MAX;  // time is no order of events: always yield
-  static inline bool kLooksBeforeSleep = true;
-};
-struct Drowsy : RelacyAtomics {  // sleeps at once
-  static constexpr int kYields = 1;
-  static constexpr int kTransferSpins = 0;
-};
 
 // ---- ranks on one memory ------------------------------------------------------------------------
 
@@ -258,6 +194,7 @@ void run_status(int rank) {
         Plan plan = barrier;
         plan.numel = plan.splits = call;
         plan.root = int(call);
+        plan.op = call > kRingEntries ? Op::max : Op::sum;
         host.call = call;
         group->begin(plan, {call}, host, -1);
         group->end();
@@ -266,6 +203,7 @@ void run_status(int rank) {
     return;
   }
   const Pad& pad = *reinterpret_cast<const Pad*>(regions[0]);
+  constexpr uint64_t began_us_of_later = 9000;  // the machine's clock goes by 2 ms at each look
   for (int look = 0; look < 20; ++look) {
     const uint64_t entry = 1 + machine::draw(2);
     for (const uint64_t call : {entry, entry + kRingEntries}) {
@@ -275,6 +213,8 @@ void run_status(int rank) {
       const uint64_t before = (call - entry) + (entry == 1 ? 0 : call - 1);
       const bool is_whole = seen->plan.numel == call && seen->plan.splits == call &&
                             seen->plan.root == int(call) && seen->end_segment == before + call &&
+                            (seen->plan.op == Op::max) == (call > kRingEntries) &&
+                            (seen->began_us < began_us_of_later) == (call <= kRingEntries) &&
                             seen->site == CallingHost::site_of(call);
       machine::require(is_whole, "a torn entry");
     }
