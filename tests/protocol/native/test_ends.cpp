@@ -142,7 +142,8 @@ void keep_what_is_done() {
 void close_in_wait() {
   for (const bool interrupts : {false, true}) {
     Pairs pairs = pairs_of(2);
-    const Posted mine = pairs.receive(0, 1, 8);
+    pairs.engine(0).allow_single_copy(true);
+    const Posted mine = pairs.send(0, 1, kLarge);  // which the rank looks after: see `polling`
     before_look(pairs, [&] {
       pairs.engine(0).close();
       P::on_load =

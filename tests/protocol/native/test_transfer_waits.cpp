@@ -116,6 +116,23 @@ void stop_waiting() {
   }
 }
 
+// A rank that moved something spins and yields anew; one that a stranger held up rests.
+void yield_again() {
+  for (const bool has_stranger : {false, true}) {
+    machine::clear();
+    Pairs pairs(2);
+    const Posted awaited = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 6);
+    machine::on_yield = [&, is_first = true]() mutable {
+      if (!std::exchange(is_first, false)) return;
+      if (has_stranger) machine::time_us += P::kSliceUs;
+      else pairs.send(1, 0, 8, 6);
+    };
+    require(!pairs.engine(0).wait(*awaited.transfer, pairs.world.host(0), 0.001), "nobody sends");
+    const std::string start = has_stranger ? "1 x yield, 6 x nap" : "65 x yield, 1 x barrier";
+    require(machine::take_steps().starts_with(start), start);
+  }
+}
+
 // Another thread may end the transfer that this one waits for, just before it would rest.
 void rest_for_others() {
   machine::clear();
@@ -341,6 +358,12 @@ void be_patient() {
     machine::time_us += 1;
     require(large.pairs.engine(0).look(*receive), "it is over");
   }
+  Large large(false, false);
+  std::vector<std::byte> data(kLarge, std::byte{3}), got(kLarge);
+  const auto send = large.start(1, data, true);
+  const auto receive = large.start(0, got, false);
+  large.pairs.engine(0).wait(*receive, large.pairs.world.host(0), 0);
+  require_equal(machine::take_steps(), "1 x yield", "a rank that waits is patient");
 }
 
 // Bays lie beside the first places only.
@@ -361,6 +384,7 @@ int main() {
     for (const int num_open : {1, 2}) wait_for_message(has_barrier, 7, num_open);
   patrol_transfers();
   stop_waiting();
+  yield_again();
   rest_for_others();
   tell_of_others();
   show_blocked_waits();
