@@ -79,6 +79,7 @@ from fastcoll.errors import (
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import compile as torch_compile
 from fastcoll.integrations import torch_backend
+from fastcoll.integrations.compile import fuse_compiled
 from fastcoll.integrations.ddp import CompressedGradients, compressed_ddp_hook, ddp_hook
 from fastcoll.integrations.stand_in import stand_in_for_gloo
 from fastcoll.integrations.torch_backend import make_default
@@ -144,6 +145,7 @@ __all__ = [
     "destroy_process_group",
     "empty",
     "from_tensor",
+    "fuse_compiled",
     "gather",
     "gather_into_tensor",
     "gather_object",

@@ -113,6 +113,13 @@ LOG = Variable(
     "is stderr unless the program configures logging; many sizes may have one",
     _one_of("plan"),
 )
+FUSE = Variable(
+    "FASTCOLL_FUSE",
+    False,
+    "read where fastcoll is imported: 1 lets torch.compile fuse all_reduce, the addition of a "
+    "residual and RMSNorm, as fastcoll.fuse_compiled() does; default: 0",
+    _switch,
+)
 SINGLE_COPY = Variable(
     "FASTCOLL_SINGLE_COPY",
     "auto",

@@ -42,9 +42,9 @@ def undocumented(api: str, groups: str) -> set[str]:
     names = {f"fastcoll.{name}" for name in fastcoll.__all__}
     operators = {name for name, one in vars(ops).items() if name[0] != "_" and callable(one)}
     own = {name for name in operators if getattr(ops, name).__module__ == ops.__name__}
-    # These two serve the compiler.
-    names |= {f"fastcoll.integrations.ops.{name}" for name in own - {"name_of", "members_of"}}
-    names -= {"fastcoll.integrations.ops.code_of"}
+    # These serve the compiler.
+    inner = {"code_of", "members_of", "name_at_torch", "name_of", "named"}
+    names |= {f"fastcoll.integrations.ops.{name}" for name in own - inner}
     kinds = (fastcoll.Communicator, fastcoll.HierarchicalCommunicator)
     methods = {name for kind in kinds for name in dir(kind) if name[0] != "_"} - INNER
     listed = set(re.findall(r"^        - (\w+)$", groups, re.M))

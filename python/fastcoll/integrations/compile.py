@@ -9,15 +9,43 @@ Its import takes seconds, and a program that compiles nothing shall not spend th
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from fastcoll import env
+
+_GENERATOR = "torch._inductor.lowering"
 
 
 def register() -> None:
     """Register fastcoll's functions with torch's compiler, and the operators with its generator."""
     _once_there("torch._dynamo", _teach_tracing)
-    _once_there("torch._inductor.lowering", _teach_ordering)
+    _once_there(_GENERATOR, _teach_ordering)
+    if env.FUSE.get():
+        fuse_compiled()
+
+
+def fuse_compiled(enabled: bool = True) -> None:
+    """Let torch.compile fuse all_reduce, the addition of a residual, and RMSNorm. Not collective.
+
+    Holds for programs that this thread compiles from now on by Inductor, on CPU tensors. The norms
+    of torch, Hugging Face's Llama and Gemma are known, with and without a residual. The sum with
+    the residual has the bits of the separate steps, and the norm those of `fastcoll.RMSNorm`. All
+    ranks may do it, or some: it changes nothing that crosses between them. FASTCOLL_FUSE=1 in the
+    environment does the same; FASTCOLL_LOG=plan tells how many were found (docs/use/compile.md).
+
+    Args:
+        enabled: Whether to do so.
+    """
+    _once_there(_GENERATOR, partial(_fuse, enabled))
+
+
+def _fuse(enabled: bool) -> None:
+    from fastcoll.integrations import fusing
+
+    fusing.install(enabled)
 
 
 def _teach_tracing() -> None:

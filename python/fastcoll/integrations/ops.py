@@ -19,15 +19,19 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from fastcoll.api.groups import GroupLike, communicator_of, named_rank
+from fastcoll.api.groups import GroupLike, communicator_of, named_rank, standing_for
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import c10d_build, derivatives, row_ops
 from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
+_OF_TORCH = (
+    "torch:"  # stands before torch's name of a group, which is looked up when the graph runs
+)
 _groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -51,8 +55,34 @@ def name_of(group: GroupLike) -> str:
     return name
 
 
-def _named(name: str) -> BaseGroup:
+def name_at_torch(name: object) -> str | None:
+    """Return the operators' name of the group that torch knows by a name.
+
+    None where fastcoll is not its backend on CPUs: torch's own calls go elsewhere there.
+    """
+    return None if _backing(name) is None else f"{_OF_TORCH}{name}"
+
+
+def _backing(name: object) -> BaseGroup | None:
+    """Return the communicator that is the backend on CPUs of torch's group of a name."""
+    c10d = dist.distributed_c10d
+    try:
+        group = c10d._resolve_process_group(name)  # type: ignore[arg-type]
+        backends = dist.get_backend_config(group)
+    except (LookupError, RuntimeError, TypeError, ValueError):  # no group, or not one of this rank
+        return None
+    return standing_for(group) if "cpu:fastcoll" in backends.split(",") else None
+
+
+def named(name: str) -> BaseGroup:
+    """Return the group of a name.
+
+    Raises:
+        UsageError: It is gone.
+    """
     comm = communicator_of(None) if name == _DEFAULT else _groups.get(name)
+    if comm is None and name.startswith(_OF_TORCH):
+        comm = _backing(name.removeprefix(_OF_TORCH))
     if comm is None:
         raise UsageError(f'the group "{name}" of this operator is gone: trace the program again')
     return comm
@@ -214,14 +244,14 @@ def _rows(x: Tensor, num_rows: int) -> Tensor:
 
 def _all_reduce(x: Tensor, op: int, group: str) -> Tensor:
     result = x.new_empty(x.shape)
-    _named(group).all_reduce(x, REDUCE_OPS[op], out=result)
+    named(group).all_reduce(x, REDUCE_OPS[op], out=result)
     return result
 
 
 def _scattered(x: Tensor, op: int, group: str) -> Tensor:
     """Return where the result of `reduce_scatter` goes."""
     del op
-    num_ranks = _named(group).world_size
+    num_ranks = named(group).world_size
     if x.dim() == 0 or x.shape[0] % num_ranks:
         raise UsageError(
             f"reduce_scatter(): a tensor of shape {tuple(x.shape)} can't be cut by rows into "
@@ -232,7 +262,7 @@ def _scattered(x: Tensor, op: int, group: str) -> Tensor:
 
 def _reduce_scatter(x: Tensor, op: int, group: str) -> Tensor:
     result = _scattered(x, op, group)
-    _named(group).reduce_scatter_tensor(result, x, REDUCE_OPS[op])
+    named(group).reduce_scatter_tensor(result, x, REDUCE_OPS[op])
     return result
 
 
@@ -240,24 +270,24 @@ def _gathered(x: Tensor, group: str) -> Tensor:
     """Return where the result of `all_gather` goes."""
     if x.dim() == 0:
         raise UsageError("all_gather(): a tensor without dimensions has no rows to join")
-    return _rows(x, x.shape[0] * _named(group).world_size)
+    return _rows(x, x.shape[0] * named(group).world_size)
 
 
 def _all_gather(x: Tensor, group: str) -> Tensor:
     result = _gathered(x, group)
-    _named(group).all_gather_into_tensor(result, x)
+    named(group).all_gather_into_tensor(result, x)
     return result
 
 
 def _broadcast(x: Tensor, root: int, group: str) -> Tensor:
     result = x.clone(memory_format=torch.contiguous_format)
-    _named(group).broadcast(result, root)
+    named(group).broadcast(result, root)
     return result
 
 
 def _reduce(x: Tensor, root: int, group: str) -> Tensor:
     """Sum; zeros on all ranks but the root. The gradient of a broadcast, as that is of this."""
-    result, comm = x.clone(memory_format=torch.contiguous_format), _named(group)
+    result, comm = x.clone(memory_format=torch.contiguous_format), named(group)
     comm.reduce(result, root)
     return result if comm.rank == root else result.zero_()
 
@@ -271,7 +301,7 @@ def _shuffled(x: Tensor, output_splits: list[int], input_splits: list[int], grou
 def _all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], group: str) -> Tensor:
     result = _shuffled(x, output_splits, input_splits, group)
     # Empty lists stand for no split sizes: a group has a rank at least.
-    _named(group).all_to_all_single(result, x, output_splits or None, input_splits or None)
+    named(group).all_to_all_single(result, x, output_splits or None, input_splits or None)
     return result
 
 
@@ -284,7 +314,7 @@ def _all_reduce_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
 
 def _reduce_scatter_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
     everybodys = cast(Tensor, torch.ops.fastcoll.all_gather(gradient, group))
-    return everybodys / _named(group).world_size if op == int(Op.AVG) else everybodys
+    return everybodys / named(group).world_size if op == int(Op.AVG) else everybodys
 
 
 def _all_gather_gradient(gradient: Tensor, group: str) -> Tensor:
@@ -345,7 +375,7 @@ OPERATORS = (
             "all_to_all",
         )
     ),
-    row_ops.define(_library, _named),
+    row_ops.define(_library, named),
 )
 
 # Where the compiled backend is, it runs the calls that need no Python.
@@ -356,5 +386,5 @@ if (_compiled := c10d_build.load()) is not None:
             "reduce_scatter": _reduce_scatter,
             "all_gather": _all_gather,
         },
-        _named,
+        named,
     )

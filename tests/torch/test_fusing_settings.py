@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the compiler's pass is turned on and off, what it says, and what the cache knows of it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import on_backend
+from tests.support.fused import compile_fused, compiler_settings, sum_by_operator
+from tests.support.harness import Rank
+
+COLUMNS = 8
+LINE = "torch.compile: a norm follows 1 of 2 all_reduces, fused"
+PROGRAM = """
+import sys
+import torch, fastcoll
+from fastcoll.integrations import ops
+
+assert "torch._inductor" not in sys.modules and "torch._dynamo" not in sys.modules
+fastcoll.init(store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+def run(x):
+    return torch.nn.functional.rms_norm(ops.all_reduce(x), (8,)), ops.all_reduce(x) * 2
+
+program = torch.compile(run)
+with torch.no_grad():
+    for _ in range(3):
+        program(torch.ones(4, 8))
+import torch._inductor.config as config
+print("PASS", config.post_grad_custom_pre_pass)
+"""
+
+
+def run_program(program: str = PROGRAM, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        **settings,
+    }
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, check=False, timeout=300, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("enabled", ["1", "0", ""])
+def test_the_environment_turns_it_on(enabled: str) -> None:
+    """A program says its matches once, however often it runs."""
+    done = run_program(FASTCOLL_FUSE=enabled, FASTCOLL_LOG="plan")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(LINE) == (1 if enabled == "1" else 0), done.stderr
+    assert ("PASS None" in done.stdout) == (enabled != "1")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_without_the_log_it_says_nothing() -> None:
+    done = run_program(FASTCOLL_FUSE="1", FASTCOLL_LOG="")
+    assert done.returncode == 0 and "all_reduces" not in done.stderr, done.stderr
+
+
+def test_another_value_is_refused() -> None:
+    done = run_program("import fastcoll", FASTCOLL_FUSE="yes")
+    assert "UsageError: FASTCOLL_FUSE='yes': must be 0 or 1" in done.stderr
+
+
+def turn_on_and_off(rank: Rank) -> list[bool]:
+    """Return whether the compiler has the passes that it should have."""
+    config = compiler_settings()
+
+    import fastcoll
+    from fastcoll.integrations import fusing
+
+    def first(graph: Any) -> None: ...
+
+    def second(graph: Any) -> None: ...
+
+    found = []
+    for there in (None, first, [first, second]):
+        config.post_grad_custom_pre_pass = there
+        own = fusing._each(there)
+        for enabled, passes in ((True, [*own, fusing.FUSING]), (False, own)):
+            for _ in range(2):
+                fastcoll.fuse_compiled(enabled)
+                found.append(fusing._each(config.post_grad_custom_pre_pass) == passes)
+        found.append(config.post_grad_custom_pre_pass == there)
+    config.post_grad_custom_pre_pass = None
+    return found
+
+
+def test_other_passes_stay(bare_pools: Any) -> None:
+    assert bare_pools(1).run(turn_on_and_off) == [[True] * 15]
+
+
+def in_a_torch_of_one_pass(rank: Rank) -> list[Any]:
+    """Return the order of passes in a torch whose setting takes only one, and their keys."""
+    from fastcoll.integrations import fusing
+
+    order: list[str] = []
+
+    class Noted(fusing.CustomGraphPass):
+        def __init__(self, name: str, key: Any) -> None:
+            self.name, self.key = name, key
+
+        def __call__(self, graph: Any) -> None:
+            order.append(self.name)
+
+        def uuid(self) -> Any:
+            return self.key
+
+    class Old:
+        """torch._inductor.custom_graph_pass, as it was."""
+
+    kept, fusing.custom_graph_pass = fusing.custom_graph_pass, Old  # type: ignore[assignment]
+    try:
+        one, other = Noted("one", "a key"), Noted("other", None)
+        both = fusing._joined([one, other])
+        both(torch.fx.Graph())
+        return [
+            order,
+            fusing._joined([one, one]).uuid(),
+            both.uuid(),
+            fusing._each(both) == [one, other],
+            fusing._joined([one]) is one,
+            fusing._joined([]),
+        ]
+    finally:
+        fusing.custom_graph_pass = kept
+
+
+def test_a_torch_of_one_pass_gets_one(bare_pools: Any) -> None:
+    [found] = bare_pools(1).run(in_a_torch_of_one_pass)
+    assert found == [["one", "other"], ("a key", "a key"), None, True, True, None]
+
+
+def keys_of_the_cache(rank: Rank) -> list[Any]:
+    """Return the keys before and after a group of torch's, of each backend, and once it is gone."""
+    from fastcoll.integrations.fusing import FUSING
+
+    keys = [FUSING.uuid()]
+    for backend in ("gloo", "fastcoll"):
+        group = dist.new_group(backend=backend)
+        keys.append(FUSING.uuid())
+        dist.destroy_process_group(group)
+        keys.append(FUSING.uuid())
+    return [keys[0] == key for key in keys]
+
+
+def test_the_cache_knows_which_groups_are_fastcolls(backend_pools: Any) -> None:
+    found = backend_pools(2).run(on_backend, "fastcoll", keys_of_the_cache)
+    assert found == [[True, True, True, False, True]] * 2
+
+
+def write_behind_the_sum(rank: Rank) -> list[Any]:
+    """Compile a program into which an earlier pass puts a write of the residual; return matches."""
+    config = compiler_settings()
+
+    def put_write(graph: Any) -> None:
+        add = graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)[0]
+        with graph.inserting_before(add):
+            written = graph.call_function(torch.ops.aten.mul_.Tensor, (add.args[1], 1.0))
+            written.meta.update(add.args[1].meta)
+
+    def count(before: Callable[..., Any] | None) -> int:
+        def program(x: torch.Tensor, residual: torch.Tensor) -> Any:
+            total = sum_by_operator(x) + residual
+            return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True).add(1e-6))
+
+        config.post_grad_custom_pre_pass = before
+        with torch.no_grad():
+            x = torch.ones(4, COLUMNS)
+            return compile_fused(program, x, x.clone()).num_fused
+
+    try:
+        return [count(None), count(put_write)]
+    finally:
+        config.post_grad_custom_pre_pass = None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_tensor_that_is_written_in_between_is_not_read_earlier(bare_pools: Any) -> None:
+    assert bare_pools(1).run(on_backend, "fastcoll", write_behind_the_sum) == [[1, 0]]
