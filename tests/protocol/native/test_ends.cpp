@@ -185,6 +185,12 @@ void name_all_ranks() {
   require(found.text.find(", which waits in a call for rank 2. If") != std::string::npos,
           found.text);
   require_equal(int64_t(found.ranks), 4, "the one that has not come");
+  // An entry that can't be read says of no call that its rank waits there.
+  Pairs damaged = pairs_of(2);
+  damaged.world.enter(1);
+  damaged.world.pad(1).ring[1].words[0] = ~uint64_t{0};
+  const Posted lone = damaged.receive(0, 1, 8);
+  require_equal(int64_t(damaged.wait(0, lone).ranks), 2, "a rank that did not send");
 }
 
 }  // namespace

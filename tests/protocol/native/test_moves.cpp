@@ -55,6 +55,14 @@ void ask_for_room() {
       }
 }
 
+// Of parts that differ, any may take all of a slot.
+void ask_for_all_of_a_slot() {
+  World world(3);
+  const Plan plan = moves(Verb::all_to_all, 0, Algorithm::direct, kCountedSplits);
+  const Call<P> call{world.group(0), plan, nullptr, nullptr};
+  require_equal(int64_t(direct_staging(call).place_bytes()), int64_t(kSlotBytes), "room");
+}
+
 // The parts for all ranks fill a slot, and nothing behind it is written.
 void fill_slots() {
   constexpr int kSize = 3;
@@ -122,6 +130,26 @@ void locate_parts() {
     give(call, world.host(0));
     require_equal(int64_t(world.pad(0).arrive[1].location.input),
                   int64_t(is_whole ? Location::encode(0, 0) : Location::kStaged), "its place");
+  }
+}
+
+// A message that peers may copy is published where it lies, in symmetric memory or not.
+void locate_messages() {
+  constexpr size_t kBytes = 64 << 10;
+  alignas(64) static std::byte memory[kBytes];
+  for (const bool is_symmetric : {true, false}) {
+    World world(2);
+    Arena arena;
+    arena.num_bytes = is_symmetric ? kBytes : 0;
+    arena.bases.fill(memory);
+    world.group(0).arenas().push_back(arena);
+    std::vector<std::byte> out(2 * kBytes);
+    const Plan plan = moves(Verb::all_gather, kBytes / 4, Algorithm::single_copy);
+    Call<P> call{world.group(0), plan, memory, out.data()};
+    give(call, world.host(0));
+    const uint64_t address = Location::kPrivate | uint64_t(uintptr_t(memory));
+    require_equal(int64_t(world.pad(0).arrive[1].location.input),
+                  int64_t(is_symmetric ? Location::encode(0, 0) : address), "its place");
   }
 }
 
@@ -207,10 +235,12 @@ void reduce_lists() {
 
 int main() {
   ask_for_room();
+  ask_for_all_of_a_slot();
   fill_slots();
   give_nothing();
   refuse_private_places();
   locate_parts();
+  locate_messages();
   compare_counts();
   get_nothing();
   reduce_lists();

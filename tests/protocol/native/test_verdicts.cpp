@@ -6,9 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -319,6 +322,38 @@ void keep_verdicts() {
                 ErrorKind::desync, 2);
 }
 
+// The page of a verdict, which a thread is held up in writing for the first time.
+struct HeldPage {
+  static inline std::atomic<void*> page{nullptr};
+  static inline std::atomic<bool> is_touched{false}, is_over{false};
+  static void touch(int) {
+    is_touched = true;
+    for (int ms = 0; ms < 100 && !is_over; ++ms) usleep(1000);
+    mprotect(page, 4096, PROT_READ | PROT_WRITE);
+  }
+};
+
+// Two threads of a rank find an error at once: the second one waits until the text is whole.
+void decide_in_two_threads() {
+  static_assert(offsetof(Pad, verdict) / 4096 != offsetof(Pad, poison) / 4096);
+  static_assert(offsetof(Pad, verdict) / 4096 != offsetof(Pad, sleep) / 4096);
+  World world(1);
+  HeldPage::page =
+      reinterpret_cast<std::byte*>(&world.pad(0)) + offsetof(Pad, verdict) / 4096 * 4096;
+  require(mprotect(HeldPage::page, 4096, PROT_NONE) == 0, "a page that is held");
+  struct sigaction holds{}, before;
+  holds.sa_handler = HeldPage::touch;
+  sigaction(SIGSEGV, &holds, &before);
+  std::thread first([&] { world.group(0).decide_verdict(ErrorKind::driver, "a text", 1); });
+  while (!HeldPage::is_touched) usleep(1000);
+  world.group(0).decide_verdict(ErrorKind::driver, "another one", 1);
+  HeldPage::is_over = true;
+  const Seen seen = error_of([&] { world.group(0).check(); });
+  first.join();
+  sigaction(SIGSEGV, &before, nullptr);
+  require_error(seen, "a text", ErrorKind::driver, 1);
+}
+
 }  // namespace
 
 int main() {
@@ -334,6 +369,7 @@ int main() {
   leave_calls();
   refuse_long_messages();
   keep_verdicts();
+  decide_in_two_threads();
   std::printf("ok\n");
   return 0;
 }
