@@ -83,7 +83,7 @@ class Direct {
       begin_giving();
       group_.arrive(location_, Location::kStaged);
     }
-    copy_own();
+    if (!owns_by_segments()) copy_own();
   }
 
   FASTCOLL_HOT void take() {
@@ -249,6 +249,7 @@ class Direct {
         stage(k + 1);
         group_.publish_staged(k + 2);
       }
+      if (owns_by_segments()) copy_own(k);
       if (!is_getter) continue;
       for (int i = 1; i < world_; ++i) {
         const int peer = (rank_ + i) % world_;
@@ -298,7 +299,8 @@ class Direct {
   }
   void put(int peer, size_t start_bytes, const std::byte* from, size_t num_bytes) const {
     if (call_.lies_apart()) return call_.write_output(peer, elements(start_bytes, num_bytes), from);
-    copy_bytes(part_from(peer).ptr + start_bytes, from, num_bytes);
+    const Part part = part_from(peer);
+    copy_some(part.ptr + start_bytes, from, num_bytes, part.num_bytes, kFetchedPastCachesBytes);
   }
   Span elements(size_t start_bytes, size_t num_bytes) const {  // chunks hold whole ones
     return {start_bytes / call_.elem_bytes(), num_bytes / call_.elem_bytes()};
@@ -308,11 +310,20 @@ class Direct {
     if (!keeps_own()) return;
     if (call_.lies_apart()) [[unlikely]]
       return call_.copy_own();
+    copy_own(0, part_for(rank_).num_bytes);
+  }
+  void copy_own(size_t start_bytes, size_t num_bytes) {
     const Part from = part_for(rank_), to = part_from(rank_);
     if (from.ptr == to.ptr) return;
-    if (from.num_bytes < kPastCachesBytes) copy_bytes(to.ptr, from.ptr, from.num_bytes);
-    else copy_past_caches(to.ptr, from.ptr, from.num_bytes);
+    copy_some(to.ptr + start_bytes, from.ptr + start_bytes, num_bytes, from.num_bytes,
+              kPastCachesBytes);
   }
+  // A scatter's root copies its own part between the segments of the others, who wait for them.
+  bool owns_by_segments() const {
+    return call_.plan.verb == Verb::scatter && rank_ == call_.plan.root && cut_.num_segments > 1 &&
+           location_ == Location::kStaged && call_.plan.splits == 0;
+  }
+  void copy_own(size_t k) { copy_own(k * cut_.chunk_bytes, chunk(part_for(rank_), k)); }
 
   // ---- where parts lie --------------------------------------------------------------------------
   FASTCOLL_HOT Part part_for(int peer) const {

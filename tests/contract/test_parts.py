@@ -251,6 +251,43 @@ def test_large_own_parts_at_any_address(pools: Pools) -> None:
         assert found == [True] * 4 * len(starts)
 
 
+# kFetchedPastCachesBytes there, on the CPUs that have most: the same for what a peer gives.
+FETCHED_PAST_CACHES = 32 << 20
+
+
+def large_parts_of_a_peer(rank: Rank, starts: list[tuple[int, int]]) -> list[bool]:
+    """Whether a broadcast and an exchange at odd places are whole, with nothing beside touched."""
+    numel = FETCHED_PAST_CACHES + 7
+    peer = 1 - rank.rank
+
+    def given_by(who: int) -> torch.Tensor:
+        random = torch.Generator().manual_seed(who)
+        return torch.randint(0, 251, (numel,), dtype=torch.uint8, generator=random)
+
+    found = []
+    for given_start, got_start in starts:
+        given = torch.empty(given_start + numel, dtype=torch.uint8)[given_start:]
+        given.copy_(given_by(rank.rank))
+        memory = torch.full((got_start + numel + 64,), 255, dtype=torch.uint8)
+        got = memory[got_start : got_start + numel]
+        rank.comm.broadcast(given if rank.rank else got, 1)
+        found.append(torch.equal(given if rank.rank else got, given_by(1)))
+        got.fill_(255)
+        sent = rank.comm.isend(given, peer)
+        rank.comm.recv(got, peer)
+        sent.wait()
+        found.append(torch.equal(got, given_by(peer)))
+        found.append(bool((memory[:got_start] == 255).all()))
+        found.append(bool((memory[got_start + numel :] == 255).all()))
+    return found
+
+
+def test_large_parts_of_a_peer_at_any_address(pools: Pools) -> None:
+    starts = [(0, 0), (33, 17)]
+    for found in pools(2).run(large_parts_of_a_peer, starts):
+        assert found == [True] * 4 * len(starts)
+
+
 def counts_differ(rank: Rank, form: str) -> list[Attempt]:
     """Rank 1 gives rank 2 one element more than rank 2 expects."""
     group = rank.comm.new_group(timeout_s=15)

@@ -172,6 +172,27 @@ def test_the_root_of_a_large_reduce_is_helped() -> None:
         assert reduced_by(num_bytes) == "two_shot"
 
 
+@pytest.mark.parametrize(
+    ("verb", "world", "part_bytes", "segment_bytes"),
+    [
+        (Verb.broadcast, 2, 48 << 10, 128 << 10),
+        (Verb.broadcast, 2, 64 << 10, 32 << 10),
+        (Verb.gather, 8, 256 << 10, 32 << 10),
+        (Verb.gather, 2, (256 << 10) + 4, 128 << 10),
+        (Verb.scatter, 1, 128 << 10, 32 << 10),
+        (Verb.scatter, 4, 128 << 10, 96 << 10),
+        (Verb.scatter, 8, 128 << 10, 128 << 10),
+        (Verb.all_gather, 2, 128 << 10, 128 << 10),
+    ],
+)
+def test_a_part_that_goes_one_way_has_small_segments(
+    verb: Verb, world: int, part_bytes: int, segment_bytes: int
+) -> None:
+    numel = part_bytes // 4
+    request = Request(*(verb, DType.float32, Op.SUM, numel, 0, world, "auto", "same_bits", world))
+    assert select(request, algorithms.ALL).plan.segment_bytes == segment_bytes
+
+
 @pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.barrier])
 def test_a_small_message_travels_with_its_flags(verb: Verb) -> None:
     for numel, is_small in ((2, True), (INLINE_BYTES, False)):
