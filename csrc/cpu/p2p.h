@@ -12,7 +12,9 @@
 // next one with another tag. An offer is a line in a table; the receiver chooses, and only then do
 // bytes move. Any thread that waits moves all open transfers of its rank.
 //
-// Tried without gain: smaller chunks for sends of a few (slower).
+// Tried without gain: smaller chunks for sends of a few (slower). The first free place for each
+// message was up to a fifth slower, as it takes a look at the peer's line each time. Fetching the
+// lines of the next bay, before there is a message for it, was slower as well.
 #pragma once
 
 #include <sched.h>
@@ -284,15 +286,15 @@ class PointToPoint {
   bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue);
   // Where a message that has its place lies, if all of it comes with the offer.
   template <class Channel>
-  static auto* room(Channel& channel, const Transfer& transfer) {
-    if (transfer.num_bytes <= Message::kPayloadBytes)
-      return channel.messages[transfer.place].payload;
-    const bool has_bay =
-        transfer.place < PairChannel::kBays && transfer.num_bytes <= PairChannel::kBayBytes;
-    return has_bay ? channel.bays[transfer.place] : nullptr;
+  static auto* room(Channel& channel, const Transfer& transfer, int place) {
+    if (transfer.num_bytes <= Message::kPayloadBytes) return channel.messages[place].payload;
+    const bool has_bay = place < PairChannel::kBays && transfer.num_bytes <= PairChannel::kBayBytes;
+    return has_bay ? channel.bays[place] : nullptr;
   }
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
   bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back);
+  // The places whose messages are taken, as bits.
+  uint32_t find_free(const PairChannel& channel, const PairChannel& back) const;
   bool advance_receive(Transfer& transfer);
   // Whether the sender of a message that I may copy is there to copy its half.
   bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const;
@@ -303,6 +305,8 @@ class PointToPoint {
   }
   // Find the oldest offer that is for this receive.
   bool match(Transfer& transfer);
+  // Ask for the lines of a message in `place` at once, rather than for one after the other.
+  static void prefetch(const PairChannel& channel, const Transfer& transfer, int place);
   // The same for all receives of a pass. Otherwise an offer that comes in between could go to a
   // later receive, since an earlier one has looked already.
   uint64_t offered_by(int peer);
@@ -328,6 +332,11 @@ class PointToPoint {
   bool is_driven_ = false;  // drive() runs, and will see new transfers
   int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
+  // As sender, by receiver: places that are free, as bits. Others may be free by now, too.
+  std::array<uint32_t, kMaxWorld> free_{};
+  static constexpr uint32_t kPlacesWithBays = (uint32_t{1} << PairChannel::kBays) - 1;
+  static_assert(PairChannel::kMessages <= 32);
+  std::array<int, kMaxWorld> expected_{};  // as receiver, by sender: where its next message may lie
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked
   std::bitset<kMaxWorld> looked_;
   // As receiver: numbers of the messages that a receive has, by sender and place.

@@ -3,6 +3,8 @@
 // bytes of a message stay in place until the receiver has published that it took them.
 #pragma once
 
+#include <bit>
+
 #include "cpu/p2p.h"
 
 namespace fastcoll {
@@ -39,7 +41,7 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
       must_queue[size_t(transfer.peer)] = true;
       return false;
     }
-    if (room(channel, transfer)) finish(transfer);
+    if (room(channel, transfer, transfer.place)) finish(transfer);
     return true;
   }
   const bool is_granted = P::load_relaxed(back.granted.value) == transfer.number;
@@ -76,28 +78,37 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
 
 template <class P>
 bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
-  for (int i = 0; i < PairChannel::kMessages; ++i) {
-    Message& message = channel.messages[i];
-    if (message.number != P::load_acquire(back.taken[i])) continue;
-    message.num_bytes = transfer.num_bytes;
-    message.numel = transfer.numel;
-    message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
-                            (transfer.is_awaited ? Message::kWaited : 0);
-    transfer.place = i;
-    if (std::byte* bytes = room(channel, transfer))
-      staging_copy_(bytes, transfer.data, transfer.num_bytes);
-    transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
-                         readable_.covers(transfer.data, transfer.num_bytes);
-    message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
-    if (group_.options().traces) [[unlikely]]
-      write_site<P>(channel.sites[i], transfer.site);
-    transfer.number = channel.offered.value + 1;
-    transfer.state = Transfer::State::offered;
-    P::store_relaxed(message.number, transfer.number);
-    P::arrive(channel.offered.value, transfer.number);
-    return true;
-  }
-  return false;
+  // The peer writes `taken`, so each look costs a fetch of its line: one for several messages.
+  uint32_t& free = free_[size_t(transfer.peer)];
+  if ((free & kPlacesWithBays) == 0) free = find_free(channel, back);
+  if (free == 0) return false;
+  transfer.place = std::countr_zero(free);
+  free &= free - 1;
+  Message& message = channel.messages[transfer.place];
+  message.num_bytes = transfer.num_bytes;
+  message.numel = transfer.numel;
+  message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
+                          (transfer.is_awaited ? Message::kWaited : 0);
+  if (std::byte* bytes = room(channel, transfer, transfer.place))
+    staging_copy_(bytes, transfer.data, transfer.num_bytes);
+  transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
+                       readable_.covers(transfer.data, transfer.num_bytes);
+  message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
+  if (group_.options().traces) [[unlikely]]
+    write_site<P>(channel.sites[transfer.place], transfer.site);
+  transfer.number = channel.offered.value + 1;
+  transfer.state = Transfer::State::offered;
+  P::store_relaxed(message.number, transfer.number);
+  P::arrive(channel.offered.value, transfer.number);
+  return true;
+}
+
+template <class P>
+uint32_t PointToPoint<P>::find_free(const PairChannel& channel, const PairChannel& back) const {
+  uint32_t free = 0;
+  for (int i = 0; i < PairChannel::kMessages; ++i)
+    if (channel.messages[i].number == P::load_acquire(back.taken[i])) free |= uint32_t{1} << i;
+  return free;
 }
 
 template <class P>
@@ -106,7 +117,7 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
   PairChannel& back = *mine_[size_t(transfer.peer)];
   const PairChannel& channel = *theirs_[size_t(transfer.peer)];
   const Message& message = channel.messages[transfer.place];
-  if (const std::byte* bytes = room(channel, transfer)) {
+  if (const std::byte* bytes = room(channel, transfer, transfer.place)) {
     copy_bytes(transfer.data, bytes, transfer.num_bytes);
     return taken(transfer, back);
   }
@@ -135,8 +146,8 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
     group_.fail_damaged(name(transfer), transfer.peer, "chunks that it was not asked for");
   for (; received != sent; ++received) {
     const size_t num_bytes = next_chunk(transfer);
-    std::memcpy(transfer.data + transfer.moved_bytes,
-                channel.chunks[received % PairChannel::kChunks], num_bytes);
+    copy_some(transfer.data + transfer.moved_bytes, channel.chunks[received % PairChannel::kChunks],
+              num_bytes, transfer.num_bytes, kFetchedPastCachesBytes);
     transfer.moved_bytes += num_bytes;
     P::arrive(back.received.value, received + 1);
   }
@@ -188,11 +199,21 @@ uint64_t PointToPoint<P>::offered_by(int peer) {
 }
 
 template <class P>
+void PointToPoint<P>::prefetch(const PairChannel& channel, const Transfer& transfer, int place) {
+  constexpr size_t kMostBytes = 1024;  // more lines a core does not wait for at once
+  __builtin_prefetch(&channel.messages[place]);
+  const std::byte* bytes = room(channel, transfer, place);
+  for (size_t at = 0; bytes && at < std::min(transfer.num_bytes, kMostBytes); at += kLineBytes)
+    __builtin_prefetch(bytes + at);
+}
+
+template <class P>
 bool PointToPoint<P>::match_from(Transfer& transfer, int peer) {
   const PairChannel& channel = *theirs_[size_t(peer)];
   const uint64_t offered = offered_by(peer);
   // An offer that was there at this receive's last look, and did not match, will not match later.
   if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
+  prefetch(channel, transfer, expected_[size_t(peer)]);
   // An offer that comes while I look may lie before the place of a younger one. So offers after
   // `offered` wait for the next look.
   const Message* found = nullptr;
@@ -223,6 +244,7 @@ bool PointToPoint<P>::match_from(Transfer& transfer, int peer) {
                     at_site(transfer.site),
                 uint64_t{1} << peer | uint64_t{1} << group_.rank());
   claimed_[size_t(peer)][size_t(transfer.place)] = least;
+  expected_[size_t(peer)] = (transfer.place + 1) % PairChannel::kBays;
   transfer.peer = peer;
   transfer.number = least;
   transfer.state = Transfer::State::moving;

@@ -249,6 +249,24 @@ void refuse_chunks() {
       }
 }
 
+// A sender takes the places in turn; once none with a bay is left, those whose messages were taken.
+void take_places_in_turn() {
+  Pairs pairs(2);
+  const auto* channels =
+      reinterpret_cast<PairChannel*>(pairs.world.group(1).options().regions[1] + kRegionBytes);
+  const auto require_number = [&](int place, int number) {
+    require_equal(int64_t(channels[0].messages[place].number), number, "the number in a place");
+  };
+  for (int i = 0; i < PairChannel::kBays; ++i) {
+    pairs.send(1, 0, kBay, uint32_t(i), i);
+    require_number(i, i + 1);
+    if (i == 0 || i == 3) require_message(pairs.receive(0, 1, kBay, uint32_t(i)), i);
+  }
+  pairs.send(1, 0, 8), pairs.send(1, 0, kBay);
+  require_number(0, PairChannel::kBays + 1), require_number(3, PairChannel::kBays + 2);
+  require(!pairs.send(1, 0, kBay).transfer->done, "a message without a bay waits");
+}
+
 void withdraw() {
   Pairs pairs(2);
   const Posted receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
@@ -317,6 +335,7 @@ int main() {
   take_of_any_rank();
   refuse_mismatches();
   refuse_chunks();
+  take_places_in_turn();
   withdraw();
   drive();
   std::printf("ok\n");
