@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
@@ -106,10 +107,21 @@ def _with_gradient(operator: Any) -> Callable[..., Pair]:
     apply: Callable[..., tuple[Tensor, Tensor]] = Differentiable.apply  # type: ignore[attr-defined]
 
     def run(keys: Any, *terms: Any) -> Pair:
+        if not _wants_derivatives(terms[:3]):
+            with torch._C._AutoDispatchBelowAutograd():
+                pair: Pair = operator.redispatch(keys & torch._C._after_autograd_keyset, *terms)
+            return pair
         with enable_single_level_autograd_function():
             return [*apply(keys, *terms)]
 
     return run
+
+
+def _wants_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Return whether a derivative can be asked for: torch's function for one costs tens of us."""
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def _batched(operator: Any) -> Callable[..., tuple[Pair, list[int]]]:
