@@ -25,6 +25,8 @@ inline constexpr size_t kInlineMaxBytes = 2048;
 // Staging: 8 slots of 256 KiB, 2 MiB per rank for any message. More slots leave the L2 cache.
 inline constexpr int kNumSlots = 8;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
+// The least bytes of a place within a slot, which small messages take by turns (cpu/group.h).
+inline constexpr size_t kLeastPlaceBytes = size_t{8} << 10;  // less gains nothing more
 // A two_shot takes so many of them: with fewer slots a line is written again sooner, while it is
 // still in the cache. Three are the least that its pipeline needs.
 inline constexpr uint64_t kFewSlots = 4;

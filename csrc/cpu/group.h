@@ -69,10 +69,9 @@ struct Staging {
   // still in the peers' caches, and writing it takes longer than fetching one that is not. So a
   // small message goes to other lines each time; large ones do so anyhow.
   size_t place_bytes() const {
-    constexpr size_t kLeastBytes = size_t{8} << 10;  // less gains nothing more
     static_assert(std::has_single_bit(kSlotBytes));
     if (in_few_slots || num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
-    return std::bit_ceil(std::max(segment_bytes, kLeastBytes));
+    return std::bit_ceil(std::max(segment_bytes, kLeastPlaceBytes));
   }
 };
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cpu/p2p.h"
+#include "group/first_touch.h"
 #include "group/process_group.h"
 #include "memory/memfd.h"
 
@@ -60,6 +61,7 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
     if (!problem.empty()) throw Failure(ErrorKind::usage, problem);
     for (size_t peer = 0; peer < world; ++peer) {
       regions_[peer] = memfd_open(fds.regions[peer], mapped_bytes(world_size_));
+      if (world > 1) map_touched(regions_[peer]);
       options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
     }
     options.regions = regions_;

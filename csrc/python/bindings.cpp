@@ -11,6 +11,7 @@
 
 #include "cpu/reduce.h"
 #include "fastcoll/integrations/gil.h"
+#include "group/first_touch.h"
 #include "group/process_group.h"
 #include "memory/memfd.h"
 #include "python/array_bindings.h"
@@ -315,7 +316,7 @@ void bind_machine(py::module_& module) {
       py::arg("site"));
   module.def("hide_folders", &hide_folders, py::arg("folders"));
   module.def("region_bytes", [] { return kRegionBytes; });
-  module.def("mapped_bytes", &mapped_bytes, py::arg("world_size"));
+  module.def("create_region", &create_region, py::arg("world_size"));
   module.def("memfd_create", &memfd_create_sealed, py::arg("name"), py::arg("num_bytes"));
   module.def("limit_behind", &limit_behind, py::arg("error"));
   module.def("simd_levels", [] {

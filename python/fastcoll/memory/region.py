@@ -113,7 +113,7 @@ def _machine_bytes() -> int:
 
 def create_region(world_size: int) -> int:
     """Return a descriptor of this rank's new pad, scratch and channels; the caller's to close."""
-    return _C.memfd_create("fastcoll-region", _C.mapped_bytes(world_size))
+    return _C.create_region(world_size)
 
 
 def create_arena(num_bytes: int) -> int:
