@@ -56,7 +56,7 @@ def compiled(verb: str, algorithm: str, world_size: int, root: int = 0) -> Compi
     if blocks[-1] > MOST_BLOCKS:
         raise NotRunnableError(f"{algorithm} cuts a message into more than {MOST_BLOCKS} blocks")
     writers = [_Writer(rank, unit_blocks) for rank in range(world_size)]
-    for rank, step in _in_order(schedule):
+    for rank, step in in_order(schedule):
         writers[rank].write(step)
     programs = tuple(tuple(writer.words) for writer in writers)
     text = repr((verb, algorithm, blocks, programs))
@@ -66,7 +66,7 @@ def compiled(verb: str, algorithm: str, world_size: int, root: int = 0) -> Compi
 
 
 @dataclass(frozen=True)
-class _Told:
+class Told:
     """A wait that returns once `rank` has raised `count` signals."""
 
     rank: int
@@ -83,7 +83,7 @@ class _Stream:
     waits: Wait | None = None
 
 
-def _in_order(schedule: Schedule) -> Iterator[tuple[int, Step | _Told]]:
+def in_order(schedule: Schedule) -> Iterator[tuple[int, Step | Told]]:
     """Yield all steps as one run of all ranks takes them; (rank, step).
 
     A rank that takes its own steps in this order never waits for a step that comes later. So the
@@ -103,7 +103,7 @@ def _in_order(schedule: Schedule) -> Iterator[tuple[int, Step | _Told]]:
                     raised[stream.rank] += 1
                     key = (stream.rank, stream.channel, step.rank, step.channel)
                     coming.setdefault(key, deque()).append(raised[stream.rank])
-                if isinstance(step, _Told) and step.rank == stream.rank:
+                if isinstance(step, Told) and step.rank == stream.rank:
                     continue  # between channels of one rank, whose order is fixed here
                 yield stream.rank, step
             if stream.waits is None:
@@ -115,7 +115,7 @@ def _in_order(schedule: Schedule) -> Iterator[tuple[int, Step | _Told]]:
 
 def _runnable(
     stream: _Stream, coming: dict[tuple[int, int, int, int], deque[int]]
-) -> Iterator[Step | _Told]:
+) -> Iterator[Step | Told]:
     """Yield the stream's steps up to a wait whose signal was not raised yet."""
     while True:
         step = stream.waits or next(stream.steps, None)
@@ -127,7 +127,7 @@ def _runnable(
             if not queue:
                 stream.waits = step
                 return
-            yield _Told(step.rank, queue.popleft())
+            yield Told(step.rank, queue.popleft())
         else:
             yield step
 
@@ -143,7 +143,7 @@ class _Writer:
         self._ends_with_signal = False
         self._seen: dict[int, int] = {}  # signals of each rank that were waited for
 
-    def write(self, step: Step | _Told) -> None:
+    def write(self, step: Step | Told) -> None:
         """Append a step."""
         if isinstance(step, Signal):
             # Of several in a row only the last count is published.
@@ -151,7 +151,7 @@ class _Writer:
             if self._ends_with_signal:
                 del self.words[-2:]
             self.words += [_SIGNAL, self._num_signals]
-        elif isinstance(step, _Told):
+        elif isinstance(step, Told):
             if self._seen.get(step.rank, 0) >= step.count:
                 return
             self._seen[step.rank] = step.count

@@ -11,20 +11,24 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from fastcoll_model.builders import algorithms_of, build
+from fastcoll_model.builders import algorithms_of, build, chain_of_sockets
 from fastcoll_model.builders.hierarchical import BETWEEN
+from fastcoll_model.builders.sockets import NAME as SOCKET_CHAIN
 from fastcoll_model.checker import check
 from fastcoll_model.errors import ModelError
 from fastcoll_model.fabric import on_one_switch
 from fastcoll_model.limits import least_us
 from fastcoll_model.machines.cluster import Cluster
+from fastcoll_model.machines.sockets import sockets_of
 from fastcoll_model.regular import ROOTLESS, shifts_of, simulate_on_switch, simulate_regular
 from fastcoll_model.schedule import REDUCTIONS, VERBS, Copy, Reduce, Schedule, moved
 from fastcoll_model.simulator import simulate
 from fastcoll_model.values import node_by_node
 
-_PIPELINED = ("chain", "double_binary_tree", "multimem")
-_SEGMENTS = (1, 4, 16, 64)
+_SEGMENTS = {
+    **dict.fromkeys(("chain", "double_binary_tree", "multimem"), (1, 4, 16, 64)),
+    SOCKET_CHAIN: (1, 8),  # more gain a tenth, and take long to simulate
+}
 # Four nodes of three: by two, trees and doubling would seem to add node by node.
 _PROOF_RANKS, _PROOF_LOCAL = 12, 3
 _MAX_TRANSFERS = 40_000  # of all ranks: some seconds
@@ -163,6 +167,8 @@ def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numer
     one_node = world_size <= cluster.local_size
     if algorithm in BETWEEN and one_node:
         return "there is one node only"
+    if algorithm == SOCKET_CHAIN and len(set(_sockets(cluster, world_size))) < 2:
+        return "there is one socket only" if one_node else "it goes over sockets, not over nodes"
     if verb in REDUCTIONS and numerics == "same_bits":
         local_size = _PROOF_RANKS if one_node else _PROOF_LOCAL if cluster.local_size > 1 else 1
         if not adds_in_order(verb, algorithm, local_size):
@@ -173,6 +179,14 @@ def _refusal(verb: str, algorithm: str, cluster: Cluster, world_size: int, numer
     return ""
 
 
+def _sockets(cluster: Cluster, world_size: int) -> list[int]:
+    """Return the sockets of the cores that the ranks run on; none: they span nodes, or are GPUs."""
+    of_cores = not cluster.machine.ranks[0].startswith("gpu")
+    if not of_cores or world_size > cluster.local_size:
+        return []
+    return sockets_of(cluster.machine)[:world_size]
+
+
 @lru_cache(maxsize=1024)  # a report asks for the same several times
 def priced(
     verb: str, algorithm: str, cluster: Cluster, world_size: int, size_bytes: int
@@ -180,10 +194,13 @@ def priced(
     """Return one algorithm with its simulated time, or why it has none; see `compare`."""
     local_size = min(cluster.local_size, world_size)
     times = []
-    for num_segments in _SEGMENTS if algorithm in _PIPELINED else (1,):
-        schedule = build(
-            verb, algorithm, world_size, num_segments=num_segments, local_size=local_size
-        )
+    for num_segments in _SEGMENTS.get(algorithm, (1,)):
+        if algorithm == SOCKET_CHAIN:
+            schedule = chain_of_sockets(_sockets(cluster, world_size), num_segments)
+        else:
+            schedule = build(
+                verb, algorithm, world_size, num_segments=num_segments, local_size=local_size
+            )
         try:
             times.append((price_us(schedule, cluster, size_bytes), num_segments))
         except ModelError as error:

@@ -20,7 +20,7 @@ WORLDS = (2, 3, pytest.param(5, marks=pytest.mark.slow))
 # One segment; and for two verbs so many that slots are used again and again.
 SIZES = (0, 1, 37, 5000)
 MANY_SEGMENTS = 700_001
-IN_RANK_ORDER = ("one_shot", "two_shot", "chain")
+IN_RANK_ORDER = ("one_shot", "two_shot", "chain", "socket_chain")
 
 
 def names(verb: str) -> list[str]:

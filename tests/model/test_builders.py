@@ -77,6 +77,7 @@ def test_which_algorithms_add_in_rank_order() -> None:
         ("all_reduce", "one_shot"),
         ("all_reduce", "two_shot"),
         ("all_reduce", "chain"),
+        ("all_reduce", "socket_chain"),
         ("reduce_scatter", "one_shot"),
         ("reduce", "one_shot"),
     }
@@ -84,7 +85,7 @@ def test_which_algorithms_add_in_rank_order() -> None:
 
 def test_the_orders_are_those_on_paper() -> None:
     orders = {a: proven("all_reduce", a, 4).orders[0] for a in algorithms_of("all_reduce")}
-    assert orders["two_shot"] == orders["chain"] == "0 + 1 + 2 + 3"
+    assert orders["two_shot"] == orders["chain"] == orders["socket_chain"] == "0 + 1 + 2 + 3"
     assert orders["ring"] == "1 + 2 + 3 + 0"  # chunk 0 starts behind rank 0
     assert orders["tree"] == "0 + 1 + (2 + 3)"
     assert orders["rabenseifner"] == "0 + 2 + (1 + 3)"

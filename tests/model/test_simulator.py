@@ -106,7 +106,8 @@ def test_one_rank_in_place_of_all_gives_the_same_time(verb: str, algorithm: str)
         assert simulate_regular(schedule, fabric, 1e5, shifts).time_us == pytest.approx(exact)
         regular += 1
     rootless = verb in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-    irregular = algorithm in ("chain", "tree", "double_binary_tree") or not rootless
+    chains = ("chain", "socket_chain")
+    irregular = algorithm in (*chains, "tree", "double_binary_tree") or not rootless
     assert (regular == 0) == irregular
 
 

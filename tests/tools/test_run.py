@@ -16,10 +16,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fastcoll.cli import app
+from fastcoll.machine import cpu
 from fastcoll.ranks import shares
 from fastcoll.ranks.output import Lines
 from fastcoll.ranks.processes import Failure, Program, Ranks
 from fastcoll.ranks.shares import Share, share_cpus
+from fastcoll_model.builders.sockets import runs_of
 from tests.support.harness import LATE_S
 from tests.support.waiting import wait_until
 
@@ -234,6 +236,25 @@ def test_cores_are_shared_out(
     monkeypatch.setattr(shares, "cores", lambda cpus: cores)
     monkeypatch.setattr(shares, "cpu_quota", lambda: quota)
     assert share_cpus(num_ranks) == expected
+
+
+@pytest.mark.parametrize("numbering", [{0: "0-3", 1: "4-7"}, {0: "0,2,4,6", 1: "1,3,5,7"}])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_neighbouring_ranks_share_a_socket(
+    numbering: dict[int, str], num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the kernel numbers CPUs: the chain of sockets (docs/sockets.md) needs long runs."""
+    monkeypatch.setattr(shares, "affinity", lambda: set(range(8)))
+    monkeypatch.setattr(shares, "cpu_quota", lambda: 8)
+    monkeypatch.setattr(cpu, "numa_nodes", lambda: numbering)
+    monkeypatch.setattr(cpu, "read_text", lambda path: "")  # a thread a core
+    first = set(cpu._cpus_in(numbering[0]))
+    sockets = [{int(c not in first) for c in share.cpus} for share in share_cpus(num_ranks)]
+    assert all(len(nodes) == 1 for nodes in sockets)
+    assert runs_of([nodes.pop() for nodes in sockets]) == [
+        range(num_ranks // 2),
+        range(num_ranks // 2, num_ranks),
+    ]
 
 
 def test_ranks_stay_on_their_share(run: Run) -> None:

@@ -5,19 +5,24 @@ Every builder works for every number of ranks. `recipes` lists the phases of eac
 other modules of this package define the phases.
 """
 
+from collections.abc import Sequence
+
+from fastcoll_model.builders import sockets as chains
 from fastcoll_model.builders.hierarchical import BETWEEN, Grid, local_size_of, phases
 from fastcoll_model.builders.recipes import RECIPES, Recipe
 from fastcoll_model.builders.team import Piece, Team
 from fastcoll_model.errors import ModelError, did_you_mean
 from fastcoll_model.schedule import VERBS, Copy, Program, Schedule, Span
 
-__all__ = ["algorithms_of", "build"]
+__all__ = ["algorithms_of", "build", "chain_of_sockets"]
 
 
 def algorithms_of(verb: str) -> list[str]:
     """Return the names of the algorithms that have a schedule for a verb."""
     flat = [name for of_verb, name in RECIPES if of_verb == verb]
-    return [*flat, *(name for name, between in BETWEEN.items() if verb in between.verbs)]
+    of_sockets = [chains.NAME] if verb == "all_reduce" else []
+    over_nodes = (name for name, between in BETWEEN.items() if verb in between.verbs)
+    return [*flat, *of_sockets, *over_nodes]
 
 
 def build(
@@ -58,6 +63,8 @@ def build(
         return _hierarchical(
             verb, algorithm, world_size, root, local_size_of(world_size, local_size)
         )
+    if algorithm == chains.NAME:
+        return chain_of_sockets(chains.halves(world_size), num_segments)
     return _flat(verb, algorithm, world_size, root, num_segments)
 
 
@@ -103,6 +110,21 @@ def _hierarchical(
             yield from deliver(verb, grid.everyone(), 1)
 
     return Schedule(verb, algorithm, world_size, world_size, program, root=root)
+
+
+def chain_of_sockets(sockets: Sequence[int], num_segments: int = 1) -> Schedule:
+    """Return all_reduce by socket_chain; `sockets` has each rank's. `build` takes two halves."""
+    runs, world_size = chains.runs_of(sockets), len(sockets)
+    num_blocks = world_size * num_segments
+
+    def program(rank: int, channel: int) -> Program:
+        del channel
+        everyone = Team(range(world_size), rank, [((0, num_blocks),), *[()] * (world_size - 1)])
+        yield from stage("all_reduce", everyone, num_segments)
+        yield from chains.Chain(runs, rank, num_blocks, num_segments).steps()
+        yield from deliver("all_reduce", everyone, num_segments)
+
+    return Schedule("all_reduce", chains.NAME, world_size, num_blocks, program)
 
 
 def stage(verb: str, team: Team, chunk_blocks: int) -> Program:
