@@ -31,6 +31,7 @@ struct alignas(kPackBytes) Pack {
 #define FASTCOLL_CALL FASTCOLL_ARGUMENT(DeviceCall)
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall)
 #define FASTCOLL_UNROLL _Pragma("unroll")
+#define FASTCOLL_NO_UNROLL _Pragma("unroll 1")
 
 namespace fastcoll {
 

@@ -18,6 +18,7 @@
 #define FASTCOLL_CALL FASTCOLL_ARGUMENT(DeviceCall)
 #define FASTCOLL_KERNEL_FN void (*)(const DeviceCall&)
 #define FASTCOLL_UNROLL
+#define FASTCOLL_NO_UNROLL
 
 namespace fastcoll {
 

@@ -100,10 +100,86 @@ FASTCOLL_DEVICE void for_packs(uint64_t num_bytes, F f) {
     f(at, num_bytes - at);
 }
 
+// Packs that a thread loads before it stores the first of them: it waits for memory once for all.
+// The compiler may not do that by itself, as for all it knows a store changes what is loaded next.
+inline constexpr int kPacksAtOnce = 4;
+
+// One tile of copy_tiles.
+struct TileCopy {
+  std::byte* to;
+  const std::byte* from;
+  uint64_t num_bytes;
+};
+
+// The packs of several tiles in a row, of which a thread takes every num_threads()-th. So it loads
+// from several ranks at once where a tile has few packs for each thread.
+class PackWalk {
+ public:
+  FASTCOLL_DEVICE PackWalk(int num_tiles, uint64_t tile_bytes)
+      : num_tiles_(num_tiles),
+        tile_bytes_((tile_bytes + kPackBytes - 1) / kPackBytes * kPackBytes),
+        at_(uint64_t{thread_idx()} * kPackBytes) {
+    settle();
+  }
+  FASTCOLL_DEVICE bool done() const { return tile_ >= num_tiles_; }
+  FASTCOLL_DEVICE int tile() const { return tile_; }
+  FASTCOLL_DEVICE uint64_t at() const { return at_; }  // the pack's offset in its tile
+  FASTCOLL_DEVICE void go_on() {
+    at_ += uint64_t{num_threads()} * kPackBytes;
+    settle();
+  }
+
+ private:
+  FASTCOLL_DEVICE void settle() {
+    for (; at_ >= tile_bytes_ && tile_ < num_tiles_; ++tile_) at_ -= tile_bytes_;
+  }
+
+  int num_tiles_, tile_ = 0;
+  uint64_t tile_bytes_, at_;
+};
+
+// Copies tiles by all threads of the block. copy_of(i), a TileCopy, is tile i's: none has more than
+// most_bytes.
+template <class CopyOf>
+FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint64_t most_bytes, CopyOf copy_of) {
+  for (PackWalk walk(num_tiles, most_bytes); !walk.done();) {
+    PackWalk again = walk;
+    std::byte* to[kPacksAtOnce];
+    const std::byte* from[kPacksAtOnce];
+    bool exists[kPacksAtOnce], plain = true;
+    FASTCOLL_UNROLL
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      const TileCopy tile = copy_of(walk.done() ? 0 : walk.tile());
+      exists[i] = !walk.done() && walk.at() < tile.num_bytes;
+      to[i] = tile.to + walk.at();
+      from[i] = tile.from + walk.at();
+      plain = plain &&
+              (!exists[i] || (tile.num_bytes - walk.at() >= kPackBytes &&
+                              is_aligned(to[i], kPackBytes) && is_aligned(from[i], kPackBytes)));
+      walk.go_on();
+    }
+    if (plain) {
+      Pack packs[kPacksAtOnce];
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPacksAtOnce; ++i)
+        if (exists[i]) packs[i] = load_data<Pack>(from[i]);
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPacksAtOnce; ++i)
+        if (exists[i]) store_data<Pack>(to[i], packs[i]);
+      continue;
+    }
+    FASTCOLL_NO_UNROLL
+    for (int i = 0; i < kPacksAtOnce && !again.done(); ++i, again.go_on()) {
+      const TileCopy tile = copy_of(again.tile());
+      if (again.at() >= tile.num_bytes) continue;
+      const uint64_t left = tile.num_bytes - again.at();
+      store_any(tile.to + again.at(), load_any(tile.from + again.at(), left), left);
+    }
+  }
+}
+
 FASTCOLL_DEVICE void copy_tile(std::byte* to, const std::byte* from, uint64_t num_bytes) {
-  for_packs(num_bytes, [&](uint64_t at, uint64_t left) {
-    store_any(to + at, load_any(from + at, left), left);
-  });
+  copy_tiles(1, num_bytes, [&](int) { return TileCopy{to, from, num_bytes}; });
 }
 
 }  // namespace fastcoll
