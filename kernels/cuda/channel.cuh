@@ -135,6 +135,12 @@ class Channel {
   FASTCOLL_DEVICE uint32_t count() const { return count_; }  // channels that the call has
   FASTCOLL_DEVICE uint32_t tile_bytes() const { return tile_bytes_; }
   FASTCOLL_DEVICE uint32_t peers() const { return peers_; }  // bit set of the ranks but mine
+  // The i-th rank after mine, on the circle; i is at most the number of ranks. Where every rank
+  // starts with another peer, no rank serves all of them at once.
+  FASTCOLL_DEVICE int rank_after(int i) const {
+    const int rank = call_.rank + i;
+    return rank < call_.world_size ? rank : rank - call_.world_size;
+  }
   FASTCOLL_DEVICE std::byte* scratch(int rank, uint32_t parity) const {
     return at<std::byte>(rank, scratch_ + parity * half_bytes_);
   }

@@ -57,6 +57,14 @@ class Moves {
       if (flows(call_.rank, rank)) ranks |= 1u << rank;
     return ranks & channel_.peers();
   }
+  // The ranks from which I copy, me included: i counts up to num_copied().
+  FASTCOLL_DEVICE int num_copied() const {
+    if (call_.verb == Verb::broadcast || call_.verb == Verb::scatter) return 1;
+    return flows(call_.rank, call_.rank) ? call_.world_size : 0;
+  }
+  FASTCOLL_DEVICE int copied(int i) const {
+    return flows(call_.rank, call_.rank) ? channel_.rank_after(i) : call_.root;
+  }
   // Whether every reader gets another chunk of a source's input.
   FASTCOLL_DEVICE bool cuts_input() const {
     return call_.verb == Verb::all_to_all || call_.verb == Verb::scatter;
@@ -124,18 +132,17 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
       GpuLocation::both(location, location), call.counted ? call.counts : nullptr);
   const auto stage = [&](uint32_t k) {
     if (!pipeline.staged() || readers == 0) return;
-    for (int part = 0; part < (cuts_input ? call.world_size : 1); ++part) {
-      if (cuts_input && part == call.rank) continue;
+    copy_tiles(cuts_input ? call.world_size - 1 : 1, call.tile_bytes, [&](int i) {
+      const int part = cuts_input ? channel.rank_after(1 + i) : 0;
       const Span chunk = moves.given(part);
       const Span span = Tiles(channel, chunk.num_bytes).tile(k);
-      copy_tile(pipeline.slot(call.rank, k, part), call.input + chunk.start + span.start,
-                span.num_bytes);
-    }
+      return TileCopy{pipeline.slot(call.rank, k, part), call.input + chunk.start + span.start,
+                      span.num_bytes};
+    });
   };
   const auto copy = [&](uint32_t k) {
-    for (int i = 0; i < call.world_size; ++i) {
-      const int source = (call.rank + i) % call.world_size;
-      if (!moves.flows(source, call.rank)) continue;
+    copy_tiles(moves.num_copied(), call.tile_bytes, [&](int i) {
+      const int source = moves.copied(i);
       const Span chunk = moves.taken(source);
       const Span span = Tiles(channel, chunk.num_bytes).tile(k);
       const uint32_t place = GpuLocation::input(pipeline.location(source));
@@ -145,8 +152,8 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
         from = pipeline.slot(source, k, cuts_input ? call.rank : 0);
       else from = pipeline.symmetric(source, place) + moves.given(call.rank).start + span.start;
       std::byte* to = call.output + chunk.start + span.start;
-      if (from != to) copy_tile(to, from, span.num_bytes);
-    }
+      return TileCopy{to, from, from == to ? 0 : span.num_bytes};
+    });
   };
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     if (step == 0) stage(k);

@@ -89,10 +89,11 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   // 1. Every part of my input, my own too, into my slot.
   const auto stage = [&](uint32_t k) {
     if (!pipeline.staged()) return;
-    for (int part = 0; part < call.world_size; ++part) {
+    copy_tiles(call.world_size, call.tile_bytes, [&](int part) {
       const Span span = tile(k, part);
-      copy_tile(pipeline.slot(call.rank, k, part), call.input + start(span, part), span.num_bytes);
-    }
+      return TileCopy{pipeline.slot(call.rank, k, part), call.input + start(span, part),
+                      span.num_bytes};
+    });
   };
   // 2. The sum of all ranks' part that is mine, to my output or to all outputs: into tensors or
   // slots.
@@ -135,10 +136,10 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   // 3. All parts, from my own slot.
   const auto copy_out = [&](uint32_t k) {
     if (call.output_location != GpuLocation::kStaged) return;
-    for (int part = 0; part < call.world_size; ++part) {
+    copy_tiles(call.world_size, call.tile_bytes, [&](int part) {
       const Span span = tile(k, part);
-      copy_tile(call.output + span.start, pipeline.slot(call.rank, k, part), span.num_bytes);
-    }
+      return TileCopy{call.output + span.start, pipeline.slot(call.rank, k, part), span.num_bytes};
+    });
   };
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     if (step == 0) stage(k);

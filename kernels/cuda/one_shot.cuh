@@ -74,11 +74,11 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
       GpuLocation::both(location, location));
   const auto stage = [&](uint32_t k, Span span) {
     if (!pipeline.staged() || (!all && is_root)) return;
-    for (int part = 0; part < (scatters ? call.world_size : 1); ++part) {
-      if (scatters && part == call.rank) continue;
-      copy_tile(pipeline.slot(call.rank, k, part), call.input + chunk(part) + span.start,
-                span.num_bytes);
-    }
+    copy_tiles(scatters ? call.world_size - 1 : 1, span.num_bytes, [&](int i) {
+      const int part = scatters ? channel.rank_after(1 + i) : 0;
+      return TileCopy{pipeline.slot(call.rank, k, part), call.input + chunk(part) + span.start,
+                      span.num_bytes};
+    });
   };
   const auto reduce = [&](uint32_t k, Span span) {
     const uint64_t start = chunk(call.rank) + span.start;

@@ -39,11 +39,11 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
   // 1. The others' parts into my slot; my own stays where it is.
   const auto stage = [&](uint32_t k) {
     if (!pipeline.staged()) return;
-    for (int part = 0; part < call.world_size; ++part) {
-      if (part == call.rank) continue;
+    copy_tiles(call.world_size - 1, call.tile_bytes, [&](int i) {
+      const int part = channel.rank_after(1 + i);
       const Span span = tiles.tile(k, part);
-      copy_tile(pipeline.slot(call.rank, k, part), call.input + span.start, span.num_bytes);
-    }
+      return TileCopy{pipeline.slot(call.rank, k, part), call.input + span.start, span.num_bytes};
+    });
   };
   // 2. My part, from every input to every output, or to my slot for the ranks that take it from
   // there.
@@ -72,11 +72,11 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
   // 3. The others' reduced parts, where they could not put them into my output themselves.
   const auto copy_out = [&](uint32_t k) {
     if (call.output_location != GpuLocation::kStaged) return;
-    for (int i = 1; i < call.world_size; ++i) {
-      const int part = (call.rank + i) % call.world_size;
+    copy_tiles(call.world_size - 1, call.tile_bytes, [&](int i) {
+      const int part = channel.rank_after(1 + i);
       const Span span = tiles.tile(k, part);
-      copy_tile(call.output + span.start, pipeline.slot(part, k, part), span.num_bytes);
-    }
+      return TileCopy{call.output + span.start, pipeline.slot(part, k, part), span.num_bytes};
+    });
   };
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     if (step == 0) stage(k);
