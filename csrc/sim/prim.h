@@ -110,10 +110,12 @@ inline void store_release_host(uint32_t* word, uint32_t value) {
 
 template <class T>
 T load_data(const std::byte* from) {
+  if constexpr (sizeof(T) == sizeof(Pack)) sim::count_load();
   return *reinterpret_cast<const T*>(from);
 }
 template <class T>
 void store_data(std::byte* to, T value) {
+  if constexpr (sizeof(T) == sizeof(Pack)) sim::count_store();
   *reinterpret_cast<T*>(to) = value;
 }
 

@@ -57,6 +57,7 @@ struct Fiber {
   int peer = -1;  // of its last wait
   const char* what = "";
   uint64_t expected = 0, seen = 0;
+  uint64_t loads = 0;  // since its last store
 };
 
 // A rank's memory is freed only after all ranks are done. A race detector would take an earlier
@@ -86,6 +87,7 @@ struct Simulator::State {
   const Fiber* victim = nullptr;  // starving: it, its block or its rank stands still
   int victim_scope = 0;
   uint64_t frozen_until = 0;
+  LoadRuns load_runs;
 
   uint64_t now_ns() const { return steps * kStepNs + leapt_ns; }
   void launch(int rank_idx);
@@ -143,6 +145,15 @@ void progress() { machine->idle_steps = 0; }
 void* block_memory() { return machine->current->block->memory; }
 int* block_sync() { return &machine->current->block->sync; }
 uint64_t now_ns() { return machine->now_ns(); }
+void count_load() { ++machine->current->loads; }
+void count_store() {
+  const uint64_t loads = std::exchange(machine->current->loads, 0);
+  if (loads == 0) return;
+  LoadRuns& runs = machine->load_runs;
+  ++runs.num_runs;
+  runs.num_loads += loads;
+  runs.fewest = std::min(runs.fewest, loads);
+}
 
 void spin(int peer, const char* what, uint64_t expected, uint64_t seen) {
   Fiber& fiber = *machine->current;
@@ -313,6 +324,7 @@ void Simulator::enqueue(int rank, Job job) {
 }
 
 uint64_t Simulator::elapsed_ns() const { return state_->now_ns(); }
+const LoadRuns& Simulator::load_runs() const { return state_->load_runs; }
 
 bool Simulator::run() {
   State& state = *state_;

@@ -38,6 +38,9 @@ bool barrier(bool vote);
 void* block_memory();
 int* block_sync();
 uint64_t now_ns();
+// It loads a pack, or stores one.
+void count_load();
+void count_store();
 
 // ---- for the test
 
@@ -50,6 +53,11 @@ struct Job {
   std::function<void()> body;
 };
 
+// The loads of packs that threads have done before a store, all of which may be under way at once.
+struct LoadRuns {
+  uint64_t num_runs = 0, num_loads = 0, fewest = ~uint64_t{0};
+};
+
 class Simulator {
  public:
   Simulator(int world_size, Schedule schedule, uint64_t seed);
@@ -60,6 +68,7 @@ class Simulator {
   bool run();
   // How long it took, by the virtual clock.
   uint64_t elapsed_ns() const;
+  const LoadRuns& load_runs() const;
 
   struct State;
 

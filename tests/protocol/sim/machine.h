@@ -61,6 +61,7 @@ class Machine {
   bool is_late(int rank, int peer) const { return hosts_[size_t(rank)].late[peer] != 0; }
   bool run() { return simulator_.run(); }
   uint64_t elapsed_ns() const { return simulator_.elapsed_ns(); }
+  const LoadRuns& load_runs() const { return simulator_.load_runs(); }
 
   // As if nearly 2^32 calls had been made before: epochs and progress wrap.
   void start_before_wrap() {

@@ -7,13 +7,14 @@
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
 // bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `aborted`,
 // `mismatch`, `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in
-// partials.h, `probes` in probes.h, `gauges` in gauges.h.
+// partials.h, `probes` in probes.h, `gauges` in gauges.h, `loads` in loads.h.
 #include <cstring>
 
 #include "draw.h"
 #include "failures.h"
 #include "folds.h"
 #include "gauges.h"
+#include "loads.h"
 #include "partials.h"
 #include "probes.h"
 #include "shapes.h"
@@ -88,6 +89,9 @@ int main(int argc, char** argv) {
   if (variant == "probes") return run_probes(count);
   if (variant == "gauges") return run_gauges(count, false);
   if (variant == "gauges_astray") return run_gauges(count, true);
+  if (variant == "loads") return run_loads();
+  if (variant == "loads_by_packs") return run_few_loads(false);
+  if (variant == "loads_by_parts") return run_few_loads(true);
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
   if (variant == "switch_without_halves") return run_probes(count);
