@@ -50,6 +50,13 @@ constexpr uint64_t clamp(uint64_t value, uint64_t least, uint64_t most) {
 }
 }  // namespace detail
 
+// Parts of part_bytes that a rank loads in one step: all ranks', or all of its own message.
+constexpr uint64_t parts_loaded(Algorithm algorithm, Verb verb, int world_size) {
+  const bool alone = verb == Verb::broadcast || verb == Verb::send || verb == Verb::recv ||
+                     (algorithm == Algorithm::chain && verb != Verb::reduce_scatter);
+  return alone ? 1 : uint64_t(world_size);
+}
+
 // part_bytes: the bytes of one rank's part where the message is split, else of the whole. For LL
 // they are the bytes from one rank to another. All ranks have agreed on max_blocks, the most that
 // may be resident, and regions are laid out for so many. The blocks of a send or recv are its
@@ -74,7 +81,9 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   const uint64_t tiles = slot_tiles(algorithm, verb, partial_tiles, world_size);
   const uint64_t room = half_bytes / kSlots / (tiles > 0 ? tiles : 1) / kPackBytes * kPackBytes;
   const uint64_t most_tile = room < kMostTileBytes ? room : kMostTileBytes;
-  const uint64_t blocks = clamp(div_up(part_bytes, kBytesPerBlock), 1, most_blocks);
+  // Of each part: a block loads kBytesPerBlock of all parts.
+  const uint64_t share = div_up(kBytesPerBlock, parts_loaded(algorithm, verb, world_size));
+  const uint64_t blocks = clamp(div_up(part_bytes, share), 1, most_blocks);
   const uint64_t segments = clamp(div_up(part_bytes, blocks * most_tile), 1, ~uint64_t{0});
   // Equal segments rather than full ones and a small rest.
   const uint64_t tile = div_up(div_up(part_bytes, blocks * segments), kPackBytes) * kPackBytes;

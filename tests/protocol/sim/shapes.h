@@ -43,6 +43,34 @@ inline bool refuses_the_rest() {
                      kLlMost + 1, 2, kMaxChannels);
 }
 
+// Whether a grid follows the bytes that a rank loads, up to the blocks that it may have.
+inline bool follows_bytes(const LaunchShape& shape, uint64_t loaded_bytes, int max_blocks) {
+  const uint64_t blocks = detail::clamp(detail::div_up(loaded_bytes, 8 << 10), 1, max_blocks);
+  return uint64_t(shape.blocks) == blocks && shape.threads == kMaxBlockThreads;
+}
+
+inline bool has_enough_blocks() {
+  constexpr int kMost = 32, kRanks = 8;
+  const auto shape = [](Algorithm algorithm, Verb verb, uint64_t part_bytes, int world) {
+    return shape_for(algorithm, verb, DType::float32, false, part_bytes, world, kMost);
+  };
+  bool right = true;
+  for (const uint64_t bytes : {1024ull, 64ull << 10, 128ull << 10, 200ull << 10, 64ull << 20}) {
+    const uint64_t part = bytes / kRanks;
+    const auto follows = [&](Algorithm algorithm, Verb verb, uint64_t part_bytes) {
+      return follows_bytes(shape(algorithm, verb, part_bytes, kRanks), bytes, kMost);
+    };
+    right = right && follows(Algorithm::two_shot, Verb::all_reduce, part) &&
+            follows(Algorithm::one_shot, Verb::all_reduce, part) &&
+            follows(Algorithm::direct, Verb::all_gather, part) &&
+            follows(Algorithm::direct, Verb::all_to_all, part) &&
+            follows(Algorithm::direct, Verb::broadcast, bytes) &&
+            follows(Algorithm::chain, Verb::all_reduce, bytes);
+  }
+  // The check sees a grid by parts.
+  return right && !follows_bytes({2, kMaxBlockThreads, 8 << 10}, 128 << 10, kMost);
+}
+
 // Ranks that ask for different shapes must not meet.
 inline bool tells_shapes_apart() {
   const LaunchShape shapes[] = {{1, 32, 16}, {2, 32, 16}, {1, 64, 16}, {1, 32, 32}};
@@ -70,8 +98,8 @@ inline int check_shapes() {
                              static_cast<unsigned long long>(bytes), ll ? ", ll" : "");
                 return 1;
               }
-  if (!refuses_the_rest() || !tells_shapes_apart()) {
-    std::fprintf(stderr, "WRONG shape: not refused, or refused, or taken for another one\n");
+  if (!refuses_the_rest() || !tells_shapes_apart() || !has_enough_blocks()) {
+    std::fprintf(stderr, "WRONG shape: not refused, or refused, taken for another one, or few\n");
     return 1;
   }
   std::printf("ok\n");
