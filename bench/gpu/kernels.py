@@ -36,9 +36,9 @@ CHANNELS = (2, 4, 8, 16, 32, 64)
 ROUNDS = 10_000
 COPIES = 20
 MOVE_SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
-# By ranks: the tiles that fit, almost up to the largest.
-TILES = {2: [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 40 << 10]}
-TILES[8] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 10 << 10]
+# By ranks: the tiles that fit with 32 channels, almost up to the largest.
+TILES = {2: [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 20 << 10]}
+TILES[8] = [1 << 10, 2 << 10, 4 << 10, 5 << 10]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 DTYPES += ("int64", "complex64")
 
