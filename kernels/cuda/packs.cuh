@@ -102,6 +102,7 @@ FASTCOLL_DEVICE void for_packs(uint64_t num_bytes, F f) {
 
 // Packs that a thread loads before it stores the first of them: it waits for memory once for all.
 // The compiler may not do that by itself, as for all it knows a store changes what is loaded next.
+// With six, multimem no longer does with a thread's 128 registers; with eight, most kernels do not.
 inline constexpr int kPacksAtOnce = 4;
 
 // One tile of copy_tiles.

@@ -4,8 +4,8 @@
 //
 // One kernel serves all numbers of ranks. It loads the packs of four ranks at once (eight for LL);
 // each load has a predicate for the rank's existence. Kernels for 2, 4 and 8 ranks would make four
-// of each, and an install would compile them all. Whether more loads in flight are quicker on 8
-// ranks is not measured; bench/gpu/kernels.py shows GB/s by ranks.
+// of each, and an install would compile them all. With eight at once the 128 registers of a thread
+// do not suffice: two_shot and one_shot of bfloat16 and float8 keep some in memory.
 #pragma once
 
 #include "cuda/arithmetic.cuh"

@@ -2,7 +2,8 @@
 """The code that nvcc makes of the kernels of the simulator: the checks that need no GPU.
 
 No kernel uses a stack, signals are strong and of system scope, region memory is never read as
-constant, and nothing became a trap. Each check also runs on a planted kernel that it must find.
+constant, and nothing became a trap. Copies have several loads under way. Each check also runs on a
+planted kernel that it must find.
 """
 
 import importlib.util
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs import CPP
+from tests.protocol.sim.sass import blocks_per_sm, copies_of, registers_of
 from tests.support.programs import run
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +40,14 @@ MOVING = """
 template KernelFn moving_kernel<Protocol>(Verb, bool);
 template __global__ void send_recv<Protocol>(const __grid_constant__ PairCall);
 """
+
+# The copies of a kernel: from its input to scratch, and out of it.
+COPIES = {"move": 2, "send_recv": 2, "one_shot": 1, "two_shot": 2, "multimem": 2}
+LOADS_AT_ONCE = 4  # kPacksAtOnce
+
+# The most registers of a thread, by which one of the largest blocks fits; less for light kernels.
+MOST_REGISTERS = 128
+MOST_OF_LIGHT = {"barrier": 96, "add_partials": 64}
 
 # The type that the switch can add and that is not among those above.
 SWITCH = """
@@ -66,6 +76,14 @@ __global__ void planted(DeviceCall call) {
     "trap": """
 __global__ void planted(const __grid_constant__ DeviceCall call) {
   *call.output = std::byte(dtype_size(call.dtype));
+}
+""",
+    # A pack at a time: a load waits for the store before it.
+    "one_by_one": """
+__global__ void planted(std::byte* to, const std::byte* from, uint64_t num_bytes) {
+  for_packs(num_bytes, [&](uint64_t at, uint64_t) {
+    store_data<Pack>(to + at, load_data<Pack>(from + at));
+  });
 }
 """,
     "fused": """
@@ -228,16 +246,46 @@ def cuobjdump() -> str | None:
     return shutil.which("cuobjdump") or next((str(path) for path in bundled if path.exists()), None)
 
 
-def test_machine_code_keeps_what_the_ptx_says(
-    kernels: dict[tuple[str, int], Compiled], planted: dict[str, Compiled]
-) -> None:
+@pytest.fixture(scope="module")
+def sass_of(nvcc: None) -> Callable[[Compiled], str]:
     tool = cuobjdump()
     if tool is None:
         pytest.skip("not run: cuobjdump is neither installed nor part of an installed triton")
+    return lambda compiled: text_of([tool, "-sass", str(compiled.cubin)])
+
+
+def test_copies_have_several_loads_under_way(
+    kernels: dict[tuple[str, int], Compiled],
+    planted: dict[str, Compiled],
+    sass_of: Callable[[Compiled], str],
+) -> None:
     for (dtype, arch), compiled in kernels.items():
-        sass = text_of([tool, "-sass", str(compiled.cubin)])
+        copies = copies_of(sass_of(compiled))
+        for kernel in COPIES.keys() & copies.keys():
+            many = [loads for loads in copies[kernel] if loads >= LOADS_AT_ONCE]
+            assert len(many) >= COPIES[kernel], (kernel, dtype, arch, copies[kernel])
+        assert copies.keys() & COPIES.keys()
+    assert set(*copies_of(sass_of(planted["one_by_one"])).values()) == {1}
+
+
+def test_registers_leave_room_for_blocks(kernels: dict[tuple[str, int], Compiled]) -> None:
+    for (dtype, arch), compiled in kernels.items():
+        registers = registers_of(compiled.ptxas)
+        assert len(registers) >= MOVING_KERNELS
+        for kernel, count in sorted(registers.items()):
+            print(f"sm_{arch} {kernel} {dtype}: {count} registers, {blocks_per_sm(count)} blocks")
+            assert count <= MOST_OF_LIGHT.get(kernel, MOST_REGISTERS)
+
+
+def test_machine_code_keeps_what_the_ptx_says(
+    kernels: dict[tuple[str, int], Compiled],
+    planted: dict[str, Compiled],
+    sass_of: Callable[[Compiled], str],
+) -> None:
+    for (dtype, arch), compiled in kernels.items():
+        sass = sass_of(compiled)
         assert ("LDGMC" in sass) == (dtype in MULTIMEM_DTYPES and arch >= 90)
         assert "LDG.E.128.STRONG.SYS" in sass
         assert "STG.E.128.STRONG.SYS" in sass
         assert not re.search(r"LDG\S*\.CONSTANT", sass)
-    assert re.search(r"LDG\S*\.CONSTANT", text_of([tool, "-sass", str(planted["restrict"].cubin)]))
+    assert re.search(r"LDG\S*\.CONSTANT", sass_of(planted["restrict"]))
