@@ -44,9 +44,8 @@ def wait_for_one_that_computes(rank: Rank, kind: str) -> str:
     pids: list[Any] = [0] * rank.world_size
     group.all_gather_object(pids, os.getpid())
     stopper = stop_for_a_while(pids) if rank.rank == 0 else 0
-    time.sleep(0.2)
     if rank.rank == LATE_RANK:
-        compute(0.3)
+        compute(0.6)
     start_s = time.monotonic()
     found = attempt(waits[kind])
     took_s = time.monotonic() - start_s
@@ -60,7 +59,7 @@ def stop_for_a_while(pids: list[int]) -> int:
     """Stop processes soon, and let them go on later, by a child; return its number."""
     child = os.fork()
     if child == 0:
-        time.sleep(0.25)
+        time.sleep(0.4)  # rank 0 waits by then, on a busy machine, too
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(FROZEN_S)
