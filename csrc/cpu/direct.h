@@ -318,7 +318,8 @@ class Direct {
     copy_some(to.ptr + start_bytes, from.ptr + start_bytes, num_bytes, from.num_bytes,
               kPastCachesBytes);
   }
-  // A scatter's root copies its own part between the segments of the others, who wait for them.
+  // A scatter's root copies its own part between the segments of the others, who wait for them. A
+  // plan of scatter takes no strided tensors and no lists: each part is in one piece.
   bool owns_by_segments() const {
     return call_.plan.verb == Verb::scatter && rank_ == call_.plan.root && cut_.num_segments > 1 &&
            location_ == Location::kStaged && call_.plan.splits == 0;

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from fastcoll.nodes.carriers.mpi_progress import LONGEST_PAUSE_S, MpiProgress
+from fastcoll.nodes.carriers.mpi import MpiCarrier
+from fastcoll.nodes.carriers.mpi_progress import LONGEST_PAUSE_S, PROGRESS, MpiProgress
 from tests.proofs import LIBRARY
 
 pytestmark = pytest.mark.proof(*LIBRARY)
@@ -19,14 +20,19 @@ class Communicator:
 
     def __init__(self, error: type[Exception] | None = None) -> None:
         self.polls = 0
+        self.is_free = False
         self._error = error
 
     def Iprobe(self, tag: int) -> bool:  # noqa: N802 - mpi4py's name
         assert tag >= 0
+        assert not self.is_free
         self.polls += 1
         if self._error is not None:
             raise self._error("a peer is lost")
         return False
+
+    def Free(self) -> None:  # noqa: N802 - mpi4py's name
+        self.is_free = True
 
 
 def wait_for_polls(communicator: Communicator, number: int) -> None:
@@ -58,6 +64,16 @@ def test_mpi_is_polled_until_the_last_lane_is_gone() -> None:
     wait_for_polls(first, 3)
     progress.remove(first)
     wait_for_end(progress)
+
+
+@pytest.mark.parametrize("leave", ["close", "abandon"])
+def test_a_lane_is_polled_until_its_rank_leaves(leave: str) -> None:
+    communicator = Communicator()
+    carrier = MpiCarrier(None, communicator)
+    wait_for_polls(communicator, 2)
+    getattr(carrier, leave)()
+    wait_for_end(PROGRESS)
+    assert communicator.is_free == (leave == "close")
 
 
 def test_a_start_makes_polls_frequent_again() -> None:

@@ -29,9 +29,8 @@ from fastcoll.integrations import c10d_build, derivatives, row_ops
 from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
 
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
-_OF_TORCH = (
-    "torch:"  # stands before torch's name of a group, which is looked up when the graph runs
-)
+# Stands before torch's name of a group, which is looked up when the graph runs.
+_OF_TORCH = "torch:"
 _groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
