@@ -113,20 +113,21 @@ struct TileCopy {
 };
 
 // The packs of several tiles in a row, of which a thread takes every num_threads()-th. So it loads
-// from several ranks at once where a tile has few packs for each thread.
+// from several ranks at once where a tile has few packs for each thread. A tile has less than 4
+// GiB: offsets of 64 bits took two_shot more registers than a thread has on sm_100.
 class PackWalk {
  public:
-  FASTCOLL_DEVICE PackWalk(int num_tiles, uint64_t tile_bytes)
+  FASTCOLL_DEVICE PackWalk(int num_tiles, uint32_t tile_bytes)
       : num_tiles_(num_tiles),
         tile_bytes_((tile_bytes + kPackBytes - 1) / kPackBytes * kPackBytes),
-        at_(uint64_t{thread_idx()} * kPackBytes) {
+        at_(thread_idx() * kPackBytes) {
     settle();
   }
   FASTCOLL_DEVICE bool done() const { return tile_ >= num_tiles_; }
   FASTCOLL_DEVICE int tile() const { return tile_; }
-  FASTCOLL_DEVICE uint64_t at() const { return at_; }  // the pack's offset in its tile
+  FASTCOLL_DEVICE uint32_t at() const { return at_; }  // the pack's offset in its tile
   FASTCOLL_DEVICE void go_on() {
-    at_ += uint64_t{num_threads()} * kPackBytes;
+    at_ += num_threads() * kPackBytes;
     settle();
   }
 
@@ -136,13 +137,13 @@ class PackWalk {
   }
 
   int num_tiles_, tile_ = 0;
-  uint64_t tile_bytes_, at_;
+  uint32_t tile_bytes_, at_;
 };
 
 // Copies tiles by all threads of the block. copy_of(i), a TileCopy, is tile i's: none has more than
 // most_bytes.
 template <class CopyOf>
-FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint64_t most_bytes, CopyOf copy_of) {
+FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint32_t most_bytes, CopyOf copy_of) {
   for (PackWalk walk(num_tiles, most_bytes); !walk.done();) {
     PackWalk again = walk;
     std::byte* to[kPacksAtOnce];
