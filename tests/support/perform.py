@@ -7,6 +7,7 @@ not know how the library runs a call.
 """
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -283,12 +284,14 @@ def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
 
 
 _declared = cache(verbs.declared)
+_parser = threading.Lock()  # Python 3.11 can't parse in several threads at a time
 
 
 @cache
 def forms_of(core: str) -> list[verbs.Verb]:
     """Return the declared verbs of one verb of the core; the one of plain tensors first."""
-    found = [one for one in _declared() if one.core == core and one.kind != "lists"]
+    with _parser:
+        found = [one for one in _declared() if one.core == core and one.kind != "lists"]
     return sorted(found, key=lambda one: one.kind != "tensors")
 
 
