@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that stands still as a whole, as in a paused container: its limits wait, too."""
 
+import mmap
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +14,17 @@ import torch
 
 from tests.support.harness import Pool, Rank, Setup, attempt
 
-LIMIT_S = 2.0
-FROZEN_S = 2 * LIMIT_S
+LIMIT_S = 3.0
+FROZEN_S = 4.0
 LATE_RANK = 1
+WAITING, FREE = b"w", b"f"  # rank 0 waits, or is about to; the job goes on again
 
 
-def compute(seconds: float) -> None:
-    """Use the processor for so long, which a stopped process does not."""
-    end_s = time.process_time() + seconds
-    while time.process_time() < end_s:
-        pass
+def wait_for_a_late_rank(rank: Rank, kind: str, note: Path) -> str:
+    """Wait for rank 1, late until the job was frozen; return the error's text, if any.
 
-
-def wait_for_one_that_computes(rank: Rank, kind: str) -> str:
-    """Wait for rank 1, which computes while the job is frozen; return the error's text, if any."""
+    `note` is a file of one byte, by which the ranks and who freezes them say where they are.
+    """
     group = rank.comm
     group.set_timeout(LIMIT_S)
     tensor, new = torch.ones(1000), torch.ones(77_777)
@@ -43,26 +42,34 @@ def wait_for_one_that_computes(rank: Rank, kind: str) -> str:
         group.all_reduce(tensor)
     pids: list[Any] = [0] * rank.world_size
     group.all_gather_object(pids, os.getpid())
-    stopper = stop_for_a_while(pids) if rank.rank == 0 else 0
-    if rank.rank == LATE_RANK:
-        compute(0.6)
-    start_s = time.monotonic()
-    found = attempt(waits[kind])
-    took_s = time.monotonic() - start_s
-    if stopper:
-        os.waitpid(stopper, 0)
-        assert took_s > FROZEN_S
+    with note.open("r+b") as file, mmap.mmap(file.fileno(), 1) as state:
+        freezer = freeze(pids, state) if rank.rank == 0 else 0
+        if rank.rank == LATE_RANK:
+            while state[:] != FREE:
+                time.sleep(0.001)
+            time.sleep(0.3)  # rank 0 looks at its limit first
+        start_s = time.monotonic()
+        if freezer:
+            state[:] = WAITING
+        found = attempt(waits[kind])
+        took_s = time.monotonic() - start_s
+        if freezer:
+            os.waitpid(freezer, 0)
+            assert took_s > FROZEN_S
     return found.text
 
 
-def stop_for_a_while(pids: list[int]) -> int:
-    """Stop processes soon, and let them go on later, by a child; return its number."""
+def freeze(pids: list[int], state: mmap.mmap) -> int:
+    """Stop processes when rank 0 waits, and let them go on later, by a child; return its number."""
     child = os.fork()
     if child == 0:
-        time.sleep(0.4)  # rank 0 waits by then, on a busy machine, too
+        while state[:] != WAITING:
+            time.sleep(0.001)
+        time.sleep(0.2)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(FROZEN_S)
+        state[:] = FREE
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         os._exit(0)
@@ -74,6 +81,10 @@ def stop_for_a_while(pids: list[int]) -> int:
 @pytest.mark.parametrize(
     "kind", ["call", "asynchronous", "queued", "message", "new group", "symmetric"]
 )
-def test_nobody_is_blamed(fresh_pool: Callable[..., Pool], kind: str, nodes: str) -> None:
+def test_nobody_is_blamed(
+    fresh_pool: Callable[..., Pool], kind: str, nodes: str, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    note.write_bytes(b"-")
     pool = fresh_pool(2, Setup(nodes=nodes))
-    assert pool.run(wait_for_one_that_computes, kind) == ["", ""]
+    assert pool.run(wait_for_a_late_rank, kind, note) == ["", ""]
