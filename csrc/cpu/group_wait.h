@@ -193,15 +193,15 @@ template <class P>
 bool Group<P>::waits_itself(int peer) {
   if (process_is_stopped(options_.links[peer].pid)) return false;
   if (P::load_relaxed(pad(peer).blocked.value) != 0) return true;
-  const auto entered = read_operation<P>(pad(peer), last_entered_call(peer));
-  return entered && entered->wait_began_us != 0 && entered->wait_ended_us == 0;
+  const auto entered = read_operation<P>(pad(peer), last_entered_call(peer)).value_or(Operation{});
+  return entered.wait_began_us != 0 && entered.wait_ended_us == 0;
 }
 
 template <class P>
 uint64_t Group<P>::awaited_by(int peer) {
   const uint64_t call = last_entered_call(peer);
-  const auto entered = read_operation<P>(pad(peer), call);
-  if (!entered || entered->wait_began_us == 0 || entered->wait_ended_us != 0) return 0;
+  const auto entered = read_operation<P>(pad(peer), call).value_or(Operation{});
+  if (entered.wait_began_us == 0 || entered.wait_ended_us != 0) return 0;
   uint64_t ranks = 0;
   for (int other = 0; other < world_size(); ++other)
     if (int64_t(last_entered_call(other) - call) < 0 && !waits_itself(other))
