@@ -32,6 +32,8 @@ PROGRAMS = {
     "test_failure": ("csrc/cpu/*.cpp",),
     "test_text": ("csrc/cpu/wait.cpp",),
     "test_system": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_other_system": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_copies": (),
     "test_parts": ("csrc/cpu/strided.cpp",),
     "test_timeouts": ("csrc/cpu/*.cpp",),
     "test_verdicts": ("csrc/cpu/*.cpp",),
@@ -184,12 +186,16 @@ CASES = [
     Case("test_transfer_waits", "address"),
     Case("test_ends", "plain"),
     Case("test_ends", "address"),
+    Case("test_copies", "plain"),
+    Case("test_copies", "address"),
     Case("test_parts", "plain"),
     Case("test_parts", "address"),
     Case("test_text", "plain"),
     Case("test_text", "address"),
     Case("test_system", "plain"),
     Case("test_system", "address"),
+    Case("test_other_system", "plain"),
+    Case("test_other_system", "address"),
     # Negative controls: a check that lets its planted bug pass is no check.
     *(
         Case("test_protocol", "thread", (variant,), "ThreadSanitizer: data race")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a call, each by itself: a schedule's program, strided tensors, copies, and the choice of
-// how staging memory is filled. Needs no group.
+// Parts of a call, each by itself: a schedule's program, strided tensors, and the choice of how
+// staging memory is filled. Needs no group.
 //
 //   test_parts
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "cpu/atomics.h"
-#include "cpu/copy.h"
 #include "cpu/operands.h"
 #include "cpu/program.h"
 #include "cpu/staging_copy.h"
@@ -229,23 +228,6 @@ void check_strided() {
   }
 }
 
-// ---- copies -------------------------------------------------------------------------------------
-
-void check_copies() {
-  alignas(64) std::array<std::byte, 512> from, to;
-  for (size_t i = 0; i < from.size(); ++i) from[i] = std::byte(1 + i % 250);
-  for (const size_t offset : {0, 1, 15, 16, 48, 63, 64})
-    for (size_t num_bytes = 0; num_bytes < 200; ++num_bytes) {
-      to.fill(std::byte{0});
-      copy_past_caches(to.data() + offset, from.data() + 3, num_bytes);
-      require(std::memcmp(to.data() + offset, from.data() + 3, num_bytes) == 0, "a copy");
-      for (size_t i = 0; i < to.size(); ++i)
-        require(to[i] == std::byte{0} || (i >= offset && i < offset + num_bytes),
-                "nothing but the copy");
-    }
-  copy_bytes(nullptr, nullptr, 0);
-}
-
 // ---- how staging memory is filled ---------------------------------------------------------------
 
 struct Judged {
@@ -376,7 +358,6 @@ int main() {
   check_steps();
   check_refusals();
   check_strided();
-  check_copies();
   check_filling();
   check_words();
   check_plans();
