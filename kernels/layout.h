@@ -170,9 +170,8 @@ static_assert(kSlotBytes % (kMaxWorld * kLineBytes) == 0,
 // to it, and the marks of the messages taken from it. A pair that never talks takes no memory:
 // pages come when touched.
 struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is stored last
-  static constexpr size_t kPayloadBytes = 216;
+  static constexpr size_t kPayloadBytes = 224;
   uint64_t number;  // of the pair's messages, from 1; 0: never used
-  uint64_t num_bytes;
   uint64_t numel;
   // tag (32) | dtype (8) | kWaited if its sender is about to wait for it
   uint64_t tag_and_dtype;

@@ -85,7 +85,6 @@ bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const Pair
   transfer.place = std::countr_zero(free);
   free &= free - 1;
   Message& message = channel.messages[transfer.place];
-  message.num_bytes = transfer.num_bytes;
   message.numel = transfer.numel;
   message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
                           (transfer.is_awaited ? Message::kWaited : 0);

@@ -30,7 +30,7 @@ def send(
     To itself a rank sends by `isend` or `batch_isend_irecv`, at every size; `send` would wait for
     a receive that comes after it.
 
-    A message of up to 216 bytes is sent without waiting for the receiver, unless 32 messages from
+    A message of up to 224 bytes is sent without waiting for the receiver, unless 32 messages from
     this rank wait there already. On a GPU the current stream waits. There the messages of a pair
     match in order, and their tags must be equal; NCCL compares neither tags nor sizes. Sends and
     receives on GPUs that wait for each other belong in one `batch_isend_irecv`.

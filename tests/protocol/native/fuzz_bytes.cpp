@@ -223,7 +223,7 @@ void talk(Bytes& bytes) {
   PairChannel& theirs = machine.channel(1, 0);
   Message& message = theirs.messages[bytes.next<uint8_t>() % PairChannel::kMessages];
   message.number = theirs.offered.value = 1;  // an offer that fits
-  message.numel = message.num_bytes = data[0].size();
+  message.numel = data[0].size();
   message.tag_and_dtype = uint64_t(DType::uint8) << 32;
   damage(bytes, reinterpret_cast<std::byte*>(&message), offsetof(Message, payload));
   try {
