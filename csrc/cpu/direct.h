@@ -345,12 +345,12 @@ class Direct {
   size_t place_in_slot(int from, int to) const {  // no rank stages a part for itself
     return size_t(to < from ? to : to - 1) * cut_.chunk_bytes;
   }
-  // Where my part begins in a peer's message.
+  // Where my part begins in a peer's message. Unequal parts that all ranks know are an
+  // all_gather's, whose messages are not split.
   size_t start_at(int peer) const {
     if (!splits_) return 0;
-    return call_.plan.splits == kCountedSplits
-               ? starts_[peer]
-               : size_t(rank_) * call_.plan.numel * call_.elem_bytes();
+    return call_.plan.splits == 0 ? size_t(rank_) * call_.plan.numel * call_.elem_bytes()
+                                  : starts_[peer];
   }
   // Where my whole message lies, if peers can read it there.
   uint64_t locate() const {

@@ -24,6 +24,7 @@ constexpr int64_t kYieldUs = 10;
 inline int64_t time_us = 1000000;
 inline uint32_t cpu = 0;
 inline bool has_barrier = true, is_readable = true;
+inline int read_error = 0;     // of each copy from another process
 inline std::set<int> gone;     // links, by the number of their sockets
 inline std::set<int> stopped;  // processes
 inline std::function<void()> on_yield, on_barrier, on_sleep;
@@ -56,7 +57,8 @@ inline void call(const std::function<void()>& hook) {
 // As at first, but for the time.
 inline void clear() {
   on_yield = on_barrier = on_sleep = {};
-  has_barrier = true;
+  has_barrier = is_readable = true;
+  read_error = 0;
   gone.clear();
   stopped.clear();
   steps.clear();
@@ -97,6 +99,7 @@ void futex_wait(uint32_t* word, uint32_t seen, int64_t limit_us) {
 }
 void futex_wake_all(uint32_t*) { machine::note("wake"); }
 int read_process(int, uint64_t address, void* dst, size_t num_bytes, int) {
+  if (machine::read_error != 0) return machine::read_error;
   std::memcpy(dst, reinterpret_cast<const void*>(uintptr_t(address)), num_bytes);
   return 0;
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers that end while a rank looks for the reason why nothing moves: just before each look a
-// peer sends, takes, leaves or fails. The operating system is lone_machine.h.
+// peer sends, takes, leaves or fails. And a transfer of memory that no peer can copy. The operating
+// system is lone_machine.h.
 //
 //   test_ends
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -58,6 +60,21 @@ void leave_behind_parts() {
     require_message(mine, 3);
     require(!pairs.engine(0).has_open(), "what is done is open no more");
   }
+}
+
+// A driver's memory comes in chunks, whichever way the receiver is ready for.
+void send_unreadable_memory() {
+  Pairs pairs = pairs_of(2);
+  for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(true);
+  machine::is_readable = false;
+  machine::read_error = EFAULT;
+  const Posted sent = pairs.send(1, 0, kLarge, 5, 3), got = pairs.receive(0, 1, kLarge);
+  for (int i = 0; i < 8; ++i) {
+    machine::time_us += 1000;  // a receiver is patient at first
+    for (const int rank : {0, 1}) pairs.look(rank, rank == 0 ? got : sent);
+  }
+  require_message(got, 3);
+  require(sent.transfer->done, "a message that was sent");
 }
 
 // In the same look the limit is over.
@@ -197,6 +214,7 @@ void name_all_ranks() {
 
 int main() {
   leave_behind_parts();
+  send_unreadable_memory();
   end_in_time();
   lose_queued_sends();
   lose_all_senders();

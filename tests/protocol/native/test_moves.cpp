@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that only move data, one step at a time. A call asks for room in a slot, a rank gives and
-// gets parts, and ranks tell each other sizes. All ranks are in one thread (lone_world.h).
+// gets parts, and ranks tell each other sizes. All ranks are in one thread (lone_world.h). The
+// operating system is lone_machine.h.
 //
 //   test_moves
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstdio>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "lone_machine.h"
 #include "lone_world.h"
 
 using namespace fastcoll;
@@ -61,6 +64,18 @@ void ask_for_all_of_a_slot() {
   const Plan plan = moves(Verb::all_to_all, 0, Algorithm::direct, kCountedSplits);
   const Call<P> call{world.group(0), plan, nullptr, nullptr};
   require_equal(int64_t(direct_staging(call).place_bytes()), int64_t(kSlotBytes), "room");
+}
+
+// Of parts whose sizes all ranks know, the largest is cut.
+void ask_for_the_largest_part() {
+  World world(3);
+  const Plan plan = moves(Verb::all_gather, 0, Algorithm::direct, kCountedSplits + 1);
+  Parts parts{};
+  const size_t num_slots[] = {1, 3, 2, 9};  // the last is no rank's
+  for (size_t i = 0; i < std::size(num_slots); ++i)
+    parts.outputs[i].num_bytes = num_slots[i] * kSlotBytes;
+  const Call<P> call{world.group(0), plan, nullptr, nullptr, &parts};
+  require_equal(int64_t(direct_staging(call).num_segments), 3, "segments");
 }
 
 // The parts for all ranks fill a slot, and nothing behind it is written.
@@ -133,11 +148,14 @@ void locate_parts() {
   }
 }
 
-// A message that peers may copy is published where it lies, in symmetric memory or not.
+// A message that peers may copy is published where it lies, in symmetric memory or not. They can't
+// copy a driver's memory.
 void locate_messages() {
   constexpr size_t kBytes = 64 << 10;
   alignas(64) static std::byte memory[kBytes];
-  for (const bool is_symmetric : {true, false}) {
+  for (const auto& [is_symmetric, is_readable] :
+       {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
+    machine::is_readable = is_readable;
     World world(2);
     Arena arena;
     arena.num_bytes = is_symmetric ? kBytes : 0;
@@ -148,30 +166,60 @@ void locate_messages() {
     Call<P> call{world.group(0), plan, memory, out.data()};
     give(call, world.host(0));
     const uint64_t address = Location::kPrivate | uint64_t(uintptr_t(memory));
-    require_equal(int64_t(world.pad(0).arrive[1].location.input),
-                  int64_t(is_symmetric ? Location::encode(0, 0) : address), "its place");
+    const uint64_t place = is_symmetric  ? Location::encode(0, 0)
+                           : is_readable ? address
+                                         : Location::kStaged;
+    require_equal(int64_t(world.pad(0).arrive[1].location.input), int64_t(place), "its place");
   }
+  machine::clear();
+}
+
+// Ranks try beforehand whether they can copy. The first reason against it is published.
+void try_copies() {
+  std::array<uint64_t, 8> sample;
+  const auto address = uint64_t(uintptr_t(sample.data()));
+  const auto outcome = [&](bool is_wanted, int error, uint64_t wrong) {
+    World world(3);
+    for (size_t i = 0; i < sample.size(); ++i) sample[i] = mix64(address + i);
+    sample.back() += wrong;
+    for (const int peer : {1, 2}) {
+      world.pad(peer).sample.value = address;
+      world.pad(peer).single_copy.value = uint64_t(peer);  // the error, and 1
+    }
+    machine::read_error = error;
+    const auto errors = world.group(0).try_single_copy(is_wanted, world.host(0));
+    machine::clear();
+    require(errors[1] == 0 && errors[2] == 1, "the outcomes of others");
+    require_equal(int64_t(world.pad(0).single_copy.value), errors[0] + 1, "what others see");
+    return errors[0];
+  };
+  require_equal(outcome(true, 0, 0), 0, "copies");
+  require_equal(outcome(true, EPERM, 0), EPERM, "copies that the kernel refuses");
+  require_equal(outcome(true, 0, 1), ESRCH, "the memory of a stranger");
+  require_equal(outcome(false, 0, 0), ECANCELED, "copies that are not wanted");
 }
 
 // ---- parts of sizes that only their two ranks know --------------------------------------------
 
 using Row = std::vector<uint64_t>;  // a place, the bytes for each rank, and those from each
 
-// Rank 0 in a call with ranks that have arrived with these rows.
-Seen count(World& world, const std::vector<Row>& rows, Algorithm algorithm = Algorithm::direct) {
+// A rank in a call with ranks that have arrived with these rows.
+Seen count(World& world, const std::vector<Row>& rows, Algorithm algorithm = Algorithm::direct,
+           size_t rank = 0, std::byte* output = nullptr) {
   const Plan plan = moves(Verb::all_to_all, 0, algorithm, kCountedSplits);
-  for (size_t rank = 1; rank < rows.size(); ++rank) {
-    world.enter(int(rank), plan);
-    world.group(int(rank)).arrive_inlined(rows[rank].data(), rows[rank].size() * sizeof(uint64_t));
+  for (size_t peer = 0; peer < rows.size(); ++peer) {
+    if (peer == rank) continue;
+    world.enter(int(peer), plan);
+    world.group(int(peer)).arrive_inlined(rows[peer].data(), rows[peer].size() * sizeof(uint64_t));
   }
   std::vector<std::byte> in(64), out(64);
   Parts parts{};
   for (size_t peer = 0; peer < rows.size(); ++peer) {
-    parts.inputs[peer] = {in.data(), rows[0][1 + peer]};
-    parts.outputs[peer] = {out.data(), rows[0][1 + rows.size() + peer]};
+    parts.inputs[peer] = {in.data(), rows[rank][1 + peer]};
+    parts.outputs[peer] = {output ? output : out.data(), rows[rank][1 + rows.size() + peer]};
   }
-  Call<P> call{world.group(0), plan, nullptr, nullptr, &parts};
-  return error_of([&] { run(call, world.host(0), kLimitS); });
+  Call<P> call{world.group(int(rank)), plan, nullptr, nullptr, &parts};
+  return error_of([&] { run(call, world.host(int(rank)), kLimitS); });
 }
 
 void compare_counts() {
@@ -198,16 +246,27 @@ void compare_counts() {
   }
 }
 
+// A rank's part lies behind those for the ranks before it.
+void get_counted_part() {
+  World world(3);
+  const std::string message = "01234567";
+  const uint64_t place = Location::kPrivate | uint64_t(uintptr_t(message.data()));
+  std::string got(8, ' ');
+  const Seen seen =
+      count(world, {{place, 0, 4, 4, 0, 0, 0}, {0, 0, 0, 0, 4, 0, 0}, {0, 0, 0, 0, 4, 0, 0}},
+            Algorithm::single_copy, 2, reinterpret_cast<std::byte*>(got.data()));
+  require_equal(seen.text, "no error", "a part of an own size");
+  require_equal(got, "4567    ", "its bytes");
+}
+
 // Where a peer gives nothing, this rank neither waits for it nor cares whether it is still there.
 void get_nothing() {
-  int ends[2];
-  require(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "sockets");
-  close(ends[1]);
-  World world(kMaxWorld, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
+  World world(kMaxWorld, [](GroupOptions& options) { options.links[1].socket = 1; });
+  machine::gone = {1};
   std::vector<Row> rows(kMaxWorld, Row(1 + 2 * kMaxWorld));
   rows[1][0] = Location::kPrivate | 64;
   require_equal(count(world, rows, Algorithm::single_copy).text, "no error", "nothing to get");
-  close(ends[0]);
+  machine::clear();
 }
 
 // A list in a group of as many ranks as there can be.
@@ -236,12 +295,15 @@ void reduce_lists() {
 int main() {
   ask_for_room();
   ask_for_all_of_a_slot();
+  ask_for_the_largest_part();
   fill_slots();
   give_nothing();
   refuse_private_places();
   locate_parts();
   locate_messages();
+  try_copies();
   compare_counts();
+  get_counted_part();
   get_nothing();
   reduce_lists();
   std::printf("ok\n");

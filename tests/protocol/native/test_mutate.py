@@ -158,8 +158,8 @@ def test_every_listed_survivor_is_a_mutation(mutations: list[Mutation]) -> None:
 
 def test_every_survivor_has_one_reason() -> None:
     sections = tomllib.loads(mutate.SURVIVORS.read_text())
-    assert sections.keys() == {"unsettled", "equivalent", "open"}
     del sections["unsettled"]
+    assert sections.keys() <= {"equivalent", "open"}
     entries = [entry for section in sections.values() for entry in section]
     assert all(re.search(r"\w{3}.*\.$", entry["reason"]) for entry in entries)
     named = Counter(key for entry in entries for key in entry["mutations"])
