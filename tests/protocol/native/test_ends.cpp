@@ -77,6 +77,25 @@ void send_unreadable_memory() {
   require(sent.transfer->done, "a message that was sent");
 }
 
+// A peer may sleep for each step of a rank: a grant, or chunks. A look without a step wakes nobody.
+void wake_peers() {
+  Pairs pairs = pairs_of(2);
+  constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
+  const auto sleep_for = [&](int rank) {
+    P::set_sleepers(pairs.world.pad(rank).sleep);
+    machine::take_steps();
+  };
+  const Posted sent = pairs.send(1, 0, kLong);
+  sleep_for(0);
+  const Posted got = pairs.receive(0, 1, kLong);
+  require_equal(machine::take_steps(), "1 x wake", "a grant");
+  for (const std::string steps : {"1 x wake", ""}) {
+    sleep_for(1);
+    pairs.look(1, sent);
+    require_equal(machine::take_steps(), steps, "chunks, then none as the ring is full");
+  }
+}
+
 // In the same look the limit is over.
 void end_in_time() {
   Pairs pairs = pairs_of(2);
@@ -215,6 +234,7 @@ void name_all_ranks() {
 int main() {
   leave_behind_parts();
   send_unreadable_memory();
+  wake_peers();
   end_in_time();
   lose_queued_sends();
   lose_all_senders();

@@ -213,7 +213,7 @@ void refuse_mismatches() {
                       (traces ? " at a.py:1" : ""),
                   ErrorKind::desync, 3);
   }
-  for (const uint64_t dtype : {uint64_t(kNumDTypes), uint64_t{0xff}}) {
+  for (const uint64_t dtype : {uint64_t(DType::float32), uint64_t(kNumDTypes), uint64_t{0xff}}) {
     Pairs pairs(2);
     const Posted send = pairs.send(1, 0, 8);
     auto* channel =
@@ -221,10 +221,27 @@ void refuse_mismatches() {
     channel->messages[0].tag_and_dtype = 5 | dtype << 32;
     const Posted receive = pairs.receive(0, 1, 8);
     const std::string text = pairs.wait(0, receive).text;
-    require(
-        text.find("rank 1 published a message of a type that there is not") != std::string::npos,
-        text);
+    const std::string expected =
+        dtype < kNumDTypes ? "rank 1 sends 2 x float32 to rank 0, which receives 2 x int32"
+                           : "rank 1 published a message of a type that there is not";
+    require(text.find(expected) != std::string::npos, text);
   }
+}
+
+// A message is there as soon as its sender has counted it, and no sooner.
+void take_counted_messages() {
+  Pairs pairs(2);
+  const Posted receive = pairs.receive(0, kAnyPeer, 8);
+  const auto* channel =
+      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
+  P::on_arrive = [&](const uint64_t& word) {
+    if (&word == &channel->offered.value)
+      require(!pairs.look(0, receive), "a message that is not counted yet");
+  };
+  pairs.send(1, 0, 8);
+  P::on_arrive = {};
+  require(channel->messages[0].number == 1 && pairs.look(0, receive), "a message");
+  require_message(receive, 1);
 }
 
 // A sender may count no more chunks than the message has left.
@@ -247,6 +264,17 @@ void refuse_chunks() {
         if (more == 0) require_message(receive, 1);
         else require(text.find("chunks that it was not asked for") != std::string::npos, text);
       }
+}
+
+// Nor may a receiver count more than were sent.
+void refuse_receipts() {
+  Pairs pairs(2);
+  const Posted send = pairs.send(1, 0, kLarge), receive = pairs.receive(0, 1, kLarge);
+  auto* channels =
+      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[0] + kRegionBytes);
+  channels[1].received.value = 1;
+  const std::string text = pairs.wait(1, send).text;
+  require(text.find("rank 0 published that it has chunks nobody sent") != std::string::npos, text);
 }
 
 // A sender takes the places in turn; once none with a bay is left, those whose messages were taken.
@@ -335,6 +363,8 @@ int main() {
   take_of_any_rank();
   refuse_mismatches();
   refuse_chunks();
+  refuse_receipts();
+  take_counted_messages();
   take_places_in_turn();
   withdraw();
   drive();
