@@ -321,8 +321,7 @@ class Direct {
   // A scatter's root copies its own part between the segments of the others, who wait for them. A
   // plan of scatter takes no strided tensors and no lists: each part is in one piece.
   bool owns_by_segments() const {
-    return call_.plan.verb == Verb::scatter && rank_ == call_.plan.root && cut_.num_segments > 1 &&
-           location_ == Location::kStaged && call_.plan.splits == 0;
+    return call_.plan.verb == Verb::scatter && rank_ == call_.plan.root && cut_.num_segments > 1;
   }
   void copy_own(size_t k) { copy_own(k * cut_.chunk_bytes, chunk(part_for(rank_), k)); }
 
