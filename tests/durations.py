@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long each file of tests takes, kept in pytest's cache for the next run's order.
 
-Decides which file starts first. Left for the end, the longest would run alone.
+Decides which file starts first. Left for the end, the longest would run alone. Decides also which
+tests stay on one worker of xdist: those of a file, or of a build of the C++ programs.
 """
 
+import importlib
+import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
 KEY = "fastcoll/seconds"
+# Its tests share nothing but what is compiled for a build, and take most of an hour.
+BY_BUILD = "tests/protocol/native/test_native.py"
 
 
 class Durations:
-    """Puts the files that took longest first; before them those of which nothing is known."""
+    """Puts those first that took longest; before them those of which nothing is known."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.cache: pytest.Cache | None = getattr(config, "cache", None)
@@ -30,18 +36,29 @@ class Durations:
 
         def expected_s(item: pytest.Item) -> float:
             unknown_s = float("inf") if item.path in slow else 0.0
-            return self.before.get(file_of(item.nodeid), unknown_s)
+            return self.before.get(scope_of(item.nodeid), unknown_s)
 
         items.sort(key=expected_s, reverse=True)  # stable: a file stays together
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.now[file_of(report.nodeid)] += report.duration
+        self.now[scope_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         if self.cache is not None and not self.is_worker and self.now:
-            rounded = {file: round(seconds, 2) for file, seconds in self.now.items()}
+            rounded = {scope: round(seconds, 2) for scope, seconds in self.now.items()}
             self.cache.set(KEY, self.before | rounded)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        if config.getoption("dist") != "loadfile":
+            return None
+        scheduler = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+        scheduler._split_scope = scope_of
+        return scheduler
 
-def file_of(nodeid: str) -> str:
-    return nodeid.split("::")[0]
+
+def scope_of(nodeid: str) -> str:
+    """Return the file of a test, with the build of a C++ program."""
+    file, _, test = nodeid.partition("::")
+    build = re.search(r"\[\w+-(\w+)", test) if file == BY_BUILD else None
+    return f"{file}[{build[1]}]" if build else file

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.durations import Durations
+from tests.durations import BY_BUILD, Durations, scope_of
 
 
 class Cache(dict[str, Any]):
@@ -68,3 +68,11 @@ def test_a_part_of_the_files_leaves_what_is_known_of_others() -> None:
     run(cache, {"native.py": [5]})
     run(cache, {"half.py": [9]}, workerinput={})  # the controller tells
     assert order(cache)[:3] == ["native.py::a", "quick.py::a", "half.py::a"]
+
+
+def test_each_build_of_the_programs_is_apart() -> None:
+    tests = ["test_native[test_p2p-thread-relaxed_release_of_sent]", "test_native[test_ends-plain]"]
+    scopes = [scope_of(f"{BY_BUILD}::{test}") for test in [*tests, "test_every_case"]]
+    assert scopes == [f"{BY_BUILD}[thread]", f"{BY_BUILD}[plain]", BY_BUILD]
+    assert (Path(__file__).parents[2] / BY_BUILD).exists()
+    assert scope_of("tests/unit/test_a.py::test_b[c-d]") == "tests/unit/test_a.py"
