@@ -2,15 +2,18 @@
 """Proofs that depend on files alone: not repeated while the files are those of a green run.
 
 Decides on which files and tools a test marked `proof` depends, and when its result is kept in
-pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all.
+pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all. A proof
+with `days` that passed before waits for its day even if files changed: one day in so many.
 """
 
+import ast
 import datetime
 import functools
 import hashlib
 import platform
 import shutil
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,9 +24,14 @@ import pytest
 OPTION = "--skip-proved"
 CPP = ("csrc", "kernels")
 LIBRARY = (*CPP, "python")
-ALWAYS = ("tests/*.py", "tests/support/*.py", "scripts/*.py", "constraints.txt", "setup.py")
+# The sources of the CUDA kernels and of their simulator.
+KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/cpu/reduce_ops.inc")
+WEEK = 7
+ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "setup.py")
+OURS = ("tests", "scripts")  # the packages whose modules are inputs of the tests that import them
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")
+STATES = ("proved", "not today")  # of a proof that is left out
 DIGEST = pytest.StashKey[str]()
 
 
@@ -55,12 +63,49 @@ def digest_of(root: Path, inputs: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the files and folders that a proof depends on: those it names, and its own folder."""
+    """Return the files and folders that a proof depends on.
+
+    Those that it names, its own folder, and what it imports of the tests.
+    """
     mark = item.get_closest_marker("proof")
     assert mark is not None
-    folder = item.path.parent.relative_to(item.config.rootpath)
-    return (*mark.args, str(folder), *ALWAYS)
+    root = item.config.rootpath
+    folder = item.path.parent.relative_to(root)
+    modules = (str(path.relative_to(root)) for path in sorted(imports_of(item.path, root)))
+    return (*mark.args, str(folder), *modules, *ALWAYS)
+
+
+@functools.cache
+def imports_of(path: Path, root: Path) -> frozenset[Path]:
+    """Return the modules of the tests and scripts that a file imports, and those import in turn."""
+    found: set[Path] = set()
+    todo = [path]
+    while todo:
+        new = modules_in(todo.pop(), root) - found
+        found |= new
+        todo += new
+    return frozenset(found)
+
+
+def modules_in(path: Path, root: Path) -> set[Path]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = (root / f"{name.replace('.', '/')}.py" for name in names if name.split(".")[0] in OURS)
+    return {file for file in files if file.exists()}
+
+
+def is_due(nodeid: str, days: int, today: datetime.date) -> bool:
+    """Return whether today is the one of so many days on which a test runs."""
+    return (zlib.crc32(nodeid.encode()) + today.toordinal()) % days == 0
 
 
 class Proofs:
@@ -72,15 +117,22 @@ class Proofs:
 
     @pytest.hookimpl(tryfirst=True)  # before fixtures, which compile
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if not self.cache or not item.get_closest_marker("proof"):
+        mark = item.get_closest_marker("proof")
+        if not self.cache or not mark:
             return
         digest = digest_of(item.config.rootpath, inputs_of(item))
         known = self.cache.get(key_of(item), {})
         if known.get("digest") == digest:
-            text = f"proved by {digest} on {known['date']}"
-            item.user_properties.append(("proved", text))
-            pytest.skip(text)
+            self.leave_out(item, "proved", f"proved by {digest} on {known['date']}")
+        days = mark.kwargs.get("days", 1)
+        if known and not is_due(item.nodeid, days, today()):
+            self.leave_out(item, "not today", f"repeated every {days} days, passed before")
         item.stash[DIGEST] = digest
+
+    @staticmethod
+    def leave_out(item: pytest.Item, state: str, why: str) -> None:
+        item.user_properties.append((state, why))
+        pytest.skip(why)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -91,25 +143,29 @@ class Proofs:
             # Not if a file changed meanwhile.
             digest = digest_of(item.config.rootpath, inputs_of(item))
             if digest == item.stash[DIGEST]:
-                today = datetime.datetime.now(datetime.UTC).date().isoformat()
-                self.cache.set(key_of(item), {"digest": digest, "date": today})
+                self.cache.set(key_of(item), {"digest": digest, "date": today().isoformat()})
         return report
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> tuple[str, str, str] | None:
-        return ("proved", "p", "PROVED") if report.skipped and text_of(report) else None
+        if not report.skipped:
+            return None
+        return next(
+            ((state, "p", state.upper()) for state in STATES if text_of(report, state)), None
+        )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        proved = Counter(text_of(report) for report in terminalreporter.stats.get("proved", ()))
-        for text, count in proved.items():
-            terminalreporter.write_line(f"{count} tests not repeated: {text}", yellow=True)
+        for state in STATES:
+            reports = terminalreporter.stats.get(state, ())
+            for text, count in Counter(text_of(report, state) for report in reports).items():
+                terminalreporter.write_line(f"{count} tests not repeated: {text}", yellow=True)
 
 
 def key_of(item: pytest.Item) -> str:
     return f"fastcoll/proofs/{hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]}"
 
 
-def text_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+def text_of(report: pytest.TestReport | pytest.CollectReport, state: str) -> str:
     properties = getattr(report, "user_properties", ())  # a file that is skipped whole has none
-    return str(dict(properties).get("proved", ""))
+    return str(dict(properties).get(state, ""))

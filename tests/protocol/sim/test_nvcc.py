@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import CPP
+from tests.proofs import KERNELS
 from tests.protocol.sim.sass import blocks_per_sm, copies_of, registers_of
 from tests.support.programs import run
 
@@ -54,7 +54,7 @@ SWITCH = """
 template __global__ void multimem<Protocol, DType::bfloat16>(const __grid_constant__ DeviceCall);
 """
 
-KERNELS = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
+HEADERS = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
 
 # The mistakes that the checks must find.
 PLANTED = {
@@ -135,7 +135,7 @@ def text_of(command: list[str]) -> str:
     return done.stdout
 
 
-def compile_text(folder: Path, text: str, arch: int, header: str = KERNELS) -> Compiled:
+def compile_text(folder: Path, text: str, arch: int, header: str = HEADERS) -> Compiled:
     source = folder / f"kernels_{arch}.cu"
     source.write_text(f"{header}namespace fastcoll {{\n{text}\n}}\n")
     command = ["nvcc", *FLAGS, f"-arch=sm_{arch}", "--keep", f"--keep-dir={folder}"]
@@ -176,8 +176,8 @@ def planted(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     }
 
 
-# All sources: the output of a compiler depends on nothing else.
-pytestmark = [pytest.mark.proof(*CPP), pytest.mark.native, pytest.mark.timeout(900)]
+# The output of a compiler depends on nothing else: see test_sim's proofs.
+pytestmark = [pytest.mark.proof(*KERNELS), pytest.mark.native, pytest.mark.timeout(900)]
 
 
 def test_no_kernel_uses_a_stack(

@@ -11,10 +11,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.proofs import CPP
+from tests.proofs import KERNELS, WEEK
 from tests.support.programs import need, run
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +27,8 @@ FLAGS = (
     *("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-Wall", "-Wextra", "-Icsrc", "-Ikernels"),
 )
+SCHEDULER, SIMULATOR = "csrc/sim/scheduler.cpp", "tests/protocol/sim/simulate.cpp"
+INPUTS = (*KERNELS, "tests/protocol/native/*.h")  # and this folder
 RACE = "ThreadSanitizer: data race"
 WRONG_OR_STUCK = "WRONG|DEADLOCK"
 # A wait: the rank, the peer, and the word.
@@ -115,8 +118,8 @@ class Builds:
     def build(self, tsan: bool) -> Path:
         # The scheduler must not order the fibers: it is never instrumented.
         extra = {
-            "csrc/sim/scheduler.cpp": ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
-            "tests/protocol/sim/simulate.cpp": ["-g1", "-fsanitize=thread"] if tsan else [],
+            SCHEDULER: ["-DFASTCOLL_SIM_TSAN"] if tsan else [],
+            SIMULATOR: ["-g1", "-fsanitize=thread"] if tsan else [],
         }
         stem = self.folder / ("tsan" if tsan else "plain")
 
@@ -141,17 +144,16 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
-@pytest.mark.proof(*CPP)
+def proof_of(case: Case) -> Any:
+    """Return a case as a proof; a planted bug is caught once a week."""
+    words = (case.variant, str(case.num_seeds), case.schedule, case.only, "tsan" * case.tsan)
+    mark = pytest.mark.proof(*INPUTS, days=WEEK if case.caught_by else 1)
+    return pytest.param(case, id="-".join(filter(None, words)), marks=mark)
+
+
 @pytest.mark.native
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "case",
-    CASES,
-    ids=lambda case: (
-        "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
-        + ("-tsan" if case.tsan else "")
-    ),
-)
+@pytest.mark.parametrize("case", [proof_of(case) for case in CASES])
 def test_simulated_kernels(case: Case, builds: Builds) -> None:
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     runner = ("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1")
@@ -163,3 +165,24 @@ def test_simulated_kernels(case: Case, builds: Builds) -> None:
         assert re.search(case.caught_by, done.stdout), done.stdout[-4000:]
     else:
         assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.native
+def test_the_proofs_name_all_that_is_compiled() -> None:
+    need("g++")
+    done = run(["g++", *FLAGS, "-MM", SCHEDULER, SIMULATOR], COMPILE_LIMIT_S, cwd=ROOT)
+    sources = {
+        (ROOT / name).resolve().relative_to(ROOT).as_posix()
+        for name in done.stdout.split()
+        if name.endswith((".cpp", ".h", ".cuh", ".inc"))
+    }
+    assert "csrc/dtypes.h" in sources
+    assert "kernels/cuda/ring.cuh" in sources
+    folder = "tests/protocol/sim"
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in (*INPUTS, folder)
+        for place in ROOT.glob(pattern)
+        for path in (place, *place.rglob("*"))
+    }
+    assert sources <= named
