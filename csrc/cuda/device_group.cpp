@@ -118,6 +118,10 @@ void DeviceGroup::gauge(Gauge step, GaugeCall call, const std::byte* symmetric, 
     if (symmetric < mine || call.offset_bytes > heap_bytes_ ||
         call.num_bytes > heap_bytes_ - call.offset_bytes)
       throw Failure(ErrorKind::usage, "what is copied must lie in a symmetric tensor");
+    if (call.num_bytes > kMostTileBytes)  // a block copies its part as one tile
+      throw Failure(ErrorKind::usage, "at most " + std::to_string(kMostTileBytes) +
+                                          " bytes can be copied at a time, not " +
+                                          std::to_string(call.num_bytes));
   }
   const OnDevice on(options_.device);
   const Regions& memory = copies ? heaps_ : options_.regions;

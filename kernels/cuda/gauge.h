@@ -15,6 +15,9 @@ enum class Gauge { signal, ll_pack, put, get };
 // end of the first round to that of the last.
 inline constexpr int kGaugeRounds = 0, kGaugeNs = 1, kGaugeAnswers = 2;
 
+// Of copy_tile(), which counts in 32 bits: far from where they wrap.
+inline constexpr uint64_t kMostTileBytes = uint64_t{2} << 30;
+
 struct GaugeCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
   std::byte* local;                  // put, get: this rank's memory

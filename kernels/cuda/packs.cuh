@@ -113,8 +113,8 @@ struct TileCopy {
 };
 
 // The packs of several tiles in a row, of which a thread takes every num_threads()-th. So it loads
-// from several ranks at once where a tile has few packs for each thread. A tile has less than 4
-// GiB: offsets of 64 bits took two_shot more registers than a thread has on sm_100.
+// from several ranks at once where a tile has few packs for each thread. A tile has at most
+// 2 GiB: offsets of 64 bits took two_shot more registers than a thread has on sm_100.
 class PackWalk {
  public:
   FASTCOLL_DEVICE PackWalk(int num_tiles, uint32_t tile_bytes)
@@ -181,7 +181,7 @@ FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint32_t most_bytes, CopyOf copy_
 }
 
 FASTCOLL_DEVICE void copy_tile(std::byte* to, const std::byte* from, uint64_t num_bytes) {
-  copy_tiles(1, num_bytes, [&](int) { return TileCopy{to, from, num_bytes}; });
+  copy_tiles(1, uint32_t(num_bytes), [&](int) { return TileCopy{to, from, num_bytes}; });
 }
 
 }  // namespace fastcoll

@@ -128,7 +128,7 @@ std::byte* const kRegions[] = {reinterpret_cast<std::byte*>(size_t{1} << 40),
                                reinterpret_cast<std::byte*>(size_t{2} << 40)};
 std::byte* const kHeaps[] = {reinterpret_cast<std::byte*>(size_t{3} << 40),
                              reinterpret_cast<std::byte*>(size_t{4} << 40)};
-constexpr uint64_t kHeapBytes = 1 << 20;
+constexpr uint64_t kHeapBytes = uint64_t{3} << 30;
 constexpr int kChannels = 8;
 
 std::unique_ptr<DeviceGroup> make(bool shares = false) {
@@ -240,10 +240,13 @@ void a_step_is_measured_between_regions_alone() {
     }
     return true;
   };
-  demand(takes(Gauge::put, 1, data + 64, kHeapBytes - 64, 1), "a put within the data is refused");
+  const std::byte* late = data + (kHeapBytes - kMostTileBytes);
+  demand(takes(Gauge::put, 1, late, kMostTileBytes, 1), "a put up to the end is refused");
+  demand(takes(Gauge::put, 1, data + 64, kHeapBytes / 2, 1), "a put within the data is refused");
   demand(launched_gauge.offset_bytes == 64, "a put elsewhere");
   demand(launched_gauge.regions[1] == kHeaps[1], "a put into no heap");
-  demand(!takes(Gauge::put, 1, data + 64, kHeapBytes - 63, 1), "a put behind the data");
+  demand(!takes(Gauge::put, 1, late + 1, kMostTileBytes, 1), "a put behind the data");
+  demand(!takes(Gauge::put, 1, data, kMostTileBytes + 1, 1), "a put of more than a tile");
   demand(!takes(Gauge::get, 1, data - 1, 16, 1), "a get before the data");
   demand(!takes(Gauge::get, 1, kHeaps[1], 16, 1), "a get of nobody's");
   demand(!takes(Gauge::signal, 0, nullptr, 0, 1), "a signal to itself");
