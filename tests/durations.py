@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 KEY = "fastcoll/seconds"
-# Its tests share nothing but what is compiled for a build, and take most of an hour.
+# The longest file. Its tests share nothing but the objects of a build.
 BY_BUILD = "tests/protocol/native/test_native.py"
 
 

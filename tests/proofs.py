@@ -2,18 +2,17 @@
 """Proofs that depend on files alone: not repeated while the files are those of a green run.
 
 Decides on which files and tools a test marked `proof` depends, and when its result is kept in
-pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all. A proof
-with `days` that passed before waits for its day even if files changed: one day in so many.
+pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all.
 """
 
 import ast
 import datetime
 import functools
 import hashlib
+import inspect
 import platform
 import shutil
 import subprocess
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,12 +25,10 @@ CPP = ("csrc", "kernels")
 LIBRARY = (*CPP, "python")
 # The sources of the CUDA kernels and of their simulator.
 KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/cpu/reduce_ops.inc")
-WEEK = 7
 ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "setup.py")
 OURS = ("tests", "scripts")  # the packages whose modules are inputs of the tests that import them
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")
-STATES = ("proved", "not today")  # of a proof that is left out
 DIGEST = pytest.StashKey[str]()
 
 
@@ -63,21 +60,27 @@ def digest_of(root: Path, inputs: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def today() -> datetime.date:
-    return datetime.datetime.now(datetime.UTC).date()
-
-
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the files and folders that a proof depends on.
 
-    Those that it names, its own folder, and what it imports of the tests.
+    Those that it names, its own folder, and the modules that it and its fixtures import of the
+    tests.
     """
     mark = item.get_closest_marker("proof")
     assert mark is not None
     root = item.config.rootpath
     folder = item.path.parent.relative_to(root)
-    modules = (str(path.relative_to(root)) for path in sorted(imports_of(item.path, root)))
-    return (*mark.args, str(folder), *modules, *ALWAYS)
+    files = {item.path, *files_of_fixtures(item)}
+    modules = frozenset[Path]().union(*(imports_of(file, root) for file in files))
+    names = (str(file.relative_to(root)) for file in sorted(modules))
+    return (*mark.args, str(folder), *names, *ALWAYS)
+
+
+def files_of_fixtures(item: pytest.Item) -> set[Path]:
+    """Return the files of this repository that define a test's fixtures."""
+    found = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
+    files = {Path(inspect.getfile(one.func)) for fixtures in found for one in fixtures}
+    return {file for file in files if file.is_relative_to(item.config.rootpath / "tests")}
 
 
 @functools.cache
@@ -103,11 +106,6 @@ def modules_in(path: Path, root: Path) -> set[Path]:
     return {file for file in files if file.exists()}
 
 
-def is_due(nodeid: str, days: int, today: datetime.date) -> bool:
-    """Return whether today is the one of so many days on which a test runs."""
-    return (zlib.crc32(nodeid.encode()) + today.toordinal()) % days == 0
-
-
 class Proofs:
     """Skips what is proved, and keeps what passed."""
 
@@ -117,22 +115,15 @@ class Proofs:
 
     @pytest.hookimpl(tryfirst=True)  # before fixtures, which compile
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        mark = item.get_closest_marker("proof")
-        if not self.cache or not mark:
+        if not self.cache or not item.get_closest_marker("proof"):
             return
         digest = digest_of(item.config.rootpath, inputs_of(item))
         known = self.cache.get(key_of(item), {})
         if known.get("digest") == digest:
-            self.leave_out(item, "proved", f"proved by {digest} on {known['date']}")
-        days = mark.kwargs.get("days", 1)
-        if known and not is_due(item.nodeid, days, today()):
-            self.leave_out(item, "not today", f"repeated every {days} days, passed before")
+            text = f"proved by {digest} on {known['date']}"
+            item.user_properties.append(("proved", text))
+            pytest.skip(text)
         item.stash[DIGEST] = digest
-
-    @staticmethod
-    def leave_out(item: pytest.Item, state: str, why: str) -> None:
-        item.user_properties.append((state, why))
-        pytest.skip(why)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -143,29 +134,25 @@ class Proofs:
             # Not if a file changed meanwhile.
             digest = digest_of(item.config.rootpath, inputs_of(item))
             if digest == item.stash[DIGEST]:
-                self.cache.set(key_of(item), {"digest": digest, "date": today().isoformat()})
+                today = datetime.datetime.now(datetime.UTC).date().isoformat()
+                self.cache.set(key_of(item), {"digest": digest, "date": today})
         return report
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> tuple[str, str, str] | None:
-        if not report.skipped:
-            return None
-        return next(
-            ((state, "p", state.upper()) for state in STATES if text_of(report, state)), None
-        )
+        return ("proved", "p", "PROVED") if report.skipped and text_of(report) else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for state in STATES:
-            reports = terminalreporter.stats.get(state, ())
-            for text, count in Counter(text_of(report, state) for report in reports).items():
-                terminalreporter.write_line(f"{count} tests not repeated: {text}", yellow=True)
+        proved = Counter(text_of(report) for report in terminalreporter.stats.get("proved", ()))
+        for text, count in proved.items():
+            terminalreporter.write_line(f"{count} tests not repeated: {text}", yellow=True)
 
 
 def key_of(item: pytest.Item) -> str:
     return f"fastcoll/proofs/{hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]}"
 
 
-def text_of(report: pytest.TestReport | pytest.CollectReport, state: str) -> str:
+def text_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     properties = getattr(report, "user_properties", ())  # a file that is skipped whole has none
-    return str(dict(properties).get(state, ""))
+    return str(dict(properties).get("proved", ""))

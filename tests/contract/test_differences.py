@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from tests.proofs import LIBRARY, WEEK
+from tests.proofs import LIBRARY
 from tests.support.calls import BARRIER, REDUCTIONS, ROOTED, Call
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
@@ -116,9 +116,7 @@ def among_others(site: Site, own_clusters: Pools) -> Site:
     return site.on(own_clusters(site.nodes)) if site.nodes else site
 
 
-@pytest.mark.parametrize(
-    "numel", [100, pytest.param(50_000, marks=pytest.mark.proof(*LIBRARY, days=WEEK))]
-)
+@pytest.mark.parametrize("numel", [100, pytest.param(50_000, marks=pytest.mark.proof(*LIBRARY))])
 @pytest.mark.parametrize("verb", VERBS)
 @without_gpu
 def test_each_field(site: Site, own_clusters: Pools, verb: str, numel: int) -> None:

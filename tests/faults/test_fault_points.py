@@ -17,7 +17,7 @@ import torch
 
 from fastcoll.bootstrap.mesh import is_stopped
 from tests.faults.fault_points import COMPILER, Points, build, ranks_from
-from tests.proofs import LIBRARY, WEEK
+from tests.proofs import LIBRARY
 from tests.support.calls import Call, Place, difference, expected
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.held import describe_more_held, list_held
@@ -25,7 +25,7 @@ from tests.support.perform import Started, _arenas
 from tests.support.programs import need
 
 pytestmark = [
-    pytest.mark.proof(*LIBRARY, "tests/protocol/native", days=WEEK),
+    pytest.mark.proof(*LIBRARY, "tests/protocol/native"),
     pytest.mark.native,
     pytest.mark.timeout(600),
 ]

@@ -23,7 +23,7 @@ WAITING, FREE = b"w", b"f"  # rank 0 waits, or is about to; the job goes on agai
 def wait_for_a_late_rank(rank: Rank, kind: str, note: Path) -> str:
     """Wait for rank 1, late until the job was frozen; return the error's text, if any.
 
-    `note` is a file of one byte, by which the ranks and who freezes them say where they are.
+    `note` is a file of one byte: the state of the ranks and of the process that freezes them.
     """
     group = rank.comm
     group.set_timeout(LIMIT_S)

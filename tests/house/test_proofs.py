@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """--skip-proved leaves out only tests that passed with the same bytes and the same tools."""
 
-import datetime
 import os
 import shutil
 import subprocess
@@ -32,11 +31,11 @@ def test_skipped(): pass
 def test_expected(): assert False
 """
 
-DAYS = """
+FIXTURES = """
 import pytest
-@pytest.mark.proof("csrc", days=7)
-@pytest.mark.parametrize("number", range(14))
-def test_days(number): pass
+from tests.support import lent
+@pytest.fixture
+def pools(): return lent.A
 """
 
 
@@ -111,37 +110,23 @@ def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
     assert RAN in project.run(skip)
 
 
-def test_a_proof_of_several_days_waits_for_its_own(project: Project) -> None:
-    (project.folder / "tests/protocol/native/test_days.py").write_text(DAYS)
-    command = (proofs.OPTION, "-k", "test_days")
-    assert "14 passed" in project.run(*command), "what has never passed runs"
-    assert "14 proved" in project.run(*command)
-    project.source("int b;")
-    names = [f"tests/protocol/native/test_days.py::test_days[{number}]" for number in range(14)]
-    today = proofs.today()
-    num_due = sum(proofs.is_due(name, 7, today) for name in names)
-    said = project.run(*command)
-    assert f"{14 - num_due} not today" in said
-    assert f"{14 - num_due} tests not repeated: repeated every 7 days, passed before" in said
-    assert "14 passed" in project.run("-k", "test_days"), "without the option everything runs"
-    week = [today + datetime.timedelta(days=number) for number in range(7)]
-    for name in names:
-        assert sum(proofs.is_due(name, 7, day) for day in week) == 1
-
-
-def test_what_a_proof_imports_counts_and_nothing_else_of_the_tests(project: Project) -> None:
-    imported, other = (project.folder / f"tests/support/{name}.py" for name in ("used", "unused"))
-    (project.folder / "tests/support/calls.py").write_text("from tests.support import used\n")
-    (project.folder / "tests/protocol/native/test_it.py").write_text(
-        f"from tests.support.calls import used\n{TEST}"
-    )
-    for file in (imported, other):
+def test_what_a_proof_and_its_fixtures_import_counts(project: Project) -> None:
+    support = project.folder / "tests/support"
+    imported, of_fixture, other = (support / f"{name}.py" for name in ("used", "lent", "unused"))
+    for file in (imported, of_fixture, other):
         file.write_text("A = 1\n")
+    (support / "calls.py").write_text("from tests.support import used\n")
+    (project.folder / "tests/conftest.py").write_text(CONFTEST + FIXTURES)
+    test = TEST.replace("test_it(planted)", "test_it(planted, pools)")
+    (project.folder / "tests/protocol/native/test_it.py").write_text(
+        f"from tests.support.calls import used\n{test}"
+    )
     assert RAN in project.run(proofs.OPTION)
     other.write_text("A = 2\n")
     assert LEFT_OUT in project.run(proofs.OPTION)
-    imported.write_text("A = 2\n")
-    assert RAN in project.run(proofs.OPTION)
+    for file in (imported, of_fixture):
+        file.write_text("A = 2\n")
+        assert RAN in project.run(proofs.OPTION), file.name
 
 
 def test_a_failed_run_proves_nothing(project: Project) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.proofs import LIBRARY, WEEK
+from tests.proofs import LIBRARY
 from tests.support import wire_oracle
 from tests.support.backends import BACKENDS, on_backend
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
@@ -192,7 +192,7 @@ def train_in_turn(rank: Rank, hows: list[tuple[str, int]], steps: int) -> list[f
 STEPS = int(os.environ.get("TRAINING_STEPS", "100"))  # 2000 in nightly.sh
 
 
-@pytest.mark.proof(*LIBRARY, days=WEEK)
+@pytest.mark.proof(*LIBRARY)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.timeout(900)
 def test_it_learns_as_much_as_without(

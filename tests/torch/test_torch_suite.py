@@ -3,11 +3,11 @@
 
 import pytest
 
-from tests.proofs import LIBRARY, WEEK
+from tests.proofs import LIBRARY
 from tests.torch import torch_suite
 
 pytestmark = [
-    pytest.mark.proof(*LIBRARY, days=WEEK),
+    pytest.mark.proof(*LIBRARY),
     pytest.mark.slow,
     pytest.mark.native,
     pytest.mark.timeout(900),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs import CPP, WEEK
+from tests.proofs import CPP
 from tests.support.programs import load_script, need
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -31,7 +31,7 @@ def test_the_median_difference_and_its_interval() -> None:
     assert 30 < high - low < 50
 
 
-@pytest.mark.proof(*CPP, "bench", days=WEEK)
+@pytest.mark.proof(*CPP, "bench")
 @pytest.mark.native
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("g++")
@@ -43,7 +43,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(result["checked_ns"], result["unchecked_ns"]) > 10
 
 
-@pytest.mark.proof(*CPP, "bench", days=WEEK)
+@pytest.mark.proof(*CPP, "bench")
 @pytest.mark.native
 def test_memory_is_read() -> None:
     need("g++")

@@ -11,11 +11,10 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.proofs import CPP, WEEK
+from tests.proofs import CPP
 from tests.support.programs import mutations, need, run
 
 ROOT = Path(__file__).parents[3]
@@ -293,15 +292,14 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(tmp_path_factory.mktemp("native"))
 
 
-def proof_of(case: Case) -> Any:
-    """Return a case as a proof; a planted bug is caught once a week."""
-    mark = pytest.mark.proof(*CPP, days=WEEK if case.caught_by else 1)
-    return pytest.param(case, id="-".join((case.program, case.build, *case.args)), marks=mark)
-
-
+@pytest.mark.proof(*CPP)
 @pytest.mark.native
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", [proof_of(case) for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: "-".join((case.program, case.build, *case.args)),
+)
 def test_native(case: Case, compiler: Compiler) -> None:
     build = BUILDS[case.build]
     need(build.compiler, *build.runner[:1], *filter(None, [build.header]))

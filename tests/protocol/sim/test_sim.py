@@ -11,11 +11,10 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.proofs import KERNELS, WEEK
+from tests.proofs import KERNELS
 from tests.support.programs import need, run
 
 ROOT = Path(__file__).parents[3]
@@ -144,16 +143,17 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("sim"))
 
 
-def proof_of(case: Case) -> Any:
-    """Return a case as a proof; a planted bug is caught once a week."""
-    words = (case.variant, str(case.num_seeds), case.schedule, case.only, "tsan" * case.tsan)
-    mark = pytest.mark.proof(*INPUTS, days=WEEK if case.caught_by else 1)
-    return pytest.param(case, id="-".join(filter(None, words)), marks=mark)
-
-
+@pytest.mark.proof(*INPUTS)
 @pytest.mark.native
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", [proof_of(case) for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: (
+        "-".join(filter(None, (case.variant, str(case.num_seeds), case.schedule, case.only)))
+        + ("-tsan" if case.tsan else "")
+    ),
+)
 def test_simulated_kernels(case: Case, builds: Builds) -> None:
     # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
     runner = ("setarch", platform.machine(), "-R", "env", "TSAN_OPTIONS=halt_on_error=1")
