@@ -7,7 +7,8 @@
 All mutations are compiled into a copy of the sources at once, each with a switch (mutant.h): each
 then costs a run and no compilation. A check runs for those mutations only that it comes past. The
 quick checks run for all mutations before another one is compiled; the checks that killed the most
-per second run first. A survivor has passed every check that comes past it.
+per second run first. A survivor has passed every check that comes past it; one that is proven
+equivalent has passed the quick ones, unless --doubt is given.
 
 Decides the runs and the meaning of a result. mutation_points.py defines the mutations, and
 mutation_survivors.toml lists those that may survive, with the reason. Fails if another one
@@ -189,6 +190,9 @@ class Allowed:
         default = "open" if mutation.file in self.unsettled else None
         return self.listed.get(mutation.key, default)
 
+    def proves(self, mutation: Mutation) -> bool:
+        return self.section(mutation) == "equivalent"
+
 
 def read_survivors(path: Path = SURVIVORS) -> Allowed:
     with path.open("rb") as file:
@@ -236,6 +240,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where the programs stay, for ccache to know")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     parser.add_argument("--jobs", type=int, default=1, help="checks that run at once")
+    parser.add_argument(
+        "--doubt", action="store_true", help="run the slow checks on proven equivalents, too"
+    )
     parser.add_argument(
         "--results", type=Path, help="append to this file, and don't run again what is in there"
     )
@@ -308,10 +315,15 @@ def main() -> int:
         compiler = Compiler(folder, tree, flags)
         picked = chosen(mutations, arguments.only, (index, count))
         results = Results(arguments.results)
-        for quick in (True, False):
-            cases = [case for case in passing_cases() if is_quick(case) == quick]
-            killer = Killer(checks_of(cases, compiler, folder))
-            seen = dict(run_round(picked, killer, results, end, arguments.jobs))
+        quick = [case for case in passing_cases() if is_quick(case)]
+        killer = Killer(checks_of(quick, compiler, folder))
+        seen = dict(run_round(picked, killer, results, end, arguments.jobs))
+        due = [pair for pair in picked if arguments.doubt or not allowed.proves(pair[1])]
+        for _, mutation in due:
+            seen.pop(mutation, None)
+        slow = [case for case in passing_cases() if not is_quick(case)]
+        killer = Killer(checks_of(slow, compiler, folder))
+        seen.update(run_round(due, killer, results, end, arguments.jobs))
 
     found = findings(seen, mutations, allowed)
     for text in found:

@@ -172,6 +172,7 @@ def test_findings_are_where_the_run_and_the_list_differ() -> None:
     listed = {proven.key: "equivalent", killed.key: "open", "toy.h: gone [no call]": "open"}
     seen = {proven: None, killed: "a check", other: None}
     allowed = mutate.Allowed(listed, frozenset())
+    assert [allowed.proves(one) for one in (proven, killed, other)] == [True, False, False]
     assert mutate.findings(seen, found, allowed) == [
         f"{killed.key}: is killed; take it out of mutation_survivors.toml",
         f"{other.key}: survived, and is not in mutation_survivors.toml",
