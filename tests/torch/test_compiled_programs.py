@@ -2,6 +2,8 @@
 """Programs under torch.compile: no frame of fastcoll is traced, and the numbers are Gloo's."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor
 from tests.support import training
 from tests.support.backends import no_caches, on_backend, same
 from tests.support.harness import Pool, Rank
+from tests.support.programs import run
 
 Pools = Callable[[int], Pool]
 
@@ -138,3 +141,35 @@ def test_no_frame_of_the_library_is_traced(backend_pools: Pools) -> None:
         others = {file for file in files if not file.startswith(of_torch)}
         # DDP's own functions use the last, on Gloo too.
         assert others <= {__file__, training.__file__, contextlib.__file__}
+
+
+# ---- a compiler that refuses ---------------------------------------------------------------------
+
+
+CANNOT_BE_TAUGHT = """
+import torch
+def refuse(*args, **kwargs):
+    raise AssertionError("two rules for one object")
+torch.compiler.substitute_in_graph = refuse
+{imports}
+fastcoll.init(store=torch.distributed.HashStore(), rank=0, world_size=1)
+x = torch.ones(3)
+fastcoll.all_reduce(x)
+assert torch.compile(lambda x: x * 2, backend="eager")(x).tolist() == [2, 2, 2]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports", ["import torch._dynamo; import fastcoll", "import fastcoll; import torch._dynamo"]
+)
+def test_a_compiler_that_cannot_be_taught_costs_a_line_of_the_log(imports: str) -> None:
+    program = CANNOT_BE_TAUGHT.format(imports=imports)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run([sys.executable, "-c", program], 120, env=environment)
+    assert done.returncode == 0, done.stdout
+    said = [line for line in done.stdout.splitlines() if line.startswith("fastcoll: ")]
+    assert said == [
+        "fastcoll: torch.compile can't be told of fastcoll: AssertionError('two rules for one "
+        "object'). Don't compile functions that call fastcoll"
+    ]

@@ -3,7 +3,8 @@
 
 `fastcoll.all_reduce` is a C function, which the compiler can't look into. So the compiler must be
 given another function to trace (`traced.py`). Decides when: not before the compiler is imported.
-Its import takes seconds, and a program that compiles nothing shall not spend them.
+Its import takes seconds, and a program that compiles nothing shall not spend them. A compiler that
+can't be taught costs the program a line in the log: neither its import nor fastcoll's fails.
 """
 
 import importlib.util
@@ -15,16 +16,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from fastcoll import env
+from fastcoll.text import say_once
 
 _GENERATOR = "torch._inductor.lowering"
 
 
 def register() -> None:
     """Register fastcoll's functions with torch's compiler, and the operators with its generator."""
-    _once_there("torch._dynamo", _teach_tracing)
-    _once_there(_GENERATOR, _teach_ordering)
+    advice = "Don't compile functions that call fastcoll"
+    _once_there("torch._dynamo", partial(_try, _teach_tracing, advice))
+    _once_there(_GENERATOR, partial(_try, _teach_ordering, advice))
     if env.FUSE.get():
-        fuse_compiled()
+        _once_there(_GENERATOR, partial(_try, partial(_fuse, True), "FASTCOLL_FUSE has no effect"))
 
 
 def fuse_compiled(enabled: bool = True) -> None:
@@ -40,6 +43,14 @@ def fuse_compiled(enabled: bool = True) -> None:
         enabled: Whether to do so.
     """
     _once_there(_GENERATOR, partial(_fuse, enabled))
+
+
+def _try(teach: Callable[[], None], advice: str) -> None:
+    """Teach the compiler, or say why it can't be: it may be a torch that was patched."""
+    try:
+        teach()
+    except Exception as error:
+        say_once(f"torch.compile can't be told of fastcoll: {error!r}. {advice}")
 
 
 def _fuse(enabled: bool) -> None:
