@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler_util import FunctionEvent
 
 from tests.support.backends import BACKENDS, COMPILE_S, TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup
@@ -36,12 +37,17 @@ CALLS = [
 ]
 
 
+def events_of(calls: Callable[[], Any], prefix: str = "fastcoll") -> list[FunctionEvent]:
+    """Return the events behind the prefix."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as trace:
+        calls()
+    return [event for event in trace.events() if event.name.startswith(f"{prefix}:")]
+
+
 def profile(calls: Callable[[], Any], prefix: str = "fastcoll") -> list[tuple[str, bool, float]]:
     """Of each event behind the prefix: its name, whether it is asynchronous, its seconds."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as trace:
-        calls()
-    events = [event for event in trace.events() if event.name.startswith(f"{prefix}:")]
+    events = events_of(calls, prefix)
     return [(event.name, event.is_async, event.time_range.elapsed_us() / 1e6) for event in events]
 
 
@@ -61,6 +67,39 @@ def every_verb(
 
         seen[name, is_async] = {(event, of_work) for event, of_work, _ in profile(run, prefix)}
     return seen
+
+
+# Each reads other tensors than it writes, or tensors of several shapes.
+SHAPES = {
+    "all_reduce": [[[2, 3]]],
+    "all_reduce_coalesced": [[[2], [3, 1]]],
+    "all_gather": [[[4]]],
+    "all_gather_into_tensor": [[[4, 2]]],
+    "reduce_scatter": [[[5], [5]]],
+    "all_to_all_single": [[[6]]],
+    "barrier": [[]],
+}
+
+
+def shapes(rank: Rank, prefix: str) -> dict[str, list[list[list[int]]]]:
+    """Return the shapes of inputs that the events of each call show."""
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(2, 3)),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced(
+            [torch.ones(2), torch.ones(3, 1)]
+        ),
+        "all_gather": lambda: dist.all_gather([torch.ones(4), torch.ones(4)], torch.ones(4)),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(
+            torch.ones(8, 2), torch.ones(4, 2)
+        ),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(5), [torch.ones(5)] * 2),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.ones(6), torch.ones(6)),
+        "barrier": dist.barrier,
+    }
+    return {
+        name: [[s for s in event.input_shapes if s] for event in events_of(call, prefix)]
+        for name, call in calls.items()
+    }
 
 
 def late(rank: Rank) -> tuple[Any, ...]:
@@ -91,6 +130,7 @@ def check(pool: Pool) -> None:
             is_async |= name == TRANSFERS
             names = {f"fastcoll:{NAMES.get(verb, verb)}" for verb in verbs_of(name)}
             assert events == {(event, is_async) for event in names}, name
+    assert pool.run(on_backend, "fastcoll", shapes, "fastcoll") == [SHAPES] * pool.world_size
     found = pool.run(on_backend, "fastcoll", late)
     assert found == [("fastcoll:all_reduce", True, "fastcoll:all_reduce")] * 2
 
@@ -128,13 +168,18 @@ def in_place_of_gloo(rank: Rank, program: Callable[..., Any], *args: Any) -> Any
 def test_a_stand_in_has_the_events_of_gloo(fresh_pool: Callable[..., Pool], backend: str) -> None:
     pool = fresh_pool(2, Setup(False, env={"FASTCOLL_TORCH_BACKEND": backend}))
     gloo = pool.run(on_backend, "gloo", every_verb, "gloo")
+    [shapes_of_gloo, _] = pool.run(on_backend, "gloo", shapes, "gloo")
     ours = pool.run(in_place_of_gloo, every_verb, "gloo", deadline_s=COMPILE_S)
     for on_gloo, here in zip(gloo, ours, strict=True):
         for (name, is_async), events in here.items():
-            names = {event for event, _ in on_gloo[name, is_async]}
+            theirs = on_gloo[name, is_async]
             if name in BY_ALL_REDUCE:
-                assert names == {"gloo:all_reduce"}, name
-                names = {"gloo:reduce_scatter"}
-            assert {event for event, _ in events} == names, name
+                assert theirs == {("gloo:all_reduce", True)}, name
+                theirs = {("gloo:reduce_scatter", True)}
+            assert events == theirs, name
+    for found in pool.run(in_place_of_gloo, shapes, "gloo"):
+        of_ours = {name: found.pop(name) for name in BY_ALL_REDUCE if name in found}
+        assert found == {name: shapes_of_gloo[name] for name in found}
+        assert of_ours == {"reduce_scatter": SHAPES["reduce_scatter"]}
     parts = pool.run(in_place_of_gloo, of_a_part)
     assert parts == [{"gloo": ["gloo:all_reduce"], "fastcoll": []}] * 2

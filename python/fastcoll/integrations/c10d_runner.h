@@ -150,7 +150,7 @@ class Runner : public c10d::Backend {
     return tensors.size() == 1 && is_plain(tensors[0]) && tag >= 0 && !traces_;
   }
 
-  // Of the event of a call in torch's profiler.
+  // Of the event of an asynchronous call in torch's profiler.
   const char* title_of(const Verb& verb) const { return stands_in_ ? verb.for_gloo : verb.title; }
 
   // ---- running them ----
@@ -179,7 +179,7 @@ class Runner : public c10d::Backend {
   WorkPtr run_now(const Terms& terms, const Native& call, const FastcollPlan& plan) {
     ++sequence_;
     count_writes(call.kind, terms.outputs);
-    const Event event(terms, title_of(terms.verb));
+    const Event event(terms, stands_in_);
     const WithoutGil without_gil;
     FastcollFailure failure;
     const auto outcome = core->run(core_, &plan, &call.operands, limit_s(terms.timeout), &failure);
@@ -275,7 +275,7 @@ class Runner : public c10d::Backend {
   template <class... Args>
   WorkPtr forward(const Terms& terms, Args&&... args) {
     return in_batch([&]() -> WorkPtr {
-      const Event event(terms, title_of(terms.verb));
+      const Event event(terms, stands_in_);
       const fastcoll::GilHeld gil;
       // Python then only starts the calls of the batch, and waits for none.
       if (is_coalescing_ && !python_coalesces_.exchange(true))

@@ -41,11 +41,14 @@ struct Terms {
   }
 };
 
-// The profiler's event of a synchronous call; an asynchronous one's belongs to its Work.
+// The profiler's event of a synchronous call; an asynchronous one's belongs to its Work. All events
+// of Gloo are asynchronous, and programs that read a profile may tell a backend's events by that.
 class Event {
  public:
-  Event(const Terms& terms, const char* title) : event_(at::RecordScope::USER_SCOPE) {
+  Event(const Terms& terms, bool for_gloo) : event_(at::RecordScope::USER_SCOPE) {
     if (terms.is_async || !event_.isActive()) return;
+    if (for_gloo) event_._setAsync();
+    const char* title = for_gloo ? terms.verb.for_gloo : terms.verb.title;
     const std::vector<c10::IValue> inputs(terms.inputs.begin(), terms.inputs.end());
     event_.before(title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   }

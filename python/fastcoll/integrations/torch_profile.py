@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python group with its calls as events of torch's profiler.
 
-Decides the name of an event and its end: with the call, or when an asynchronous call is complete.
-The C++ backend (c10d_backend.cpp) makes its events itself, by the same names (torch_names.py).
+Decides the name of an event, the inputs whose shapes it shows, and its end: with the call, or when
+an asynchronous call is complete. All events of Gloo are asynchronous, so those of a group that
+stands in for it are, too. The C++ backend (c10d_backend.cpp) makes its events itself, by the same
+names (torch_names.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.autograd.profiler import record_function
+from torch.autograd import _record_function_with_args_enter as begin_event
+from torch.autograd import _record_function_with_args_exit as end_event
 
+from fastcoll.integrations.torch_base import GLOO
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_names import TORCH_CALLS, TorchCall
 from fastcoll.integrations.torch_work import TorchWork
@@ -26,15 +30,37 @@ def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | No
         if not torch.autograd._profiler_enabled():
             work: TorchWork | None = carry_out(self, *args, **kwargs)
             return work
-        event = record_function(described.title(self.events))
-        with event:
+        event = begin_event(described.title(self.events), *_inputs_of(*args))
+        try:
             work = carry_out(self, *args, **kwargs)
-            if work is not None:
-                work.end_with(event)
+        except BaseException:
+            end_event(event)
+            raise
+        if work is not None:
+            work.end_with(event)
+        elif self.events == GLOO:
+            waited = TorchWork(())
+            waited.end_with(event)
+            waited.wait()
+        else:
+            end_event(event)
         return work
 
     call.__name__, call.__doc__ = method, getattr(FastcollProcessGroup, method).__doc__
     return call
+
+
+def _inputs_of(first: Any = None, second: Any = None, *_: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call reads: in torch's methods outputs come before inputs."""
+    yield from _tensors_in(second if isinstance(second, torch.Tensor | list) else first)
+
+
+def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, list):
+        for one in given:
+            yield from _tensors_in(one)
 
 
 for _call in TORCH_CALLS:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import record_function
+from torch.autograd import _record_function_with_args_exit as end_event
 
 from fastcoll.calls.futures import complete, follow
 from fastcoll.calls.pool import run_in_pool
@@ -38,19 +38,20 @@ class TorchWork(dist.Work):
             self._recorded.wait()
         return True
 
-    def end_with(self, event: record_function) -> None:
+    def end_with(self, event: torch.Tensor) -> None:
         """Let the profiler's event end when the calls are complete; `wait` waits for that too.
 
         The event always ends in another thread than this one: by that torch tells that a call was
         asynchronous.
+
+        Args:
+            event: torch's handle of the event, which is a tensor.
         """
         caller = threading.get_ident()
-        ended: torch.futures.Future[None] = torch.futures.Future()
-        event._call_end_callbacks_on_future(ended)
         calls, recorded = self.get_future(), torch.futures.Future[Any]()
 
         def end() -> None:
-            ended.set_result(None)
+            end_event(event)
             complete(recorded, calls.value)
 
         def end_elsewhere(_: object) -> None:
