@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end while calls and callbacks are still on their way."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -149,25 +151,44 @@ sys.exit(5)
 """
 
 
-def end(folder: Path, program: str, *how: str) -> list[tuple[int, str, str]]:
-    """Run a program on two ranks; what each returned and said."""
-    store = folder / "store"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(store), *how],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+Said = tuple[int, str, str]  # what a rank returned, and its two streams
+
+
+def end(folder: Path, program: str, *how: str) -> list[Said]:
+    """Run a program on two ranks."""
+    [said] = end_all(folder, program, [how]).values()
+    return said
+
+
+def end_all(
+    folder: Path, program: str, hows: Iterable[tuple[str, ...]]
+) -> dict[tuple[str, ...], list[Said]]:
+    """Run a program on two ranks in each of some ways, side by side, as most of it is sleep."""
+    ranks = {
+        how: [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(rank), str(folder / "-".join(how)), *how],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        for how in hows
+    }
     try:
-        said = [rank.communicate(timeout=COMPILE_S) for rank in ranks]
+        said = {
+            how: [rank.communicate(timeout=COMPILE_S) for rank in pair]
+            for how, pair in ranks.items()
+        }
     finally:
-        for rank in ranks:
+        for rank in itertools.chain(*ranks.values()):
             rank.kill()
             rank.wait()
-    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
+    return {
+        how: [(rank.returncode, *texts) for rank, texts in zip(pair, said[how], strict=True)]
+        for how, pair in ranks.items()
+    }
 
 
 @pytest.fixture(params=BACKENDS)
@@ -198,28 +219,26 @@ def test_without_draining_the_process_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", *BACKENDS])
-@pytest.mark.parametrize(
-    ("how", "peer"),
-    [("exits", "ends"), ("exits", "comes late"), ("exits", "waits"), ("raises", "ends")],
-)
-def test_a_program_that_leaves_with_calls_pending_ends(
-    tmp_path: Path, kind: str, how: str, peer: str
-) -> None:
-    (code, out, err), _ = end(tmp_path, PENDING, how, kind, peer)
-    assert code == (1 if how == "raises" else 5), err
-    assert out.splitlines()[0] == "leaving"
-    assert "called back" in out
+def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str) -> None:
+    peers = [("exits", "ends"), ("exits", "comes late"), ("exits", "waits"), ("raises", "ends")]
+    hows = [(how, kind, peer) for how, peer in peers]
+    for (how, *_), [(code, out, err), _] in end_all(tmp_path, PENDING, hows).items():
+        assert code == (1 if how == "raises" else 5), err
+        assert out.splitlines()[0] == "leaving"
+        assert "called back" in out
 
 
 # Not the compiled backend: torch's own bindings, which call it, end the process that way.
 @pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "python"])
-@pytest.mark.parametrize("name", ["large", "small", "first", "queued", "recv"])
 @pytest.mark.parametrize("how", ["closed", "open"])
-def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, name: str, how: str) -> None:
-    (code, _, err), _ = end(tmp_path, DAEMON, kind, name, how)
-    assert code == 5, err
+def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
+    names = ("large", "small", "first", "queued", "recv")
+    for case, [(code, _, err), _] in end_all(
+        tmp_path, DAEMON, [(kind, name, how) for name in names]
+    ).items():
+        assert code == 5, (case, err)
 
 
 def test_a_rank_alone_under_a_launcher() -> None:
