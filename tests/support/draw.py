@@ -71,7 +71,8 @@ def small_sizes(world: int) -> list[int]:
 def _place(rng: np.random.Generator, verb: str, dtype: str, limits: Limits) -> Place:
     kinds = [kind for kind in limits.kinds if kind != "numpy" or dtype in NUMPY_DTYPES]
     one, other = (
-        Place(kinds[rng.integers(len(kinds))], int(rng.choice(OFFSETS))) for _ in range(2)
+        Place(kinds[rng.integers(len(kinds))], OFFSETS[rng.integers(len(OFFSETS))])
+        for _ in range(2)
     )
     in_place = verb in limits.in_place_only or (one.kind != "strided" and bool(rng.integers(2)))
     return replace(one, in_place=in_place, output=other)
@@ -99,7 +100,7 @@ def calls_of(
             numel = sizes[next(turn) % len(sizes)]
             roots = list(range(world)) if verb in ROOTED else [0]
             if reduces:
-                roots = [int(rng.choice(roots))]
+                roots = [roots[rng.integers(len(roots))]]
             numerics = limits.numerics if reduces else None
             if algorithm in IN_ANY_ORDER and oracle.order_matters(dtype, op):
                 numerics = "fast"
