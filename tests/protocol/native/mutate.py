@@ -20,6 +20,7 @@ import json
 import math
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,16 +59,19 @@ class Check:
     def kills(self, number: int) -> str | None:
         """Return how the check ends under a mutation, or None if it passes.
 
-        An endless loop ends at a limit of CPU time, which another program's load does not touch.
+        An endless loop ends at a limit of CPU time, which another program's load hardly touches.
         """
         cpu_s = 2 + math.ceil(4 * self.cpu_seconds)
-        command = ["prlimit", f"--cpu={cpu_s}", "env", f"MUTANT={number}", *self.command]
+        limited = ["prlimit", f"--cpu={cpu_s}:{cpu_s + 1}"]  # soft and hard: the soft one tells
+        command = [*limited, "env", f"MUTANT={number}", *self.command]
         try:
             done = run(command, 30 + 4 * self.seconds)
         except subprocess.TimeoutExpired:
             return "it does not end"
         if done.returncode == 0:
             return None
+        if done.returncode == -signal.SIGXCPU:
+            return "it does not end"
         return "a wait" if " waited " in done.stdout else "it fails"
 
 
