@@ -14,6 +14,7 @@
 #include "python/errors.h"
 #include "python/host.h"
 #include "python/read_parts.h"
+#include "python/row_check.h"
 
 namespace fastcoll {
 
@@ -21,6 +22,8 @@ namespace {
 
 static_assert(sizeof(Plan) <= sizeof(FastcollPlan) && alignof(Plan) <= alignof(FastcollPlan));
 static_assert(std::is_trivially_copyable_v<Plan>);
+static_assert(sizeof(RowCall) <= sizeof(FastcollRows) && alignof(RowCall) <= alignof(FastcollRows));
+static_assert(std::is_trivially_copyable_v<RowCall>);
 static_assert(int(Verb::all_reduce) == kFastcollAllReduce &&
               int(Verb::reduce_scatter) == kFastcollReduceScatter &&
               int(Verb::all_gather) == kFastcollAllGather &&
@@ -66,6 +69,11 @@ bool find_plan(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* pla
   return true;
 }
 
+TensorView view_of(const FastcollTensor& tensor) {
+  return {static_cast<std::byte*>(tensor.ptr), tensor.numel, DType(tensor.dtype), tensor.ndim,
+          tensor.shape};
+}
+
 bool read_parts(const FastcollGroup* group, const FastcollPartsCall* call, FastcollKind* kind,
                 FastcollParts* parts, bool* is_whole) {
   constexpr size_t kMost = kMaxWorld;
@@ -73,9 +81,7 @@ bool read_parts(const FastcollGroup* group, const FastcollPartsCall* call, Fastc
   std::array<TensorView, kMost> outputs, inputs;
   const auto views = [](std::array<TensorView, kMost>& into, const FastcollTensor* tensors,
                         size_t size) {
-    for (size_t i = 0; i < size; ++i)
-      into[i] = {static_cast<std::byte*>(tensors[i].ptr), tensors[i].numel, DType(tensors[i].dtype),
-                 tensors[i].ndim, tensors[i].shape};
+    for (size_t i = 0; i < size; ++i) into[i] = view_of(tensors[i]);
     return std::span<const TensorView>(into.data(), size);
   };
   const std::optional<PartsKind> found =
@@ -96,6 +102,23 @@ bool read_parts(const FastcollGroup* group, const FastcollPartsCall* call, Fastc
   return true;
 }
 
+bool read_rows(const FastcollRowsCall* call, FastcollRows* rows) {
+  if (call->op < 0 || call->op >= kNumOps || !op_takes_rows(Op(call->op))) return false;
+  if (!is_epsilon(call->epsilon)) return false;
+  const TensorView x = view_of(call->x);
+  TensorView out = x, summed = x;
+  out.ptr = static_cast<std::byte*>(call->out);
+  summed.ptr = static_cast<std::byte*>(call->summed);
+  RowCall found;
+  RowCheck check(found, x, out);
+  if (!check.start(false) || !check.add_summed(summed)) return false;
+  if (call->residual && !check.add_residual(view_of(*call->residual), false)) return false;
+  if (call->weight && !check.add_weight(view_of(*call->weight))) return false;
+  if (!check.finish(call->epsilon, call->offset, call->rounds_first)) return false;
+  std::memcpy(rows->bytes, &found, sizeof found);
+  return true;
+}
+
 Operands operands_of(const FastcollOperands& operands) {
   return {.input = operands.input,
           .output = operands.output,
@@ -107,6 +130,7 @@ void raise(const FastcollFailure* failure) {
 }
 
 bool traces(const FastcollGroup* group) { return ours(group).traces(); }
+bool closed(const FastcollGroup* group) { return ours(group).closed(); }
 bool idle(const FastcollGroup* group) { return ours(group).idle(); }
 bool takes_calls(FastcollGroup* group) { return ours(group).queue().takes_calls(); }
 
@@ -140,10 +164,17 @@ Plan plan_of(const FastcollPlan* plan) {
 }
 
 FastcollOutcome run(FastcollGroup* group, const FastcollPlan* plan,
-                    const FastcollOperands* operands, double timeout_s, FastcollFailure* failure) {
+                    const FastcollOperands* operands, const FastcollRows* rows, double timeout_s,
+                    FastcollFailure* failure) {
   return outcome_of(failure, [&] {
     DetachedHost host;
-    ours(group).run(plan_of(plan), operands_of(*operands), host, timeout_s);
+    Operands memory = operands_of(*operands);
+    RowCall steps;
+    if (rows) {
+      std::memcpy(static_cast<void*>(&steps), rows->bytes, sizeof steps);
+      memory.rows = &steps;
+    }
+    ours(group).run(plan_of(plan), memory, host, timeout_s);
     return kFastcollDone;
   });
 }
@@ -247,9 +278,11 @@ constexpr FastcollCoreApi kApi = {
     find_plan,
     raise,
     traces,
+    closed,
     idle,
     run,
     read_parts,
+    read_rows,
     takes_calls,
     queue,
     finish,

@@ -4,11 +4,11 @@
 #include <structmember.h>
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/row_check.h"
 #include "python/work_type.h"
 
 namespace fastcoll {
@@ -76,7 +76,7 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   if (epsilon == -1 && PyErr_Occurred()) return nullptr;
   const double offset = sorted[kOffset] ? PyFloat_AsDouble(sorted[kOffset]) : 0;
   if (offset == -1 && PyErr_Occurred()) return nullptr;
-  if (!(epsilon >= 0 && std::isfinite(epsilon))) {
+  if (!is_epsilon(epsilon)) {
     set_python_error(Failure(ErrorKind::usage, "RMSNorm: eps must be a number from 0 on"));
     return nullptr;
   }
@@ -149,91 +149,47 @@ PyTypeObject type = [] {
 
 // ---- in a call
 
-bool fits(const TensorView& tensor, DType dtype, const TensorView& like) {
-  return tensor.dtype == dtype && same_shape(tensor, like);
-}
-
-// The pieces of memory of a call; one that is there twice has one entry.
-class Pieces {
- public:
-  void add(const TensorView& tensor, bool is_written) {
-    extents_[size_++] = {tensor.ptr, tensor.end(), is_written};
-  }
-  bool are_apart() { return apart({extents_.data(), size_}); }
-
- private:
-  std::array<Extent, 6> extents_;
-  size_t size_ = 0;
-};
-
-// The tensors of the norm, for a result `out` of a sum of `dtype`.
-bool read_tensors(const RowNorm& norm, const TensorView& out, DType dtype, RowCall& rows,
-                  Pieces& pieces) {
+// The tensors of the norm.
+bool read_tensors(const RowNorm& norm, RowCheck& check) {
   if (norm.residual != Py_None) {
     const std::optional<TensorView> residual = view_tensor(norm.residual);
-    if (!residual || !fits(*residual, dtype, out)) return false;
-    rows.residual = residual->ptr;
     const bool is_written = norm.summed == Py_None || norm.summed == norm.residual;
-    pieces.add(*residual, is_written);
-    if (is_written) rows.summed = residual->ptr;
+    if (!residual || !check.add_residual(*residual, is_written)) return false;
   }
   if (norm.summed != Py_None && norm.summed != norm.residual) {
     const std::optional<TensorView> summed = view_tensor(norm.summed);
-    if (!summed || !fits(*summed, dtype, out)) return false;
-    rows.summed = summed->ptr;
-    pieces.add(*summed, true);
+    if (!summed || !check.add_summed(*summed)) return false;
   }
   if (norm.weight != Py_None) {
     const std::optional<TensorView> weight = view_tensor(norm.weight);
-    if (!weight || weight->ndim != 1 || weight->numel != rows.columns ||
-        !is_row_dtype(weight->dtype))
-      return false;
-    rows.weight = weight->ptr;
-    rows.weight_dtype = weight->dtype;
-    pieces.add(*weight, false);
+    if (!weight || !check.add_weight(*weight)) return false;
   }
-  if (norm.scales == Py_None) return out.dtype == dtype;
+  if (norm.scales == Py_None) return true;
   const std::optional<TensorView> scales = view_tensor(norm.scales);
-  if (!scales || scales->dtype != DType::float32 || scales->ndim != 1 ||
-      scales->numel != rows.num_rows || !is_code_dtype(out.dtype))
-    return false;
-  rows.scales = reinterpret_cast<float*>(scales->ptr);
-  pieces.add(*scales, true);
-  return true;
+  return scales && check.add_scales(*scales);
 }
 
 }  // namespace
 
 Prepared prepare_rows(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                       RowCall& rows) {
-  if (Py_TYPE(args[kThen]) != heir || (op != Op::sum && op != Op::avg)) return {};
+  if (Py_TYPE(args[kThen]) != heir || !op_takes_rows(op)) return {};
   const RowNorm& norm = norm_of(args[kThen]);
   const bool scatters = verb == FastVerb::reduce_scatter_tensor;
   PyObject* const source = args[scatters ? kSecond : kTensor];
   PyObject* const target = scatters || !given(args[kSecond]) ? args[kTensor] : args[kSecond];
   const std::optional<TensorView> input = view_argument(source);
   const std::optional<TensorView> out = target == source ? input : view_argument(target);
-  if (!input || !out || !is_row_dtype(input->dtype) || out->ndim == 0) return {};
+  if (!input || !out) return {};
   if (scatters ? input->numel != out->numel * uint64_t(group.world_size())
                : !same_shape(*input, *out))
     return {};
   const size_t own_part = scatters ? size_t(group.rank()) * out->num_bytes() : 0;
   const bool is_in_place = out->dtype == input->dtype && out->ptr == input->ptr + own_part;
-
-  rows = {};
-  rows.columns = size_t(out->shape[out->ndim - 1]);
-  if (rows.columns == 0) return {};
-  rows.num_rows = out->numel / rows.columns;
-  rows.dtype = input->dtype;
-  rows.out_dtype = out->dtype;
-  rows.out = out->ptr;
-  rows.epsilon = float(norm.epsilon);
-  rows.offset = float(norm.offset);
-  rows.rounds_first = norm.rounds_first != 0;
-  Pieces pieces;
-  pieces.add(*input, is_in_place);
-  if (!is_in_place) pieces.add(*out, true);
-  if (!read_tensors(norm, *out, input->dtype, rows, pieces) || !pieces.are_apart()) return {};
+  RowCheck check(rows, *input, *out);
+  if (!check.start(is_in_place) || !read_tensors(norm, check) ||
+      !check.finish(norm.epsilon, norm.offset, norm.rounds_first != 0))
+    return {};
 
   // Codes have no room for the plain result; the sums have, unless the residual lies there.
   void* plain = !rows.scales ? rows.out : rows.summed != rows.residual ? rows.summed : nullptr;

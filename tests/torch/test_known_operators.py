@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators of fastcoll where the compiled backend runs them, without Python."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tests.support.backends import on_backend
 from tests.support.harness import Rank, attempt
@@ -14,44 +17,77 @@ from tests.support.harness import Rank, attempt
 SUM = dist.ReduceOp.SUM
 
 
-def python_of_known_calls(rank: Rank) -> tuple[bool, list[str]]:
+@contextlib.contextmanager
+def entering(entered: list[str]) -> Iterator[None]:
+    """Append the functions of fastcoll that Python enters, but for what a long wait calls."""
+
+    def enter(frame: Any, event: str, arg: object) -> None:
+        del arg
+        name = frame.f_code.co_qualname
+        is_ours = "fastcoll" in str(frame.f_globals.get("__name__"))
+        if event == "call" and is_ours and name != "_listen":
+            entered.append(name)
+
+    sys.setprofile(enter)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+# Autograd has a say in the calls on tensors that were made outside of inference mode.
+MODES: dict[str, Callable[[], Any]] = {
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "no leaf": contextlib.nullcontext,
+}
+
+
+def python_of_known_calls(rank: Rank, mode: str) -> tuple[bool, list[str]]:
     """Call the operators of a named group twice; return the functions that Python entered."""
     from fastcoll.integrations import ops
 
     group = dist.new_group()
     name, total = ops.name_of(group), ops.code_of(SUM)
-    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    calls: list[Callable[[Tensor], Any]] = [
         lambda x: torch.ops.fastcoll.all_reduce(x, total, name),
         lambda x: torch.ops.fastcoll.reduce_scatter(x, total, name),
         lambda x: torch.ops.fastcoll.all_gather(x, name),
+        lambda x: torch.ops.fastcoll.all_reduce_rms_norm(x, x, None, 7.0, 0.0, False, total, name),
     ]
     entered: list[str] = []
-
-    def enter(frame: Any, event: str, arg: object) -> None:
-        del arg
-        if event == "call" and "fastcoll" in str(frame.f_globals.get("__name__")):
-            entered.append(frame.f_code.co_qualname)
-
-    with torch.inference_mode():
+    with MODES[mode]():
         x = torch.full((4, 3), rank.rank + 1.0)
         first = [call(x) for call in calls]
-        sys.setprofile(enter)
-        try:
+        with entering(entered):
             again = [call(x) for call in calls]
-        finally:
-            sys.setprofile(None)
-    right = [x.new_full((4, 3), 3.0), x.new_full((2, 3), 3.0)]
-    right.append(torch.cat([x.new_full((4, 3), 1.0), x.new_full((4, 3), 2.0)]))
-    return all(map(torch.equal, first + again, right + right)), entered
+    summed = x + 3.0
+    right = [
+        x.new_full((4, 3), 3.0),
+        x.new_full((2, 3), 3.0),
+        torch.cat([x.new_full((4, 3), 1.0), x.new_full((4, 3), 2.0)]),
+        [summed * torch.rsqrt(summed.square() + 7.0), summed],
+    ]
+    return all(map(close, first + again, right + right)), entered
 
 
-def test_known_operators_need_no_python(compiled_pools: Any, bare_pools: Any) -> None:
-    for right, entered in compiled_pools(2).run(on_backend, "fastcoll", python_of_known_calls):
+def close(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.allclose(one, other, rtol=1e-6)
+    return all(map(close, one, other))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_known_operators_need_no_python(compiled_pools: Any, bare_pools: Any, mode: str) -> None:
+    for right, entered in compiled_pools(2).run(
+        on_backend, "fastcoll", python_of_known_calls, mode
+    ):
         assert right
         assert entered == []
-    for right, entered in bare_pools(2).run(on_backend, "fastcoll", python_of_known_calls):
+    for right, entered in bare_pools(2).run(on_backend, "fastcoll", python_of_known_calls, mode):
         assert right
-        assert "_all_reduce" in entered  # the probe sees the calls of the Python backend
+        # the probe sees the calls of the Python backend
+        assert {"_all_reduce", "define.<locals>.run"} <= set(entered)
 
 
 def operators_of_groups_that_end(rank: Rank) -> list[str]:
@@ -79,3 +115,39 @@ def test_operators_of_groups_that_end(backend_pools: Any) -> None:
     sums = "[3.0, 3.0, 3.0]"
     for seen in backend_pools(2).run(on_backend, "gloo", operators_of_groups_that_end):
         assert seen == [sums, "UsageError", "UsageError", sums, sums]
+
+
+def sum_or_error(name: str, x: Tensor) -> str:
+    results: list[Tensor] = []
+
+    def call() -> None:
+        results.append(torch.ops.fastcoll.all_reduce(x, 0, name))
+
+    return attempt(call).kind or str(results[0].tolist())
+
+
+def operators_by_torchs_name(rank: Rank) -> list[str]:
+    """Use the name of a group of torch's while it is one of fastcoll, another one, one of Gloo."""
+    import fastcoll
+    from fastcoll.integrations import ops
+
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    x, seen, alive = torch.full((3,), rank.rank + 1.0), [], []
+    for turn, backend in enumerate(("fastcoll", "fastcoll", "gloo")):
+        if turn:
+            fastcoll.destroy()
+            dist.destroy_process_group()
+            number = rank.store.add(f"named/{rank.rank}", 1)
+            store = dist.PrefixStore(f"named/{number}", rank.store)
+            dist.init_process_group(backend, store=store, rank=rank.rank, world_size=2)
+            assert dist.group.WORLD.group_name == name  # type: ignore[union-attr]
+        seen += [sum_or_error(f"torch:{name}", x) for _ in range(2)]
+        if backend == "fastcoll":
+            alive.append(ops.named(f"torch:{name}"))  # also when it is closed
+    return seen
+
+
+def test_a_name_of_torchs_is_the_group_that_has_it_now(backend_pools: Any) -> None:
+    sums = "[3.0, 3.0, 3.0]"
+    for seen in backend_pools(2).run(on_backend, "fastcoll", operators_by_torchs_name):
+        assert seen == [sums] * 4 + ["UsageError"] * 2

@@ -267,7 +267,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");
   add_handle<BatchWork>(module, "BatchWork");
-  module.def("serve_operators", &serve_operators, py::arg("functions"), py::arg("named"));
+  module.def("serve_operators", &serve_operators, py::arg("functions"), py::arg("gradients"),
+             py::arg("named"));
   module.def("finish", [] {
     const WithoutGil without_gil;
     core->drain_threads();

@@ -3,17 +3,23 @@
 // Part of c10d_backend.cpp, compiled with it.
 //
 // A compiled model calls an operator for each collective, so its cost counts in each layer. All
-// other calls go to the functions of ops.py: strided tensors, groups of several nodes, errors.
+// other calls go to the functions of ops.py: strided tensors, groups of several nodes, errors. So
+// do those of which a derivative can be asked for.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "c10d_calls.h"
 #include "c10d_runner.h"
@@ -22,6 +28,12 @@
 #include "gil.h"
 
 namespace {
+
+// Of the operators.
+namespace names {
+constexpr char kAllReduce[] = "all_reduce", kReduceScatter[] = "reduce_scatter",
+               kAllGather[] = "all_gather", kAllReduceRmsNorm[] = "all_reduce_rms_norm";
+}
 
 // A group by which operators were called.
 struct OperatorGroup {
@@ -61,9 +73,11 @@ class HeldGroup {
 // Of the process. All members are used with the GIL.
 class OperatorGroups {
  public:
-  // `named` returns the Communicator of a name, and raises where it is gone.
-  void serve(py::dict functions, py::object named) {
+  // The functions of Python by the operators' names. `named` returns the Communicator of a name,
+  // and raises where it is gone.
+  void serve(py::dict functions, py::dict gradients, py::object named) {
     functions_ = std::move(functions);
+    gradients_ = std::move(gradients);
     named_ = std::move(named);
   }
 
@@ -71,9 +85,11 @@ class OperatorGroups {
   HeldGroup hold(const std::string& name) {
     const fastcoll::GilHeld gil;
     std::unique_ptr<OperatorGroup>& known = groups_[name];
-    // Another group may have become the default one, whose name is empty.
-    py::object communicator = known && !name.empty() ? known->communicator() : named_(name);
-    if (communicator.is_none()) communicator = named_(name);
+    py::object communicator = known ? known->communicator() : py::none();
+    // Another group may have become the default one, whose name is empty, or taken a closed one's
+    // name at torch.
+    if (communicator.is_none() || name.empty() || core->closed(known->core_group))
+      communicator = named_(name);
     if (!known || !known->communicator().is(communicator)) {
       known.reset();
       FastcollGroup* group = core->group_of(communicator.ptr());
@@ -84,14 +100,20 @@ class OperatorGroups {
     return {known.get(), std::move(communicator)};
   }
 
-  template <class... Args>
-  at::Tensor call_python(const char* name, Args&&... args) {
+  template <class Result = at::Tensor, class... Args>
+  Result call_python(const char* name, const Args&... args) {
     const fastcoll::GilHeld gil;
-    return functions_[name](std::forward<Args>(args)...).template cast<at::Tensor>();
+    return functions_[name](args...).template cast<Result>();
+  }
+
+  template <class Result, class... Args>
+  Result call_gradient(const char* name, c10::DispatchKeySet keys, const Args&... args) {
+    const fastcoll::GilHeld gil;
+    return gradients_[name](keys, args...).template cast<Result>();
   }
 
  private:
-  py::dict functions_;
+  py::dict functions_, gradients_;
   py::object named_;
   std::unordered_map<std::string, std::unique_ptr<OperatorGroup>> groups_;
 };
@@ -104,13 +126,13 @@ OperatorGroups& operator_groups() {
 
 // Whether the call ran; else it is Python's.
 bool run_operator(const HeldGroup& group, const FastcollKind& kind, const at::Tensor& input,
-                  const at::Tensor& output) {
+                  const at::Tensor& output, const FastcollRows* rows = nullptr) {
   const std::optional<FastcollPlan> plan = group->plans.find(kind);
   if (!plan || !core->idle(group->core_group)) return false;
   const FastcollOperands operands{input.const_data_ptr(), output.mutable_data_ptr(), nullptr};
   const WithoutGil without_gil;
   FastcollFailure failure;
-  raise_unless_done(core->run(group->core_group, &*plan, &operands, -1, &failure), failure);
+  raise_unless_done(core->run(group->core_group, &*plan, &operands, rows, -1, &failure), failure);
   return true;
 }
 
@@ -132,7 +154,7 @@ at::Tensor all_reduce(const at::Tensor& x, int64_t op, std::string name) {
       const auto kind = kind_of(kFastcollAllReduce, x, op, 0, x.numel());
       if (run_operator(group, kind, x, result)) return result;
     }
-  return operator_groups().call_python("all_reduce", x, op, name);
+  return operator_groups().call_python(names::kAllReduce, x, op, name);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t op, std::string name) {
@@ -143,7 +165,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t op, std::string name) {
       const auto kind = kind_of(kFastcollReduceScatter, x, op, 0, result.numel());
       if (run_operator(group, kind, x, result)) return result;
     }
-  return operator_groups().call_python("reduce_scatter", x, op, name);
+  return operator_groups().call_python(names::kReduceScatter, x, op, name);
 }
 
 at::Tensor all_gather(const at::Tensor& x, std::string name) {
@@ -153,18 +175,85 @@ at::Tensor all_gather(const at::Tensor& x, std::string name) {
       const auto kind = kind_of(kFastcollAllGather, x, 0, 0, x.numel());
       if (run_operator(group, kind, x, result)) return result;
     }
-  return operator_groups().call_python("all_gather", x, name);
+  return operator_groups().call_python(names::kAllGather, x, name);
 }
 
-void serve_operators(py::dict functions, py::object named) {
-  operator_groups().serve(std::move(functions), std::move(named));
-  // Never destroyed: torch's dispatcher may end earlier.
-  static auto* library = new torch::Library(torch::Library::IMPL, "fastcoll", c10::DispatchKey::CPU,
-                                            __FILE__, __LINE__);
+using OptionalTensor = std::optional<at::Tensor>;
+
+Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
+                            const OptionalTensor& weight, double eps, double offset,
+                            bool rounds_first, int64_t op, std::string name) {
+  const auto is_known = [](const OptionalTensor& tensor) { return !tensor || is_plain(*tensor); };
+  if (is_plain(x) && is_known(residual) && is_known(weight))
+    if (const HeldGroup group = operator_groups().hold(name)) {
+      Tensors pair{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
+      std::array<FastcollTensor, 2> facts;
+      if (residual) facts[0] = facts_of(*residual);
+      if (weight) facts[1] = facts_of(*weight);
+      const FastcollRowsCall call{.x = facts_of(x),
+                                  .out = pair[0].mutable_data_ptr(),
+                                  .summed = pair[1].mutable_data_ptr(),
+                                  .residual = residual ? &facts[0] : nullptr,
+                                  .weight = weight ? &facts[1] : nullptr,
+                                  .epsilon = eps,
+                                  .offset = offset,
+                                  .rounds_first = rounds_first,
+                                  .op = op};
+      FastcollRows rows;
+      const auto kind = kind_of(kFastcollAllReduce, x, op, 0, x.numel());
+      if (core->read_rows(&call, &rows) && run_operator(group, kind, x, pair[0], &rows))
+        return pair;
+    }
+  return operator_groups().call_python<Tensors>(names::kAllReduceRmsNorm, x, residual, weight, eps,
+                                                offset, rounds_first, op, name);
+}
+
+// ---- autograd ----
+
+template <class Term>
+bool wants_derivative(const Term&) {
+  return false;
+}
+bool wants_derivative(const at::Tensor& tensor) {
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(0).defined();
+}
+bool wants_derivative(const OptionalTensor& tensor) { return tensor && wants_derivative(*tensor); }
+
+// Autograd runs this in place of an operator. Python has the calls of which a derivative can be
+// asked for.
+template <const char* kName, class Result, class... Terms>
+Result with_gradient(c10::DispatchKeySet keys, Terms... terms) {
+  if ((wants_derivative(terms) || ...))
+    return operator_groups().call_gradient<Result>(kName, keys, terms...);
+  static const auto served = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow(("fastcoll::" + std::string(kName)).c_str(), "")
+                                 .typed<Result(Terms...)>();
+  const at::AutoDispatchBelowAutograd below;
+  return served.redispatch(keys & c10::after_autograd_keyset, terms...);
+}
+
+// ---- torch's dispatcher ----
+
+// Of one dispatch key. Never destroyed: torch's dispatcher may end earlier.
+torch::Library& library_of(c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "fastcoll", key, __FILE__, __LINE__);
+}
+
+template <const char* kName, class Result, class... Terms>
+void serve(torch::Library& cpu, torch::Library& autograd, Result (*body)(Terms...)) {
+  cpu.impl(kName, body);
+  autograd.impl(kName, &with_gradient<kName, Result, Terms...>);
+}
+
+void serve_operators(py::dict functions, py::dict gradients, py::object named) {
+  operator_groups().serve(std::move(functions), std::move(gradients), std::move(named));
   static const bool once = [] {
-    library->impl("all_reduce", &all_reduce);
-    library->impl("reduce_scatter", &reduce_scatter);
-    library->impl("all_gather", &all_gather);
+    torch::Library& cpu = library_of(c10::DispatchKey::CPU);
+    torch::Library& autograd = library_of(c10::DispatchKey::AutogradCPU);
+    serve<names::kAllReduce>(cpu, autograd, &all_reduce);
+    serve<names::kReduceScatter>(cpu, autograd, &reduce_scatter);
+    serve<names::kAllGather>(cpu, autograd, &all_gather);
+    serve<names::kAllReduceRmsNorm>(cpu, autograd, &all_reduce_rms_norm);
     return true;
   }();
   (void)once;

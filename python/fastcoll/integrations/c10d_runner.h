@@ -35,6 +35,13 @@ bool is_plain(const at::Tensor& tensor) {
          has_memory(tensor);
 }
 
+// The facts of a plain tensor, whose memory is read unless `ptr` is there.
+FastcollTensor facts_of(const at::Tensor& tensor, void* ptr = nullptr) {
+  if (!ptr) ptr = const_cast<void*>(tensor.const_data_ptr());
+  return {ptr, uint64_t(tensor.numel()), *dtype_of(tensor.scalar_type()), int32_t(tensor.dim()),
+          tensor.sizes().data()};
+}
+
 // Let autograd know that a tensor is written. Tensors of inference mode have no version.
 void count_write(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
@@ -112,10 +119,7 @@ class Runner : public c10d::Backend {
     for (const Tensors* side : {&outputs, &inputs})
       for (const at::Tensor& tensor : *side) {
         if (!is_plain(tensor)) return std::nullopt;
-        void* ptr = side == &outputs ? tensor.mutable_data_ptr()
-                                     : const_cast<void*>(tensor.const_data_ptr());
-        facts.push_back({ptr, uint64_t(tensor.numel()), *dtype_of(tensor.scalar_type()),
-                         int32_t(tensor.dim()), tensor.sizes().data()});
+        facts.push_back(facts_of(tensor, side == &outputs ? tensor.mutable_data_ptr() : nullptr));
       }
     if (!is_rank(root)) return std::nullopt;
     FastcollPartsCall call{};
@@ -182,7 +186,8 @@ class Runner : public c10d::Backend {
     const Event event(terms, stands_in_);
     const WithoutGil without_gil;
     FastcollFailure failure;
-    const auto outcome = core->run(core_, &plan, &call.operands, limit_s(terms.timeout), &failure);
+    const auto outcome =
+        core->run(core_, &plan, &call.operands, nullptr, limit_s(terms.timeout), &failure);
     raise_unless_done(outcome, failure);
     return {};
   }

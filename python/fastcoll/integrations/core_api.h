@@ -91,6 +91,21 @@ struct FastcollPartsCall {
   size_t num_output_sizes, num_input_sizes;
 };
 
+// The norm of rows behind an all_reduce of `x`; `out` and `summed` are like `x`.
+struct FastcollRowsCall {
+  FastcollTensor x;
+  void *out, *summed;
+  const FastcollTensor *residual, *weight;  // null: left out
+  double epsilon, offset;
+  bool rounds_first;
+  int64_t op;
+};
+
+// The same as the kernels take it.
+struct FastcollRows {
+  alignas(8) unsigned char bytes[96];
+};
+
 // Calls of one kind have one plan.
 struct FastcollKind {
   FastcollVerb verb;
@@ -127,7 +142,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 6;
+inline constexpr uint32_t kFastcollCoreApiVersion = 7;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -142,17 +157,21 @@ struct FastcollCoreApi {
   // ---- without the GIL ----
   // Whether it traces the places of calls in the program, which only Python can find.
   bool (*traces)(const FastcollGroup* group);
+  // Whether it was closed: it takes no calls, and its name may be another group's by now.
+  bool (*closed)(const FastcollGroup* group);
   // Whether a call may run at once, ahead of nothing.
   bool (*idle)(const FastcollGroup* group);
-  // Carry out a call. `timeout_s` < 0: the group's. Where it was interrupted the calling thread has
-  // a Python error.
+  // Carry out a call; `rows`: and the steps behind it, if not null. `timeout_s` < 0: the group's.
+  // Where it was interrupted the calling thread has a Python error.
   FastcollOutcome (*run)(FastcollGroup* group, const FastcollPlan* plan,
-                         const FastcollOperands* operands, double timeout_s,
-                         FastcollFailure* failure);
+                         const FastcollOperands* operands, const FastcollRows* rows,
+                         double timeout_s, FastcollFailure* failure);
   // Find a call's parts and kind, but for its op. `is_whole`: equal parts, end to end in one tensor
   // on either side. False if it is to be left to Python.
   bool (*read_parts)(const FastcollGroup* group, const FastcollPartsCall* call, FastcollKind* kind,
                      FastcollParts* parts, bool* is_whole);
+  // Find the form of a norm for `run`. False if it is to be left to Python.
+  bool (*read_rows)(const FastcollRowsCall* call, FastcollRows* rows);
   // Whether a call may be queued here: none is queued in Python, which it would have to go behind.
   bool (*takes_calls)(FastcollGroup* group);
   // Carry out a call behind those that are queued here, in a thread. A small one may rest until

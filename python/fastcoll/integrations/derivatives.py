@@ -29,12 +29,16 @@ _Operator = Callable[..., Tensor]
 Gradient = Callable[..., Tensor]
 
 
-def register(library: torch.library.Library, name: str, gradient: Gradient) -> None:
-    """Give an operator of `library` its derivatives and its rule for batches."""
+def register(library: torch.library.Library, name: str, gradient: Gradient) -> _Operator:
+    """Give an operator of `library` its derivatives and its rule for batches.
+
+    Return what autograd runs in its place.
+    """
     operator = getattr(torch.ops.fastcoll, name).default
     run = _with_derivatives(operator, name, gradient)
     library.impl(name, run, "Autograd", with_keyset=True)
     torch.library.register_vmap(f"fastcoll::{name}", _batched(operator, name), lib=library)
+    return run
 
 
 # ---- derivatives ---------------------------------------------------------------------------------

@@ -338,11 +338,16 @@ def _all_to_all_gradient(
 
 # ---- the registration with torch -----------------------------------------------------------------
 
+# By the operators' names: what each does, and what autograd runs in its place.
+_functions: dict[str, Any] = {}
+_gradients: dict[str, Any] = {}
+
 
 def _define(name: str, run: Any, fake: Any, gradient: derivatives.Gradient) -> None:
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastcoll::{name}", fake, lib=_library)
-    derivatives.register(_library, name, gradient)
+    _functions[name] = run
+    _gradients[name] = derivatives.register(_library, name, gradient)
     # Else the compiler may drop calls, or put them in another order on another rank.
     torch.library._register_effectful_op(
         f"fastcoll::{name}", torch.library.EffectType.ORDERED, lib=_library
@@ -362,28 +367,9 @@ _define("broadcast", _broadcast, _same, _broadcast_gradient)
 _define("reduce", _reduce, _same, _reduce_gradient)
 _define("all_to_all", _all_to_all, _shuffled, _all_to_all_gradient)
 
-OPERATORS = (
-    *(
-        getattr(torch.ops.fastcoll, name).default
-        for name in (
-            "all_reduce",
-            "reduce_scatter",
-            "all_gather",
-            "broadcast",
-            "reduce",
-            "all_to_all",
-        )
-    ),
-    row_ops.define(_library, named),
-)
+_functions[row_ops.NAME], _gradients[row_ops.NAME] = row_ops.define(_library, named)
+OPERATORS = tuple(getattr(torch.ops.fastcoll, name).default for name in _functions)
 
 # Where the compiled backend is, it runs the calls that need no Python.
 if (_compiled := c10d_build.load()) is not None:
-    _compiled.serve_operators(
-        {
-            "all_reduce": _all_reduce,
-            "reduce_scatter": _reduce_scatter,
-            "all_gather": _all_gather,
-        },
-        named,
-    )
+    _compiled.serve_operators(_functions, _gradients, named)

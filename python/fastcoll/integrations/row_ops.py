@@ -28,10 +28,14 @@ SCHEMA = (
     "bool rounds_first, int op, str group) -> Tensor[]"
 )
 Pair: TypeAlias = list[Tensor]  # the normalised rows, and the sums with the residual
+Run: TypeAlias = Callable[..., Pair]
 
 
-def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) -> Any:
-    """Define the operator; `named` returns the group of a name. Return the operator."""
+def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) -> tuple[Run, Run]:
+    """Define the operator; `named` returns the group of a name.
+
+    Return its function, and what autograd runs in its place.
+    """
 
     def run(x: Tensor, residual: Tensor | None, weight: Tensor | None, *terms: Any) -> Pair:
         eps, offset, rounds_first, op, group = terms
@@ -55,12 +59,13 @@ def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) ->
     library.impl(NAME, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastcoll::{NAME}", fake, lib=library)
     operator = getattr(torch.ops.fastcoll, NAME).default
-    library.impl(NAME, _with_gradient(operator), "Autograd", with_keyset=True)
+    gradient = _with_gradient(operator)
+    library.impl(NAME, gradient, "Autograd", with_keyset=True)
     torch.library.register_vmap(f"fastcoll::{NAME}", _batched(operator), lib=library)
     torch.library._register_effectful_op(
         f"fastcoll::{NAME}", torch.library.EffectType.ORDERED, lib=library
     )
-    return operator
+    return run, gradient
 
 
 def _with_gradient(operator: Any) -> Callable[..., Pair]:
