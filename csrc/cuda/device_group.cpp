@@ -88,6 +88,19 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   order_->leave(launched, stream);
 }
 
+std::optional<Failure> DeviceGroup::start(const Plan& plan, const std::byte* input,
+                                          std::byte* output, void* stream,
+                                          double limit_s) noexcept {
+  try {
+    launch(plan, input, output, static_cast<cudaStream_t>(stream), {limit_s});
+  } catch (const Failure& failure) {
+    return failure;
+  } catch (const std::exception& error) {
+    return Failure(ErrorKind::driver, error.what());
+  }
+  return std::nullopt;
+}
+
 void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channels,
                            cudaStream_t stream, double limit_s) {
   const std::lock_guard guard(order_->mutex());

@@ -15,6 +15,7 @@
 #include "cuda/host_words.h"
 #include "cuda/launch.h"
 #include "cuda/launch_order.h"
+#include "device_side.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -44,7 +45,7 @@ struct DeviceCopy {
   size_t num_bytes;
 };
 
-class DeviceGroup {
+class DeviceGroup final : public DeviceSide {
  public:
   explicit DeviceGroup(const DeviceGroupOptions& options);
   ~DeviceGroup();
@@ -55,7 +56,11 @@ class DeviceGroup {
   // being captured it becomes part of the graph. Allocates nothing.
   void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
               const LaunchOptions& options);
-  // The same for sends and receives, as one kernel; see launch_transfers. Finds their locations.
+  // The same for the known calls of fastcoll._C.
+  bool is_well() const noexcept override { return !verdict(); }
+  std::optional<Failure> start(const Plan& plan, const std::byte* input, std::byte* output,
+                               void* stream, double limit_s) noexcept override;
+  // As launch for sends and receives, as one kernel; see launch_transfers. Finds their locations.
   void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,
                 double limit_s);
   // Start copies on a stream, by the copy engines where they cross between devices. Orders nothing.

@@ -8,6 +8,7 @@
 #include <array>
 #include <compare>
 #include <map>
+#include <optional>
 
 #include "plan.h"
 
@@ -19,6 +20,12 @@ struct CallOptions {
   uint8_t numerics = 0;   // 1: same_bits, 2: fast
   auto operator<=>(const CallOptions&) const = default;
 };
+
+// The choices of calls that have this plan; `fast`: the numerics, if they ask for some.
+inline CallOptions call_options(const Plan& plan, bool asks_algorithm, std::optional<bool> fast) {
+  return {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
+          uint8_t(fast ? 1 + int(*fast) : 0)};
+}
 
 class PlanTable {
  public:

@@ -189,6 +189,7 @@ bool ProcessGroup::has_open_transfers() { return p2p_->has_open(); }
 void ProcessGroup::set_limit(double limit_s) {
   require_usable();
   group_->set_limit(limit_s);
+  if (gpu_calls_) gpu_calls_->set_limit(limit_s);
 }
 
 void ProcessGroup::limit(Transfer& transfer) const {
@@ -287,6 +288,11 @@ void ProcessGroup::await_queued(Host& host) {
 void ProcessGroup::check() {
   require_usable();
   group_->check();
+}
+
+bool ProcessGroup::is_usable() const noexcept {
+  return !forked_.load(std::memory_order_relaxed) && !closed_.load(std::memory_order_relaxed) &&
+         !group_->is_broken();
 }
 
 void ProcessGroup::poison(const std::string& message) {

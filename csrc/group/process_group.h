@@ -18,6 +18,7 @@
 #include "cpu/rows.h"
 #include "cpu/transfer.h"
 #include "group/call_queue.h"
+#include "group/gpu_calls.h"
 #include "group/openmp.h"
 #include "group/plan_table.h"
 
@@ -112,11 +113,16 @@ class ProcessGroup {
   // The plans of the fast path.
   const Plan* cached_plan(Verb verb, DType dtype, Op op, uint64_t numel, int root,
                           uint64_t splits = 0, CallOptions options = {}) const {
-    return plans_.find({verb, dtype, op, root, options, splits, numel});
+    return cached_plan({verb, dtype, op, root, options, splits, numel});
   }
+  const Plan* cached_plan(const PlanTable::Key& key) const { return plans_.find(key); }
   void cache_plan(const Plan& plan, CallOptions options, uint64_t least, uint64_t most) {
     plans_.add(plan, options, least, most);
   }
+
+  // Known calls on the group's GPU; null while there are none.
+  GpuCalls* gpu_calls() const { return gpu_calls_.get(); }
+  void use_gpu(std::shared_ptr<GpuCalls> calls) { gpu_calls_ = std::move(calls); }
 
   // Where the ranks compute with more threads than CPUs (openmp.h). True: this call did it.
   bool shorten_openmp_waits();
@@ -140,6 +146,7 @@ class ProcessGroup {
   void await_queued(Host& host);
 
   void check();                             // throws the verdict of a broken or closed group
+  bool is_usable() const noexcept;          // whether `check` would throw nothing
   void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
   // The same from any thread, at once: a call that waits in another thread raises it, too.
   void abort(const std::string& reason);
@@ -200,6 +207,7 @@ class ProcessGroup {
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};
   mutable PlanTable plans_;
+  std::shared_ptr<GpuCalls> gpu_calls_;
   ShortOpenMpWaits openmp_waits_;
 };
 

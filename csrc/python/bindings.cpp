@@ -19,6 +19,7 @@
 #include "python/core_api.h"
 #include "python/errors.h"
 #include "python/fast_calls.h"
+#include "python/gpu_bindings.h"
 #include "python/host.h"
 #include "python/jax_calls.h"
 #include "python/kept_memory.h"
@@ -116,7 +117,9 @@ void put_parts(const ProcessGroup& group, const PartList& list, std::array<Part,
 void bind_group(py::module_& module) {
   // A function that takes the group's lock must not hold the GIL: the lock's holder may need it.
   const auto without_gil = py::call_guard<GilAway>();
-  py::class_<ProcessGroup>(module, "Group")
+  py::class_<ProcessGroup> bound(module, "Group");
+  bind_gpu_side(bound);
+  bound
       .def(py::init([](int rank, int world_size, const std::string& name,
                        std::vector<int> region_fds, std::vector<int> socket_fds,
                        std::vector<int> pidfds, double timeout_s, int num_cpus,
@@ -185,10 +188,8 @@ void bind_group(py::module_& module) {
           "cache_plan",
           [](ProcessGroup& group, const Plan& plan, bool asks_algorithm, std::optional<bool> fast,
              std::pair<uint64_t, uint64_t> numels) {
-            group.cache_plan(plan,
-                             {uint8_t(asks_algorithm ? 1 + int(plan.algorithm) : 0),
-                              uint8_t(fast ? 1 + int(*fast) : 0)},
-                             numels.first, numels.second);
+            group.cache_plan(plan, call_options(plan, asks_algorithm, fast), numels.first,
+                             numels.second);
           },
           py::arg("plan"), py::arg("asks_algorithm"), py::arg("fast_numerics"), py::arg("numels"))
       .def(
@@ -370,6 +371,7 @@ PYBIND11_MODULE(_C, module) {
     }
   });
   bind_plan(module);
+  bind_gpu_calls(module);
   bind_group(module);
   bind_machine(module);
   bind_array_arithmetic(module);

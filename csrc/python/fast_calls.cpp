@@ -292,6 +292,7 @@ PyMethodDef setters[] = {
     {"set_default_group", set_default_group, METH_O, nullptr},
     {"set_reduce_ops", set_reduce_ops, METH_O, nullptr},
     {"learn_tensor_layout", learn_tensor_layout, METH_O, nullptr},
+    {"learn_gpu_keys", learn_gpu_keys, METH_VARARGS, nullptr},
     {"set_tensor_types", set_tensor_types, METH_O, nullptr},
     {"set_numpy_type", set_numpy_type, METH_O, nullptr},
     {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},

@@ -2,76 +2,17 @@
 #include "python/prepare.h"
 
 #include "python/arguments.h"
+#include "python/prepare_tensors.h"
 
 namespace fastcoll {
 
-Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DType dtype, Op op,
-                   uint64_t numel, int root, const void* input, void* output) {
-  const Plan* plan = group.cached_plan(verb, dtype, op, numel, root, 0, options);
-  return plan ? Prepared{*plan, input, output, numel * dtype_size(dtype)} : Prepared{};
-}
-
 namespace {
 
-// The place of a call in place: this rank's part of the whole.
-bool is_own_part(const ProcessGroup& group, const TensorView& part, const TensorView& whole) {
-  return part.ptr == whole.ptr + size_t(group.rank()) * part.num_bytes();
-}
-
-Prepared prepare_reduce(const ProcessGroup& group, const Args& args, Op op) {
-  const std::optional<int> root = root_of(group, args[kRoot]);
-  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
-  if (!root || !tensor) return {};
-  std::byte* output = tensor->ptr;
-  if (group.rank() == *root && given(args[kSecond])) {
-    const std::optional<TensorView> out = view_tensor(args[kSecond]);
-    if (!out || out->dtype != tensor->dtype || !same_shape(*tensor, *out)) return {};
-    if (out->ptr != tensor->ptr && overlap(*tensor, *out)) return {};
-    output = out->ptr;
-  }
-  return with_plan(group, args.options, Verb::reduce, tensor->dtype, op, tensor->numel, *root,
-                   tensor->ptr, output);
-}
-
-Prepared prepare_tensors(FastVerb verb, const ProcessGroup& group, const Args& args, Op op) {
-  if (given(args[kThen])) [[unlikely]]
-    return {};
-  const std::optional<TensorView> tensor = view_argument(args[kTensor]);
-  if (!tensor) return {};
-  if (verb == FastVerb::broadcast) {
-    const std::optional<int> root = root_of(group, args[kRoot]);
-    if (!root) return {};
-    return with_plan(group, args.options, Verb::broadcast, tensor->dtype, Op::sum, tensor->numel,
-                     *root, tensor->ptr, tensor->ptr);
-  }
-  if (verb == FastVerb::all_reduce && !given(args[kSecond]))
-    return with_plan(group, args.options, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
-                     tensor->ptr, tensor->ptr);
-  const std::optional<TensorView> second = view_argument(args[kSecond]);
-  if (!second || second->dtype != tensor->dtype) return {};
-  const uint64_t world = uint64_t(group.world_size());
-  const auto fits = [&](const TensorView& part, const TensorView& whole) {
-    return whole.numel == part.numel * world &&
-           (is_own_part(group, part, whole) || !overlap(part, whole));
-  };
-  switch (verb) {
-    case FastVerb::all_reduce:  // tensor -> out
-      if (!same_shape(*tensor, *second)) return {};
-      if (second->ptr != tensor->ptr && overlap(*tensor, *second)) return {};
-      return with_plan(group, args.options, Verb::all_reduce, tensor->dtype, op, tensor->numel, 0,
-                       tensor->ptr, second->ptr);
-    case FastVerb::reduce_scatter_tensor:  // input -> output
-      if (!fits(*tensor, *second)) return {};
-      return with_plan(group, args.options, Verb::reduce_scatter, tensor->dtype, op, tensor->numel,
-                       0, second->ptr, tensor->ptr);
-    case FastVerb::all_gather_into_tensor:  // input_tensor -> output_tensor
-      if (!fits(*second, *tensor)) return {};
-      return with_plan(group, args.options, Verb::all_gather, tensor->dtype, Op::sum, second->numel,
-                       0, second->ptr, tensor->ptr);
-    default:
-      return {};
-  }
-}
+struct OnCpu {
+  const ProcessGroup& group;
+  std::optional<TensorView> view(PyObject* object) const { return view_argument(object); }
+  const Plan* find(const PlanTable::Key& key) const { return group.cached_plan(key); }
+};
 
 // A list of hundreds of tensors drives its own objects out of the caches. So fetch some tensors
 // ahead of the i-th, and their objects earlier still.
@@ -86,14 +27,15 @@ void expect_tensors(std::span<PyObject* const> tensors, size_t i) {
 Prepared prepare(FastVerb verb, const ProcessGroup& group, const Args& args, Op op, Parts& parts) {
   if (signature_of(verb).kind == VerbKind::parts)
     return prepare_parts(verb, group, args, op, parts);
-  switch (verb) {
-    case FastVerb::barrier:
-      return with_plan(group, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
-    case FastVerb::reduce:
-      return prepare_reduce(group, args, op);
-    default:
-      return prepare_tensors(verb, group, args, op);
-  }
+  const OnCpu side{group};
+  if (verb == FastVerb::barrier)
+    return with_plan(side, {}, Verb::barrier, DType::uint8, Op::sum, 0, 0, nullptr, nullptr);
+  return prepare_tensors(side, verb, args, op);
+}
+
+Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DType dtype, Op op,
+                   uint64_t numel, int root, const void* input, void* output) {
+  return with_plan(OnCpu{group}, options, verb, dtype, op, numel, root, input, output);
 }
 
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* output_list,

@@ -13,6 +13,7 @@
 #include "python/call_work.h"
 #include "python/errors.h"
 #include "python/fast_calls.h"
+#include "python/gpu_calls.h"
 #include "python/host.h"
 #include "python/outputs.h"
 #include "python/prepare.h"
@@ -50,13 +51,29 @@ template <FastVerb kVerb>
   return prepare_strided(kVerb, group, args, op, places.strided);
 }
 
+// Whether it was a fast call on a GPU, which then has started.
+template <FastVerb kVerb>
+[[gnu::noinline]] bool start_there(ProcessGroup& group, const Args& args, Op op) {
+  constexpr Signature kSignature = signature_of(kVerb);
+  if constexpr (kSignature.kind == VerbKind::tensors && kSignature.core != Verb::barrier) {
+    const PreparedOnGpu prepared = prepare_on_gpu(kVerb, group, args, op);
+    if (!prepared.call.is_fast()) return false;
+    count_writes(written_by<kVerb>(group, args));
+    start_on_gpu(group, prepared, args.timeout_s);
+    return true;
+  }
+  return false;
+}
+
 // Whether it was a fast call, which then has run.
 template <FastVerb kVerb>
 bool run_one(ProcessGroup& group, const Args& args, Op op) {
   Places places;
   Prepared call = prepare(kVerb, group, args, op, places.parts);
-  if (!call.is_fast()) [[unlikely]]
+  if (!call.is_fast()) [[unlikely]] {
+    if (group.gpu_calls() && start_there<kVerb>(group, args, op)) return true;
     call = prepare_other<kVerb>(group, args, op, places);
+  }
   if (!call.is_fast()) [[unlikely]]
     return false;
   count_writes(written_by<kVerb>(group, args));

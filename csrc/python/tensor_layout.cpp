@@ -109,4 +109,12 @@ PyObject* learn_tensor_layout(PyObject*, PyObject* tuples) {
   return PyBool_FromLong(tensor_layout.impl != 0);
 }
 
+PyObject* learn_gpu_keys(PyObject*, PyObject* keys) {
+  unsigned long long plain = 0, inference = 0;
+  if (!PyArg_ParseTuple(keys, "KK", &plain, &inference)) return nullptr;
+  tensor_layout.gpu_plain_keys = plain;
+  tensor_layout.gpu_inference_keys = inference;
+  Py_RETURN_NONE;
+}
+
 }  // namespace fastcoll

@@ -22,6 +22,8 @@ struct TensorLayout {
   uint32_t data = 0, num_bytes = 0;             // in the StorageImpl
   uint32_t version = 0;                         // in the version counter
   uint64_t plain_keys = 0, inference_keys = 0;  // of plain tensors, and of those of inference mode
+  // The same of tensors on a GPU; unknown until there is one.
+  uint64_t gpu_plain_keys = ~uint64_t{0}, gpu_inference_keys = ~uint64_t{0};
 };
 inline TensorLayout tensor_layout;
 
@@ -43,6 +45,11 @@ inline const char* impl_of(PyObject* tensor) {
 inline bool is_plain(const char* impl) {
   const auto keys = value_at<uint64_t>(impl, tensor_layout.keys);
   return keys == tensor_layout.plain_keys || keys == tensor_layout.inference_keys;
+}
+
+inline bool is_plain_on_gpu(const char* impl) {
+  const auto keys = value_at<uint64_t>(impl, tensor_layout.keys);
+  return keys == tensor_layout.gpu_plain_keys || keys == tensor_layout.gpu_inference_keys;
 }
 
 // Whether the storage reaches to `end`; users resize storages under tensors that keep their shape.
@@ -71,5 +78,7 @@ inline void bump_version(const char* impl) {
 // number; 0 is none. The first sample is a plain tensor, the second one of inference mode. True if
 // all was found; else nothing is known. A new reference; null with a Python error.
 PyObject* learn_tensor_layout(PyObject* module, PyObject* samples);
+// Learn the dispatch keys of tensors on a GPU: a plain one's and those of one of inference mode.
+PyObject* learn_gpu_keys(PyObject* module, PyObject* keys);
 
 }  // namespace fastcoll

@@ -41,9 +41,9 @@ struct DLPackExchangeApi {
   void* managed_tensor_from_py_object_no_sync;
   void* managed_tensor_to_py_object_no_sync;
   int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
-  void* current_work_stream;
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
-constexpr int32_t kDLCPU = 1;
+constexpr int32_t kDLCPU = 1, kDLCUDA = 2;
 
 const DLPackExchangeApi* exchange_apis[std::size(tensor_types)];  // by type
 
@@ -114,23 +114,37 @@ void expect_tensor(PyObject* object) {
 
 namespace {
 
+// Where a tensor has to lie.
+struct OnCpu {
+  static bool is_plain(const char* impl) { return fastcoll::is_plain(impl); }
+  static bool has(const DLDevice& device) { return device.device_type == kDLCPU; }
+};
+struct OnGpu {
+  int32_t id;
+  static bool is_plain(const char* impl) { return is_plain_on_gpu(impl); }
+  bool has(const DLDevice& device) const {
+    return device.device_type == kDLCUDA && device.device_id == id;
+  }
+};
+
 // Fills `view` in, if the object has one, and `strides` (in elements; null: contiguous). Takes only
 // contiguous ones, unless `takes_strided`. In place: to copy words that were just written in pieces
 // takes as long as all the rest.
-[[gnu::always_inline]] inline bool see(PyObject* object, bool takes_strided, TensorView& view,
-                                       const int64_t*& strides) {
+template <class Place>
+[[gnu::always_inline]] inline bool see(PyObject* object, const Place& place, bool takes_strided,
+                                       TensorView& view, const int64_t*& strides) {
   const DLPackExchangeApi* api = exchange_api(Py_TYPE(object));
   if (!api) return false;
   // On every call: a tensor that was plain yesterday may have been given other memory since.
   const char* const impl = impl_of(object);
-  if (!is_plain(impl)) return false;
+  if (!place.is_plain(impl)) return false;
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) {
     PyErr_Clear();
     return false;
   }
   const std::optional<DType> dtype = dtype_of(tensor.dtype);
-  if (!dtype || tensor.device.device_type != kDLCPU) return false;
+  if (!dtype || !place.has(tensor.device)) return false;
   int64_t numel = 1, last = 0;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
     // Where there are no elements, no stride matters.
@@ -159,15 +173,31 @@ std::optional<TensorView> view_tensor(PyObject* object) {
   std::optional<TensorView> view;  // the one that is returned, on every way: no copy is made
   const int64_t* strides;
   if (is_array(object)) view = view_array(object);
-  else if (!see(object, false, view.emplace(), strides)) view.reset();
+  else if (!see(object, OnCpu{}, false, view.emplace(), strides)) view.reset();
   return view;
+}
+
+std::optional<TensorView> view_on_gpu(PyObject* object, int device) {
+  std::optional<TensorView> view;
+  const int64_t* strides;
+  if (!see(object, OnGpu{device}, false, view.emplace(), strides)) view.reset();
+  return view;
+}
+
+std::optional<void*> current_stream(int device) {
+  const DLPackExchangeApi* api = exchange_apis[0];  // torch has one for all its types
+  void* stream = nullptr;
+  if (!api || !api->current_work_stream) return std::nullopt;
+  if (api->current_work_stream(kDLCUDA, device, &stream) == 0) return stream;
+  PyErr_Clear();
+  return std::nullopt;
 }
 
 std::optional<StridedView> view_strided(PyObject* object) {
   if (is_array(object)) return view_strided_array(object);
   std::optional<StridedView> view(std::in_place);
   const int64_t* strides;
-  if (!see(object, true, view->tensor, strides) || !strides ||
+  if (!see(object, OnCpu{}, true, view->tensor, strides) || !strides ||
       view->tensor.ndim > StridedView::kMostDims)
     return std::nullopt;
   const auto elem_bytes = int64_t(dtype_size(view->tensor.dtype));

@@ -52,7 +52,11 @@ inline bool is_tensor(PyObject* object) {
 // lazily. Never leaves a Python error set. Nothing is remembered of it: its memory may be another
 // one by the next call.
 std::optional<TensorView> view_tensor(PyObject* object);
-// The same, contiguous or not.
+// The same of a tensor on this GPU. Arrays of other libraries are Python's.
+std::optional<TensorView> view_on_gpu(PyObject* object, int device);
+// torch's current stream there; none if torch can't tell.
+std::optional<void*> current_stream(int device);
+// The first, contiguous or not.
 std::optional<StridedView> view_strided(PyObject* object);
 
 // Let autograd know that a call writes this object, if it is such a tensor.

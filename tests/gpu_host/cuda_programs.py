@@ -285,6 +285,7 @@ def fake_torch(lines: list[str]) -> Iterator[None]:
     """Let the CPU's tensors pass for a GPU's, and keep the lines of the log."""
     import torch
 
+    from fastcoll.calls import tensor_layout
     from fastcoll.gpu import group, nccl
 
     stream = Stream()
@@ -293,6 +294,7 @@ def fake_torch(lines: list[str]) -> Iterator[None]:
         for owner, name, value in (
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (nccl, "is_current_stream_capturing", lambda: False),
+            (tensor_layout, "_empty_on", lambda device: torch.empty(0)),
             (torch.cuda, "Stream", Stream),
             (torch.cuda, "current_stream", lambda device: stream),
             (group, "in_their_stream", lambda arrays, device: in_stream()),

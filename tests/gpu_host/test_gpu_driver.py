@@ -18,9 +18,21 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_fake_cuda(tmp_path_factory.mktemp("fake-cuda"))
 
 
+def check(module: str, program: str, extension: Path) -> None:
+    command = [sys.executable, "-m", f"tests.gpu_host.{module}", program, str(extension)]
+    done = run(command, _LIMIT_S, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 @pytest.mark.parametrize("program", ["contexts", "many_groups", "growing_heap"])
 def test_on_a_made_up_gpu(program: str, extension: Path) -> None:
     """See the function of that name in `cuda_programs`."""
-    command = [sys.executable, "-m", "tests.gpu_host.cuda_programs", program, str(extension)]
-    done = run(command, _LIMIT_S, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-4000:]
+    check("cuda_programs", program, extension)
+
+
+@pytest.mark.parametrize(
+    "program", ["verbs", "program", "refusals", "symmetric", "ends", "traced", "timing"]
+)
+def test_known_calls(program: str, extension: Path) -> None:
+    """See the function of that name in `known_calls`."""
+    check("known_calls", program, extension)

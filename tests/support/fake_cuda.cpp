@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "cuda/launch.h"
 #include "memory/cuda_driver.h"
@@ -33,6 +35,12 @@ std::map<uintptr_t, size_t> plain;                    // of cudaMalloc
 CUmemGenericAllocationHandle next_handle = 1;
 thread_local int thread_device = 0;
 thread_local std::vector<CUcontext> stack;
+bool captures = false;                // every stream, in capture 1
+std::atomic<uint64_t> launches{0};    // of collectives
+std::array<uint64_t, 11> launched{};  // of the last one: see fake_launched
+bool refuses = false;                 // every launch of a collective
+std::atomic<bool> is_full = false;    // the launch queue: whoever launches waits
+std::atomic<bool> is_waiting = false;
 
 int device_of(CUcontext context) { return int(reinterpret_cast<uintptr_t>(context)) - 1; }
 CUcontext context_of(int device) {
@@ -268,8 +276,8 @@ cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   return use();
 }
 cudaError_t fake_capture_info(cudaStreamCaptureStatus* status, unsigned long long* id) {
-  *status = cudaStreamCaptureStatusNone;
-  *id = 0;
+  *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *id = captures;
   return use();
 }
 #if CUDART_VERSION >= 13000
@@ -300,6 +308,14 @@ uint64_t fake_contexts() {
 }
 // Of all memory that was ever made by cuMemCreate.
 uint64_t fake_created_bytes() { return created_bytes; }
+void fake_capture(bool begins) { captures = begins; }
+uint64_t fake_launches() { return launches; }
+// The last one's verb, dtype, op, algorithm, numel, root, input, output, stream, limit in ns, and
+// the host's words.
+const uint64_t* fake_launched() { return launched.data(); }
+void fake_refuse(bool refuses_all) { refuses = refuses_all; }
+void fake_fill_queue(bool fills) { is_full = fills; }
+bool fake_waits() { return is_waiting; }
 #pragma GCC visibility pop
 
 }  // extern "C"
@@ -314,8 +330,26 @@ int load_kernels(int) {
 }
 bool has_kernel(Algorithm, Verb, DType, bool) { return true; }
 LaunchShape shape_of(const Plan&, int) { return {1, kMaxBlockThreads, uint32_t{kPackBytes}}; }
-void launch_collective(const Plan&, DeviceCall, cudaStream_t, const std::optional<LaunchShape>&) {
+void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+                       const std::optional<LaunchShape>&) {
   use();
+  launched = {uint64_t(plan.verb),
+              uint64_t(plan.dtype),
+              uint64_t(plan.op),
+              uint64_t(plan.algorithm),
+              plan.numel,
+              uint64_t(plan.root),
+              reinterpret_cast<uint64_t>(call.input),
+              reinterpret_cast<uint64_t>(call.output),
+              reinterpret_cast<uint64_t>(stream),
+              call.limit_ns,
+              reinterpret_cast<uint64_t>(call.host)};
+  if (refuses) throw Failure(ErrorKind::driver, "refused by the fake");
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (is_waiting = is_full.load(); is_full; std::this_thread::yield())
+    if (std::chrono::steady_clock::now() > end) throw Failure(ErrorKind::driver, "full for ever");
+  is_waiting = false;
+  ++launches;
 }
 // The one kernel that does something: its sends, then its receives. A message lies where a real one
 // is staged, and its number is in the words of its pair.

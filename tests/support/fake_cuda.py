@@ -25,8 +25,13 @@ from tests.support.programs import need, run
 ROOT = Path(__file__).parents[2]
 _NAME = "fastcoll._cuda"
 _LIMIT_S = 300
+_LAUNCHED = (
+    *("verb", "dtype", "op", "algorithm", "numel", "root", "input", "output", "stream"),
+    *("limit_ns", "host"),
+)
 _SOURCES = (
     "tests/support/fake_cuda.cpp",
+    "tests/support/fake_tensors.cpp",
     "csrc/cuda/device_group.cpp",
     "csrc/cuda/host_words.cpp",
     "csrc/cuda/launch_order.cpp",
@@ -37,7 +42,7 @@ _SOURCES = (
 )
 
 
-def build_fake_cuda(folder: Path) -> Path:
+def build_fake_cuda(folder: Path, optimise: str = "-O0") -> Path:
     """Compile it, or skip where CUDA's headers are missing; return the extension."""
     need("g++")
     nvcc = shutil.which("nvcc")
@@ -48,7 +53,8 @@ def build_fake_cuda(folder: Path) -> Path:
         pytest.skip("not run: CUDA's headers are not installed")
     places = [ROOT / "csrc", ROOT / "kernels", ROOT / "python", headers[0]]
     places += [pybind11.get_include(), sysconfig.get_path("include")]
-    flags = ["-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", *(f"-I{one}" for one in places)]
+    flags = ["-std=c++20", optimise, "-fPIC", "-fvisibility=hidden"]
+    flags += [f"-I{one}" for one in places]
 
     def compile_one(source: str) -> str:
         target = folder / f"{Path(source).stem}.o"
@@ -88,6 +94,26 @@ class FakeCuda:
         self.library = ctypes.CDLL(path)
         self.library.fake_contexts.restype = ctypes.c_uint64
         self.library.fake_created_bytes.restype = ctypes.c_uint64
+        self.library.fake_launches.restype = ctypes.c_uint64
+        self.library.fake_launched.restype = ctypes.POINTER(ctypes.c_uint64)
+        self._show_tensors()
+
+    def _show_tensors(self) -> None:
+        """Let the core, which is not loaded yet, read torch's tensors by the fake's table."""
+        import torch
+
+        name, api = b"dlpack_exchange_api", ctypes.pythonapi
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_New.restype = ctypes.py_object
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        self._name = name  # the capsule keeps its address
+        place = "__dlpack_c_exchange_api__"
+        real = api.PyCapsule_GetPointer(getattr(torch.Tensor, place), name)
+        self.library.fake_exchange_api.argtypes = [ctypes.c_void_p]
+        self.library.fake_exchange_api.restype = ctypes.c_void_p
+        made = self.library.fake_exchange_api(real)
+        setattr(torch.Tensor, place, api.PyCapsule_New(made, name, None))
 
     def contexts(self) -> list[int]:
         """Return the devices on which this process made a context."""
@@ -97,3 +123,36 @@ class FakeCuda:
     def created_bytes(self) -> int:
         """Return the bytes of all device memory that this process made."""
         return int(self.library.fake_created_bytes())
+
+    def put_tensors_on(self, device: int) -> None:
+        """Let torch's tensors lie on a GPU, as far as C++ sees; -1: where they are."""
+        self.library.fake_put_tensors_on(device)
+
+    def use_stream(self, stream: int) -> None:
+        """Let this stream be torch's current one."""
+        self.library.fake_use_stream(ctypes.c_size_t(stream))
+
+    def capture(self, begins: bool) -> None:
+        """Begin or end a capture of all streams."""
+        self.library.fake_capture(begins)
+
+    def refuse(self, refuses_all: bool) -> None:
+        """Refuse launches of collectives, from now on or no longer."""
+        self.library.fake_refuse(refuses_all)
+
+    def fill_queue(self, fills: bool) -> None:
+        """Let whoever launches a collective wait, from now on or no longer."""
+        self.library.fake_fill_queue(fills)
+
+    def waits(self) -> bool:
+        """Return whether somebody waits there."""
+        return bool(self.library.fake_waits() & 1)
+
+    def launches(self) -> int:
+        """Return how many collectives were launched."""
+        return int(self.library.fake_launches())
+
+    def launched(self) -> dict[str, int]:
+        """Return the last one."""
+        words = self.library.fake_launched()
+        return {name: int(words[place]) for place, name in enumerate(_LAUNCHED)}

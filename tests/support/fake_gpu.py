@@ -294,7 +294,7 @@ def fake_gpu(
     side._streams = BlockStreams()
     side._limits, side._told = GpuLimits(600.0, 30.0), {}
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
-    side._side, side._last_call = _Stream(), None  # type: ignore[assignment]
+    side._side = _Stream()  # type: ignore[assignment]
     streams = core.streams
     torch_like = SimpleNamespace(cuda=streams, Tensor=type(None))
     foreign_torch = SimpleNamespace(
@@ -325,4 +325,4 @@ def fake_gpu(
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
         comm._gpus.group = kept[1]
-        side._journal.close()
+        side._journal.core.close()

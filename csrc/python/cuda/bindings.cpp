@@ -271,6 +271,18 @@ void bind_group(py::module_& module) {
             group.copy(copies, to_stream(stream));
           },
           py::arg("copies"), py::arg("stream"))
+      .def("side",
+           [](const py::object& self) {
+             DeviceSide* side = self.cast<DeviceGroup*>();
+             const auto release = [](PyObject* capsule) {
+               Py_XDECREF(static_cast<PyObject*>(PyCapsule_GetContext(capsule)));
+             };
+             py::object capsule =
+                 py::reinterpret_steal<py::object>(PyCapsule_New(side, kDeviceSideName, release));
+             if (!capsule) throw py::error_already_set();
+             PyCapsule_SetContext(capsule.ptr(), self.inc_ref().ptr());
+             return capsule;
+           })
       .def("report_after", &DeviceGroup::report_after, py::arg("report_s"))
       .def("late", [](const DeviceGroup& group) { return group.late(); })
       .def("busy", &DeviceGroup::busy, WithoutGil())

@@ -69,6 +69,28 @@ def _sample(tensor: torch.Tensor, counter: int) -> _Sample:
     )
 
 
+def learn_gpu_keys(device: int) -> bool:
+    """Let C++ learn the dispatch keys of tensors on a GPU.
+
+    Returns:
+        Whether torch told them. If not, C++ takes no call on GPUs.
+    """
+    try:
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            plain = _empty_on(device)
+            with torch.inference_mode():
+                inference = _empty_on(device)
+            keys = [torch._C._dispatch_keys(one).raw_repr() for one in (plain, inference)]
+    except (AssertionError, AttributeError, RuntimeError, TypeError):
+        return False
+    _C.learn_gpu_keys(*keys)
+    return True
+
+
+def _empty_on(device: int) -> torch.Tensor:
+    return torch.empty(0, device=f"cuda:{device}")
+
+
 def show_types() -> bool:
     """Show C++ the types of a call's arguments; return whether it knows this torch's tensors."""
     reads_tensors = learn_tensor_layout()

@@ -94,9 +94,11 @@ class Planner:
                 self._plans.clear()
             known = self._plans[request] = _C.Plan(*chosen.plan.args()), chosen.numels
         plan, numels = known
-        if terms is None and not request.is_scheduled:  # the table knows neither
-            fast = None if call.numerics is None else call.numerics == "fast"
-            asks_algorithm = call.algorithm != "auto"
+        fast = None if call.numerics is None else call.numerics == "fast"
+        asks_algorithm = call.algorithm != "auto"
+        if terms is not None:
+            self._group.cache_gpu_plan(plan, asks_algorithm, fast)
+        elif not request.is_scheduled:  # the table knows none of those
             self._group.cache_plan(plan, asks_algorithm, fast, numels)
         return plan
 

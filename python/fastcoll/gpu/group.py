@@ -21,6 +21,7 @@ from fastcoll.calls.arrays import ArrayView, copy_back, dense_copy
 from fastcoll.calls.foreign import in_their_stream
 from fastcoll.calls.limits import GROUP_LIMIT, GpuLimits
 from fastcoll.calls.parts import PartsOperands
+from fastcoll.calls.tensor_layout import learn_gpu_keys
 from fastcoll.calls.tensors import Operands
 from fastcoll.calls.transfers import ANY, Transfer, to_itself
 from fastcoll.calls.work import Work
@@ -39,7 +40,6 @@ from fastcoll.gpu.verdicts import (
     PEER_LOST,
     TIMEOUT,
     Verdict,
-    content_of,
     describe_transfer,
     explain,
     nccl_is_late,
@@ -69,7 +69,10 @@ class DeviceGroup:
         terms: The agreement of the ranks.
         route: How they reach each other's memory.
         reasons: Why earlier routes were not taken.
+        known: The known calls, which C++ starts; None: Python starts them all.
     """
+
+    known: _C.GpuCalls | None = None
 
     def __init__(
         self, host: DeviceHost, device: int, limits: GpuLimits, no_table: Callable[[], str]
@@ -88,7 +91,6 @@ class DeviceGroup:
         self._host = host
         self._pid = os.getpid()
         self._stopped = False
-        self._last_call: object = None  # only its text is used
         # Now, like all that calls need: later it could have to wait for kernels that run.
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = GpuLink(host)
@@ -119,7 +121,10 @@ class DeviceGroup:
             self._heap = SymmetricHeap(memory, host.rank, host.world_size, *sizes)
             self._copies = CopyEngine(device, host.rank, memory.bases, self._core, self._heap)
         self._limits = limits
-        self._streams = BlockStreams()
+        if self._regions is not None and learn_gpu_keys(device):
+            about = self._core.side(), device, self._journal.core, limits.timeout_s
+            self.known = _C.GpuCalls(*about)
+        self._streams = BlockStreams(self.known)
         self._told: dict[int, int] = {}  # the late ranks that were logged, and their calls
         self._core.report_after(limits.report_s)
         watcher.add(self)
@@ -165,16 +170,17 @@ class DeviceGroup:
     def _start(
         self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
     ) -> None:
-        self._journal.write(repr(plan), self._site())
+        self._journal.core.write(plan, self._site())
         flat = operands.flat()
-        self._last_call = plan
         if plan.algorithm == Algorithm.nccl:
+            if self.known is not None:
+                self.known.pause(True)
             self._nccl.run(plan, flat, stream, limit_s)
         elif plan.algorithm == Algorithm.copy_engine:
             self._copies.run(plan, flat, limit_s)
         else:
-            counts = list(flat.counts)
-            self._core.launch(plan, flat.input_ptr, flat.output_ptr, stream, limit_s, counts)
+            where = flat.input_ptr, flat.output_ptr, stream
+            self._core.launch(plan, *where, limit_s, list(flat.counts))
         flat.finish()
 
     def _site(self) -> str:
@@ -224,17 +230,18 @@ class DeviceGroup:
         dense: list[ArrayView] = []
         rows = []
         for one in transfers:
-            self._journal.write_message(one.sends, one.peer, content_of(one), self._site())
             array = one.array if one.array.dense else dense_copy(one.array, fill=one.sends)
             dense.append(array)
-            rows.append((one.sends, array.ptr, array.numel, int(array.dtype), one.peer, one.tag))
+            facts = array.numel, int(array.dtype), one.peer, one.tag
+            self._journal.core.write_message(one.sends, *facts, self._site())
+            rows.append((one.sends, array.ptr, *facts))
         own_limits = [one.limit_s for one in transfers if one.limit_s != GROUP_LIMIT]
         limit_s = max(own_limits, default=limit_s)
         if self.terms.reaches_peers:
             self._core.transfer(rows, most, stream, limit_s)
         else:
             self._nccl.transfer(rows, limit_s)
-        self._last_call = ", ".join(map(describe_transfer, transfers))
+        self._journal.core.note_started(", ".join(map(describe_transfer, transfers)))
         for one, array in zip(transfers, dense, strict=True):
             if not one.sends and array is not one.array:
                 copy_back(one.array, array)
@@ -255,7 +262,10 @@ class DeviceGroup:
         self._look_for_lost(peers, starting=starting)
         if self._nccl.is_late():
             self._nccl.stop()
-            self._host.fail(TIMEOUT, nccl_is_late(self._host.name, str(self._last_call)), ())
+            last = self._journal.core.started()
+            self._host.fail(TIMEOUT, nccl_is_late(self._host.name, last), ())
+        if self.known is not None and self.known.is_paused():
+            self.known.pause(self._nccl.busy())
 
     def _check_host(self) -> None:
         """Raise the error that broke the group on its CPUs, if any; then no kernel waits on."""
@@ -293,8 +303,7 @@ class DeviceGroup:
         if self._stopped or world_size == 1:
             return
         self._stopped = True
-        others = [rank for rank in culprits if rank != me]
-        self._core.give_up(others[0] if others else (me + 1) % world_size)
+        self._core.give_up(next((one for one in culprits if one != me), (me + 1) % world_size))
         self._nccl.stop()
 
     def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
@@ -322,12 +331,11 @@ class DeviceGroup:
         return False
 
     def _fail(self, verdict: Verdict) -> None:
-        host = self._host
+        host, sides = self._host, (verdict.raiser, verdict.rank)
         gone = verdict.kind == PEER_LOST or host.peer_is_gone(verdict.rank)
-        differs = verdict.kind == DESYNC
-        both = self._journal.difference(verdict.raiser, verdict.rank) if differs else ""
-        last = str(self._last_call)
-        host.fail(*explain(verdict, self._where(), last, peer_is_gone=gone, both=both))
+        both = self._journal.difference(*sides) if verdict.kind == DESYNC else ""
+        about = self._where(), self._journal.core.started()
+        host.fail(*explain(verdict, *about, peer_is_gone=gone, both=both))
 
     def _where(self) -> str:
         host = self._host
@@ -382,11 +390,11 @@ class DeviceGroup:
                 self._check_host()  # or kernels would wait to their limit for a peer that is gone
             self._nccl.close()
             self._core.close()
-            self._journal.finish()
+            self._journal.core.finish()
         finally:
             self._claim.release()
             pin = weakref.ref(self._pin) if self._pin is not None else None
-            self._journal.close()
+            self._journal.core.close()
             self._pin = None  # from here on only symmetric tensors keep this rank's region
             if self._regions is not None:
                 self._regions.leave(pin)

@@ -16,7 +16,7 @@ from fastcoll.gpu.link import Facts
 from fastcoll.gpu.residency import Claim, residency
 from fastcoll.gpu.terms import DeviceHello, Terms, describe_device, explain_refusal
 from fastcoll.machine import gpu
-from fastcoll.native import _cuda
+from fastcoll.native import _C, _cuda
 
 
 class DeviceHost(Protocol):
@@ -38,6 +38,7 @@ class DeviceHost(Protocol):
     def check_host(self) -> None: ...
     def fail(self, kind: int, text: str, ranks: Sequence[int]) -> Any: ...
     def peer_is_gone(self, peer: int) -> bool: ...
+    def use_gpu(self, calls: _C.GpuCalls | None) -> None: ...
 
 
 class GpuLink:

@@ -11,9 +11,16 @@ know the heap. A stream is an object with torch's `wait_stream`.
 from bisect import bisect_right, insort
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 _start = attrgetter("start")
+
+
+class KnownUses(Protocol):
+    """C++'s notes of the same: it starts a known call where Python has seen such a use."""
+
+    def use_symmetric(self, begin: int, end: int) -> None: ...
+    def note_use(self, ptr: int, stream: int) -> None: ...
 
 
 @dataclass
@@ -28,8 +35,9 @@ class _Span:
 class BlockStreams:
     """The spans of the memory and their streams; spans do not overlap, and are in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownUses | None = None) -> None:
         self._spans: list[_Span] = []
+        self._known = known
 
     def use(self, address: int, stream: Any) -> None:
         """Note that a stream uses the tensor at an address, if one was made there."""
@@ -38,6 +46,8 @@ class BlockStreams:
         index = bisect_right(self._spans, address, key=_start) - 1
         if index >= 0 and address < self._spans[index].stop:
             self._spans[index].streams.add(stream)
+            if self._known is not None:
+                self._known.note_use(address, stream.cuda_stream)
 
     def make(self, start: int, num_bytes: int, stream: Any) -> set[Any]:
         """Note a new tensor of a stream; return the other streams that used its memory before."""
@@ -49,4 +59,6 @@ class BlockStreams:
                 if low < high:
                     insort(self._spans, _Span(low, high, set(one.streams)), key=_start)
         insort(self._spans, _Span(start, stop, {stream}), key=_start)
+        if self._known is not None:
+            self._known.use_symmetric(self._spans[0].start, self._spans[-1].stop)
         return {one for span in earlier for one in span.streams} - {stream}

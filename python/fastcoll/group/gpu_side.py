@@ -47,6 +47,7 @@ class GpuSide:
 
             no_table = self._planner.tuning.problem_on_gpus
             self.group = DeviceGroup(self._host, device, self._settings.gpu, no_table)
+            self._host.use_gpu(self.group.known)
         if self.group.device != device:
             raise UsageError(
                 f'group "{self._host.name}" works on cuda:{self.group.device} here, not on '
@@ -82,4 +83,5 @@ class GpuSide:
     def close(self) -> None:
         """See `DeviceGroup.close`."""
         if self.group is not None:
+            self._host.use_gpu(None)
             self.group.close()

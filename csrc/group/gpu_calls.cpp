@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/gpu_calls.h"
+
+#include "cpu/wait.h"
+#include "group/process_group.h"
+
+namespace fastcoll {
+
+void GpuCalls::add_plan(const Plan& plan, CallOptions options) {
+  const bool by_a_kernel =
+      plan.algorithm != Algorithm::nccl && plan.algorithm != Algorithm::copy_engine;
+  if (by_a_kernel && plan.splits == 0 && plan.channels != 0)
+    plans_.add(plan, options, plan.numel, plan.numel);  // on GPUs each size has its own plan
+}
+
+void GpuCalls::use_symmetric(uintptr_t begin, uintptr_t end) {
+  symmetric_begin_ = begin;
+  symmetric_end_ = end;
+  uses_.clear();
+}
+
+void GpuCalls::note_use(uintptr_t ptr, uintptr_t stream) {
+  constexpr size_t kMost = 4096;  // a program of ever new views must not grow for ever
+  if (ptr < symmetric_begin_ || ptr >= symmetric_end_) return;
+  if (uses_.size() >= kMost) uses_.clear();
+  uses_.emplace(ptr, stream);
+}
+
+bool GpuCalls::is_known_use(const void* ptr, void* stream) const {
+  const auto address = reinterpret_cast<uintptr_t>(ptr);
+  if (address < symmetric_begin_ || address >= symmetric_end_) return true;
+  return uses_.contains({address, reinterpret_cast<uintptr_t>(stream)});
+}
+
+// Looks at the peers' sockets now and then, as each takes a system call.
+bool GpuCalls::all_are_there(const ProcessGroup& group) {
+  constexpr int64_t kLookUs = 10000;
+  const int64_t now = now_us();
+  if (now < next_look_us_) return true;
+  for (int peer = 0; peer < group.world_size(); ++peer)
+    if (peer != group.rank() && group.peer_is_gone(peer)) return false;
+  next_look_us_ = now + kLookUs;
+  return true;
+}
+
+bool GpuCalls::may_start(const ProcessGroup& group, const void* input, const void* output,
+                         void* stream) {
+  return !is_paused_ && group.is_usable() && side_.is_well() && is_known_use(input, stream) &&
+         (output == input || is_known_use(output, stream)) && all_are_there(group);
+}
+
+}  // namespace fastcoll
