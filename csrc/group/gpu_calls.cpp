@@ -1,15 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/gpu_calls.h"
 
-#include "cpu/wait.h"
+#include <time.h>
+
 #include "group/process_group.h"
 
 namespace fastcoll {
 
+namespace {
+
+// Steps of milliseconds do, and cost a tenth of the exact time.
+int64_t coarse_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+}
+
+}  // namespace
+
 void GpuCalls::add_plan(const Plan& plan, CallOptions options) {
   const bool by_a_kernel =
       plan.algorithm != Algorithm::nccl && plan.algorithm != Algorithm::copy_engine;
-  if (by_a_kernel && plan.splits == 0 && plan.channels != 0)
+  if (by_a_kernel)
     plans_.add(plan, options, plan.numel, plan.numel);  // on GPUs each size has its own plan
 }
 
@@ -34,12 +46,12 @@ bool GpuCalls::is_known_use(const void* ptr, void* stream) const {
 
 // Looks at the peers' sockets now and then, as each takes a system call.
 bool GpuCalls::all_are_there(const ProcessGroup& group) {
-  constexpr int64_t kLookUs = 10000;
-  const int64_t now = now_us();
-  if (now < next_look_us_) return true;
+  constexpr int64_t kLookMs = 10;
+  const int64_t now = coarse_ms();
+  if (now < next_look_ms_) return true;
   for (int peer = 0; peer < group.world_size(); ++peer)
     if (peer != group.rank() && group.peer_is_gone(peer)) return false;
-  next_look_us_ = now + kLookUs;
+  next_look_ms_ = now + kLookMs;
   return true;
 }
 

@@ -26,7 +26,7 @@ class GpuCalls {
   void set_limit(double limit_s) { limit_s_ = limit_s; }
   double limit_s() const { return limit_s_; }
 
-  // A plan that a kernel carries out by itself, without counts; others are not kept.
+  // A plan that a kernel carries out by itself; others are not kept.
   void add_plan(const Plan& plan, CallOptions options);
   const Plan* find(const PlanTable::Key& key) { return plans_.find(key); }
 
@@ -60,7 +60,7 @@ class GpuCalls {
   bool is_paused_ = false;
   uintptr_t symmetric_begin_ = 0, symmetric_end_ = 0;
   std::set<std::pair<uintptr_t, uintptr_t>> uses_;  // addresses and streams
-  int64_t next_look_us_ = 0;
+  int64_t next_look_ms_ = 0;
 };
 
 }  // namespace fastcoll

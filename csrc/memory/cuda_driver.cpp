@@ -39,12 +39,13 @@ int attribute(CUdevice_attribute which, int device) {
 CUcontext primary_context(int device) {
   constexpr int kMostDevices = 256;
   static std::array<std::atomic<CUcontext>, kMostDevices> kept{};
+  const bool is_possible = device >= 0 && device < kMostDevices;
+  if (is_possible)
+    if (const CUcontext found = kept[size_t(device)].load(std::memory_order_relaxed)) return found;
   const DriverApi& api = driver_api();
   const std::string what = "switching to device " + std::to_string(device);
   if (!api.has_contexts()) throw Failure(ErrorKind::driver, what + ": there is no CUDA driver");
-  if (device < 0 || device >= kMostDevices)
-    throw Failure(ErrorKind::usage, what + ": there is no such device");
-  if (const CUcontext found = kept[size_t(device)].load(std::memory_order_relaxed)) return found;
+  if (!is_possible) throw Failure(ErrorKind::usage, what + ": there is no such device");
   CUdevice handle = 0;
   CUcontext context = nullptr;
   check_cuda(api.init(0), what);
@@ -191,7 +192,8 @@ OnDevice::OnDevice(int device) {
   CUcontext current = nullptr;
   check_cuda(driver_api().context_get_current(&current), "asking for the current context");
   if (current == wanted) return;
-  check_cuda(driver_api().context_push(wanted), "switching to device " + std::to_string(device));
+  if (const CUresult error = driver_api().context_push(wanted); error != CUDA_SUCCESS)
+    check_cuda(error, "switching to device " + std::to_string(device));
   pushed_ = true;
 }
 

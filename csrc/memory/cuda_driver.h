@@ -16,6 +16,15 @@ namespace fastcoll {
 // Throws a DriverError with the failed step and its reason; the error is cleared.
 void check_cuda(cudaError_t error, const std::string& what);
 void check_cuda(CUresult error, const std::string& what);
+// For every call: no text is made before there is an error.
+inline void check_cuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) [[unlikely]]
+    check_cuda(error, std::string(what));
+}
+inline void check_cuda(CUresult error, const char* what) {
+  if (error != CUDA_SUCCESS) [[unlikely]]
+    check_cuda(error, std::string(what));
+}
 
 // Devices this process can use. Any error of the driver counts as none; `reason` gets its text.
 int device_count(std::string* reason = nullptr);

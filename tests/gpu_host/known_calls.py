@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known calls of ranks on a CUDA made of the CPU.
 
-`python -m tests.gpu_host.known_calls NAME EXTENSION` runs a function of this file.
+`python -m tests.gpu_host.known_calls NAME [EXTENSION]` runs a function of this file. The extension
+is built, optimised, if it is not given.
 """
 
 import ctypes
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, build_fake_cuda
 from tests.support.fake_ranks import LIMIT_S, all_known, looked_at, raises, two_ranks, until
 
 SECONDS = 0.3  # of a measurement
@@ -45,9 +49,12 @@ def verbs(cuda: FakeCuda) -> None:
     with two_ranks(cuda) as me:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             for call in calls(me.comm, dtype):
+                call()
+                me.comm.use_gpu(None)
                 me.gpu.use(5)
                 call()
                 by_python, before = cuda.launched(), cuda.launches()
+                me.comm.use_gpu(me.comm.device_group.known)
                 me.gpu.use(6)
                 with all_known():
                     call()
@@ -99,8 +106,6 @@ def refusals(cuda: FakeCuda) -> None:
     import torch
 
     import fastcoll
-    from fastcoll.native import _C
-    from fastcoll.types import Algorithm, DType, Op, Verb
     from tests.support.fallbacks import refusing
 
     with two_ranks(cuda) as me:
@@ -130,15 +135,6 @@ def refusals(cuda: FakeCuda) -> None:
             call(tensor)
         me.gpu.device = 0
         cuda.put_tensors_on(0)
-        me.comm.device_group.known.pause(True)  # as where NCCL carried the last call
-        with looked_at():
-            call(tensor)
-        for numel, algorithm, splits in ((21, "nccl", 0), (22, "copy_engine", 0), (23, "ring", 5)):
-            fields = Verb.all_reduce, DType.float32, Op.SUM, Algorithm[algorithm]
-            plan = _C.Plan(*map(int, fields), numel, 0, 0, False, False, splits, 32)
-            comm.cache_gpu_plan(plan, False, None)  # a kernel alone does not carry it out
-            with looked_at():
-                call(torch.ones(numel))
         cuda.refuse(True)
         with raises(fastcoll.DriverError, "refused by the fake"), refusing():
             call(tensor)
@@ -154,6 +150,37 @@ def refusals(cuda: FakeCuda) -> None:
         comm.close()
         with looked_at(), raises(fastcoll.UsageError, "was destroyed"):
             call(tensor)
+
+
+def carriers(cuda: FakeCuda) -> None:
+    """Python takes the calls of carriers, and all calls as long as NCCL's may be late."""
+    import torch
+
+    from fastcoll.calls.tensors import Flat
+    from fastcoll.native import _C
+    from fastcoll.types import Algorithm, DType, Op, Verb
+
+    with two_ranks(cuda) as me:
+        comm, side, tensor = me.comm, me.comm.device_group, torch.ones(9)
+        plans = {}
+        for numel, algorithm, splits in ((21, "nccl", 0), (22, "copy_engine", 0), (23, "ring", 5)):
+            fields = Verb.all_reduce, DType.float32, Op.SUM, Algorithm[algorithm]
+            plans[algorithm] = _C.Plan(*map(int, fields), numel, 0, 0, False, False, splits, 32)
+            comm.cache_gpu_plan(plans[algorithm], False, None)
+            with looked_at():
+                comm.all_reduce(torch.ones(numel))
+        comm.all_reduce(tensor)
+        flat = SimpleNamespace(flat=lambda: Flat(0, 0, lambda: None))
+        carrier = mock.MagicMock(is_late=lambda: False)
+        with mock.patch.object(side, "_nccl", carrier):
+            carrier.busy.return_value = True
+            side._start(plans["nccl"], flat, 1.0, 0)
+            for is_busy in (True, True, False):
+                carrier.busy.return_value = is_busy
+                with looked_at():
+                    comm.all_reduce(tensor)
+        with all_known():
+            comm.all_reduce(tensor)
 
 
 def symmetric(cuda: FakeCuda) -> None:
@@ -247,28 +274,34 @@ def traced(cuda: FakeCuda) -> None:
 
 
 def timing(cuda: FakeCuda) -> None:
-    """Print the time of a known call, in microseconds, and of one that comes to Python."""
+    """Print the host's time of a known call, and of one that comes to Python."""
     import torch
 
     import fastcoll
+    from fastcoll.native import _C
 
     with two_ranks(cuda) as me:
         tensor = torch.ones(1000)
-        fastcoll.all_reduce(tensor, group=me.comm)
+        me.comm.all_reduce(tensor)
+        _C.set_default_group(me.comm)
         for known in (True, False):
             me.comm.use_gpu(me.comm.device_group.known if known else None)
+            call = fastcoll.all_reduce if known else me.comm.all_reduce
             best, end = 1.0, time.perf_counter() + SECONDS
             while time.perf_counter() < end:
                 start = time.perf_counter()
                 for _ in range(32):
-                    fastcoll.all_reduce(tensor, group=me.comm)
+                    call(tensor)
                 best = min(best, (time.perf_counter() - start) / 32)
             print(f"{'known' if known else 'by Python'}: {best * 1e6:.2f} us")
+        _C.set_default_group(None)
 
 
 if __name__ == "__main__":
     try:
-        globals()[sys.argv[1]](FakeCuda(sys.argv[2]))
+        with tempfile.TemporaryDirectory() as folder:
+            built = sys.argv[2:] or [str(build_fake_cuda(Path(folder), "-O2"))]
+            globals()[sys.argv[1]](FakeCuda(built[0]))
     except BaseException:
         traceback.print_exc()
         os._exit(1)  # at once: a blocked launch would hold up the end

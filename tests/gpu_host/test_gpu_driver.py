@@ -31,7 +31,8 @@ def test_on_a_made_up_gpu(program: str, extension: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["verbs", "program", "refusals", "symmetric", "ends", "traced", "timing"]
+    "program",
+    ["verbs", "program", "refusals", "carriers", "symmetric", "ends", "traced", "timing"],
 )
 def test_known_calls(program: str, extension: Path) -> None:
     """See the function of that name in `known_calls`."""

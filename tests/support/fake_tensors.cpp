@@ -27,9 +27,9 @@ int tensor_from_object(void* object, DlTensor* tensor) {
   tensor->device = tensors_on;
   return 0;
 }
-int find_stream(int32_t, int32_t device, void** stream) {
+int find_stream(int32_t type, int32_t, void** stream) {
   *stream = reinterpret_cast<void*>(current_stream);
-  return device == tensors_on ? 0 : -1;
+  return type == kGpu ? 0 : -1;
 }
 
 }  // namespace
