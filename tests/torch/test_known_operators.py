@@ -57,7 +57,7 @@ def python_of_known_calls(rank: Rank, mode: str) -> tuple[bool, list[str]]:
     ]
     entered: list[str] = []
     with MODES[mode]():
-        x = torch.full((4, 3), rank.rank + 1.0)
+        x = torch.full((4, 3), rank.rank + 1.0, requires_grad=mode == "no_grad")
         first = [call(x) for call in calls]
         with entering(entered):
             again = [call(x) for call in calls]
