@@ -197,6 +197,9 @@ void try_copies() {
   require_equal(outcome(true, EPERM, 0), EPERM, "copies that the kernel refuses");
   require_equal(outcome(true, 0, 1), ESRCH, "the memory of a stranger");
   require_equal(outcome(false, 0, 0), ECANCELED, "copies that are not wanted");
+  World world(2);
+  world.group(0).keep_memory(1, 7);
+  require_equal(world.group(0).options().links[1].memory, 7, "the memory that is kept");
 }
 
 // ---- parts of sizes that only their two ranks know --------------------------------------------

@@ -298,18 +298,31 @@ void wait_between_calls() {
   require(seen.text.find(". Plan: none. If") != std::string::npos, seen.text);
 }
 
-// A step outside of calls has the group's limit.
+// A call that ran whole is over.
+void wait_behind_a_call() {
+  World world(2);
+  world.pass(1);
+  run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 60);
+  const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
+  const std::string start = "between calls, after #1" + place(0, 2) + " waited T s for rank 1";
+  require(without_times(seen.text).starts_with(start), seen.text);
+}
+
+// A step outside of calls has the group's limit, which may change.
 void keep_limits() {
   const std::function<void(World&)> steps[] = {
       [](World& world) { world.group(0).time_one_way_flag(1, world.host(0)); },
       [](World& world) { world.group(0).try_single_copy(true, world.host(0)); }};
   for (const auto& step : steps) {
-    World world(2, [](GroupOptions& options) { options.timeout_s = 0.2; });
-    const int64_t start_us = now_us();
-    const Seen seen = error_of([&] { step(world); });
-    require(now_us() - start_us >= 200000, "the limit of the group");
-    const std::string start = "between calls, after #0" + place(0, 2) + " waited T s for rank 1";
-    require(without_times(seen.text).starts_with(start), seen.text);
+    for (const bool changes : {false, true}) {
+      World world(2, [&](GroupOptions& options) { options.timeout_s = changes ? kLimitS : 0.2; });
+      if (changes) world.group(0).set_limit(0.2);
+      const int64_t start_us = now_us();
+      const Seen seen = error_of([&] { step(world); });
+      require(now_us() - start_us >= 200000, "the limit of the group");
+      const std::string start = "between calls, after #0" + place(0, 2) + " waited T s for rank 1";
+      require(without_times(seen.text).starts_with(start), seen.text);
+    }
   }
 }
 
@@ -347,6 +360,7 @@ int main() {
   note_waits();
   find_awaited_ranks();
   wait_between_calls();
+  wait_behind_a_call();
   keep_limits();
   time_flags();
   std::printf("ok\n");

@@ -206,6 +206,7 @@ void test_parts(Wire wire) {
 }  // namespace
 
 int main() {
+  check(coded_bytes(Wire::none, 300) == 4 * 300, Wire::none, 300, "bytes that are not coded");
   for (int level = 0; level <= static_cast<int>(best_simd_level()); ++level) {
     set_simd_level(static_cast<SimdLevel>(level));
     for (const Wire wire : kWires) {
