@@ -14,7 +14,8 @@
 //
 // Tried without gain: smaller chunks for sends of a few (slower). The first free place for each
 // message was up to a fifth slower, as it takes a look at the peer's line each time. Fetching the
-// lines of the next bay, before there is a message for it, was slower as well.
+// lines of the next bay, before there is a message for it, was slower as well. Asking for a
+// message's lines at once, rather than for one after the other, gained nothing.
 #pragma once
 
 #include <sched.h>
@@ -87,7 +88,7 @@ class PointToPoint {
   // Wait for one transfer, while all make progress. False: limit_s > 0 ran out, and it goes on.
   bool wait(Transfer& transfer, Host& host, double limit_s) {
     if (!transfer.done) {
-      WaitedTime waited(limit_s);
+      WaitedTime waited(limit_s, limit_s > 0 ? now_us() : 0);
       const bool over = poll_until(
           [&] { return transfer.done || (limit_s > 0 && waited.is_over()); }, host, &transfer);
       if (!over) throw Interrupted{};
@@ -266,19 +267,26 @@ class PointToPoint {
   bool open(std::span<const std::shared_ptr<Transfer>> transfers) {
     if (closed_) throw Failure(ErrorKind::usage, "the group was destroyed");
     group_.check();
+    const bool is_alone = open_.empty() && transfers.size() == 1;
+    if (is_alone && run_at_once(*transfers.front())) return false;
     open_.insert(open_.end(), transfers.begin(), transfers.end());
-    pass(true);
+    if (!is_alone) pass(true);
     bool is_left = false;
     for (const auto& transfer : transfers) {
       if (transfer->done) continue;
       is_left = true;
-      transfer->waited = WaitedTime(std::max(transfer->timeout_s, WaitedTime::kAtOnceS));
+      const double limit_s = std::max(transfer->timeout_s, WaitedTime::kAtOnceS);
+      transfer->waited = WaitedTime(limit_s, tick_us());
     }
     return is_left;
   }
+  // Whether the only transfer was done at once. Most sends are: they cost no place in `open_`.
+  bool run_at_once(Transfer& transfer);
 
   // Advance all open transfers; returns whether any moved. again: another pass follows soon.
   bool pass(bool again);
+  void begin_pass(bool again);
+  bool advance(Transfer& transfer, std::bitset<kMaxWorld>& must_queue);
   void forget_done() {
     std::erase_if(open_, [](const auto& transfer) { return transfer->done.load(); });
   }
@@ -305,12 +313,15 @@ class PointToPoint {
   }
   // Find the oldest offer that is for this receive.
   bool match(Transfer& transfer);
-  // Ask for the lines of a message in `place` at once, rather than for one after the other.
-  static void prefetch(const PairChannel& channel, const Transfer& transfer, int place);
   // The same for all receives of a pass. Otherwise an offer that comes in between could go to a
   // later receive, since an earlier one has looked already.
   uint64_t offered_by(int peer);
   bool match_from(Transfer& transfer, int peer);
+  // The next message of a pair mostly lies in the next place, with all before it claimed. A look at
+  // its line then does for two. After a look in vain by an earlier receive of the pass it is none
+  // of this one's.
+  bool match_next(Transfer& transfer, int peer);
+  void claim(Transfer& transfer, int peer, int place, uint64_t number);
 
   // ---- failure (p2p_failure.h) ----------------------------------------------------------------
   void fail_all(const std::exception_ptr& error);
@@ -341,6 +352,8 @@ class PointToPoint {
   std::bitset<kMaxWorld> looked_;
   // As receiver: numbers of the messages that a receive has, by sender and place.
   std::array<std::array<uint64_t, PairChannel::kMessages>, kMaxWorld> claimed_{};
+  // As receiver, by sender: a receive has each message up to this number.
+  std::array<uint64_t, kMaxWorld> all_claimed_{};
   std::array<Transfer*, kMaxWorld> movers_{};  // whose chunks come, by sender
   Readable readable_;
   bool may_copy_ = false, copies_always_ = false;

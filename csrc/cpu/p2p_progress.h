@@ -10,18 +10,43 @@
 namespace fastcoll {
 
 template <class P>
-bool PointToPoint<P>::pass(bool again) {
-  bool moved = false;
+void PointToPoint<P>::begin_pass(bool again) {
   looks_again_ = again;
   is_under_way_ = has_large_ = false;
   looked_.reset();
-  std::bitset<kMaxWorld> must_queue;  // an older send to this peer has no place yet
+}
+
+// must_queue: an older send to this peer has no place yet.
+template <class P>
+bool PointToPoint<P>::advance(Transfer& transfer, std::bitset<kMaxWorld>& must_queue) {
+  const bool moved =
+      transfer.sends ? advance_send(transfer, must_queue) : advance_receive(transfer);
+  if (transfer.done) return moved;
+  is_under_way_ |= transfer.moved_bytes != 0;
+  has_large_ |= transfer.sends && transfer.is_copied;
+  return moved;
+}
+
+template <class P>
+bool PointToPoint<P>::run_at_once(Transfer& transfer) {
+  begin_pass(true);
+  std::bitset<kMaxWorld> must_queue;
   try {
-    for (const auto& transfer : open_) {
-      moved |= transfer->sends ? advance_send(*transfer, must_queue) : advance_receive(*transfer);
-      is_under_way_ |= transfer->moved_bytes != 0 && !transfer->done;
-      has_large_ |= transfer->sends && transfer->is_copied && !transfer->done;
-    }
+    if (advance(transfer, must_queue)) group_.wake_sleepers();
+  } catch (const Failure&) {
+    transfer.error = std::current_exception();
+    finish(transfer);
+  }
+  return transfer.done;
+}
+
+template <class P>
+bool PointToPoint<P>::pass(bool again) {
+  bool moved = false;
+  begin_pass(again);
+  std::bitset<kMaxWorld> must_queue;
+  try {
+    for (const auto& transfer : open_) moved |= advance(*transfer, must_queue);
   } catch (const Failure&) {
     fail_all(std::current_exception());
     return true;
@@ -97,7 +122,7 @@ bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const Pair
     write_site<P>(channel.sites[transfer.place], transfer.site);
   transfer.number = channel.offered.value + 1;
   transfer.state = Transfer::State::offered;
-  P::store_relaxed(message.number, transfer.number);
+  P::arrive(message.number, transfer.number);
   P::arrive(channel.offered.value, transfer.number);
   return true;
 }
@@ -198,56 +223,70 @@ uint64_t PointToPoint<P>::offered_by(int peer) {
 }
 
 template <class P>
-void PointToPoint<P>::prefetch(const PairChannel& channel, const Transfer& transfer, int place) {
-  constexpr size_t kMostBytes = 1024;  // more lines a core does not wait for at once
-  __builtin_prefetch(&channel.messages[place]);
-  const std::byte* bytes = room(channel, transfer, place);
-  for (size_t at = 0; bytes && at < std::min(transfer.num_bytes, kMostBytes); at += kLineBytes)
-    __builtin_prefetch(bytes + at);
-}
-
-template <class P>
 bool PointToPoint<P>::match_from(Transfer& transfer, int peer) {
   const PairChannel& channel = *theirs_[size_t(peer)];
+  if (match_next(transfer, peer)) return true;
   const uint64_t offered = offered_by(peer);
   // An offer that was there at this receive's last look, and did not match, will not match later.
   if (transfer.peer != kAnyPeer && offered == transfer.seen) return false;
-  prefetch(channel, transfer, expected_[size_t(peer)]);
   // An offer that comes while I look may lie before the place of a younger one. So offers after
   // `offered` wait for the next look.
-  const Message* found = nullptr;
+  int found = -1, num_left = 0;
   uint64_t least = offered + 1;
   for (int i = 0; i < PairChannel::kMessages; ++i) {
     const Message& message = channel.messages[i];
     const uint64_t number = P::load_relaxed(message.number);  // up to `offered` it is there
-    if (number <= claimed_[size_t(peer)][size_t(i)] || number >= least) continue;
-    if (uint32_t(message.tag_and_dtype) != transfer.tag) continue;
-    found = &message;
+    if (number <= claimed_[size_t(peer)][size_t(i)] || number > offered) continue;
+    ++num_left;
+    if (number >= least || uint32_t(message.tag_and_dtype) != transfer.tag) continue;
+    found = i;
     least = number;
-    transfer.place = i;
   }
-  if (!found) {
+  if (num_left == (found < 0 ? 0 : 1)) all_claimed_[size_t(peer)] = offered;
+  if (found < 0) {
     if (transfer.peer != kAnyPeer) transfer.seen = offered;
     return false;
   }
-  const DType dtype = DType(found->tag_and_dtype >> 32 & 0xff);
+  claim(transfer, peer, found, least);
+  return true;
+}
+
+template <class P>
+bool PointToPoint<P>::match_next(Transfer& transfer, int peer) {
+  const int place = expected_[size_t(peer)];
+  const Message& message = theirs_[size_t(peer)]->messages[place];
+  const uint64_t number = all_claimed_[size_t(peer)] + 1;
+  if (looked_[size_t(peer)] || P::load_acquire(message.number) != number ||
+      number <= claimed_[size_t(peer)][size_t(place)] ||
+      uint32_t(message.tag_and_dtype) != transfer.tag)
+    return false;
+  all_claimed_[size_t(peer)] = number;
+  claim(transfer, peer, place, number);
+  return true;
+}
+
+template <class P>
+void PointToPoint<P>::claim(Transfer& transfer, int peer, int place, uint64_t number) {
+  const PairChannel& channel = *theirs_[size_t(peer)];
+  const Message& message = channel.messages[place];
+  const DType dtype = DType(message.tag_and_dtype >> 32 & 0xff);
   if (int(dtype) >= kNumDTypes)
     group_.fail_damaged(name(transfer), peer, "a message of a type that there is not");
-  if (dtype != transfer.dtype || found->numel != transfer.numel)
+  if (dtype != transfer.dtype || message.numel != transfer.numel)
     group_.fail(ErrorKind::desync,
-                "rank " + std::to_string(peer) + " sends " + std::to_string(found->numel) + " x " +
+                "rank " + std::to_string(peer) + " sends " + std::to_string(message.numel) + " x " +
                     dtype_name(dtype) + " to rank " + std::to_string(group_.rank()) +
-                    at_site(read_site<P>(channel.sites[transfer.place])) + ", which receives " +
+                    at_site(read_site<P>(channel.sites[place])) + ", which receives " +
                     std::to_string(transfer.numel) + " x " + dtype_name(transfer.dtype) + " (tag " +
                     std::to_string(transfer.tag) + ", group \"" + group_.options().name + "\")" +
                     at_site(transfer.site),
                 uint64_t{1} << peer | uint64_t{1} << group_.rank());
-  claimed_[size_t(peer)][size_t(transfer.place)] = least;
-  expected_[size_t(peer)] = (transfer.place + 1) % PairChannel::kBays;
+  claimed_[size_t(peer)][size_t(place)] = number;
+  expected_[size_t(peer)] = (place + 1) % PairChannel::kBays;
   transfer.peer = peer;
-  transfer.number = least;
+  transfer.place = place;
+  transfer.number = number;
   transfer.state = Transfer::State::moving;
-  if (found->address != 0) transfer.matched_us = now_us();
-  return true;
+  if (message.address != 0) transfer.matched_us = now_us();
 }
 }  // namespace fastcoll

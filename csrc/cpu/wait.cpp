@@ -25,11 +25,18 @@ extern "C" [[gnu::weak]] const ptrdiff_t __rseq_offset;  // of glibc, from 2.35 
 
 namespace fastcoll {
 
-int64_t now_us() {
+namespace {
+
+int64_t read_us(clockid_t clock) {
   timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock, &time);
   return int64_t(time.tv_sec) * 1000000 + time.tv_nsec / 1000;
 }
+
+}  // namespace
+
+int64_t now_us() { return read_us(CLOCK_MONOTONIC); }
+int64_t tick_us() { return read_us(CLOCK_MONOTONIC_COARSE); }
 
 uint32_t current_cpu() {
   // The kernel keeps the CPU in each thread's `struct rseq`, as its second field, `cpu_id`. A

@@ -75,6 +75,7 @@ inline void nap(const timespec& time) {
 namespace fastcoll {
 
 int64_t now_us() { return machine::time_us; }
+int64_t tick_us() { return machine::time_us; }
 uint32_t current_cpu() { return machine::cpu; }
 bool spread_out(std::span<const uint32_t> cpus, int rank) {
   std::string text = "spread of rank " + std::to_string(rank) + ":";

@@ -399,7 +399,7 @@ int run_all() {
   mismatch<P>(DType::uint64, kNumel - 1);
   for (const bool ends : {false, true}) {
     copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);
-    copy_too_late<Held<P>>(Which::offer, ends, transfer<Held<P>>);
+    copy_too_late<Held<P>>(Which::message, ends, transfer<Held<P>>);
   }
   std::printf("ok\n");
   return 0;

@@ -38,6 +38,7 @@ PROGRAMS = {
     "test_timeouts": ("csrc/cpu/*.cpp",),
     "test_verdicts": ("csrc/cpu/*.cpp",),
     "test_transfers": ("csrc/cpu/*.cpp",),
+    "test_messages": ("csrc/cpu/*.cpp",),
     "test_steps": ("csrc/cpu/*.cpp",),
     "test_halves": ("csrc/cpu/*.cpp",),
     "test_moves": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
@@ -125,7 +126,7 @@ PUBLISHED = (
     "signals",
     "done",
 )  # with release, by their owner
-PAIRS = ("offer", "sent", "received", "taken")  # of a sender and a receiver
+PAIRS = ("offer", "message", "sent", "received", "taken")  # of a sender and a receiver
 
 # scenario of test_relacy -> the words whose orders it needs
 WEAK_MEMORY = {
@@ -135,7 +136,7 @@ WEAK_MEMORY = {
     "status": ("sequence", "descriptor"),
     "waits": ("timed",),
     "sleep": (),
-    "messages": ("offer", "sent", "taken"),
+    "messages": ("offer", "message", "sent", "taken"),
     "chunks": ("received",),
     "either": (),
     "rest": (),
@@ -174,6 +175,8 @@ CASES = [
     Case("test_verdicts", "address"),
     Case("test_transfers", "plain"),
     Case("test_transfers", "address"),
+    Case("test_messages", "plain"),
+    Case("test_messages", "address"),
     Case("test_steps", "plain"),
     Case("test_steps", "address"),
     Case("test_halves", "plain"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives one step at a time: their ends, the text of errors, word for word, and the
-// message that a receive takes. All ranks are in one thread (lone_world.h).
+// Sends and receives one step at a time: their ends, and the text of errors, word for word. All
+// ranks are in one thread (lone_world.h).
 //
 //   test_transfers
 #include <sys/socket.h>
@@ -20,7 +20,6 @@ using namespace lone;
 namespace {
 
 constexpr size_t kLarge = 64 << 10;  // bytes of a message that comes in chunks, or is copied
-constexpr size_t kBay = PairChannel::kBayBytes;
 const std::string kSlow =
     ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)";
 
@@ -179,137 +178,6 @@ void close_groups() {
   pairs.engine(0).drive(pairs.world.host(0));
 }
 
-// ---- which message ------------------------------------------------------------------------------
-
-void take_of_any_rank() {
-  Pairs pairs(3);
-  for (const size_t num_bytes : {size_t{8}, kBay, kLarge}) {
-    const Posted first = pairs.receive(0, kAnyPeer, num_bytes);
-    require(!pairs.look(0, first), "nobody has sent");
-    const Posted tagged = pairs.send(1, 0, num_bytes, 6, 7), sent = pairs.send(2, 0, num_bytes);
-    const auto move = [&](const Posted& to) {
-      for (int i = 0; i < 8; ++i) pairs.look(0, to), pairs.look(1, tagged), pairs.look(2, sent);
-    };
-    move(first);
-    require_message(first, 1);
-    require_equal(first.transfer->peer, 2, "whose message it was");
-    const Posted second = pairs.receive(0, kAnyPeer, num_bytes, 6);
-    move(second);
-    require_message(second, 7);
-    require_equal(second.transfer->peer, 1, "whose message it was");
-  }
-}
-
-void refuse_mismatches() {
-  for (const bool traces : {false, true}) {
-    Pairs pairs(2, [&](GroupOptions& options) { options.traces = traces; });
-    pairs.world.host(1).site = traces ? "b.py:2" : "";
-    const Posted send = pairs.send(1, 0, 12);
-    pairs.world.host(0).site = traces ? "a.py:1" : "";
-    const Posted receive = pairs.receive(0, 1, 8);
-    require_error(pairs.wait(0, receive),
-                  std::string("rank 1 sends 3 x int32 to rank 0") + (traces ? " at b.py:2" : "") +
-                      ", which receives 2 x int32 (tag 5, group \"lone\")" +
-                      (traces ? " at a.py:1" : ""),
-                  ErrorKind::desync, 3);
-  }
-  for (const uint64_t dtype : {uint64_t(DType::float32), uint64_t(kNumDTypes), uint64_t{0xff}}) {
-    Pairs pairs(2);
-    const Posted send = pairs.send(1, 0, 8);
-    auto* channel =
-        reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
-    channel->messages[0].tag_and_dtype = 5 | dtype << 32;
-    const Posted receive = pairs.receive(0, 1, 8);
-    const std::string text = pairs.wait(0, receive).text;
-    const std::string expected =
-        dtype < kNumDTypes ? "rank 1 sends 2 x float32 to rank 0, which receives 2 x int32"
-                           : "rank 1 published a message of a type that there is not";
-    require(text.find(expected) != std::string::npos, text);
-  }
-}
-
-// A message is there as soon as its sender has counted it, and no sooner.
-void take_counted_messages() {
-  Pairs pairs(2);
-  const Posted receive = pairs.receive(0, kAnyPeer, 8);
-  const auto* channel =
-      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
-  P::on_arrive = [&](const uint64_t& word) {
-    if (&word == &channel->offered.value)
-      require(!pairs.look(0, receive), "a message that is not counted yet");
-  };
-  pairs.send(1, 0, 8);
-  P::on_arrive = {};
-  require(channel->messages[0].number == 1 && pairs.look(0, receive), "a message");
-  require_message(receive, 1);
-}
-
-// A sender may count no more chunks than the message has left.
-void refuse_chunks() {
-  for (const size_t num_chunks : {1, 3})
-    for (const size_t rest : {size_t{1}, size_t{4}, PairChannel::kChunkBytes})
-      for (const uint64_t more : {0, 1}) {
-        const size_t num_bytes = (num_chunks - 1) * PairChannel::kChunkBytes + rest;
-        if (num_bytes <= kBay) continue;
-        Pairs pairs(2);
-        const Posted send = pairs.send(1, 0, num_bytes);
-        const Posted receive = pairs.receive(0, 1, num_bytes);
-        pairs.look(0, receive);
-        pairs.look(1, send);
-        auto* channel = reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] +
-                                                       kRegionBytes);
-        require_equal(int64_t(channel->sent.value), int64_t(num_chunks), "chunks");
-        channel->sent.value += more;
-        const std::string text = pairs.wait(0, receive).text;
-        if (more == 0) require_message(receive, 1);
-        else require(text.find("chunks that it was not asked for") != std::string::npos, text);
-      }
-}
-
-// Nor may a receiver count more than were sent.
-void refuse_receipts() {
-  Pairs pairs(2);
-  const Posted send = pairs.send(1, 0, kLarge), receive = pairs.receive(0, 1, kLarge);
-  auto* channels =
-      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[0] + kRegionBytes);
-  channels[1].received.value = 1;
-  const std::string text = pairs.wait(1, send).text;
-  require(text.find("rank 0 published that it has chunks nobody sent") != std::string::npos, text);
-}
-
-// A sender takes the places in turn; once none with a bay is left, those whose messages were taken.
-void take_places_in_turn() {
-  Pairs pairs(2);
-  const auto* channels =
-      reinterpret_cast<PairChannel*>(pairs.world.group(1).options().regions[1] + kRegionBytes);
-  const auto require_number = [&](int place, int number) {
-    require_equal(int64_t(channels[0].messages[place].number), number, "the number in a place");
-  };
-  for (int i = 0; i < PairChannel::kBays; ++i) {
-    pairs.send(1, 0, kBay, uint32_t(i), i);
-    require_number(i, i + 1);
-    if (i == 0 || i == 3) require_message(pairs.receive(0, 1, kBay, uint32_t(i)), i);
-  }
-  pairs.send(1, 0, 8), pairs.send(1, 0, kBay);
-  require_number(0, PairChannel::kBays + 1), require_number(3, PairChannel::kBays + 2);
-  require(!pairs.send(1, 0, kBay).transfer->done, "a message without a bay waits");
-}
-
-void withdraw() {
-  Pairs pairs(2);
-  const Posted receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
-  require(pairs.engine(0).withdraw(*receive.transfer), "a receive without a message");
-  require_equal(pairs.wait(0, receive).text, "no error", "what was taken back");
-  require(pairs.engine(0).has_open(), "the other one");
-  const Posted send = pairs.send(1, 0, 8), large = pairs.send(1, 0, kLarge, 7);
-  require(pairs.look(0, other), "a message");
-  require(!pairs.engine(0).withdraw(*other.transfer), "a receive that is done");
-  require_message(other, 1);
-  require(!pairs.engine(1).withdraw(*large.transfer), "a send");
-  const Posted half = pairs.receive(0, 1, kLarge, 7);
-  require(!pairs.engine(0).withdraw(*half.transfer), "a receive that has a message");
-}
-
 // ---- the thread that drives ---------------------------------------------------------------------
 
 void drive() {
@@ -360,13 +228,6 @@ int main() {
   lose_ranks();
   interrupt_waits();
   close_groups();
-  take_of_any_rank();
-  refuse_mismatches();
-  refuse_chunks();
-  refuse_receipts();
-  take_counted_messages();
-  take_places_in_turn();
-  withdraw();
   drive();
   std::printf("ok\n");
   return 0;

@@ -31,6 +31,7 @@ enum class Which {
   // of a pair of ranks
   offer,
   sent,
+  message,
   granted,
   received,
   taken,
@@ -39,7 +40,7 @@ enum class Which {
 inline constexpr const char* kWordNames[] = {
     "arrive",   "inlined", "staged",  "reduced", "done",        "poison",   "sleepers",   "wake",
     "ping",     "blocked", "polling", "sample",  "single_copy", "sequence", "descriptor", "timed",
-    "identity", "signals", "offer",   "sent",    "granted",     "received", "taken"};
+    "identity", "signals", "offer",   "sent",    "message",     "granted",  "received",   "taken"};
 static_assert(std::size(kWordNames) == size_t(Which::none));
 
 namespace words {
@@ -57,7 +58,10 @@ inline Which word_of_pair(size_t at) {
   using fastcoll::PairChannel;
   if (at < offsetof(PairChannel, sent)) return Which::offer;
   if (at < offsetof(PairChannel, messages)) return Which::sent;
-  if (at < offsetof(PairChannel, granted)) return Which::none;  // relaxed: `offered` orders them
+  if (at < offsetof(PairChannel, granted)) {
+    const bool is_number = (at - offsetof(PairChannel, messages)) % sizeof(fastcoll::Message) == 0;
+    return is_number ? Which::message : Which::none;
+  }
   if (at < offsetof(PairChannel, received)) return Which::granted;
   if (at < offsetof(PairChannel, taken)) return Which::received;
   return at < offsetof(PairChannel, bays) ? Which::taken : Which::none;
