@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs that depend on files alone: not repeated while the files are those of a green run.
 
-Decides on which files and tools a test marked `proof` depends, and when its result is kept in
-pytest's cache. Only --skip-proved leaves out a test; without it every run repeats all.
+Decides which tests are proofs, on which files and tools they depend, and when a result is kept in
+pytest's cache. A slow test of the library's promises is one without a mark. Only --skip-proved
+leaves out a test; without it every run repeats all.
 """
 
 import ast
@@ -26,9 +27,15 @@ LIBRARY = (*CPP, "python")
 # The sources of the CUDA kernels and of their simulator.
 KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/cpu/reduce_ops.inc")
 ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "setup.py")
-OURS = ("tests", "scripts")  # the packages whose modules are inputs of the tests that import them
+# Where the modules lie that are inputs of the tests that import them: packages, and folders on the
+# tests' path (pyproject.toml).
+PACKAGES = ("tests", "scripts")
+FOLDERS = ("bench", "bench/gpu", "scripts")
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")
+# Folders whose slow tests depend on the library and on tests, unless a mark says otherwise.
+OF_LIBRARY = ("contract", "faults", "jax", "nodes", "torch", "unit")
+FAKES = "tests/support/*.cpp"
 DIGEST = pytest.StashKey[str]()
 
 
@@ -60,20 +67,26 @@ def digest_of(root: Path, inputs: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+def named_inputs(item: pytest.Item) -> tuple[str, ...]:
+    """Return the files that a proof names, or that stand for it; of other tests none."""
+    if mark := item.get_closest_marker("proof"):
+        return mark.args
+    is_slow = item.get_closest_marker("slow") or item.get_closest_marker("native")
+    return (*LIBRARY, FAKES) if is_slow and item.path.parent.name in OF_LIBRARY else ()
+
+
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the files and folders that a proof depends on.
 
     Those that it names, its own folder, and the modules that it and its fixtures import of the
     tests.
     """
-    mark = item.get_closest_marker("proof")
-    assert mark is not None
     root = item.config.rootpath
     folder = item.path.parent.relative_to(root)
     files = {item.path, *files_of_fixtures(item)}
     modules = frozenset[Path]().union(*(imports_of(file, root) for file in files))
     names = (str(file.relative_to(root)) for file in sorted(modules))
-    return (*mark.args, str(folder), *names, *ALWAYS)
+    return (*named_inputs(item), str(folder), *names, *ALWAYS)
 
 
 def files_of_fixtures(item: pytest.Item) -> set[Path]:
@@ -85,7 +98,7 @@ def files_of_fixtures(item: pytest.Item) -> set[Path]:
 
 @functools.cache
 def imports_of(path: Path, root: Path) -> frozenset[Path]:
-    """Return the modules of the tests and scripts that a file imports, and those import in turn."""
+    """Return the modules of this repository that a file imports, and those import in turn."""
     found: set[Path] = set()
     todo = [path]
     while todo:
@@ -102,7 +115,9 @@ def modules_in(path: Path, root: Path) -> set[Path]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    files = (root / f"{name.replace('.', '/')}.py" for name in names if name.split(".")[0] in OURS)
+    paths = {f"{name.replace('.', '/')}.py" for name in names}
+    files = {root / path for path in paths if path.split("/")[0] in PACKAGES}
+    files |= {root / folder / path for folder in FOLDERS for path in paths}
     return {file for file in files if file.exists()}
 
 
@@ -115,7 +130,7 @@ class Proofs:
 
     @pytest.hookimpl(tryfirst=True)  # before fixtures, which compile
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if not self.cache or not item.get_closest_marker("proof"):
+        if not self.cache or not named_inputs(item):
             return
         digest = digest_of(item.config.rootpath, inputs_of(item))
         known = self.cache.get(key_of(item), {})

@@ -16,7 +16,6 @@ import torch
 
 import fastcoll
 from fastcoll.api import VERBS as VERBS_IN_PYTHON
-from tests.proofs import LIBRARY
 from tests.support import oracle, row_oracle
 from tests.support.calls import Call
 from tests.support.draw import some
@@ -49,7 +48,6 @@ def test_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:
     check_rows(site, some(draw(site, verb, most_numel=1 << 14), 60, site.world))
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @at(SITES)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fastcoll.cli import app
 from fastcoll.measure.results import validate
-from tests.proofs import LIBRARY
 from tests.support.harness import Rank
 
 
@@ -89,7 +88,6 @@ def test_tune_measures_writes_and_goes_on(tmp_path: Path) -> None:
     assert len(again["rows"]) == len(document["rows"])
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 def test_regret_measures_all_points(tmp_path: Path) -> None:
     path = tmp_path / "regret.json"

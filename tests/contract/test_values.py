@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.proofs import LIBRARY
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import (
@@ -139,7 +138,6 @@ def test_another_order_is_refused_where_it_matters(
     assert pools(world).run(ask_for_another_order, algorithm, pairs) == [[]] * world
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
@@ -151,7 +149,6 @@ def test_every_size(pools: Pools, world: int, verb: str) -> None:
     check(pools(world), calls[len(calls) // len(sizes) :])
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
@@ -163,7 +160,6 @@ def test_more_large_sizes(pools: Pools, world: int) -> None:
         check(pools(world), calls_of(verb, world, [HUGE_SIZE // world]), batch=2)
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("verb", VERBS)
@@ -171,7 +167,6 @@ def test_sixteen_ranks(pools: Pools, verb: str) -> None:
     check(pools(16), calls_of(verb, 16, small_sizes(16)))
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 def test_sixty_four_ranks(fresh_pool: Callable[..., Pool]) -> None:
     """As many as there may be: a few calls of every kind."""
@@ -181,7 +176,6 @@ def test_sixty_four_ranks(fresh_pool: Callable[..., Pool]) -> None:
         check(pool, some(calls_of(verb, 64, [1, 64, 700]), 20, 1), batch=10)
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_64_mebibytes(pools: Pools, world: int) -> None:
@@ -202,7 +196,6 @@ def more_than_32_bits(rank: Rank, numel: int) -> list[int]:
     return [marks, sum(int((part != 3).any()) for part in tensor.split(1 << 26))]
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_more_than_32_bits(pools: Pools) -> None:

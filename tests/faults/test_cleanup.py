@@ -21,7 +21,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.proofs import LIBRARY
 from tests.support.harness import Pool, Rank, Setup, attempt
 from tests.support.held import list_held
 
@@ -145,7 +144,6 @@ def very_many_groups(rank: Rank, count: int) -> list[tuple[int, int, int]]:
     return held
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_thousands_of_groups_leave_nothing(fresh_pool: Callable[..., Pool]) -> None:

@@ -4,7 +4,6 @@
 import pytest
 
 from tests.faults import soak, soak_flat
-from tests.proofs import LIBRARY
 
 
 @pytest.mark.slow
@@ -25,7 +24,6 @@ def test_each_fault(kind: str) -> None:
         assert not result.problems, f"seed {seed}: {result.problems}"
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 def test_everything_at_random() -> None:
     for seed in range(100, 115):
@@ -57,7 +55,6 @@ def test_a_wrong_result_is_a_problem() -> None:
     assert any("ended" in problem for problem in soak.judge(faults, died))
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("leak", [False, True])
 def test_those_who_last_do_not_grow(leak: bool) -> None:

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.proofs import FAKES, LIBRARY
 from tests.support.fake_cuda import ROOT, build_fake_cuda
 from tests.support.programs import run
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.proof(*LIBRARY, FAKES),
+    pytest.mark.native,
+    pytest.mark.timeout(600),
+]
 _LIMIT_S = 180
 
 

@@ -31,6 +31,13 @@ def test_skipped(): pass
 def test_expected(): assert False
 """
 
+SLOW = """
+import pytest
+def test_quick(): pass
+@pytest.mark.slow
+def test_slow(): pass
+"""
+
 FIXTURES = """
 import pytest
 from tests.support import lent
@@ -48,7 +55,7 @@ class Project:
             (folder / name).mkdir(parents=True)
         for name in ("constraints.txt", "setup.py", "tests/support/harness.py", "scripts/verbs.py"):
             (folder / name).touch()
-        (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = proof\n")
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers =\n proof\n slow\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)
         (folder / "tests/proofs.py").write_text((ROOT / "tests/proofs.py").read_text())
         (folder / "tests/protocol/native/test_it.py").write_text(TEST)
@@ -108,6 +115,21 @@ def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
     assert LEFT_OUT in project.run(skip)
     project.compiler("12.2")
     assert RAN in project.run(skip)
+
+
+def test_a_slow_test_of_the_library_is_a_proof(project: Project) -> None:
+    for room in ("contract", "tools"):
+        (project.folder / "tests" / room).mkdir()
+        (project.folder / "tests" / room / f"test_{room}.py").write_text(SLOW)
+    library = project.folder / "python/module.py"
+    library.parent.mkdir()
+    for file in (library, project.folder / "tests/support/fake.cpp"):
+        file.touch()
+    skip = proofs.OPTION
+    assert "6 passed, 2 skipped, 1 xfailed in" in project.run(skip)
+    assert "4 passed, 2 skipped, 1 xfailed, 2 proved in" in project.run(skip)
+    library.write_text("A = 1")
+    assert "5 passed, 2 skipped, 1 xfailed, 1 proved in" in project.run(skip)
 
 
 def test_what_a_proof_and_its_fixtures_import_counts(project: Project) -> None:

@@ -8,9 +8,12 @@ from unittest import mock
 import pytest
 
 from tests.jax.start import COMPILE_S
+from tests.proofs import LIBRARY
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 from tests.support.launched import NUMBERS, run_launched
 from tests.torch.test_examples import FOLDER, OF_JAX
+
+pytestmark = pytest.mark.proof(*LIBRARY, "examples")
 
 # The call in which a wrong number must make a program fail.
 WRONG = [("jax_training", "all_reduce")]

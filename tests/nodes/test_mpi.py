@@ -17,14 +17,13 @@ from tests.contract.test_differences import check_each_form
 from tests.nodes.everything import check_everything
 from tests.nodes.mpi_pool import MpiPool, require_open_mpi
 from tests.nodes.test_verbs import LARGE_SIZE
-from tests.proofs import LIBRARY
 from tests.support.calls import Call, expected
 from tests.support.draw import VERBS
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 from tests.support.perform import Result, compare, perform_all
 from tests.support.sites import across, ranks_by_node
 
-pytestmark = [pytest.mark.proof(*LIBRARY), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 CARRIER = {"FASTCOLL_CARRIER": "mpi"}
 LIMIT_S = 5.0
 MakePool = Callable[[str], MpiPool]

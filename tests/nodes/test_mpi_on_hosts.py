@@ -19,12 +19,11 @@ from tests.nodes.host_pool import (
 from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
 from tests.nodes.test_verbs_on_hosts import node_map
-from tests.proofs import LIBRARY
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Rank
 from tests.support.sites import across, ranks_by_node
 
-pytestmark = [pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 LARGE = 30_000  # elements: beyond a header
 STILL_S = 6.0
 OnHosts = Callable[[str], MpiHostPool]

@@ -14,15 +14,11 @@ from hosts import Hosts
 from tests.contract.test_differences import check_each_field, check_each_form
 from tests.nodes.everything import check_everything
 from tests.nodes.host_pool import HostPool, assert_each_byte_crosses_once, require_hosts
-from tests.proofs import LIBRARY
 from tests.support.draw import VERBS
 from tests.support.harness import Rank
 from tests.support.sites import across, ranks_by_node
 
-pytestmark = [
-    pytest.mark.proof(*LIBRARY, "tests/contract", "bench/hosts.py"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.slow
 LARGE = 30_000  # elements: beyond a header
 OnHosts = Callable[[str], HostPool]
 

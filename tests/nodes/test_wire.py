@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.proofs import LIBRARY
 from tests.support import oracle, wire_oracle
 from tests.support.harness import Attempt, Pool, Rank, attempt
 from tests.support.sites import ranks_by_node
 from tests.support.wire_oracle import WIRES
 
 Clusters = Callable[[str], Pool]
-SLOW = (pytest.mark.slow, pytest.mark.proof(*LIBRARY))
+SLOW = pytest.mark.slow
 MAPS = ["aabb", "abc", pytest.param("aaaabbbcddee", marks=SLOW), pytest.param("aab", marks=SLOW)]
 DTYPES = ("float32", "float16", "bfloat16")
 # Around a block; beyond a packet: whole chunks, shards; several segments.
@@ -108,7 +107,6 @@ def test_all_ranks_have_the_oracles_bits(clusters: Clusters, nodes: str) -> None
     check(clusters(nodes), nodes, calls)
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["aabb", "aabbc"])
 def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:

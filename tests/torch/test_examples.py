@@ -16,8 +16,11 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.proofs import LIBRARY
 from tests.support.harness import Attempt, Rank, Setup, attempt
 from tests.support.launched import NUMBERS, run_launched
+
+pytestmark = pytest.mark.proof(*LIBRARY, "examples")
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_init import free_port
-from tests.proofs import LIBRARY
 from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
@@ -229,7 +228,6 @@ def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str
 
 
 # Not the compiled backend: torch's own bindings, which call it, end the process that way.
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "python"])
 @pytest.mark.parametrize("how", ["closed", "open"])

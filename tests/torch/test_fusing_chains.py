@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.proofs import LIBRARY
 from tests.support.backends import on_backend
 from tests.support.fused import (
     compile_fused,
@@ -294,7 +293,6 @@ def count_chains(rank: Rank, has_some: bool) -> list[str]:
     return wrong
 
 
-@pytest.mark.proof(*LIBRARY)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("has_some", [True, False])

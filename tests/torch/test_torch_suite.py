@@ -3,11 +3,9 @@
 
 import pytest
 
-from tests.proofs import LIBRARY
 from tests.torch import torch_suite
 
 pytestmark = [
-    pytest.mark.proof(*LIBRARY),
     pytest.mark.slow,
     pytest.mark.native,
     pytest.mark.timeout(900),
