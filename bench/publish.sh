@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 40 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes about 70 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,8 +38,10 @@ done
 python bench/schedules.py "$out/schedules.md"
 python bench/lists.py "$out/lists.json"
 python bench/forms.py "$out/forms.json"
+python bench/rows.py "$out/rows.json"
 fastcoll build # before it is measured
 python bench/torch_calls.py "$out/torch.json"
+python bench/compiled.py "$out/compiled.json"
 python bench/company.py "$out/company.json"
 fastcoll regret --json "$out/regret.json"
 tuning=$(mktemp)
