@@ -16,7 +16,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d_calls.h"
-#include "c10d_operators.h"
+#include "c10d_direct.h"
 #include "c10d_runner.h"
 #include "c10d_threads.h"
 #include "c10d_verbs.h"
@@ -267,8 +267,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");
   add_handle<BatchWork>(module, "BatchWork");
-  module.def("serve_operators", &serve_operators, py::arg("functions"), py::arg("gradients"),
-             py::arg("named"));
+  module.def("serve_operators", &serve_operators, py::arg("operators"), py::arg("functions"),
+             py::arg("gradients"), py::arg("named"));
   module.def("finish", [] {
     const WithoutGil without_gil;
     core->drain_threads();

@@ -39,6 +39,7 @@ _HEADERS = tuple(
     for name in (
         "c10d_calls.h",
         "c10d_names.h",
+        "c10d_direct.h",
         "c10d_operators.h",
         "c10d_runner.h",
         "c10d_threads.h",

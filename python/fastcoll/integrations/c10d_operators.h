@@ -7,10 +7,10 @@
 // do those of which a derivative can be asked for.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <array>
@@ -136,10 +136,15 @@ bool run_operator(const HeldGroup& group, const FastcollKind& kind, const at::Te
   return true;
 }
 
+// By no dispatcher, which takes longer than the memory.
+at::Tensor empty_like(const at::Tensor& x, at::IntArrayRef shape) {
+  return at::Tensor(at::detail::empty_cpu(shape, x.scalar_type()));
+}
+
 at::Tensor empty_rows(const at::Tensor& x, int64_t num_rows) {
   c10::SmallVector<int64_t, 6> shape(x.sizes().begin(), x.sizes().end());
   if (!shape.empty()) shape[0] = num_rows;
-  return at::empty(shape, x.options());
+  return empty_like(x, shape);
 }
 
 FastcollKind kind_of(FastcollVerb verb, const at::Tensor& x, int64_t op, int64_t root,
@@ -150,7 +155,7 @@ FastcollKind kind_of(FastcollVerb verb, const at::Tensor& x, int64_t op, int64_t
 at::Tensor all_reduce(const at::Tensor& x, int64_t op, std::string name) {
   if (is_plain(x))
     if (const HeldGroup group = operator_groups().hold(name)) {
-      at::Tensor result = at::empty(x.sizes(), x.options());
+      at::Tensor result = empty_like(x, x.sizes());
       const auto kind = kind_of(kFastcollAllReduce, x, op, 0, x.numel());
       if (run_operator(group, kind, x, result)) return result;
     }
@@ -186,7 +191,7 @@ Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
   const auto is_known = [](const OptionalTensor& tensor) { return !tensor || is_plain(*tensor); };
   if (is_plain(x) && is_known(residual) && is_known(weight))
     if (const HeldGroup group = operator_groups().hold(name)) {
-      Tensors pair{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
+      Tensors pair{empty_like(x, x.sizes()), empty_like(x, x.sizes())};
       std::array<FastcollTensor, 2> facts;
       if (residual) facts[0] = facts_of(*residual);
       if (weight) facts[1] = facts_of(*weight);
@@ -230,33 +235,6 @@ Result with_gradient(c10::DispatchKeySet keys, Terms... terms) {
                                  .typed<Result(Terms...)>();
   const at::AutoDispatchBelowAutograd below;
   return served.redispatch(keys & c10::after_autograd_keyset, terms...);
-}
-
-// ---- torch's dispatcher ----
-
-// Of one dispatch key. Never destroyed: torch's dispatcher may end earlier.
-torch::Library& library_of(c10::DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, "fastcoll", key, __FILE__, __LINE__);
-}
-
-template <const char* kName, class Result, class... Terms>
-void serve(torch::Library& cpu, torch::Library& autograd, Result (*body)(Terms...)) {
-  cpu.impl(kName, body);
-  autograd.impl(kName, &with_gradient<kName, Result, Terms...>);
-}
-
-void serve_operators(py::dict functions, py::dict gradients, py::object named) {
-  operator_groups().serve(std::move(functions), std::move(gradients), std::move(named));
-  static const bool once = [] {
-    torch::Library& cpu = library_of(c10::DispatchKey::CPU);
-    torch::Library& autograd = library_of(c10::DispatchKey::AutogradCPU);
-    serve<names::kAllReduce>(cpu, autograd, &all_reduce);
-    serve<names::kReduceScatter>(cpu, autograd, &reduce_scatter);
-    serve<names::kAllGather>(cpu, autograd, &all_gather);
-    serve<names::kAllReduceRmsNorm>(cpu, autograd, &all_reduce_rms_norm);
-    return true;
-  }();
-  (void)once;
 }
 
 }  // namespace

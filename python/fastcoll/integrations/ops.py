@@ -16,6 +16,7 @@ compiler gets them: that is `compile.py`.
 import itertools
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import c10d_build, derivatives, row_ops
 from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
 
+DIRECT = "direct"  # in torch.ops.fastcoll: the operators as plain functions
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
 # Stands before torch's name of a group, which is looked up when the graph runs.
 _OF_TORCH = "torch:"
@@ -368,8 +370,12 @@ _define("reduce", _reduce, _same, _reduce_gradient)
 _define("all_to_all", _all_to_all, _shuffled, _all_to_all_gradient)
 
 _functions[row_ops.NAME], _gradients[row_ops.NAME] = row_ops.define(_library, named)
-OPERATORS = tuple(getattr(torch.ops.fastcoll, name).default for name in _functions)
+_operators = {name: getattr(torch.ops.fastcoll, name).default for name in _functions}
+OPERATORS = tuple(_operators.values())
 
-# Where the compiled backend is, it runs the calls that need no Python.
+# Compiled code calls these (lowered.py). Where the compiled backend is, it runs the calls that need
+# no Python.
+_direct = dict(_operators)
 if (_compiled := c10d_build.load()) is not None:
-    _compiled.serve_operators(_functions, _gradients, named)
+    _direct |= _compiled.serve_operators(_operators, _functions, _gradients, named)
+setattr(torch.ops.fastcoll, DIRECT, SimpleNamespace(**_direct))
