@@ -194,6 +194,57 @@ def _forms(of: Results) -> Iterator[str]:
     )
 
 
+def _rows(of: Results) -> Iterator[str]:
+    """Yield what a norm behind a sum takes, by itself and in compiled programs."""
+    points = of.documents.get("rows", {}).get("points", [])
+    yield from _table(
+        ["all_reduce, addition, RMSNorm, us", "three calls", "one call", "sum alone", "ratio"],
+        (
+            [
+                f"{one['dtype']} {one['shape']}",
+                *(format_number(one["median_us"][way]) for way in ("steps", "fused", "all_reduce")),
+                f"{one['steps_over_fused']:g}x",
+            ]
+            for one in points
+        ),
+    )
+    points = of.documents.get("compiled", {}).get("points", [])
+    yield from _table(
+        ["the same compiled, each of 8, us", "unfused", "fused", "sum alone", "ratio"],
+        (
+            [
+                f"{one['dtype']} {one['shape']}, {one['mode']}",
+                *(
+                    format_number(one["median_us"][way])
+                    for way in ("unfused", "fused", "all_reduce")
+                ),
+                f"{one['unfused_over_fused']:g}x",
+            ]
+            for one in points
+        ),
+    )
+
+
+def _company(of: Results) -> Iterator[str]:
+    """Yield the steps a second on busy cores, against Gloo's."""
+    company = of.documents.get("company", {"rows": [], "settings": {"sizes": []}})
+    ratios = {
+        (row["situation"], row["way"], row["size_bytes"]): row.get("gloo_over_fastcoll")
+        for row in company["rows"]
+    }
+    situations, ways = (list(dict.fromkeys(key[at] for key in ratios)) for at in (0, 1))
+    sizes = company["settings"]["sizes"]
+
+    def cell(situation: str, way: str) -> str:
+        found = (ratios.get((situation, way, size)) for size in sizes)
+        return ", ".join(f"{one:.2f}" if one else "not measured" for one in found)
+
+    yield from _table(
+        [f"steps/s over Gloo's, of {', '.join(map(format_size, sizes))}", *ways],
+        ([situation, *(cell(situation, way) for way in ways)] for situation in situations),
+    )
+
+
 def _goals(of: Results) -> Iterator[str]:
     """Yield how all goals stand, the missed ones first."""
     found = sorted(verdicts(of.folder), key=lambda one: (False, None, True).index(one.passed))
@@ -224,7 +275,17 @@ def _machine(of: Results) -> Iterator[str]:
     yield ""
     yield f"{facts['num_cpus']} virtual CPUs: {facts['cpu_model']}; Linux {kernel}."
     yield ""
-    for part in (all_reduce, _asynchronous, _verbs, _forms, _torch, _goals, _files):
+    for part in (
+        all_reduce,
+        _asynchronous,
+        _verbs,
+        _forms,
+        _torch,
+        _rows,
+        _company,
+        _goals,
+        _files,
+    ):
         yield from part(of)
 
 

@@ -73,6 +73,7 @@ MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0
 LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3
 MOST_TORCH_US, LEAST_DDP_RATIOS = 4.0, {"100K": 5.0, "25M": 3.0}
 LEAST_GOOD_CHOICES = 0.95
+LEAST_COMPANY_RATIO = 1.5  # in four fifths of the cells
 LEAST_OVER_NODES = {
     ("contiguous", "64"): 2.2,
     ("contiguous", "64K"): 1.8,
@@ -251,6 +252,36 @@ def _torch_verdicts(folder: Path) -> Iterator[Verdict]:
             )
 
 
+def _company_verdicts(folder: Path) -> Iterator[Verdict]:
+    what = "steps a second in company, against Gloo"
+    company = _load(folder, "company")
+    if company is None:
+        yield Verdict(what, "several", "not measured", None)
+        return
+    rows = [row for row in company["rows"] if row["status"] == "measured"]
+    ratios = [row["gloo_over_fastcoll"] for row in rows]
+    cpus = [
+        row["libraries"]["fastcoll"]["cpu_ms"] / row["libraries"]["gloo"]["cpu_ms"] for row in rows
+    ]
+    absent = len(company["rows"]) - len(rows)
+    slow = sum(ratio < 1 for ratio in ratios)
+    fast = sum(ratio >= LEAST_COMPANY_RATIO for ratio in ratios) / len(ratios)
+    dear = sum(cpu > 1 for cpu in cpus)
+    of_all = f"of {len(rows)} cells" + (f" ({absent} not measured)" if absent else "")
+    yield Verdict(
+        f"{what}, every cell", ">= 1x", f"{min(ratios):.2f}x; {slow} {of_all} below", slow == 0
+    )
+    yield Verdict(
+        f"{what}, >= {LEAST_COMPANY_RATIO}x", ">= 80%", f"{fast:.0%} {of_all}", fast >= 0.8
+    )
+    yield Verdict(
+        "CPU time of a step in company, against Gloo's",
+        "<= 1x",
+        f"{max(cpus):.2f}x; {dear} {of_all} above",
+        dear == 0,
+    )
+
+
 def _suite_verdicts(folder: Path) -> Iterator[Verdict]:
     for backend in ("compiled", "python"):
         what = f"PyTorch's own cases that pass on Gloo, {backend}"
@@ -275,6 +306,7 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
     yield from _core_verdicts(folder)
     yield from _list_verdicts(folder)
     yield from _torch_verdicts(folder)
+    yield from _company_verdicts(folder)
     yield from _suite_verdicts(folder)
     yield from _node_verdicts(folder)
     yield from _choice_verdicts(folder)

@@ -61,3 +61,16 @@ def test_what_was_not_measured_has_no_figure(summary: ModuleType, tmp_path: Path
     }
     (tmp_path / "python-float32.json").write_text(json.dumps(document))
     assert list(summary.all_reduce(summary.Results(tmp_path))) == []
+
+
+def test_cells_in_company_stand_by_way_and_size(summary: ModuleType, tmp_path: Path) -> None:
+    rows = [
+        {"situation": "alone", "way": "sync", "size_bytes": size, "gloo_over_fastcoll": ratio}
+        for size, ratio in ((65536, 3.456), (8, 2.0))
+    ]
+    rows.append({"situation": "quota-50%", "way": "sync", "size_bytes": 8})
+    document = {"rows": rows, "settings": {"sizes": [8, 65536]}}
+    (tmp_path / "company.json").write_text(json.dumps(document))
+    lines = list(summary._company(summary.Results(tmp_path)))
+    assert lines[0] == "| steps/s over Gloo's, of 8 B, 64 KiB | sync |"
+    assert lines[2:4] == ["| alone | 2.00, 3.46 |", "| quota-50% | not measured, not measured |"]

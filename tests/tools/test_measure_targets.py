@@ -73,6 +73,28 @@ def test_each_goal_of_the_calls_on_lists(targets: ModuleType, tmp_path: Path) ->
     assert passed(7.0, 1.15, 401) == [True, True, False]
 
 
+def test_each_goal_of_steps_in_company(targets: ModuleType, tmp_path: Path) -> None:
+    def found(ratios: list[float], cpu_ms: float = 1.0, absent: int = 0) -> list[Any]:
+        libraries = {"fastcoll": {"cpu_ms": cpu_ms}, "gloo": {"cpu_ms": 1.0}}
+        rows: list[dict[str, Any]] = [
+            {"status": "measured", "gloo_over_fastcoll": ratio, "libraries": libraries}
+            for ratio in ratios
+        ]
+        rows += [{"status": "not measured"}] * absent
+        (tmp_path / "company.json").write_text(json.dumps({"rows": rows}))
+        return list(targets._company_verdicts(tmp_path))
+
+    def passed(*args: Any) -> list[bool | None]:
+        return [verdict.passed for verdict in found(*args)]
+
+    assert [verdict.passed for verdict in targets._company_verdicts(tmp_path)] == [None]
+    assert passed([1.5, 1.5, 1.5, 1.5, 1.0]) == [True, True, True]
+    assert passed([1.5, 1.5, 1.5, 1.5, 0.9]) == [False, True, True]
+    assert passed([1.5, 1.5, 1.5, 1.4, 1.0]) == [True, False, True]
+    assert passed([2.0], 1.1) == [True, True, False]
+    assert found([2.0, 0.9], 1.0, 1)[0].found == "0.90x; 1 of 2 cells (1 not measured) below"
+
+
 def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Path) -> None:
     alone: dict[str, float] = {}
 
