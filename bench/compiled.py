@@ -7,7 +7,7 @@ Two ranks, one thread each, with the compiled backend of torch.distributed. A pr
 half-layers: `residual += all_reduce(x)`, then torch's rms_norm. torch.compile makes it twice, with
 `fastcoll.fuse_compiled(False)` and with True. Windows of the two take turns, and those of the
 operator all_reduce by itself. The two programs' results are compared first. A figure is the time of
-a half-layer, in us. Three minutes. Nothing else should run meanwhile.
+a half-layer, in us. Two minutes. Nothing else should run meanwhile.
 """
 
 import json

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures every published figure on this machine and holds them against the goals.
 #   bench/publish.sh MACHINE       results go to bench/results/MACHINE
-# Takes about 70 minutes on 2 cores. Nothing else should run meanwhile. bench/setup_mpi.sh first.
+# Takes an hour on 2 cores, a third of it company.py: an estimate. Nothing else should run meanwhile.
+# bench/setup_mpi.sh first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

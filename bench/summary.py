@@ -196,33 +196,27 @@ def _forms(of: Results) -> Iterator[str]:
 
 def _rows(of: Results) -> Iterator[str]:
     """Yield what a norm behind a sum takes, by itself and in compiled programs."""
-    points = of.documents.get("rows", {}).get("points", [])
-    yield from _table(
-        ["all_reduce, addition, RMSNorm, us", "three calls", "one call", "sum alone", "ratio"],
+    for name, head, ways, ratio in (
         (
-            [
-                f"{one['dtype']} {one['shape']}",
-                *(format_number(one["median_us"][way]) for way in ("steps", "fused", "all_reduce")),
-                f"{one['steps_over_fused']:g}x",
-            ]
-            for one in points
+            "rows",
+            ["all_reduce, addition, RMSNorm, us", "three calls", "one call", "sum alone", "ratio"],
+            ("steps", "fused", "all_reduce"),
+            "steps_over_fused",
         ),
-    )
-    points = of.documents.get("compiled", {}).get("points", [])
-    yield from _table(
-        ["the same compiled, each of 8, us", "unfused", "fused", "sum alone", "ratio"],
         (
-            [
-                f"{one['dtype']} {one['shape']}, {one['mode']}",
-                *(
-                    format_number(one["median_us"][way])
-                    for way in ("unfused", "fused", "all_reduce")
-                ),
-                f"{one['unfused_over_fused']:g}x",
-            ]
-            for one in points
+            "compiled",
+            ["the same compiled, each of 8, us", "unfused", "fused", "sum alone", "ratio"],
+            ("unfused", "fused", "all_reduce"),
+            "unfused_over_fused",
         ),
-    )
+    ):
+        points = of.documents.get(name, {}).get("points", [])
+        rows = []
+        for one in points:
+            times = (format_number(one["median_us"][way]) for way in ways)
+            mode = f", {one['mode']}" if "mode" in one else ""
+            rows.append([f"{one['dtype']} {one['shape']}{mode}", *times, f"{one[ratio]:g}x"])
+        yield from _table(head, rows)
 
 
 def _company(of: Results) -> Iterator[str]:

@@ -26,7 +26,7 @@ CPP = ("csrc", "kernels")
 LIBRARY = (*CPP, "python")
 # The sources of the CUDA kernels and of their simulator.
 KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/cpu/reduce_ops.inc")
-ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "setup.py")
+ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "pyproject.toml", "setup.py")
 # Where the modules lie that are inputs of the tests that import them: packages, and folders on the
 # tests' path (pyproject.toml).
 PACKAGES = ("tests", "scripts")
@@ -78,12 +78,12 @@ def named_inputs(item: pytest.Item) -> tuple[str, ...]:
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the files and folders that a proof depends on.
 
-    Those that it names, its own folder, and the modules that it and its fixtures import of the
-    tests.
+    Those that it names, its own folder, and the modules that the folder, where its programs lie,
+    and its fixtures import of the tests.
     """
     root = item.config.rootpath
     folder = item.path.parent.relative_to(root)
-    files = {item.path, *files_of_fixtures(item)}
+    files = {*item.path.parent.glob("*.py"), *files_of_fixtures(item)}
     modules = frozenset[Path]().union(*(imports_of(file, root) for file in files))
     names = (str(file.relative_to(root)) for file in sorted(modules))
     return (*named_inputs(item), str(folder), *names, *ALWAYS)

@@ -44,8 +44,8 @@ struct PeerLink {
 };
 
 int64_t now_us();
-int64_t
-tick_us();  // the same clock at the kernel's last tick, up to 10 ms ago: four times as quick
+// The same clock at the kernel's last tick, up to 10 ms ago: it reads no counter.
+int64_t tick_us();
 
 // How long a thread has waited, less the time in which it did not run. A job that stands still as a
 // whole (a paused container, a suspended machine) is no rank's fault. So the time between two looks

@@ -53,7 +53,8 @@ class Project:
         self.folder = folder
         for name in ("csrc", "kernels", "tests/protocol/native", "tests/support", "scripts", "bin"):
             (folder / name).mkdir(parents=True)
-        for name in ("constraints.txt", "setup.py", "tests/support/harness.py", "scripts/verbs.py"):
+        names = ("constraints.txt", "pyproject.toml", "setup.py")
+        for name in (*names, "tests/support/harness.py", "scripts/verbs.py"):
             (folder / name).touch()
         (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers =\n proof\n slow\n")
         (folder / "tests/conftest.py").write_text(CONFTEST)
@@ -134,9 +135,12 @@ def test_a_slow_test_of_the_library_is_a_proof(project: Project) -> None:
 
 def test_what_a_proof_and_its_fixtures_import_counts(project: Project) -> None:
     support = project.folder / "tests/support"
-    imported, of_fixture, other = (support / f"{name}.py" for name in ("used", "lent", "unused"))
-    for file in (imported, of_fixture, other):
+    names = ("used", "lent", "run", "unused")
+    imported, of_fixture, of_program, other = (support / f"{name}.py" for name in names)
+    for file in (imported, of_fixture, of_program, other):
         file.write_text("A = 1\n")
+    program = project.folder / "tests/protocol/native/program.py"  # run by a test, not imported
+    program.write_text("from tests.support import run\n")
     (support / "calls.py").write_text("from tests.support import used\n")
     (project.folder / "tests/conftest.py").write_text(CONFTEST + FIXTURES)
     test = TEST.replace("test_it(planted)", "test_it(planted, pools)")
@@ -146,7 +150,7 @@ def test_what_a_proof_and_its_fixtures_import_counts(project: Project) -> None:
     assert RAN in project.run(proofs.OPTION)
     other.write_text("A = 2\n")
     assert LEFT_OUT in project.run(proofs.OPTION)
-    for file in (imported, of_fixture):
+    for file in (imported, of_fixture, of_program):
         file.write_text("A = 2\n")
         assert RAN in project.run(proofs.OPTION), file.name
 

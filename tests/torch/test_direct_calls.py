@@ -14,7 +14,7 @@ from tests.support.backends import on_backend
 from tests.support.harness import Rank, attempt
 
 NAMES = ("all_reduce", "reduce_scatter", "all_gather", "all_reduce_rms_norm")
-ROWS = 4
+ROWS = 4  # and 4 columns: each operator takes the transpose, too
 
 
 class Seeing(TorchDispatchMode):
@@ -51,7 +51,7 @@ def arguments_of(name: str, x: Tensor) -> tuple[Any, ...]:
 def compare(rank: Rank, name: str) -> list[bool]:
     """Return whether a direct call is what torch.ops gives, in each way of being watched."""
     direct, boxed = (getattr(way, name) for way in ways())
-    x = torch.full((ROWS, 3), rank.rank + 1.0)
+    x = torch.full((ROWS, ROWS), rank.rank + 1.0)
     plain = same(direct(*arguments_of(name, x)), boxed(*arguments_of(name, x)))
     with Seeing() as mode:
         direct(*arguments_of(name, x))
@@ -68,25 +68,40 @@ def compare(rank: Rank, name: str) -> list[bool]:
     with torch.no_grad():
         result = direct(*arguments_of(name, leaf))
     without = result if isinstance(result, Tensor) else result[0]
+    batch = torch.stack([x, x + 1])
+    mapped = [
+        torch.vmap(lambda one, call=call: call(*arguments_of(name, one)))(batch)
+        for call in (direct, boxed)
+    ]
+    shapes = [shape_of(call(*arguments_of(name, x.to("meta")))) for call in (direct, boxed)]
     return [
         plain,
         f"{name}.default" in mode.seen,
         f"fastcoll::{name}" in events,
         torch.equal(*gradients),
         not without.requires_grad,
+        same(*mapped),
+        shapes[0] == shapes[1],
+        same(direct(*arguments_of(name, x.t())), boxed(*arguments_of(name, x.t()))),
     ]
+
+
+def shape_of(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.device.type, result.shape
+    return [shape_of(one) for one in result]
 
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one, other)
-    return type(one) is type(other) and all(map(same, one, other))
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_direct_call_is_the_operators(backend_pools: Any, name: str) -> None:
     rows = backend_pools(2).run(on_backend, "fastcoll", compare, name)
-    assert rows == [[True] * 5] * 2
+    assert rows == [[True] * 8] * 2
 
 
 def texts_of_mistakes(rank: Rank) -> list[tuple[str, str]]:

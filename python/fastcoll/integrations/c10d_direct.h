@@ -2,14 +2,15 @@
 // The operators of c10d_operators.h as functions of Python, for the code that torch's compiler
 // writes (lowered.py). Part of c10d_backend.cpp, compiled with it.
 //
-// A call from Python by torch.ops boxes its arguments for torch's dispatcher, which takes longer
-// than a small all_reduce. Compiled code needs the operator's body alone. Calls that need more go
-// by torch.ops: under a profiler or a mode of torch, with a derivative, or with a tensor of a
-// subclass.
+// A call from Python by torch.ops boxes its arguments for torch's dispatcher, which takes about as
+// long as a small all_reduce. Compiled code needs the operator's body alone. Other calls go by
+// torch.ops: under a profiler, a mode of torch, or a transform of torch.func. So do those with a
+// derivative, with a tensor of a subclass, or with a tensor that the bodies leave to Python.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -31,7 +32,8 @@ std::optional<Term> read_term(PyObject* object);
 template <>
 std::optional<at::Tensor> read_term(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return std::nullopt;
-  return THPVariable_Unpack(object);
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return is_plain(tensor) ? std::optional(tensor) : std::nullopt;
 }
 template <>
 std::optional<OptionalTensor> read_term(PyObject* object) {
@@ -66,7 +68,14 @@ std::optional<std::string> read_term(PyObject* object) {
 PyObject* to_python(const at::Tensor& tensor) { return THPVariable_Wrap(tensor); }
 PyObject* to_python(const Tensors& tensors) { return py::cast(tensors).release().ptr(); }
 
-bool is_watched() { return at::hasCallbacks() || c10::impl::TorchDispatchModeTLS::any_modes_set(); }
+// Whether a profiler, a mode or a transform has a say in each operator's call.
+bool is_watched() {
+  const auto is_included = [](c10::DispatchKey key) {
+    return c10::impl::tls_is_dispatch_key_included(key);
+  };
+  return at::hasCallbacks() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         is_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
 
 template <const char* kName, class Result, class... Terms>
 class DirectCall {

@@ -136,15 +136,15 @@ bool run_operator(const HeldGroup& group, const FastcollKind& kind, const at::Te
   return true;
 }
 
-// By no dispatcher, which takes longer than the memory.
-at::Tensor empty_like(const at::Tensor& x, at::IntArrayRef shape) {
+// Without torch's dispatcher.
+at::Tensor allocate_like(const at::Tensor& x, at::IntArrayRef shape) {
   return at::Tensor(at::detail::empty_cpu(shape, x.scalar_type()));
 }
 
 at::Tensor empty_rows(const at::Tensor& x, int64_t num_rows) {
   c10::SmallVector<int64_t, 6> shape(x.sizes().begin(), x.sizes().end());
   if (!shape.empty()) shape[0] = num_rows;
-  return empty_like(x, shape);
+  return allocate_like(x, shape);
 }
 
 FastcollKind kind_of(FastcollVerb verb, const at::Tensor& x, int64_t op, int64_t root,
@@ -155,7 +155,7 @@ FastcollKind kind_of(FastcollVerb verb, const at::Tensor& x, int64_t op, int64_t
 at::Tensor all_reduce(const at::Tensor& x, int64_t op, std::string name) {
   if (is_plain(x))
     if (const HeldGroup group = operator_groups().hold(name)) {
-      at::Tensor result = empty_like(x, x.sizes());
+      at::Tensor result = allocate_like(x, x.sizes());
       const auto kind = kind_of(kFastcollAllReduce, x, op, 0, x.numel());
       if (run_operator(group, kind, x, result)) return result;
     }
@@ -191,7 +191,7 @@ Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
   const auto is_known = [](const OptionalTensor& tensor) { return !tensor || is_plain(*tensor); };
   if (is_plain(x) && is_known(residual) && is_known(weight))
     if (const HeldGroup group = operator_groups().hold(name)) {
-      Tensors pair{empty_like(x, x.sizes()), empty_like(x, x.sizes())};
+      Tensors pair{allocate_like(x, x.sizes()), allocate_like(x, x.sizes())};
       std::array<FastcollTensor, 2> facts;
       if (residual) facts[0] = facts_of(*residual);
       if (weight) facts[1] = facts_of(*weight);

@@ -7,8 +7,8 @@ sizes do (split sizes, ragged batches). All ranks must make their calls in one o
 leaves the operators that it knows as collectives in the order of the program. Imported only where
 the generator is: see `compile.py`.
 
-The code calls an operator's body, not torch.ops, whose way through torch's dispatcher takes longer
-than a small all_reduce (c10d_direct.h).
+The code calls an operator's body, not torch.ops, whose way through torch's dispatcher takes about
+as long as a small all_reduce (c10d_direct.h).
 
 Marking the operators as effects did not keep them in order (torch 2.13).
 """
