@@ -98,13 +98,39 @@ void check_company() {
   require(!company.is_there(0) && !company.is_there(INT64_MAX), "nobody was seen");
   company.note_yield(1000, 1000 + Company::kSliceUs - 1);
   require(!company.is_there(2000), "a peer that yields soon is no stranger");
-  company.note_yield(5000, 5000 + Company::kSliceUs);
-  const int64_t seen_us = 5000 + Company::kSliceUs;
-  require(company.is_there(seen_us), "a yield of a slice");
-  require(company.is_there(seen_us + Company::kMemoryUs - 1), "it is remembered");
-  require(!company.is_there(seen_us + Company::kMemoryUs), "but not for ever");
-  company.note_yield(seen_us + 10, seen_us + 11);
-  require(company.is_there(seen_us + 20), "a short yield proves nothing");
+  // Every eighth part of the time is lost, and for a while a little more.
+  constexpr int64_t kSliceUs = Company::kSliceUs, kShare = Company::kShare;
+  int64_t time_us = 10'000;
+  for (int turn = 0; turn < 1000; ++turn, time_us += kSliceUs * kShare)
+    company.note_yield(time_us, time_us + kSliceUs);
+  company.note_yield(time_us, time_us + Company::kBurstUs);
+  require(!company.is_there(time_us), "peers and the kernel take a slice now and then");
+  Company even;
+  even.note_yield(0, Company::kBurstUs);
+  even.note_yield(Company::kBurstUs + 200, Company::kBurstUs + 800);
+  static_assert((Company::kBurstUs + 600) * kShare - (Company::kBurstUs + 800) ==
+                Company::kBurstUs * kShare);
+  require(!even.is_there(Company::kBurstUs + 800), "no more is lost than may be");
+  // All of the time is lost. The peers forget at the same moment, wherever they began.
+  const int64_t forget_us = (time_us / Company::kMemoryUs + 1) * Company::kMemoryUs;
+  for (const int64_t start_us : {time_us, time_us + 7 * kSliceUs}) {
+    Company busy;
+    int num_slices = 0;
+    int64_t end_us = start_us;
+    while (!busy.is_there(end_us) && num_slices < 100) {
+      busy.note_yield(end_us, end_us + kSliceUs);
+      end_us += kSliceUs;
+      ++num_slices;
+    }
+    // A slice costs kShare - 1 slices more than it takes.
+    require_equal(num_slices, Company::kBurstUs * kShare / (kSliceUs * (kShare - 1)) + 1,
+                  "lost slices until the rank sleeps");
+    busy.note_yield(end_us + 10, end_us + 11);
+    require(busy.is_there(end_us + 20), "a short yield proves nothing");
+    require(busy.is_there(forget_us - 1) && !busy.is_there(forget_us), "the next full second");
+    busy.note_yield(forget_us, forget_us + kSliceUs);
+    require(!busy.is_there(forget_us + kSliceUs), "what was lost before is made up for");
+  }
   Company patient(INT64_MAX);
   patient.note_yield(0, INT64_MAX - 1);
   require(!patient.is_there(1), "a limit that no yield reaches");

@@ -124,10 +124,11 @@ void yield_again() {
     const Posted awaited = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 6);
     machine::on_yield = [&, is_first = true]() mutable {
       if (!std::exchange(is_first, false)) return;
-      if (has_stranger) machine::time_us += P::kSliceUs;
+      if (has_stranger) machine::time_us += 2 * Company::kBurstUs;
       else pairs.send(1, 0, 8, 6);
     };
-    require(!pairs.engine(0).wait(*awaited.transfer, pairs.world.host(0), 0.001), "nobody sends");
+    const double limit_s = 1e-6 * (2 * Company::kBurstUs + 600);
+    require(!pairs.engine(0).wait(*awaited.transfer, pairs.world.host(0), limit_s), "no message");
     const std::string start = has_stranger ? "1 x yield, 6 x nap" : "65 x yield, 1 x barrier";
     require(machine::take_steps().starts_with(start), start);
   }
