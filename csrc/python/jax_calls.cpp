@@ -15,6 +15,7 @@
 
 #include "fastcoll/integrations/gil.h"
 #include "group/process_group.h"
+#include "memory/huge_pages.h"
 #include "python/errors.h"
 #include "python/host.h"
 #include "python/jax_frame.h"
@@ -253,6 +254,8 @@ xla::Error* handle(xla::CallFrame* frame) {
   if (frame->stage != xla::kExecute) return nullptr;
   try {
     const JaxCall call = call_of(*frame);
+    if (call.output.is_given)
+      ask_for_huge_pages(call.output.view.ptr, call.output.view.num_bytes());
     if (call.verb() == Verb::broadcast && call.input.is_given && call.output.is_given)
       std::memcpy(call.output.view.ptr, call.input.view.ptr, call.input.view.num_bytes());
     if (!run_natively(group_at(call.facts.group), call)) run_in_python(call);

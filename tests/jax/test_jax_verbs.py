@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of fastcoll.jax: results in every kind of program, order, mistakes."""
 
+import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,6 +296,29 @@ def test_other_verbs_read_arrays_of_jax(own_pools: Pools) -> None:
             assert given == [1, 2, 3]
             assert refused.kind == "UsageError"
             assert "tensor, of type ArrayImpl, can't be written" in refused.text
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def count_faults(rank: Rank, num_bytes: int) -> int:
+    """Return the fewest page faults of a call among several: memory may be fragmented."""
+    jax, fj = start_jax(rank)
+    x, counts = jax.numpy.ones(num_bytes // 4), []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        jax.block_until_ready(fj.all_reduce(x))
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return min(counts)
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages here"
+)
+def test_a_large_result_is_not_faulted_in_by_small_pages(own_pools: Pools) -> None:
+    num_bytes = 64 << 20  # more than malloc keeps
+    for faults in own_pools(2).run(count_faults, num_bytes, deadline_s=COMPILE_S):
+        assert faults < num_bytes // resource.getpagesize() // 4
 
 
 def make_mistakes(rank: Rank) -> list[Attempt]:
