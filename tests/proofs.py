@@ -24,6 +24,10 @@ import pytest
 OPTION = "--skip-proved"
 CPP = ("csrc", "kernels")
 LIBRARY = (*CPP, "python")
+# The rooms on top of the library, which no other one imports (pyproject.toml). Their modules count
+# only for tests that import them, or run the command line.
+TOP = ("fastcoll/cli/", "fastcoll/measure/", "fastcoll/__main__.py")
+COMMAND = '"-m", "fastcoll"'
 # The sources of the CUDA kernels and of their simulator.
 KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/cpu/reduce_ops.inc")
 ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "pyproject.toml", "setup.py")
@@ -60,11 +64,24 @@ def digest_of(root: Path, inputs: Iterable[str]) -> str:
         places = sorted(root.glob(pattern))
         assert places, f"no file is called {pattern}"
         for place in places:
-            for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-                if path.is_file() and path.suffix != ".pyc":
-                    content = hashlib.sha256(path.read_bytes()).hexdigest()
-                    digest.update(f"{path.relative_to(place.parent)} {content}\n".encode())
+            for path in files_below(place):
+                if path.match("*.py") and path.relative_to(place).as_posix().startswith(TOP):
+                    continue
+                stat = path.stat()
+                content = hash_file(path, stat.st_mtime_ns, stat.st_size)
+                digest.update(f"{path.relative_to(root)} {content}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def files_below(place: Path) -> list[Path]:
+    found = sorted(place.rglob("*")) if place.is_dir() else [place]
+    return [path for path in found if path.suffix != ".pyc" and path.is_file()]
+
+
+@functools.cache
+def hash_file(path: Path, _mtime_ns: int, _size: int) -> str:
+    """Return a hash of a file's bytes, read again only if the file has changed."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def named_inputs(item: pytest.Item) -> tuple[str, ...]:
@@ -78,15 +95,20 @@ def named_inputs(item: pytest.Item) -> tuple[str, ...]:
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the files and folders that a proof depends on.
 
-    Those that it names, its own folder, and the modules that the folder, where its programs lie,
-    and its fixtures import of the tests.
+    It names some. Its own folder counts, where its programs lie, but for the folder's other tests.
+    So do the modules that the folder and its fixtures import of the tests.
     """
     root = item.config.rootpath
-    folder = item.path.parent.relative_to(root)
-    files = {*item.path.parent.glob("*.py"), *files_of_fixtures(item)}
-    modules = frozenset[Path]().union(*(imports_of(file, root) for file in files))
+    beside = item.path.parent.iterdir()
+    own = {path for path in beside if path == item.path or not is_test_or_cache(path)}
+    files = {path for path in own if path.suffix == ".py"} | files_of_fixtures(item)
+    modules = own.union(*(imports_of(file, root) for file in files))
     names = (str(file.relative_to(root)) for file in sorted(modules))
-    return (*named_inputs(item), str(folder), *names, *ALWAYS)
+    return (*named_inputs(item), *names, *ALWAYS)
+
+
+def is_test_or_cache(path: Path) -> bool:
+    return path.name == "__pycache__" or (path.suffix == ".py" and path.stem.startswith("test_"))
 
 
 def files_of_fixtures(item: pytest.Item) -> set[Path]:
@@ -109,14 +131,17 @@ def imports_of(path: Path, root: Path) -> frozenset[Path]:
 
 
 def modules_in(path: Path, root: Path) -> set[Path]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    names = {"fastcoll.__main__"} if COMMAND in text else set[str]()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    paths = {f"{name.replace('.', '/')}.py" for name in names}
+    stems = {name.replace(".", "/") for name in names}
+    paths = {f"{stem}.py" for stem in stems} | {f"{stem}/__init__.py" for stem in stems}
     files = {root / path for path in paths if path.split("/")[0] in PACKAGES}
+    files |= {root / "python" / path for path in paths if path.startswith(TOP)}
     files |= {root / folder / path for folder in FOLDERS for path in paths}
     return {file for file in files if file.exists()}
 
