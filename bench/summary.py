@@ -219,6 +219,38 @@ def _rows(of: Results) -> Iterator[str]:
         yield from _table(head, rows)
 
 
+def _jax(of: Results) -> Iterator[str]:
+    """Yield the times of JAX's collectives and of fastcoll's, in a loop and as programs."""
+    names = ("JAX's Gloo, in a loop", "fastcoll, in a loop")
+    names += ("JAX's Gloo, a program", "fastcoll, a program of jax.jit")
+    for verb, times_us in of.documents.get("jax", {}).get("times_us", {}).items():
+        yield from _table(
+            [f"JAX, {verb}, us", *names],
+            (
+                [format_size(int(size)), *(format_number(one[name]) for name in names)]
+                for size, one in times_us.items()
+            ),
+        )
+
+
+def _vllm(of: Results) -> Iterator[str]:
+    """Yield the tokens a second of vLLM's engine, by library."""
+    points = of.documents.get("vllm", {}).get("points", [])
+    libraries = [OURS, "vllm", GLOO]
+
+    def cell(point: Json, library: str) -> str:
+        if library not in point["median_tokens_s"]:
+            return "not measured"
+        ratio = point["fastcoll_over"].get(library)
+        rate = format_number(point["median_tokens_s"][library])
+        return f"{rate} ({ratio:.2f}x)" if ratio else rate
+
+    yield from _table(
+        ["vLLM, tokens/s (fastcoll's over it)", OURS, "its shared memory", "Gloo"],
+        ([one["point"], *(cell(one, library) for library in libraries)] for one in points),
+    )
+
+
 def _company(of: Results) -> Iterator[str]:
     """Yield the steps a second on busy cores, against Gloo's."""
     company = of.documents.get("company", {"rows": [], "settings": {"sizes": []}})
@@ -276,6 +308,8 @@ def _machine(of: Results) -> Iterator[str]:
         _forms,
         _torch,
         _rows,
+        _jax,
+        _vllm,
         _company,
         _goals,
         _files,

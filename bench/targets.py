@@ -5,6 +5,7 @@ Reads the output of bench/publish.sh. Of each goal it shows the worst size: by m
 decide, and by best windows, which show an undisturbed machine.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -73,6 +74,12 @@ MOST_FLAGS, MOST_REGION_MIB, LEAST_DEMO_RATIO, MOST_PYTHON_US = 1.5, 4.0, 3.5, 0
 LEAST_LIST_RATIO, MOST_LIST_COST, MOST_VERB_US = 7.0, 1.15, 0.3
 MOST_TORCH_US, LEAST_DDP_RATIOS = 4.0, {"100K": 5.0, "25M": 3.0}
 LEAST_GOOD_CHOICES = 0.95
+# Up to 32 KiB, and above.
+LEAST_JAX_RATIOS = (
+    ("small", range((32 << 10) + 1), 10),
+    ("large", range((32 << 10) + 1, 1 << 40), 3),
+)
+LEAST_VLLM_RATIOS = {"gloo": 5, "vllm": 1}  # vllm: its own shared memory
 LEAST_COMPANY_RATIO = 1.5  # in four fifths of the cells
 LEAST_OVER_NODES = {
     ("contiguous", "64"): 2.2,
@@ -282,10 +289,40 @@ def _company_verdicts(folder: Path) -> Iterator[Verdict]:
     )
 
 
+def _jax_verdicts(folder: Path) -> Iterator[Verdict]:
+    jax = _load(folder, "jax")
+    for verb in ("all_reduce", "all_gather"):
+        for what, sizes, least in LEAST_JAX_RATIOS:
+            name = f"JAX, {verb}, in a loop, {what}"
+            if jax is None:
+                yield Verdict(name, f">= {least}x", "not measured", None)
+                continue
+            ratios = [
+                times["JAX's Gloo, in a loop"] / times["fastcoll, in a loop"]
+                for size, times in jax["times_us"][verb].items()
+                if int(size) in sizes
+            ]
+            found = f"{format_number(min(ratios))}x"
+            yield Verdict(name, f">= {least}x", found, min(ratios) >= least)
+
+
+def _vllm_verdicts(folder: Path) -> Iterator[Verdict]:
+    vllm = _load(folder, "vllm")
+    for library, least in LEAST_VLLM_RATIOS.items():
+        what = f"vLLM, tokens a second, against {library}"
+        if vllm is None or library not in vllm["points"][0]["fastcoll_over"]:
+            yield Verdict(what, f">= {least}x", "not measured", None)
+            continue
+        worst = min(vllm["points"], key=lambda one: one["fastcoll_over"][library])
+        ratio = worst["fastcoll_over"][library]
+        yield Verdict(what, f">= {least}x", f"{ratio:.2f}x, {worst['point']}", ratio >= least)
+
+
 def _suite_verdicts(folder: Path) -> Iterator[Verdict]:
-    for backend in ("compiled", "python"):
-        what = f"PyTorch's own cases that pass on Gloo, {backend}"
-        suite = _load(folder, f"torch-suite-{backend}")
+    for backend, name in itertools.product(("compiled", "python"), ("", "-as-gloo")):
+        by_name = ', by the name "gloo"' if name else ""
+        what = f"PyTorch's own cases that pass on Gloo, {backend}{by_name}"
+        suite = _load(folder, f"torch-suite-{backend}{name}")
         if suite is None:
             yield Verdict(what, "all pass", "not measured", None)
             continue
@@ -306,6 +343,8 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
     yield from _core_verdicts(folder)
     yield from _list_verdicts(folder)
     yield from _torch_verdicts(folder)
+    yield from _jax_verdicts(folder)
+    yield from _vllm_verdicts(folder)
     yield from _company_verdicts(folder)
     yield from _suite_verdicts(folder)
     yield from _node_verdicts(folder)

@@ -4,10 +4,6 @@
 Runs where vLLM is installed (vllm.txt); its packages are too many for each run.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,67 +15,11 @@ from tests.support.backends import on_backend
 from tests.support.harness import Rank
 
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/programs/vllm.txt")
+from vllm_engine import Batch, Engine, run  # noqa: E402: it needs vLLM, too
+
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 600
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 1024,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-PROGRAM = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-if __name__ == "__main__":
-    model, options = sys.argv[1], json.loads(sys.argv[2])
-    engine = LLM(model=model, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16",
-                 max_model_len=256, seed=0, max_num_seqs=8, **options)
-    prompts = [{"prompt_token_ids": [(7 * i + j) % 1000 + 3 for j in range(16)]} for i in range(3)]
-    taken = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
-    done = engine.generate(prompts, taken, use_tqdm=False)
-    print("TOKENS", json.dumps([list(one.outputs[0].token_ids) for one in done]))
-"""
-
-
-def tokens_and_log(folder: Path, plugins: str, **options: object) -> tuple[object, str]:
-    """Run the engine; return the tokens that it chose, and what it printed."""
-    model = folder / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(MODEL))
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    environment = os.environ | {
-        "VLLM_PLUGINS": plugins,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(program), str(model), json.dumps(options)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed[-4000:]
-    [line] = [one for one in done.stdout.splitlines() if one.startswith("TOKENS ")]
-    return json.loads(line.removeprefix("TOKENS ")), printed
+BATCH = Batch(size=3, prompt_tokens=16, new_tokens=16)
 
 
 # On CPUs vLLM 0.32 itself needs a compiled model for pipelines: an assertion of its own fails else.
@@ -93,11 +33,11 @@ def tokens_and_log(folder: Path, plugins: str, **options: object) -> tuple[objec
 )
 def test_the_engine_chooses_the_same_tokens(tmp_path: Path, parallel: str, eager: bool) -> None:
     options = {parallel: 2, "enforce_eager": eager}
-    ours, log = tokens_and_log(tmp_path, "fastcoll", **options)
-    assert "communicates through fastcoll" in log
-    theirs, log = tokens_and_log(tmp_path, "", **options)
-    assert "communicates through fastcoll" not in log
-    assert ours == theirs
+    ours = run(tmp_path, Engine("fastcoll", options=options), [BATCH])
+    assert "communicates through fastcoll" in ours.printed
+    theirs = run(tmp_path, Engine("", options=options), [BATCH])
+    assert "communicates through fastcoll" not in theirs.printed
+    assert ours.tokens == theirs.tokens
 
 
 def communicate(rank: Rank) -> list[Any]:
