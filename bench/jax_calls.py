@@ -31,7 +31,7 @@ from fastcoll.measure.results import provenance, write
 
 SIZES = (8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20)
 WINDOW_S = 0.03
-LOOP_BYTES = 64 << 20  # of all calls of a loop
+LOOP_BYTES = 256 << 20  # of all calls of a loop
 
 
 def start(rank: int, folder: str, port: int) -> tuple[Any, Any, Any]:
@@ -51,7 +51,11 @@ def ways_of(verb: str, jax: Any, fj: Any, mesh: Any, num_bytes: int) -> dict[str
     """Return the calls of a verb, each with the number of collectives in it."""
     numel, spec = num_bytes // 4, jax.P("ranks")
     mine = jax.numpy.asarray(np.arange(numel, dtype=np.float32) % 7 + jax.process_index())
-    whole = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, spec), np.asarray(mine))
+    zeros = jax.numpy.zeros_like(mine)  # the sums in a loop stay what they are
+    whole, whole_zeros = (
+        jax.make_array_from_process_local_data(jax.NamedSharding(mesh, spec), np.asarray(one))
+        for one in (mine, zeros)
+    )
     ours = {"all_reduce": fj.all_reduce, "all_gather": fj.all_gather}[verb]
     loops = max(1, min(1000, LOOP_BYTES // num_bytes))
 
@@ -62,26 +66,26 @@ def ways_of(verb: str, jax: Any, fj: Any, mesh: Any, num_bytes: int) -> dict[str
 
     def looped(call: Callable[[Any], Any], varies: bool) -> Callable[[Any], Any]:
         def turn(_: Any, x: Any) -> Any:
-            result = call(x) / 2  # so that no result overflows, nor is left out
-            result = result[0] if verb == "all_gather" else result
+            result = call(x)[0] if verb == "all_gather" else call(x)
             return jax.lax.pcast(result, "ranks", to="varying") if varies else result
 
         return lambda x: jax.lax.fori_loop(0, loops, turn, x)
 
-    def sharded(call: Callable[[Any], Any], out: Any) -> Any:
+    def sharded(call: Callable[[Any], Any], out: Any, x: Any) -> Any:
         shards = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=out)
         program = jax.jit(shards)
-        return lambda: program(whole)
+        return lambda: program(x)
 
     out = jax.P() if verb == "all_reduce" else spec
     our_program, jaxs_program, our_loop = fj.jit(ours), jax.jit(ours), fj.jit(looped(ours, False))
+    jaxs_loop = looped(theirs, verb == "all_reduce")
     calls = {
-        "JAX's Gloo, a program": (sharded(theirs, out), 1),
+        "JAX's Gloo, a program": (sharded(theirs, out, whole), 1),
         "fastcoll by itself": (lambda: ours(mine), 1),
         "fastcoll, a program of fastcoll.jax.jit": (lambda: our_program(mine), 1),
         "fastcoll, a program of jax.jit": (lambda: jaxs_program(mine), 1),
-        "JAX's Gloo, in a loop": (sharded(looped(theirs, verb == "all_reduce"), spec), loops),
-        "fastcoll, in a loop": (lambda: our_loop(mine), loops),
+        "JAX's Gloo, in a loop": (sharded(jaxs_loop, spec, whole_zeros), loops),
+        "fastcoll, in a loop": (lambda: our_loop(zeros), loops),
     }
     gloos = np.asarray(calls["JAX's Gloo, a program"][0]().addressable_data(0)).reshape(-1)
     for name in list(calls)[1:4]:
