@@ -37,8 +37,10 @@ class Company {
   void note_yield(int64_t start_us, int64_t end_us) {
     const int64_t lost_us = end_us - start_us;
     if (lost_us < slice_us_) return;
+    const int64_t most_us = end_us + 2 * kBurstUs * kShare;  // a machine may have slept for hours
     const int64_t made_up_us =
-        std::max(start_us, made_up_us_.load(std::memory_order_relaxed)) + lost_us * kShare;
+        std::min(most_us, std::max(start_us, made_up_us_.load(std::memory_order_relaxed)) +
+                              lost_us * kShare);
     made_up_us_.store(made_up_us, std::memory_order_relaxed);
     if (made_up_us - end_us > kBurstUs * kShare)
       until_us_.store((end_us / kMemoryUs + 1) * kMemoryUs, std::memory_order_relaxed);

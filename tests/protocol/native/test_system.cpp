@@ -131,6 +131,13 @@ void check_company() {
     busy.note_yield(forget_us, forget_us + kSliceUs);
     require(!busy.is_there(forget_us + kSliceUs), "what was lost before is made up for");
   }
+  // The machine slept for an hour: that is made up for at once.
+  constexpr int64_t kHourUs = int64_t{3600} * Company::kMemoryUs, kLaterUs = kHourUs + 100'000;
+  Company asleep;
+  asleep.note_yield(0, kHourUs);
+  require(asleep.is_there(kHourUs), "a yield of an hour");
+  asleep.note_yield(kLaterUs + Company::kMemoryUs, kLaterUs + Company::kMemoryUs + kSliceUs);
+  require(!asleep.is_there(kLaterUs + Company::kMemoryUs + kSliceUs), "a slice after it");
   Company patient(INT64_MAX);
   patient.note_yield(0, INT64_MAX - 1);
   require(!patient.is_there(1), "a limit that no yield reaches");
