@@ -35,12 +35,14 @@ CASES = (
     "test_ddp_static_graph_nested_types",
     "test_destroy_full_group",
     "test_gather_full_group",
+    "test_gather_object_subgroup",
     "test_irecv",
     "test_monitored_barrier_gloo",
     "test_isend",
     "test_reduce_group_sum",
     "test_scatter_object_list",
     "test_send_recv_any_source",
+    "test_send_recv_any_source_torch_profiler",
     "test_sparse_all_reduce_sum",
 )
 # Passes on fastcoll alone; Gloo has no such call, or not with these sizes.

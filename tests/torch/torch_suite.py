@@ -142,12 +142,17 @@ def _corrupting(method: str) -> Iterator[None]:
 
 
 def _refuse_gloo() -> None:
-    """Let no group be torch's own Gloo: a case that needs it fails."""
+    """Let no group be torch's own Gloo: a case that needs it fails.
+
+    But for the helper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts beside a group of any backend.
+    """
     from torch.distributed import distributed_c10d as c10d
 
     class Refused(c10d.ProcessGroupGloo):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            raise RuntimeError("a group is torch's own Gloo")
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if sys._getframe(1).f_code.co_name != c10d._create_process_group_wrapper.__name__:
+                raise RuntimeError("a group is torch's own Gloo")
+            super().__init__(*args, **kwargs)
 
     c10d.ProcessGroupGloo = Refused  # type: ignore[misc]
 

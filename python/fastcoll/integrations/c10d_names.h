@@ -31,7 +31,7 @@ constexpr Verb kAllToAllSingle{"fastcoll:all_to_all", "gloo:all_to_all", "all_to
 constexpr Verb kBarrier{"fastcoll:barrier", "gloo:barrier", "barrier", OpType::BARRIER};
 constexpr Verb kSend{"fastcoll:send", "gloo:send", "send", OpType::SEND};
 constexpr Verb kRecv{"fastcoll:recv", "gloo:recv", "recv", OpType::RECV};
-constexpr Verb kRecvAnysource{"fastcoll:recv", "gloo:recv", "recv_anysource",
+constexpr Verb kRecvAnysource{"fastcoll:recv", "gloo:recvAnySource", "recv_anysource",
                               OpType::RECVANYSOURCE};
 constexpr Verb kEndCoalescing{"fastcoll:coalesced", "gloo:coalesced", "_end_coalescing",
                               OpType::COALESCED};

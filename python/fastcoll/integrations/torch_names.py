@@ -87,6 +87,6 @@ TORCH_CALLS = (
     TorchCall("barrier", "barrier", "BARRIER", "barrier"),
     TorchCall("send", "isend", "SEND", "send"),
     TorchCall("recv", "irecv", "RECV", "recv"),
-    TorchCall("recv_anysource", "irecv", "RECVANYSOURCE", "recv"),
+    TorchCall("recv_anysource", "irecv", "RECVANYSOURCE", "recv", as_gloo="recvAnySource"),
     TorchCall("_end_coalescing", "", "COALESCED", "coalesced"),
 )
