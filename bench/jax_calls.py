@@ -6,8 +6,8 @@
 Two processes of jax.distributed, a device each. JAX's psum and all_gather run under shard_map, in a
 compiled program; so do fastcoll's, and by themselves. Each way has its turn in each round, in a
 program with one call and in one with a loop of calls. A figure is the median over the rounds, in
-microseconds a call: the longer one of the two processes'. The results are compared first. A minute
-or two. Nothing else should run meanwhile.
+microseconds a call: the longer one of the two processes'. The results are compared first. Three
+minutes. Nothing else should run meanwhile.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine of vLLM on CPUs, with a small Llama of random weights, in a process of its own.
 
-Decides the model, the prompts and the environment of an engine. `run` starts one; it prints the tokens
-that it chose, and how long each generation took. Its workers import this file, too.
+Decides the model, the prompts and the environment of an engine. `run` starts one. It prints the
+tokens that it chose, and how long each generation took. Its workers import this file, too.
 """
 
 import json

