@@ -135,7 +135,9 @@ def compiled_calls(rank: Rank) -> tuple[dict[str, float], set[str]]:
 def test_no_frame_of_the_library_is_traced(backend_pools: Pools) -> None:
     """Nor the methods of its dataclasses, whose code has no file."""
     of_torch = str(Path(torch.__file__).parent)
-    for results, files in backend_pools(2).run(on_backend, "fastcoll", compiled_calls):
+    for results, files in backend_pools(2).run(
+        on_backend, "fastcoll", compiled_calls, deadline_s=200
+    ):
         assert results == RESULTS
         assert __file__ in files
         others = {file for file in files if not file.startswith(of_torch)}

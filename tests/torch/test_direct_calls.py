@@ -142,7 +142,8 @@ def code_of_program(rank: Rank) -> tuple[bool, str]:
 
 @pytest.mark.slow
 def test_compiled_code_calls_directly(backend_pools: Any) -> None:
-    for is_right, code in backend_pools(2).run(on_backend, "fastcoll", code_of_program):
+    run = backend_pools(2).run
+    for is_right, code in run(on_backend, "fastcoll", code_of_program, deadline_s=200):
         assert is_right
         assert "torch.ops.fastcoll.direct.all_reduce(" in code
         assert "fastcoll.all_reduce.default" not in code.replace("#", "")

@@ -189,4 +189,6 @@ def write_behind_the_sum(rank: Rank) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_tensor_that_is_written_in_between_is_not_read_earlier(bare_pools: Any) -> None:
-    assert bare_pools(1).run(on_backend, "fastcoll", write_behind_the_sum) == [[1, 0]]
+    assert bare_pools(1).run(on_backend, "fastcoll", write_behind_the_sum, deadline_s=250) == [
+        [1, 0]
+    ]

@@ -373,5 +373,5 @@ def odd_calls_compiled(rank: Rank) -> list[Any]:
 
 @pytest.mark.slow
 def test_compiled_calls_refuse_what_others_do(bare_pools: Any) -> None:
-    for row in bare_pools(2).run(on_backend, "fastcoll", odd_calls_compiled):
+    for row in bare_pools(2).run(on_backend, "fastcoll", odd_calls_compiled, deadline_s=200):
         assert row == [[1.0] * 4, [1.0] * 4, ["UsageError"] * 5]

@@ -106,6 +106,7 @@ void say_blocked() {
       ++num_seen;
     };
     const Posted one = sends ? pairs.send(0, 2, kLarge) : pairs.receive(0, 2, 8);
+    one.transfer->waited = WaitedTime(60);  // a sleep and a late thread may take 30 ms
     require(pairs.engine(0).wait(*one.transfer, pairs.world.host(0), 0.01) == false,
             "a wait with a limit of its own");
     require(num_seen > 0 && word.value == 0 && !one.transfer->done, "it goes on");
