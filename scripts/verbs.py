@@ -141,7 +141,7 @@ def _declared_in(folder: Path, module: str) -> Iterator[Verb]:
             returns = ast.unparse(node.returns) if node.returns else "None"
             made, fields = _call_of(node)
             kind = "parts" if made == "PartsCall" else KINDS[module]
-            arguments = (*_arguments(node, text),)
+            arguments = (*_arguments(node.args, text.splitlines()),)
             yield Verb(node.name, kind, arguments, returns, (*aliases,), **fields)
 
 
@@ -161,16 +161,16 @@ def _source(value: ast.expr) -> str:
     return ast.unparse(value.orelse if isinstance(value, ast.IfExp) else value)
 
 
-def _arguments(node: ast.FunctionDef, text: str) -> Iterator[Argument]:
-    given = node.args
+def _arguments(given: ast.arguments, lines: list[str]) -> Iterator[Argument]:
     left_out = [None] * (len(given.args) - len(given.defaults))
     pairs = [*zip(given.args, [*left_out, *given.defaults], strict=True)]
-    for i, (one, default) in enumerate(
-        [*pairs, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    ):
-        kind = ast.get_source_segment(text, one.annotation) if one.annotation else ""
-        value = ast.get_source_segment(text, default) if default else ""
-        yield Argument(one.arg, kind or "", value or "", by_name_only=i >= len(pairs))
+    by_name = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    for i, (one, default) in enumerate([*pairs, *by_name]):
+        kind, value = (  # each on one line; ast.get_source_segment would split the file again
+            lines[part.lineno - 1][part.col_offset : part.end_col_offset] if part else ""
+            for part in (one.annotation, default)
+        )
+        yield Argument(one.arg, kind, value, by_name_only=i >= len(pairs))
 
 
 # ---- C++ -----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from tests.support.calls import (
 from tests.support.harness import Pool, Rank
 
 _GUARD_BYTES = 64
+_WORD_BYTES = 8  # all bytes of an argument are compared by words
 _POISON = 0xA5
 _ALL = slice(None)
 _ARENA_BYTES = 320 << 20  # address space; pages come when they are touched
@@ -123,11 +124,12 @@ class Memory:
         unit = 1 if place.kind in ("private", "numpy") else self._size
         start = _GUARD_BYTES + place.offset * unit
         stop = start + numel * step * self._size
+        num_bytes = -(-(stop + _GUARD_BYTES) // _WORD_BYTES) * _WORD_BYTES
         if arena is None:
-            self._bytes = np.empty(stop + _GUARD_BYTES, np.uint8)
+            self._bytes = np.empty(num_bytes, np.uint8)
         else:
-            assert stop + _GUARD_BYTES <= arena.numel(), "the tests' arena is too small"
-            self._bytes = arena.numpy()[: stop + _GUARD_BYTES]
+            assert num_bytes <= arena.numel(), "the tests' arena is too small"
+            self._bytes = arena.numpy()[:num_bytes]
         self._bytes[:] = _POISON
         self._before, inner, self._after = np.split(self._bytes, [start, stop])
         cells = inner.reshape(numel, step * self._size)
@@ -155,6 +157,10 @@ class Memory:
     def copy(self) -> np.ndarray:
         """Return all bytes, in an array of its own."""
         return self._bytes.copy()
+
+    def equals(self, copy: np.ndarray) -> bool:
+        """Return whether all bytes are those of a copy."""
+        return np.array_equal(self._bytes.view(np.uint64), copy.view(np.uint64))
 
     def fill(self, words: np.ndarray, first: int = 0) -> None:
         """Put words in, from an element on."""
@@ -243,9 +249,9 @@ class Started:
         if call.gets(self._rank):
             self._output.put_back(self._outputs, self._before[1])
         problem = ""
-        if not shared and not np.array_equal(self._input.copy(), self._before[0]):
+        if not shared and not self._input.equals(self._before[0]):
             problem = "changed its input"
-        elif not np.array_equal(self._output.copy(), self._before[1]):
+        elif not self._output.equals(self._before[1]):
             problem = "wrote outside its output"
         if not call.gets(self._rank):
             words = words[:0]
