@@ -76,21 +76,39 @@ def test_a_byte_written_outside_is_found(kind: str) -> None:
         assert memory.untouched_around()
 
 
+# The parts of a call's memory that no call may change, and the problem that is said of each.
+SPOILT = {
+    "input": "changed its input",
+    "first byte": "wrote outside its output",
+    "last byte": "wrote outside its output",
+}
+
+
 class Spoiled(Started):
     """A call that does more than it should."""
 
+    part = "input"
+
     def result(self) -> Result:
-        self._input.array[0] = 5
+        """Change the part, then check it."""
+        if self.part == "input":
+            self._input.array[0] = 5
+        else:
+            self._output._bytes[0 if self.part == "first byte" else -1] ^= 1
         return super().result()
 
 
-def spoil(rank: Rank) -> str:
-    return Spoiled(rank.comm, Call("all_reduce", "float32", 5)).result()[1]
+def spoil(rank: Rank, part: str, in_place: bool) -> str:
+    Spoiled.part = part
+    call = Call("all_reduce", "float32", 5, places=(Place(in_place=in_place),))
+    return Spoiled(rank.comm, call).result()[1]
 
 
-def test_a_changed_input_is_found(pools: Pools) -> None:
-    for problem in pools(2).run(spoil):
-        assert "changed its input" in problem
+@pytest.mark.parametrize("part", SPOILT)
+def test_a_changed_byte_is_found(pools: Pools, part: str) -> None:
+    for in_place in [False] + [True] * (part != "input"):
+        for problem in pools(2).run(spoil, part, in_place):
+            assert SPOILT[part] in problem
 
 
 def test_a_wrong_result_fails_the_check(pools: Pools, monkeypatch: Any) -> None:
