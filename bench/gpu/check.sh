@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds fastcoll on a machine with GPUs, runs every GPU test, then measures.
 #   bench/gpu/check.sh [--mps] [--within SECONDS] [--commit HASH] [STAGE...] [-o FOLDER]
-# STAGE is build, smoke, tests, extras, bench (fastcoll alone) or peers (beside other libraries); none
-# means all of them. smoke takes a minute and shows the calls that work. build/gpu-check keeps the
-# results of a stage. So a machine lent for a few minutes at a time can be used stage by stage.
+# STAGE is first, build, smoke, tests, extras, bench (fastcoll alone) or peers (beside other
+# libraries); none means all but first. first is for a machine that is lent for ten minutes: it
+# builds, shows the calls that work, and measures the figures that matter most. smoke takes a minute
+# and shows the calls that work. A stage builds fastcoll if nothing is built, for the GPU that is
+# there. build/gpu-check keeps the results of a stage, so a machine can be used stage by stage. Name
+# a folder by -o where only such a folder is kept.
 # Every run ends with a report of all results so far, a page at most. --within limits the whole
 # run: steps are cut short, or left out and named, so that the report comes before the limit.
 # --mps runs the tests and measurements of processes under NVIDIA's MPS, whose daemon is started
@@ -33,21 +36,23 @@ while [ $# -gt 0 ]; do
       ;;
     --commit) commit=${2:?--commit needs a hash} && shift ;;
     -o) out=${2:?-o needs a folder} && shift ;;
-    build | smoke | tests | extras | bench | peers) stages+=("$1") ;;
+    first | build | smoke | tests | extras | bench | peers) stages+=("$1") ;;
     *) echo "unknown argument $1: see the head of this file" && exit 2 ;;
   esac
   shift
 done
 [ ${#stages[@]} -gt 0 ] || { stages=(build smoke tests extras bench peers) && rm -rf "$work"; }
 
-if ! num_gpus=$("$python" -c 'import torch
-print(torch.cuda.device_count())
+if ! found=$("$python" -c 'import torch
+num_gpus = torch.cuda.device_count()
+print(num_gpus, "%d%d" % torch.cuda.get_device_capability() if num_gpus else "")
 raise SystemExit(not torch.cuda.is_available())' 2>&1); then
   echo "no GPU: torch ($python) sees no CUDA device. Nothing was built, run or measured."
-  tail -n 1 <<<"$num_gpus"
+  tail -n 1 <<<"$found"
   exit 77
 fi
-num_gpus=$(tail -n 1 <<<"$num_gpus") # before it may stand warnings
+read -r num_gpus arch <<<"$(tail -n 1 <<<"$found")" # before it may stand warnings
+export FASTCOLL_CUDA_ARCHS=${FASTCOLL_CUDA_ARCHS:-$arch}
 mkdir -p "$work"
 "$python" -m pip list --format freeze 2>/dev/null |
   grep -iE '^(torch|triton|numpy|pybind11|setuptools|pytest|pytest-timeout|cupy.*|nvidia-nccl.*)==' |
@@ -129,11 +134,10 @@ start_mps() {
 }
 
 beside() { # name, limit in seconds, arguments of fastcoll bench: its calls beside other libraries'
-  local name=$1 limit_s=$2 json=()
+  local name=$1 limit_s=$2
   shift 2
-  if has_module jsonschema; then json=(--json "$work/$name.json"); fi
   step "$name" "$limit_s" "${under_mps[@]}" "${lazily[@]}" "$python" -m fastcoll bench all_reduce \
-    --device cuda --rounds 2 "$@" "${json[@]}"
+    --device cuda --rounds 2 "$@" --json "$work/$name.json"
 }
 carrier() { # ranks: all_reduce that NCCL carries and adds, beside torch's call of the same
   beside "carrier-$1" 40 --ranks "$1" --algorithm nccl --numerics fast --vs nccl_default \
@@ -144,6 +148,42 @@ build() {
   rm -rf "$work/site"
   step build 280 env FASTCOLL_CUDA=1 "$python" -m pip install --quiet --no-build-isolation \
     --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" .
+}
+programs() { # those of CUDA C++ alone, side by side
+  local name flags=(-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Icsrc -Ikernels -Ibench/gpu)
+  rm -f "$work/queues" "$work/one_grid"
+  step programs 90 bash -c 'for name in queues one_grid; do
+    nvcc "$@" -o "$0/$name" "bench/gpu/$name.cu" & jobs+=($!)
+  done
+  for job in "${jobs[@]}"; do wait "$job" || exit; done' "$work" "${flags[@]}" -arch="sm_$arch"
+}
+prints() { # name, limit in seconds, command that prints the JSON of a step
+  local name=$1 limit_s=$2
+  shift 2
+  step "$name" "$limit_s" bash -c '"$@" >"$0"' "$work/$name.json" "$@"
+}
+first() {
+  [ -x "$work/one_grid" ] || programs
+  prints queues 20 "$work/queues"
+  smoke
+  step one_grid-check 30 "$work/one_grid" check 40000 2 3 8
+  prints one_grid 60 "$work/one_grid" time 67108864 2 8
+  step kernels 60 "$python" bench/gpu/kernels.py "$work/kernels.json" first
+  measure 100 first
+}
+measure() { # limit in seconds, then more arguments
+  local limit_s=$1 sampler=
+  shift
+  # The clocks that the figures belong to.
+  if command -v nvidia-smi >/dev/null; then
+    nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu \
+      --format=csv,noheader,nounits -lms 500 >"$work/clocks.csv" 2>/dev/null &
+    sampler=$!
+  fi
+  # One group at a time: it may have all of the GPU.
+  step measure "$limit_s" env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py \
+    "$work/measured.json" "$@"
+  [ -z "$sampler" ] || { kill "$sampler" && wait "$sampler"; } 2>/dev/null
 }
 smoke() {
   # The start-up time of every process below.
@@ -173,9 +213,10 @@ extras() {
   if has_module triton; then gpu_tests triton 150 60 -- tests/triton; else note triton skip 0; fi
   gpu_tests copies 60 30 -- tests/gpu/test_copies.py
   if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
-      step "$tool" 60 "${lazily[@]}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-        "$python" bench/gpu/small.py
+    [ -x "$work/one_grid" ] || programs
+    for tool in memcheck racecheck synccheck; do
+      step "$tool" 40 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        "$work/one_grid" check 4096 2
     done
   else
     note compute-sanitizer skip 0
@@ -193,9 +234,7 @@ extras() {
   fi
 }
 bench() {
-  # One group at a time: it may have all of the GPU.
-  step measure 200 env FASTCOLL_GPU_CHANNELS=64 "$python" bench/gpu/measure.py \
-    "$work/measured.json"
+  measure 200
   step kernels 150 "$python" bench/gpu/kernels.py "$work/kernels.json"
   if has_module triton; then
     step fused 110 "$python" bench/gpu/fused.py "$work/fused.json"
@@ -224,10 +263,11 @@ peers() {
 for stage in "${stages[@]}"; do
   start=$SECONDS
   stage_until_s=$((SECONDS + stage_s < until_s ? SECONDS + stage_s : until_s))
-  "$stage"
+  if [ "$stage" != build ] && [ ! -d "$work/site/fastcoll" ]; then build; fi
+  [ "$stage" != build ] && [ ! -d "$work/site/fastcoll" ] || "$stage"
   printf '\n== stage %s: %d s\n' "$stage" $((SECONDS - start))
   if [ ! -d "$work/site/fastcoll" ]; then
-    echo "nothing is built here: run the stage build first"
+    echo "nothing is built here, and nothing can be run"
     failed=1
     break
   fi

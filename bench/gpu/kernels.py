@@ -4,8 +4,8 @@
 They time copies by size, and a signal and an LL pack from rank to rank. They time copies of one
 rank into a peer's region and out of it. They time reductions by type and number of ranks, and the
 share of the bandwidth by segment size and number of thread blocks. Ranks are threads, as in
-measure.py, whose clock this uses. `python kernels.py OUT.json`; ends, not `complete`, when its time
-is up.
+measure.py, whose clock this uses. `python kernels.py OUT.json [first]`; ends, not `complete`, when
+its time is up. `first`: the copies, the signal and the pack alone.
 """
 
 import os
@@ -29,7 +29,7 @@ from fastcoll.types import TORCH_DTYPES, DType
 
 Row = dict[str, Any]
 
-BUDGET_S = 130.0
+BUDGET_S, FIRST_BUDGET_S = 130.0, 50.0
 COPY_SIZES = [1 << 20, 16 << 20, 256 << 20, 1 << 30]
 MESSAGE_BYTES = 16 << 20
 CHANNELS = (2, 4, 8, 16, 32, 64)
@@ -188,17 +188,19 @@ def _row(what: str, case: str, value: float, unit: str) -> Row:
     return {"what": what, "case": case, "value": round(value, 3), "unit": unit}
 
 
-def main(path: Path) -> None:
+def main(path: Path, is_first: bool = False) -> None:
     assert MESSAGE_BYTES >= LARGE_BYTES
-    document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "rows": [], "failed": []}
+    document: dict[str, Any] = {"message_bytes": MESSAGE_BYTES, "is_first": is_first}
+    document |= {"rows": [], "failed": []}
     parts = [copies, *(partial(one_way, step) for step in ("signal", "ll_pack"))]
     parts += [partial(moves, step) for step in ("put", "get")]
-    parts += [partial(reductions, world) for world in (2, 4, 8)]
-    parts += [partial(segments, world) for world in TILES]
-    parts += [partial(blocks, channels) for channels in CHANNELS]
-    run_parts(path, document, parts, BUDGET_S)
+    if not is_first:
+        parts += [partial(reductions, world) for world in (2, 4, 8)]
+        parts += [partial(segments, world) for world in TILES]
+        parts += [partial(blocks, channels) for channels in CHANNELS]
+    run_parts(path, document, parts, FIRST_BUDGET_S if is_first else BUDGET_S)
 
 
 if __name__ == "__main__":
     env.prepare_gpu_threads()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "first" in sys.argv[2:])

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the results of check.sh into one JSON, one table and one picture, and prints a page.
 
-`python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, measured.json,
-kernels.json, fused.json, carrier-1.json, carrier-2.json, versus.json and tuning.json as far as the
-steps came, whole or cut off. Without OUT the results go to bench/results/<gpu>; COMMIT is the
-tested commit where there is no git.
+`python report.py WORK [OUT [COMMIT]]`: WORK holds steps.tsv, tests-*.jsonl, clocks.csv and the JSON
+of each step that measures, as far as the steps came, whole or cut off. Without OUT the results go
+to bench/results/<gpu>; COMMIT is the tested commit where there is no git.
 """
 
 import json
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import live_results
@@ -64,6 +64,24 @@ def _read(path: Path) -> Any:
         return None
 
 
+def clocks(work: Path) -> dict[str, list[float]] | None:
+    """Return the least, the median and the most of nvidia-smi's readings while `measure` ran."""
+    names = ("sm_mhz", "memory_mhz", "watts", "celsius")
+    try:
+        lines = (work / "clocks.csv").read_text().splitlines()
+        rows = [[float(cell) for cell in line.split(",")] for line in lines]
+    except (OSError, ValueError):  # no nvidia-smi, or a card that does not tell
+        return None
+    rows = [row for row in rows if len(row) == len(names)]
+    if not rows:
+        return None
+    columns = (sorted(column) for column in zip(*rows, strict=True))
+    return {
+        name: [column[0], median(column), column[-1]]
+        for name, column in zip(names, columns, strict=True)
+    }
+
+
 def driver() -> str:
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -101,7 +119,8 @@ def plot(document: dict[str, Any], path: Path) -> str:
         axis.set_xlabel("bytes")
         axis.legend(frameon=False, fontsize=7)
         axis.grid(visible=True, alpha=0.3)
-    figure.suptitle(f"all_reduce float32 on {document['gpus'][0]['name']}: ranks as threads")
+    name = document["gpus"][0]["name"] if document["gpus"] else "an unknown GPU"
+    figure.suptitle(f"all_reduce float32 on {name}: ranks as threads")
     figure.savefig(path, dpi=120)
     return ""
 
@@ -127,9 +146,9 @@ def table(document: dict[str, Any]) -> Iterator[str]:
         ranks = f"{r['world_size']} {r['ranks_are']}, {r['ranks_per_gpu']} on a GPU"
         case = f"{r['algorithm']} {r['size_bytes']} bytes, {ranks}"
         yield f"tune {r['verb']:19} {case:52} {r['time_us']:10.2f} us"
-    for part in (document["kernels"], document["fused"]):
+    for part in (document[name] for name in ("queues", "one_grid", "kernels", "fused")):
         for r in (part or {"rows": []})["rows"]:
-            yield f"{r['what']:24} {r['case']:36} {r['value']:10.2f} {r['unit']}"
+            yield f"{r['what']:34} {r['case']:36} {r['value']:10.2f} {r['unit']}"
     yield from _beside(document)
 
 
@@ -139,6 +158,7 @@ _FLOOR_SIZES = (8, 256, 1 << 10, 4 << 10, 16 << 10)
 _MOST_LINES, _MOST_CHARACTERS = 12, 180  # of each list on the page
 # The key in the document of each step that measures.
 _MEASURING = {"measure": "measured", "kernels": "kernels", "fused": "fused", "tune": "tuning"}
+_MEASURING |= {"queues": "queues", "one_grid": "one_grid"}
 # The keys of the steps that run `fastcoll bench`: all libraries at all sizes.
 _BESIDE = {"carrier-1": "carrier_1", "carrier-2": "carrier_2", "versus": "versus"}
 _MEASURING |= _BESIDE
@@ -158,6 +178,13 @@ def page(document: dict[str, Any]) -> Iterator[str]:
         if len(lines) > _MOST_LINES:
             yield f"  {title}: {len(lines) - _MOST_LINES} more, see gpu.json"
     yield from _unmeasured(document)
+    if found := document["clocks"]:
+        yield "while measured, least/median/most: " + ", ".join(
+            f"{name} {least:g}/{middle:g}/{most:g}" for name, (least, middle, most) in found.items()
+        )
+    for r in (document["queues"] or {"rows": []})["rows"]:
+        yield f"{r['what']}: {r['value']:g} {r['case']}"
+    yield from _one_grid((document["one_grid"] or {"rows": []})["rows"])
     yield from _beside(document)
     measured = document["measured"]
     if measured is None:
@@ -205,6 +232,20 @@ def _beside(document: dict[str, Any]) -> Iterator[str]:
             line = f"  {library['name']:20}" + "".join(times)
             line += f" not measured: {reasons[0]}" if reasons else ""
             yield line[:_MOST_CHARACTERS]
+
+
+def _one_grid(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the times of all_reduce with all ranks in one grid, a line for each way."""
+    times = {(r["ranks"], r["what"], r["size_bytes"]): r["value"] for r in rows if "ranks" in r}
+    for ranks in sorted({key[0] for key in times}):
+        sizes = sorted({key[2] for key in times if key[0] == ranks})
+        yield f"all_reduce in one grid, us, {ranks} ranks; bytes:"
+        yield f"{'':34}" + "".join(f"{size:>10}" for size in sizes)
+        for what in dict.fromkeys(key[1] for key in times if key[0] == ranks):
+            cells = (times.get((ranks, what, size)) for size in sizes)
+            yield f"{what:34}" + "".join(
+                f"{'-' if us is None else f'{us:.2f}':>10}" for us in cells
+            )
 
 
 def _smoke(found: dict[str, Any]) -> Iterator[str]:
@@ -279,6 +320,9 @@ def main(work: Path, out: Path | None, told: str = "") -> None:
         "measured": _read(work / "measured.json"),
         "kernels": _read(work / "kernels.json"),
         "fused": _read(work / "fused.json"),
+        "queues": _read(work / "queues.json"),
+        "one_grid": _read(work / "one_grid.json"),
+        "clocks": clocks(work),
         **{name: _read(work / f"{step}.json") for step, name in _BESIDE.items()},
         "tuning": (_read(work / "tuning.json") or {}).get("gpu"),
     }

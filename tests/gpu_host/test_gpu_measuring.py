@@ -87,7 +87,8 @@ def test_what_is_measured_runs_and_is_reported(
     cases = [case for case in measure.plan() if case[0] == 2 and case[3] <= 16 << 10]
     assert {case[1] for case in cases} == {"all_reduce", *measure.MOVES}
     # A rank that fails is told, and the rows after it are measured all the same.
-    monkeypatch.setattr(measure, "plan", lambda: [(2, "all_reduce", "none", 8, False), *cases])
+    rows = [(2, "all_reduce", "none", 8, False), *cases]
+    monkeypatch.setattr(measure, "plan", lambda is_first: rows)
     with pytest.raises(SystemExit, match="1 rows failed"):
         measure.main(tmp_path / "measured.json")
     measured = json.loads((tmp_path / "measured.json").read_text())
@@ -133,7 +134,8 @@ def test_a_number_of_ranks_that_fails_is_given_up(
 ) -> None:
     measure = on_cpu("measure")
     bad = [(2, "all_reduce", "none", 8, False)] * 5
-    monkeypatch.setattr(measure, "plan", lambda: [*bad, (3, "all_gather", "auto", 8, False)])
+    rows = [*bad, (3, "all_gather", "auto", 8, False)]
+    monkeypatch.setattr(measure, "plan", lambda is_first: rows)
     with pytest.raises(SystemExit, match="3 rows failed"):
         measure.main(tmp_path / "measured.json")
     measured = json.loads((tmp_path / "measured.json").read_text())

@@ -2,6 +2,7 @@
 """The output of a run: figures of the windows, and a file that fits its schema."""
 
 import copy
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -133,6 +134,16 @@ def test_what_does_not_fit_is_not_written(what: str, tmp_path: Path) -> None:
     with pytest.raises(jsonschema.ValidationError):
         write(document, tmp_path / "result.json")
     assert not (tmp_path / "result.json").exists()
+
+
+def test_without_jsonschema_it_is_written_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    document = bench_file() | {"schema": "fastcoll-result-2"}
+    write(document, tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text()) == document
+    assert "not checked against its schema" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@
 Decides the form of the files under bench/results. Knows nothing of how anything was measured.
 """
 
+import importlib.util
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from fastcoll.measure.rounds import Outcome
 # Result files are committed, so they must not name a user's folders.
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:/[^/\s\"',:=]+)*/([^/\s\"',:=]+)")
 SCHEMA_NAME = "fastcoll-result-1"
+_log = logging.getLogger(__name__)
 _SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 Json = dict[str, Any]
 
@@ -111,10 +114,16 @@ def validate(document: Json) -> None:
 def to_text(document: Json) -> str:
     """Check a document and return the text of its file.
 
+    A machine with GPUs may lack jsonschema. There the file is written unchecked, and a line of the
+    log says so.
+
     Raises:
         jsonschema.ValidationError: it does not fit the schema.
     """
-    validate(document)
+    if importlib.util.find_spec("jsonschema"):
+        validate(document)
+    else:
+        _log.warning("jsonschema is not installed: the result is not checked against its schema")
     return in_lines(document)
 
 

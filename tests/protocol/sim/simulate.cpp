@@ -6,8 +6,8 @@
 // Each seed is a workspace of 1 to 8 or 16 ranks. On it run 20 calls that mix verbs,
 // algorithms, types, sizes and placements. `correct` must pass; the other variants have one planted
 // bug each and must not, under some schedule or under ThreadSanitizer. `absent`, `aborted`,
-// `mismatch`, `overlaps` and `misplaced` are in failures.h, `folds` in folds.h, `partials` in
-// partials.h, `probes` in probes.h, `gauges` in gauges.h, `loads` in loads.h.
+// `mismatch`, `overlaps` and `misplaced` are in failures.h. The others are in the headers of their
+// names.
 #include <cstring>
 
 #include "draw.h"
@@ -17,6 +17,7 @@
 #include "loads.h"
 #include "partials.h"
 #include "probes.h"
+#include "published.h"
 #include "shapes.h"
 #include "variants.h"
 
@@ -89,6 +90,8 @@ int main(int argc, char** argv) {
   if (variant == "probes") return run_probes(count);
   if (variant == "gauges") return run_gauges(count, false);
   if (variant == "gauges_astray") return run_gauges(count, true);
+  if (variant == "published") return run_published(count, true);
+  if (variant == "published_unmet") return run_published(count, false);
   if (variant == "loads") return run_loads();
   if (variant == "loads_by_packs") return run_few_loads(false);
   if (variant == "loads_by_parts") return run_few_loads(true);

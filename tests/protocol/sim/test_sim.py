@@ -24,10 +24,10 @@ RUN_LIMIT_S = 480
 # Kernels read the same bytes as packs and as elements, which nvcc allows.
 FLAGS = (
     *("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing"),
-    *("-Wall", "-Wextra", "-Icsrc", "-Ikernels"),
+    *("-Wall", "-Wextra", "-Icsrc", "-Ikernels", "-Ibench/gpu"),
 )
 SCHEDULER, SIMULATOR = "csrc/sim/scheduler.cpp", "tests/protocol/sim/simulate.cpp"
-INPUTS = (*KERNELS, "tests/protocol/native/*.h")  # and this folder
+INPUTS = (*KERNELS, "tests/protocol/native/*.h", "bench/gpu/*.cuh")  # and this folder
 RACE = "ThreadSanitizer: data race"
 WRONG_OR_STUCK = "WRONG|DEADLOCK"
 # A wait: the rank, the peer, and the word.
@@ -66,6 +66,9 @@ CASES = [
     Case("folds_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
     Case("partials", "uniform", 200),
     Case("partials_in_wrong_order", "uniform", 5, WRONG_OR_STUCK),
+    Case("published", "uniform", 40),
+    Case("published", "uniform", 10, tsan=True),
+    Case("published_unmet", "uniform", 40, WRONG_OR_STUCK),
     Case("loads", "uniform", 1),
     Case("loads_by_packs", "uniform", 1, "WRONG: a planted copy"),
     Case("loads_by_parts", "uniform", 1, "WRONG: a planted copy"),
