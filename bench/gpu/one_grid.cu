@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All ranks of one GPU in one grid; row y of the grid is rank y. The library's kernels wait for each
-// other, but compute-sanitizer and Nsight Compute run one kernel at a time.
+// All ranks of one GPU in one grid; row y of the grid is rank y. The library's kernels wait for
+// each other, but compute-sanitizer and Nsight Compute run one kernel at a time.
 //
 //   one_grid check MOST_BYTES RANKS...
 //

@@ -7,10 +7,7 @@
 //
 // `correct` must pass. The other variants have one planted bug each (planted.h) and must not.
 #include <sched.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +28,7 @@
 #include "cpu/run.h"
 #include "hand_programs.h"
 #include "planted.h"
+#include "stranger.h"
 #include "words.h"
 
 using namespace fastcoll;
@@ -221,30 +219,6 @@ void refuse() {
 }
 
 // ---- the memory of other processes --------------------------------------------------------------
-
-// A process with other values where this one has its own, or one that has ended.
-class Stranger {
- public:
-  explicit Stranger(bool ends) : parent(getpid()), pid(fork()) {
-    if (pid < 0) std::abort();
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a finding ends this program at once
-      while (!ends && getppid() == parent) pause();
-      _exit(0);
-    }
-    if (ends) waitpid(pid, nullptr, 0);
-    is_there_ = !ends;
-  }
-  ~Stranger() {
-    if (!is_there_) return;
-    kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
-  }
-  const pid_t parent, pid;
-
- private:
-  bool is_there_;
-};
 
 // Rank 0 takes process `pid` for rank 1.
 template <class P>
