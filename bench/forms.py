@@ -48,8 +48,7 @@ def forms(library: Any, rank: int, group: dist.ProcessGroup) -> dict[str, Form]:
     mine, whole = full(NUMEL), full(2 * NUMEL)
     rows = list(whole.view(2, NUMEL))
     room = full(2 * NUMEL + 4 * WINDOWS * max(CALLS.values()))
-    # Sizes that no call had before, form by form: some are not made on Gloo.
-    numels, of_lists, uneven, of_shuffles = (itertools.count(NUMEL) for _ in range(4))
+    numels = itertools.count(NUMEL)
     sliced, turned = full(NUMEL, 2)[:, 0], full(64, NUMEL // 64).t()
     array = np.full(NUMEL, rank + 1, np.float32)
     parameter = torch.nn.Parameter(mine.clone(), requires_grad=False)
@@ -65,6 +64,34 @@ def forms(library: Any, rank: int, group: dist.ProcessGroup) -> dict[str, Form]:
     def waited() -> torch.Tensor:
         library.all_reduce(mine, MAX, async_op=True).wait()
         return mine
+
+    return {
+        "all_reduce": lambda: reduced(mine),
+        "all_reduce of a size that is new": lambda: reduced(room[: next(numels)]),
+        STRIDED[0]: lambda: reduced(sliced),
+        STRIDED[1]: lambda: reduced(turned),
+        "all_reduce of a NumPy array": reduced_array,
+        "all_reduce of a Parameter": lambda: reduced(parameter.data),
+        "all_reduce, asynchronous, and waited for": waited,
+        "all_reduce on a torch process group": lambda: reduced(mine, group=group),
+        **forms_of_parts(library, rank, mine, room),
+        "broadcast": lambda: (library.broadcast(mine, 0), mine)[1],
+        "all_gather into its own whole": lambda: (
+            library.all_gather_into_tensor(whole, rows[rank]),
+            whole,
+        )[1],
+        "all_gather of a list": lambda: (library.all_gather(rows, mine), rows)[1],
+        "gather": lambda: (library.gather(mine, rows if rank == 0 else None, 0), rows)[1],
+        "all_gather of objects": lambda: everybodys(library, rank),
+    }
+
+
+def forms_of_parts(
+    library: Any, rank: int, mine: torch.Tensor, room: torch.Tensor
+) -> dict[str, Form]:
+    """Return the calls whose parts have sizes that no call had before."""
+    # Form by form: some are not made on Gloo.
+    of_lists, uneven, of_shuffles = (itertools.count(NUMEL) for _ in range(3))
 
     def reduced_list() -> list[torch.Tensor]:
         numel = next(of_lists)
@@ -92,25 +119,9 @@ def forms(library: Any, rank: int, group: dist.ProcessGroup) -> dict[str, Form]:
         return output
 
     return {
-        "all_reduce": lambda: reduced(mine),
-        "all_reduce of a size that is new": lambda: reduced(room[: next(numels)]),
-        STRIDED[0]: lambda: reduced(sliced),
-        STRIDED[1]: lambda: reduced(turned),
-        "all_reduce of a NumPy array": reduced_array,
-        "all_reduce of a Parameter": lambda: reduced(parameter.data),
-        "all_reduce, asynchronous, and waited for": waited,
-        "all_reduce on a torch process group": lambda: reduced(mine, group=group),
         "a list of two of sizes that are new": reduced_list,
-        "broadcast": lambda: (library.broadcast(mine, 0), mine)[1],
-        "all_gather into its own whole": lambda: (
-            library.all_gather_into_tensor(whole, rows[rank]),
-            whole,
-        )[1],
-        "all_gather of a list": lambda: (library.all_gather(rows, mine), rows)[1],
         "all_gather of uneven parts": gathered_unevenly,
-        "gather": lambda: (library.gather(mine, rows if rank == 0 else None, 0), rows)[1],
         "all_to_all of new split sizes": shuffled,
-        "all_gather of objects": lambda: everybodys(library, rank),
     }
 
 
