@@ -18,7 +18,7 @@ from fastcoll.integrations import ray_collective
 WORLD = 2
 
 
-def _start(**runtime: Any) -> None:
+def start(**runtime: Any) -> None:
     environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}, **runtime}
     ray.init(num_cpus=WORLD, include_dashboard=False, log_to_driver=False, runtime_env=environment)
 
@@ -79,7 +79,7 @@ class Worker:
 
 def collectives() -> Any:
     """Two actors' results in a group that they make, leave, and make again."""
-    _start()
+    start()
     workers = [Worker.remote(rank) for rank in range(WORLD)]
     found = []
     for _ in range(2):
@@ -95,7 +95,7 @@ def collectives() -> Any:
 
 def timed(num_bytes: str = "8", rounds: str = "3") -> Any:
     """Medians of an allreduce on Gloo and on fastcoll, by turns."""
-    _start()
+    start()
     workers = [Worker.remote(rank) for rank in range(WORLD)]
     for backend in ("gloo", "fastcoll"):
         ray.get([worker.join.remote(backend, backend) for worker in workers])
@@ -133,7 +133,7 @@ def train() -> Any:
         if rank == 0:
             said.write_text(json.dumps({"same": len(set(seen)) == 1, "ranks": len(seen)}))
 
-    _start(worker_process_setup_hook="fastcoll.integrations.torch_backend.register")
+    start(worker_process_setup_hook="fastcoll.integrations.torch_backend.register")
     TorchTrainer(
         loop,
         scaling_config=ScalingConfig(num_workers=WORLD, resources_per_worker={"CPU": 0.5}),

@@ -185,7 +185,7 @@ def tensor_parallel(backend: str) -> Any:
     tokens = torch.arange(6).reshape(1, 6)
     with torch.no_grad():
         logits = model(tokens).logits
-        more = model.generate(tokens, max_new_tokens=4, do_sample=False)
+        more = model.generate(tokens, max_new_tokens=STEPS + 1, do_sample=False)
     return digest([logits]), more.tolist()
 
 
