@@ -251,6 +251,24 @@ def _vllm(of: Results) -> Iterator[str]:
     )
 
 
+def _programs(of: Results) -> Iterator[str]:
+    """Yield the times of other people's programs, by torch's backend, and Gloo's over them."""
+    points = of.documents.get("programs", {}).get("points", [])
+    ways = ("compiled", "python", OURS)
+
+    def cell(point: Json, way: str) -> str:
+        if way not in point["median_us"]:
+            return ""
+        middle, late = (format_number(point[field][way]) for field in ("median_us", "p90_us"))
+        ratio = point["gloo_over"].get(way)
+        return f"{middle}, {late}" + (f" ({ratio:.2f}x)" if ratio else "")
+
+    yield from _table(
+        ["a step or a call, us: median, 9 of 10 (Gloo's over it)", GLOO, *ways],
+        ([one["point"], *(cell(one, way) for way in ("gloo", *ways))] for one in points),
+    )
+
+
 def _company(of: Results) -> Iterator[str]:
     """Yield the steps a second on busy cores, against Gloo's."""
     company = of.documents.get("company", {"rows": [], "settings": {"sizes": []}})
@@ -310,6 +328,7 @@ def _machine(of: Results) -> Iterator[str]:
         _rows,
         _jax,
         _vllm,
+        _programs,
         _company,
         _goals,
         _files,

@@ -318,6 +318,19 @@ def _vllm_verdicts(folder: Path) -> Iterator[Verdict]:
         yield Verdict(what, f">= {least}x", f"{ratio:.2f}x, {worst['point']}", ratio >= least)
 
 
+def _program_verdicts(folder: Path) -> Iterator[Verdict]:
+    points = (_load(folder, "programs") or {"points": []})["points"]
+    for way in ("compiled", "python"):
+        what = f"other people's programs, steps a second against Gloo, {way}"
+        mine = [one for one in points if way in one["gloo_over"]]
+        if not mine:
+            yield Verdict(what, ">= 1x", "not measured", None)
+            continue
+        worst = min(mine, key=lambda one: one["gloo_over"][way])
+        ratio = worst["gloo_over"][way]
+        yield Verdict(what, ">= 1x", f"{ratio:.2f}x, {worst['point']}", ratio >= 1)
+
+
 def _suite_verdicts(folder: Path) -> Iterator[Verdict]:
     for backend, name in itertools.product(("compiled", "python"), ("", "-as-gloo")):
         by_name = ', by the name "gloo"' if name else ""
@@ -345,6 +358,7 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
     yield from _torch_verdicts(folder)
     yield from _jax_verdicts(folder)
     yield from _vllm_verdicts(folder)
+    yield from _program_verdicts(folder)
     yield from _company_verdicts(folder)
     yield from _suite_verdicts(folder)
     yield from _node_verdicts(folder)
