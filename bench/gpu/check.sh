@@ -150,7 +150,7 @@ build() {
     --no-deps --no-index --disable-pip-version-check --upgrade --target "$work/site" .
 }
 programs() { # those of CUDA C++ alone, side by side
-  local name flags=(-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Icsrc -Ikernels -Ibench/gpu)
+  local flags=(-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Icsrc -Ikernels -Ibench/gpu)
   rm -f "$work/queues" "$work/one_grid"
   step programs 90 bash -c 'for name in queues one_grid; do
     nvcc "$@" -o "$0/$name" "bench/gpu/$name.cu" & jobs+=($!)
