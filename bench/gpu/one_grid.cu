@@ -151,7 +151,7 @@ class Ranks {
     launch(way, shape.blocks, shape.threads, &calls);
   }
 
-  // Whether a call gives all ranks the sums in float64, rounded, and equal bits.
+  // Whether a call gives each rank the sums in float64, but for rounding.
   bool is_right(const Way& way, uint64_t num_bytes) {
     const bool gathers = way.verb == Verb::all_gather, scatters = way.verb == Verb::reduce_scatter;
     const size_t numel = num_bytes / 4, chunks = size_t(world_);

@@ -129,6 +129,15 @@ def test_what_is_measured_runs_and_is_reported(
         assert word in text
 
 
+def test_the_first_rows_are_some_of_all(on_cpu: Callable[[str], Any]) -> None:
+    measure = on_cpu("measure")
+    first = measure.plan(is_first=True)
+    assert set(first) < set(measure.plan())
+    assert {row[:3] for row in first} == {(world, "all_reduce", "auto") for world in (8, 2)}
+    assert len(first) == 2 * 2 * len(measure.SIZES), "each size, captured and eager"
+    assert [row[0] for row in first] == sorted((row[0] for row in first), reverse=True)
+
+
 def test_a_number_of_ranks_that_fails_is_given_up(
     tmp_path: Path, on_cpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
