@@ -19,7 +19,7 @@ from tests.support.tree import source_files
 ROOT = Path(__file__).parents[2]
 
 # Machine code for three GPUs takes minutes on two cores that others use too.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def attempt(*command: str | Path, cwd: Path, **env: str) -> tuple[int, str]:
@@ -69,13 +69,32 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_source_archive_builds_a_whole_wheel_without_warnings(
-    checkout: Path, tmp_path: Path
-) -> None:
+def make_source_archive(checkout: Path) -> tuple[Path, str]:
+    """Build the source archive; return it and what the build printed."""
     sdist = "import setuptools.build_meta as b; b.build_sdist('dist')"
     output = run(sys.executable, "-c", sdist, cwd=checkout)
     [archive] = (checkout / "dist").glob("fastcoll-*.tar.gz")
+    return archive, output
+
+
+def test_the_source_archive_has_every_file(checkout: Path) -> None:
+    archive, _ = make_source_archive(checkout)
     assert left_out(archive) == []
+
+
+def test_a_file_that_the_archive_lacks_is_found(checkout: Path) -> None:
+    lines = (checkout / "MANIFEST.in").read_text().splitlines()
+    kept = (line for line in lines if not line.startswith("recursive-include bench "))
+    (checkout / "MANIFEST.in").write_text("\n".join(kept))
+    archive, _ = make_source_archive(checkout)
+    assert "bench/gpu/queues.cu" in left_out(archive)
+
+
+@pytest.mark.slow
+def test_the_source_archive_builds_a_whole_wheel_without_warnings(
+    checkout: Path, tmp_path: Path
+) -> None:
+    archive, output = make_source_archive(checkout)
     command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
     output += run(*command, "-w", tmp_path / "wheels", archive, cwd=tmp_path)
     assert warnings_of_build(output) == []
@@ -114,6 +133,7 @@ def test_the_source_archive_builds_a_whole_wheel_without_warnings(
     assert installed == {*extensions, *sources}, "nothing else is shipped"
 
 
+@pytest.mark.slow
 def test_it_installs_editable(checkout: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv/bin/python"
@@ -147,6 +167,7 @@ def path_without_nvcc(folder: Path) -> str:
 BUILD = (sys.executable, "setup.py", "build_ext", "-b", "out", "-t", "objects")
 
 
+@pytest.mark.slow
 def test_gpu_support_that_is_asked_for_needs_nvcc(checkout: Path, tmp_path: Path) -> None:
     tools = path_without_nvcc(tmp_path / "tools")
     env = {"PATH": tools, "CUDA_HOME": "/nowhere"}
@@ -168,6 +189,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_gpus_that_nvcc_does_not_know_are_refused(checkout: Path, tmp_path: Path) -> None:
     tools = path_without_nvcc(tmp_path / "tools")
     Path(tools, "nvcc").write_text(f"#!/bin/sh\n{HONEST}exit 3")
@@ -179,6 +201,7 @@ def test_gpus_that_nvcc_does_not_know_are_refused(checkout: Path, tmp_path: Path
     assert not (checkout / "out").exists(), "told before anything was compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nvcc", ["echo out of order >&2; exit 3", HONEST + "exit 3"])
 def test_a_broken_nvcc_costs_gpu_support_only(checkout: Path, tmp_path: Path, nvcc: str) -> None:
     tools = path_without_nvcc(tmp_path / "tools")
