@@ -120,8 +120,9 @@ def test_a_rank_that_is_late_in_a_backward_pass(backend_pools: Pools, num_steps:
         check(rows[rank], "CollectiveTimeout")
 
 
-def gradients(rank: Rank) -> list[torch.Tensor]:
-    """Of every hook, from the first step on."""
+def gradients(rank: Rank) -> tuple[list[str], list[torch.Tensor]]:
+    """Return each hook's name in the log of DDP, and the gradients from the first step on."""
+    names: list[str] = []
     found = []
     for hook in HOOKS:
         model = make_model(hook, dist.group.WORLD)
@@ -129,11 +130,15 @@ def gradients(rank: Rank) -> list[torch.Tensor]:
             model.zero_grad()
             backward(model, rank.rank + turn + 0.1)
             found += [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    return found
+        names.append(str(model._get_ddp_logging_data().get("comm_hook")))
+    return names, found
 
 
 @pytest.mark.slow  # the first import of DDP
 def test_every_hook_of_ddp_does_as_on_gloo(backend_pools: Pools) -> None:
     ours = backend_pools(2).run(on_backend, "fastcoll", gradients)
-    assert len(ours[0]) == len(HOOKS) * 3 * 4
-    assert same(ours, backend_pools(2).run(on_backend, "gloo", gradients))
+    gloos = backend_pools(2).run(on_backend, "gloo", gradients)
+    assert [names for names, _ in ours] == [names for names, _ in gloos]
+    assert "BuiltinCommHookType.FP16_COMPRESS" in ours[0][0]
+    assert len(ours[0][1]) == len(HOOKS) * 3 * 4
+    assert same([found for _, found in ours], [found for _, found in gloos])

@@ -303,6 +303,8 @@ def _replace_ddp_hook_in_cpp() -> None:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
             self.register_comm_hook(self.process_group, fp16_compress_hook)
+            assert self.logger is not None
+            self.logger._set_comm_hook_name(str(comm_hook_type))  # as torch's own registration does
         else:
             torchs(self, comm_hook_type)  # type: ignore[no-untyped-call]
 
