@@ -62,6 +62,7 @@ FastcollGroup* group_of(void* object) {
 bool find_plan(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* plan) {
   // The call's site is known in Python alone.
   if (ours(group).traces()) return false;
+  if (kind->op < 0 || kind->op >= kNumOps) return false;  // a number that names none
   const Plan* known = ours(group).cached_plan(Verb(kind->verb), DType(kind->dtype), Op(kind->op),
                                               kind->numel, kind->root, kind->splits);
   if (!known || (kind->in_parts && verb_reduces(known->verb) && !takes_lists(*known))) return false;

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastcoll.types import Op
 from tests.support.backends import on_backend
-from tests.support.harness import Rank, attempt
+from tests.support.harness import Attempt, Rank, attempt
 
 SUM = dist.ReduceOp.SUM
 
@@ -115,6 +116,37 @@ def test_operators_of_groups_that_end(backend_pools: Any) -> None:
     sums = "[3.0, 3.0, 3.0]"
     for seen in backend_pools(2).run(on_backend, "gloo", operators_of_groups_that_end):
         assert seen == [sums, "UsageError", "UsageError", sums, sums]
+
+
+# Cut to a byte or to an int, the last three are 0: the number of SUM.
+NO_REDUCTIONS = (len(Op), -1, 1 << 8, 1 << 16, 1 << 32)
+
+
+def numbers_that_name_no_reduction(rank: Rank) -> list[tuple[int, list[Attempt]]]:
+    """Call the operators that reduce once rightly, so that the call is known, then wrongly."""
+    from fastcoll.integrations import ops
+
+    name, x = ops.name_of(dist.new_group()), torch.full((4, 3), rank.rank + 1.0)
+    operators: list[Callable[[int], Any]] = [
+        lambda number: torch.ops.fastcoll.all_reduce(x, number, name),
+        lambda number: torch.ops.fastcoll.reduce_scatter(x, number, name),
+        lambda number: torch.ops.fastcoll.all_reduce_rms_norm(
+            x, None, None, 7.0, 0.0, False, number, name
+        ),
+    ]
+    for operator in operators:
+        operator(0)
+    return [
+        (number, [attempt(operator, number) for operator in operators]) for number in NO_REDUCTIONS
+    ]
+
+
+def test_a_number_that_names_no_reduction_is_refused(backend_pools: Any) -> None:
+    for seen in backend_pools(2).run(on_backend, "fastcoll", numbers_that_name_no_reduction):
+        for number, attempts in seen:
+            for one in attempts:
+                assert one.kind == "UsageError", (number, one)
+                assert f"no reduction has the number {number}: it is one of 0 (SUM)" in one.text
 
 
 def sum_or_error(name: str, x: Tensor) -> str:

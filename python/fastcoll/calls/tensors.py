@@ -300,6 +300,15 @@ def checked_wire(name: object, dtype: DType, op: Op) -> Wire:
     return Wire[name]
 
 
+def reduction_numbered(number: int) -> ReduceOp:
+    """Return torch's member for the number of an operation, by which operators name it."""
+    if 0 <= number < len(REDUCE_OPS):
+        member: ReduceOp = REDUCE_OPS[number]
+        return member
+    known = ", ".join(f"{int(op)} ({op.name})" for op in Op)
+    raise UsageError(f"no reduction has the number {number}: it is one of {known}")
+
+
 def known_reduction(op: object, dtype: DType) -> Op:
     """Return the reduction that `op` means; see `reduction_of`."""
     if isinstance(op, str) and op in BY_NAME:

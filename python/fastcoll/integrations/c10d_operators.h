@@ -147,9 +147,12 @@ at::Tensor empty_rows(const at::Tensor& x, int64_t num_rows) {
   return allocate_like(x, shape);
 }
 
+// A number beyond an int's would be cut to another op's. For -1 no plan is found, so Python
+// refuses it.
 FastcollKind kind_of(FastcollVerb verb, const at::Tensor& x, int64_t op, int64_t root,
                      int64_t numel) {
-  return {verb, *dtype_of(x.scalar_type()), int(op), int(root), uint64_t(numel), 0, false};
+  const int known = int(op) == op ? int(op) : -1;
+  return {verb, *dtype_of(x.scalar_type()), known, int(root), uint64_t(numel), 0, false};
 }
 
 at::Tensor all_reduce(const at::Tensor& x, int64_t op, std::string name) {

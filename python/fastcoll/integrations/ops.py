@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fastcoll.api.groups import GroupLike, communicator_of, named_rank, standing_for
 from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.tensors import reduction_numbered
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import c10d_build, derivatives, row_ops
 from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
@@ -245,7 +246,7 @@ def _rows(x: Tensor, num_rows: int) -> Tensor:
 
 def _all_reduce(x: Tensor, op: int, group: str) -> Tensor:
     result = x.new_empty(x.shape)
-    named(group).all_reduce(x, REDUCE_OPS[op], out=result)
+    named(group).all_reduce(x, reduction_numbered(op), out=result)
     return result
 
 
@@ -263,7 +264,7 @@ def _scattered(x: Tensor, op: int, group: str) -> Tensor:
 
 def _reduce_scatter(x: Tensor, op: int, group: str) -> Tensor:
     result = _scattered(x, op, group)
-    named(group).reduce_scatter_tensor(result, x, REDUCE_OPS[op])
+    named(group).reduce_scatter_tensor(result, x, reduction_numbered(op))
     return result
 
 

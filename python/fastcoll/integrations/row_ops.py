@@ -19,8 +19,8 @@ from torch.autograd.function import _SingleLevelFunction
 
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.rows import RMSNorm
+from fastcoll.calls.tensors import reduction_numbered
 from fastcoll.errors import UnsupportedError
-from fastcoll.types import REDUCE_OPS
 
 NAME = "all_reduce_rms_norm"
 SCHEMA = (
@@ -48,7 +48,7 @@ def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) ->
             offset=offset,
             rounds_first=rounds_first,
         )
-        named(group).all_reduce(x, REDUCE_OPS[op], out=normed, then=norm)
+        named(group).all_reduce(x, reduction_numbered(op), out=normed, then=norm)
         return [normed, summed]
 
     def fake(x: Tensor, *terms: object) -> Pair:
