@@ -103,7 +103,8 @@ GPU_REPORT_S = Variable(
 NUMERICS = Variable(
     "FASTCOLL_NUMERICS",
     "same_bits",
-    "same_bits: float reductions depend on inputs and rank order only; fast: any order",
+    "same_bits: float reductions depend on inputs and rank order only; fast: any order; unset, "
+    "groups of torch.distributed are fast on GPUs",
     _one_of("same_bits", "fast"),
 )
 LOG = Variable(

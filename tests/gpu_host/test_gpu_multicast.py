@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fastcoll.choose import algorithms, select
 from fastcoll.choose.plan import Plan
 from fastcoll.errors import FastcollError, PeerLostError, UnsupportedError, UsageError
 from fastcoll.gpu.residency import Blocks
+from fastcoll.group.communicator import Communicator
 from fastcoll.machine import gpu
-from fastcoll.types import Algorithm, DType, Op, ReduceOp, Verb, supported_ops
+from fastcoll.types import Algorithm, DType, Numerics, Op, ReduceOp, Verb, supported_ops
 from tests.gpu_host.gpu_rows import request
 from tests.support.fake_driver import THREE, Driver, Links, map_all, mapped
 from tests.support.gpu import needs_gpu_part
@@ -262,3 +264,27 @@ def test_without_it_calls_go_another_way_and_say_why(own_pools: Pools) -> None:
         assert len(refused) == 2
         assert all(f"the GPUs' switch can't add here: {NONE}" in text for text in refused)
         assert f"; no multicast: {NONE}; " in report
+
+
+def call_in_a_group_of_torch(rank: Rank, default: Numerics) -> tuple[str, str]:
+    """Return which algorithms carry a large sum without `numerics=`, and one with it."""
+    from tests.support.fake_gpu import fake_gpu  # only now: builds without a GPU part can't
+
+    store = dist.PrefixStore(f"a group that is {default}", rank.store)
+    group = Communicator.from_store(
+        store, rank.rank, rank.world_size, timeout_s=15, default_on_gpus=default
+    )
+    with group, fake_gpu(group, no_multicast="") as core:
+        tensor = torch.full((400_000,), rank.rank + 1.0)
+        group.all_reduce(tensor)
+        assert bool((tensor == 10.0).all())
+        group.all_reduce(tensor, numerics="same_bits")
+        group.barrier()  # a rank that leaves earlier is lost to the others
+        first, second, *_ = (one.name for one in core.algorithms)
+        return first, second
+
+
+def test_the_switch_adds_by_default_where_the_default_is_fast(own_pools: Pools) -> None:
+    pool = own_pools(4)
+    assert pool.run(call_in_a_group_of_torch, "fast") == [("multimem", "two_shot")] * 4
+    assert pool.run(call_in_a_group_of_torch, "same_bits") == [("two_shot", "two_shot")] * 4

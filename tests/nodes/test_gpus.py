@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fastcoll.errors import UnsupportedError
+from fastcoll.group.communicator import Communicator
+from fastcoll.types import Numerics
 from tests.nodes.test_verbs import in_segments
 from tests.support.calls import Call, Place, expected
 from tests.support.gpu import needs_gpu_part
@@ -173,6 +176,29 @@ def others(rank: Rank) -> None:
 @pytest.mark.parametrize("nodes", ["aabb", "aaab"])
 def test_other_calls(clusters: Clusters, nodes: str) -> None:
     clusters(nodes).run(others)
+
+
+def sum_in_a_group_of_torch(rank: Rank, default: Numerics) -> list[str]:
+    """Sum float32 without `numerics=`; return what the carrier between the nodes did."""
+    from tests.support.fake_nodes import fake_node_gpus
+
+    store = dist.PrefixStore(f"a group that is {default}", rank.store)
+    group = Communicator.from_store(store, rank.rank, rank.world_size, default_on_gpus=default)
+    with group, fake_node_gpus(group) as fake:
+        tensor = torch.full((70_000,), rank.rank + 1.0)
+        group.all_reduce(tensor)
+        assert (tensor == 10.0).all()
+        done: list[str] = fake.lanes[0].transfers
+        return done
+
+
+def test_nccl_adds_by_default_where_the_default_is_fast(clusters: Clusters) -> None:
+    pool = clusters("aabb")
+    for done in pool.run(sum_in_a_group_of_torch, "fast"):
+        assert "start all_reduce" in done, done
+    for done in pool.run(sum_in_a_group_of_torch, "same_bits"):
+        assert done
+        assert "start all_reduce" not in done, done
 
 
 # ---- mistakes and losses -------------------------------------------------------------------------

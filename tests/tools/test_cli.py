@@ -61,6 +61,15 @@ def test_doctor_tells_who_reads_tensors(
     assert findings()["tensors"]["state"] == state
 
 
+def test_doctor_shows_the_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.NUMERICS.name, raising=False)
+    on_gpus = "same_bits; fast on GPUs in groups of torch.distributed"
+    assert findings()["numerics"]["value"] == on_gpus
+    for asked in ("same_bits", "fast"):
+        monkeypatch.setenv(env.NUMERICS.name, asked)
+        assert findings()["numerics"]["value"] == asked
+
+
 def test_the_torch_backend_is_taken_where_it_was_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

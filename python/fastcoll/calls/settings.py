@@ -22,9 +22,11 @@ class Settings:
     Attributes:
         timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
         making_s: Limit of the group's making, in seconds: a first call may bring its own.
+        numerics: The numerics of calls that give none, on CPUs.
         numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
         carrier: The carrier between nodes.
         gpu: The limits of waits in kernels.
+        numerics_on_gpus: As `numerics`, on GPUs; between nodes "fast" holds there, too.
     """
 
     timeout_s: float
@@ -33,6 +35,7 @@ class Settings:
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
     gpu: GpuLimits = field(default_factory=lambda: gpu_limits(None, None, None))
+    numerics_on_gpus: Numerics = "same_bits"
 
     def limit_of(self, timeout_s: Limit) -> float:
         """Return the limit of a call that gives this one, in seconds.
@@ -50,6 +53,16 @@ class Settings:
         """
         return self.gpu.timeout_s if timeout_s is None else group_limit_s(timeout_s)
 
+    def numerics_of(self, asked: str | None, *, on_gpus: bool = False) -> Numerics:
+        """Return the numerics of a call that gives these, or None.
+
+        Raises:
+            UsageError: They are none.
+        """
+        if asked is not None:
+            return checked_numerics(asked)
+        return self.numerics_on_gpus if on_gpus else self.numerics
+
     def set_limit(self, limit_s: float) -> None:
         """Set the limit of waits, in kernels too."""
         self.timeout_s = limit_s
@@ -64,7 +77,7 @@ class Settings:
             result.set_limit(limit_s)
         if numerics is not None:
             asked = checked_numerics(numerics)
-            result = replace(result, numerics=asked, numerics_between=asked)
+            result = replace(result, numerics=asked, numerics_between=asked, numerics_on_gpus=asked)
         return result
 
     def made_within(self, timeout_s: Limit) -> "Settings":
@@ -74,7 +87,10 @@ class Settings:
     def terms(self, carrier: str) -> Terms:
         """Return the settings that all ranks must share; `carrier`: this rank's, in words."""
         between = self.numerics_between or "numerics by dtype"
-        return Terms(self.numerics, f"{carrier} with {between}")
+        numerics: str = self.numerics
+        if self.numerics_on_gpus != numerics:
+            numerics += f", {self.numerics_on_gpus} on GPUs"
+        return Terms(numerics, f"{carrier} with {between}")
 
 
 def resolve(
@@ -83,8 +99,11 @@ def resolve(
     carrier: str | None = None,
     gpu_timeout_s: Limit = None,
     gpu_report_s: Limit = None,
+    default_on_gpus: Numerics = "same_bits",
 ) -> Settings:
     """Return the settings of a new group.
+
+    `default_on_gpus` holds where neither `numerics` nor FASTCOLL_NUMERICS is given.
 
     Raises:
         UsageError: One of them, or its variable, makes no sense.
@@ -101,6 +120,7 @@ def resolve(
         None if is_default else checked_numerics(asked),
         env.CARRIER.get() if carrier is None else carrier,
         gpu_limits(timeout_s, gpu_timeout_s, gpu_report_s),
+        default_on_gpus if is_default else checked_numerics(asked),
     )
 
 

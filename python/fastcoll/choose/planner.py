@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fastcoll import env
 from fastcoll.calls.lists import ListCall, ListOperands
 from fastcoll.calls.parts import PartsCall, PartsOperands
-from fastcoll.calls.settings import Settings, checked_numerics
+from fastcoll.calls.settings import Settings
 from fastcoll.calls.tensors import Call, Operands
 from fastcoll.choose import Choice, algorithms, select
 from fastcoll.choose.tuning import Tuning
@@ -65,9 +65,7 @@ class Planner:
             UsageError: The algorithm or the numerics that it asks for are unknown.
             UnsupportedError: That algorithm does not admit it.
         """
-        numerics = self._settings.numerics
-        if call.numerics is not None:
-            numerics = checked_numerics(call.numerics)
+        numerics = self._settings.numerics_of(call.numerics, on_gpus=terms is not None)
         if not isinstance(call.algorithm, str):
             raise UsageError(f"algorithm must be a name, not {call.algorithm!r}")
         request = Request(

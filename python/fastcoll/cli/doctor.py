@@ -114,6 +114,17 @@ def _tuning() -> Findings:
     yield Finding("fastcoll", "tuning table", text, state)
 
 
+def _numerics() -> Findings:
+    from fastcoll.calls.settings import resolve
+    from fastcoll.integrations.torch_base import NUMERICS_ON_GPUS
+
+    settings = resolve(None, None, default_on_gpus=NUMERICS_ON_GPUS)
+    text: str = settings.numerics
+    if settings.numerics_on_gpus != text:
+        text += f"; {settings.numerics_on_gpus} on GPUs in groups of torch.distributed"
+    yield Finding("fastcoll", "numerics", text)
+
+
 def _tensors() -> Findings:
     from fastcoll.api import READS_TENSORS
 
@@ -320,6 +331,7 @@ _PROBES: tuple[tuple[str, str, Callable[[], Findings]], ...] = (
     ("machine", "OpenMP threads", _openmp),
     ("fastcoll", "SIMD level", _simd),
     ("fastcoll", "tuning table", _tuning),
+    ("fastcoll", "numerics", _numerics),
     ("fastcoll", "tensors", _tensors),
     ("fastcoll", "torch backend", _torch_backend),
     ("processes", "memfd, sealed", _sealed_memory),

@@ -44,7 +44,7 @@ from fastcoll.memory.region import create_arena, create_region, require_descript
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.native import _C
 from fastcoll.text import say, say_once
-from fastcoll.types import FROM_TORCH, SingleCopy
+from fastcoll.types import FROM_TORCH, Numerics, SingleCopy
 
 _SHORT_WAITS = (
     "the ranks compute with more OpenMP threads than their {cpus} CPUs; the threads that wait for "
@@ -253,10 +253,15 @@ class Communicator(_C.Group, BaseGroup):
         timeout_s: float | None = None,
         numerics: str | None = None,
         name: str = "world",
+        default_on_gpus: Numerics = "same_bits",
     ) -> BaseGroup:
-        """Make a group beside the default one, as `fastcoll.init` would. Collective."""
+        """Make a group beside the default one, as `fastcoll.init` would. Collective.
+
+        On GPUs `default_on_gpus` holds where neither `numerics` nor FASTCOLL_NUMERICS is given.
+        """
         exchange = StoreExchange(store, rank, world_size, name)
-        group = cls.make(exchange, name, resolve(timeout_s, numerics), (), None)
+        settings = resolve(timeout_s, numerics, default_on_gpus=default_on_gpus)
+        group = cls.make(exchange, name, settings, (), None)
         assert group is not None  # all ranks are members
         return group
 

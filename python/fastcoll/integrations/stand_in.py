@@ -28,7 +28,7 @@ from fastcoll.bootstrap.identity import map_nodes, meet
 from fastcoll.calls.settings import resolve
 from fastcoll.errors import FastcollError
 from fastcoll.integrations import torch_backend
-from fastcoll.integrations.torch_base import GLOO, NAME, BaseProcessGroup
+from fastcoll.integrations.torch_base import GLOO, NAME, NUMERICS_ON_GPUS, BaseProcessGroup
 from fastcoll.text import say
 
 _c10d: Any = dist.distributed_c10d
@@ -149,7 +149,8 @@ def _prepare(asked: dict[str, Any], devices: Sequence[str]) -> list[str]:
         )
     name, timeout_s = asked["group_name"], asked["timeout"].total_seconds()
     exchange = _OneMachine(asked["store"], asked["group_rank"], asked["group_size"], name)
-    comm = member(connect(exchange, name, resolve(timeout_s, None)))
+    settings = resolve(timeout_s, None, default_on_gpus=NUMERICS_ON_GPUS)
+    comm = member(connect(exchange, name, settings))
     compiled = torch_backend.find_compiled(comm, timeout_s)
     try:
         has_gpu = "cuda" in devices and torch.cuda.device_count() > 0

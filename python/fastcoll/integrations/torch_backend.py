@@ -38,7 +38,7 @@ from fastcoll.api.groups import adopt, standing_for
 from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
-from fastcoll.integrations.torch_base import NAME, BaseProcessGroup
+from fastcoll.integrations.torch_base import NAME, BaseProcessGroup, connect_ranks
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
@@ -67,9 +67,7 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     del pg_options
     if (made := prepared.pop(opts.group_id, None)) is None:
         rank, world_size, limit_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
-        comm = Communicator.from_store(
-            opts.store, rank, world_size, timeout_s=limit_s, name=opts.group_id
-        )
+        comm = connect_ranks(opts.store, rank, world_size, limit_s, opts.group_id)
         made = Prepared(comm, find_compiled(comm, limit_s))
     backend = _serve(opts.store, made)
     adopt(made.comm)
@@ -132,7 +130,7 @@ def process_group(
         PeerLostError: A rank died on the way.
     """
     limit_s = timeout.total_seconds()
-    comm = Communicator.from_store(store, rank, size, timeout_s=limit_s, name=name)
+    comm = connect_ranks(store, rank, size, limit_s, name)
     backend = make_backend(comm, store, limit_s)
     if isinstance(backend, ProcessGroup):
         group: Any = backend
@@ -152,7 +150,7 @@ def _make_part(
 ) -> FastcollProcessGroup | dist.Backend:
     """Make a part of a group, for torch's `split_group`: as its whole is. Collective."""
     name, limit_s = terms
-    comm = Communicator.from_store(store, rank, world_size, timeout_s=limit_s, name=name)
+    comm = connect_ranks(store, rank, world_size, limit_s, name)
     adopt(comm)
     if isinstance(whole, ProfiledProcessGroup):  # not the half of a compiled one
         return ProfiledProcessGroup(comm, store, whole.events)

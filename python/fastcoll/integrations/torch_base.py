@@ -21,10 +21,28 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import UnsupportedError
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations.torch_work import TorchWork
+from fastcoll.types import Numerics
 
 NAME = "fastcoll"
 GLOO = "gloo"
+# On GPUs, where neither the call nor FASTCOLL_NUMERICS says: such programs come from NCCL, which
+# fixes no order of a sum. Only so may the switch or NCCL add, which is quicker on NVSwitch.
+NUMERICS_ON_GPUS: Numerics = "fast"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
+
+
+def connect_ranks(
+    store: dist.Store, rank: int, world_size: int, limit_s: float, name: str
+) -> BaseGroup:
+    """Make the group that carries out the calls of a group of torch's. Collective."""
+    return Communicator.from_store(
+        store,
+        rank,
+        world_size,
+        timeout_s=limit_s,
+        name=name,
+        default_on_gpus=NUMERICS_ON_GPUS,
+    )
 
 
 class BaseProcessGroup(ProcessGroup):
@@ -124,7 +142,7 @@ class BaseProcessGroup(ProcessGroup):
         name = f"{self._name} without {', '.join(map(str, sorted(gone)))}"
         store = dist.PrefixStore(f"fastcoll/{name}", self._store)
         rank = stay.index(self.rank())
-        comm = Communicator.from_store(store, rank, len(stay), timeout_s=limit_s, name=name)
+        comm = connect_ranks(store, rank, len(stay), limit_s, name)
         return make_backend(comm, store, limit_s, self.events)
 
     @property

@@ -104,24 +104,25 @@ def check_options(call: AnyCall) -> None:
         checked_numerics(call.numerics)
 
 
-def numerics_of(call: AnyCall, settings: Settings) -> Numerics:
-    """Return the numerics of a call's reductions within a node's group."""
-    return settings.numerics if call.numerics is None else checked_numerics(call.numerics)
-
-
 def wire_of(operands: Operands | PartsOperands) -> Wire:
     """Return the format in which a call's elements cross between nodes."""
     return operands.wire if isinstance(operands, Operands) else Wire.none
 
 
 def by_carrier(
-    call: AnyCall, operands: Operands | PartsOperands, settings: Settings, lanes: Lanes
+    call: AnyCall,
+    operands: Operands | PartsOperands,
+    settings: Settings,
+    lanes: Lanes,
+    *,
+    on_gpus: bool = False,
 ) -> bool:
     """Return whether the carrier reduces, with roundings of its own."""
     dtype, op = operands.dtype, operands.op
     numerics = call.numerics or settings.numerics_between
     if numerics is None:
-        numerics = "same_bits" if accumulator(dtype) is dtype else "fast"
+        is_fast = on_gpus and settings.numerics_on_gpus == "fast"
+        numerics = "fast" if is_fast or accumulator(dtype) is not dtype else "same_bits"
     return (
         numerics == "fast"
         and wire_of(operands) is Wire.none

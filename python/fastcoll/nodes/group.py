@@ -37,7 +37,6 @@ from fastcoll.nodes.arguments import (
     carry_out,
     check_options,
     gather_in_call,
-    numerics_of,
     wire_of,
 )
 from fastcoll.nodes.carriers import maker_of
@@ -229,7 +228,7 @@ class HierarchicalCommunicator(BaseGroup):
                         header,
                         Arguments(operands, call.verb, self.world_size),
                         limit_s,
-                        numerics_of(call, self._settings),
+                        self._settings.numerics_of(call.numerics),
                         partial(gather_in_call, self._lanes),
                     )
             except FastcollError as error:

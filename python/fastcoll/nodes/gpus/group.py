@@ -35,7 +35,7 @@ from fastcoll.calls.work import Work
 from fastcoll.errors import CollectiveTimeout, FastcollError, UnsupportedError, UsageError
 from fastcoll.gpu.work import DeviceWork, beside
 from fastcoll.machine import gpu
-from fastcoll.nodes.arguments import Arguments, by_carrier, numerics_of, run_phases, wire_of
+from fastcoll.nodes.arguments import Arguments, by_carrier, run_phases, wire_of
 from fastcoll.nodes.arrays import copy
 from fastcoll.nodes.carriers.nccl import nccl
 from fastcoll.nodes.gpus import captures
@@ -262,7 +262,7 @@ class NodeGpus:
     ) -> None:
         settings, world_size = self._settings, self._host.world_size
         limit_s = settings.gpu_limit_of(call.timeout_s)
-        rounds = by_carrier(call, operands, settings, self._lanes)
+        rounds = by_carrier(call, operands, settings, self._lanes, on_gpus=True)
         began = None
         if not captures.is_capturing():
             began = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -270,7 +270,7 @@ class NodeGpus:
         in_flight = CallInFlight(call.verb.name, limit_s, began)
         what = operands.numel, operands.root, operands.splits
         header = Header(0, call.verb, operands.dtype, operands.op, *what, rounds, on_gpus=True)
-        numerics = numerics_of(call, settings)
+        numerics = settings.numerics_of(call.numerics, on_gpus=True)
         how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
         self._in_flight.begin(in_flight)
         self._host.in_turn(lambda sequence: self._tell(in_flight, header, sequence))
