@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .call import Epilogue, Launch, check_collective, launch_collective
 from .reduce import count_tiles, drain, emit, reduce_tile
-from .signal import EPOCH, buffer, is_sound, meet, pointer, words
+from .signal import EPOCH, buffer, is_sound, meet, own_rank, own_words, pointer
 from .workspace import Workspace
 
 
@@ -35,7 +35,7 @@ def all_reduce_kernel(
     lane = tl.arange(0, BLOCK)
     step = tl.num_programs(0)
     num_tiles = count_tiles(numel, COLUMNS)
-    counter = words(group, group.rank) + EPOCH + tl.program_id(0)
+    counter = own_words(group) + EPOCH + tl.program_id(0)
     epoch = tl.load(counter)
     alive = is_sound(group)
     first = tl.program_id(0).to(tl.int64)
@@ -43,7 +43,7 @@ def all_reduce_kernel(
         last = tl.minimum(first + segment_tiles * step, num_tiles)
         # 1. Stage my tiles. A segment takes two epochs, so that the two buffers alternate.
         staged = buffer(group, (epoch >> 1) & 1)
-        own = pointer(group.scratch, group.rank, staged, dtype)
+        own = pointer(group.scratch, own_rank(group), staged, dtype)
         at = 0
         tile = first
         while tile < last:

@@ -23,6 +23,8 @@ from .signal import (
     TAKEN,
     buffer,
     is_sound,
+    own_rank,
+    own_words,
     pointer,
     store_release,
     wait,
@@ -35,9 +37,9 @@ from .workspace import Workspace
 def _turn(group, alive, put, WORLD: tl.constexpr):
     """Wait until put - 1 has landed here, and `put` may overwrite the right neighbour's buffer."""
     channel = tl.program_id(0)
-    own = words(group, group.rank)
-    left = (group.rank + WORLD - 1) % WORLD
-    right = (group.rank + 1) % WORLD
+    own = own_words(group)
+    left = (own_rank(group) + WORLD - 1) % WORLD
+    right = (own_rank(group) + 1) % WORLD
     alive = wait(group, alive, own + LANDED + channel, put - 1, left, WORLD)
     alive = wait(group, alive, own + TAKEN + channel, put - 2, right, WORLD)
     tl.debug_barrier()  # so that no thread reads or writes ahead of the acquire
@@ -49,9 +51,9 @@ def _pass_on(group, put, is_last, WORLD: tl.constexpr):
     """Publish to the left that put - 1 is consumed, and to the right that `put` is there, if so."""
     channel = tl.program_id(0)
     tl.debug_barrier()  # so that the releases cover the loads and stores of the whole block
-    store_release(words(group, (group.rank + WORLD - 1) % WORLD) + TAKEN + channel, put - 1)
+    store_release(words(group, (own_rank(group) + WORLD - 1) % WORLD) + TAKEN + channel, put - 1)
     if not is_last:
-        store_release(words(group, (group.rank + 1) % WORLD) + LANDED + channel, put)
+        store_release(words(group, (own_rank(group) + 1) % WORLD) + LANDED + channel, put)
 
 
 @triton.jit
@@ -77,9 +79,9 @@ def ring_kernel(  # noqa: C901 - the three phases share one loop
     lane = tl.arange(0, BLOCK)
     inside = lane < COLUMNS
     step = tl.num_programs(0)
-    right = (group.rank + 1) % WORLD
+    right = (own_rank(group) + 1) % WORLD
     num_tiles = count_tiles(chunk_numel, COLUMNS)  # of each chunk
-    counter = words(group, group.rank) + PUTS + tl.program_id(0)
+    counter = own_words(group) + PUTS + tl.program_id(0)
     puts = tl.load(counter)
     alive = is_sound(group)
     first = tl.program_id(0).to(tl.int64)
@@ -92,7 +94,7 @@ def ring_kernel(  # noqa: C901 - the three phases share one loop
             put = puts + hop + 1
             alive = _turn(group, alive, put, WORLD)
             if alive != 0:
-                chunk = (group.rank + 2 * WORLD - 1 - hop) % WORLD
+                chunk = (own_rank(group) + 2 * WORLD - 1 - hop) % WORLD
                 landed = buffer(group, 2 + ((put - 1) & 1))
                 target = buffer(group, 2 + (put & 1))
                 at = 0
@@ -104,7 +106,7 @@ def ring_kernel(  # noqa: C901 - the three phases share one loop
                     if hop < WORLD:
                         value = widen(tl.load(source + index, mask=mask, other=0), FORMAT)
                         if hop > 0:
-                            partial = pointer(group.scratch, group.rank, landed, value.dtype)
+                            partial = pointer(group.scratch, own_rank(group), landed, value.dtype)
                             value = combine(
                                 tl.load(partial + at + lane, mask=inside, other=0), value, OP
                             )
@@ -113,7 +115,7 @@ def ring_kernel(  # noqa: C901 - the three phases share one loop
                             tl.store(partial + at + lane, value, mask=inside)
                         word = finish(value, OP, FORMAT, WORLD)
                     else:
-                        result = pointer(group.scratch, group.rank, landed, dtype)
+                        result = pointer(group.scratch, own_rank(group), landed, dtype)
                         word = tl.load(result + at + lane, mask=inside, other=0)
                     if hop >= WORLD - 1:
                         row = chunk * (chunk_numel // COLUMNS) + tile

@@ -61,7 +61,8 @@ class Group(NamedTuple):
         scratch: int64[world], address of every rank's scratch.
         buffer_bytes: Bytes of one of the four buffers of a channel, a multiple of 16.
         verdict: int32[VERDICT_WORDS] of this rank, readable by the host.
-        rank: This rank.
+        rank: int32[1] of the device, this rank. A number would be compiled in, as 0, as 1 and as
+            others: ranks would compile binaries of their own while peers wait in kernels.
         limit_ns: How long one wait may last.
     """
 
@@ -80,18 +81,30 @@ def load_acquire(word):
 
 
 @triton.jit
-def store_release(word, value):
+def store_release(word, value, mask=None):
     """Store a value with release: earlier loads and stores of this thread come before it.
 
     Triton has no releasing store, so this is an exchange: peers' memory must take atomics.
     """
-    tl.atomic_xchg(word, value, sem="release", scope="sys")
+    tl.atomic_xchg(word, value, mask=mask, sem="release", scope="sys")
 
 
 @triton.jit
 def words(group, rank):
     """The words of a rank."""
     return tl.load(group.signals + rank).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def own_rank(group):
+    """This rank."""
+    return tl.load(group.rank)
+
+
+@triton.jit
+def own_words(group):
+    """The words of this rank."""
+    return words(group, own_rank(group))
 
 
 @triton.jit
@@ -116,14 +129,14 @@ def condemn(group, peer, target, seen, WORLD: tl.constexpr):
     Ordering  acquire and release; `poison` is the whole verdict, so nothing needs to follow it.
     Reuse     never: only new words (zeroed memory) end it.
     """
-    found = 1 + peer + MAX_WORLD * (group.rank + MAX_WORLD * tl.program_id(0))
+    found = 1 + peer + MAX_WORLD * (own_rank(group) + MAX_WORLD * tl.program_id(0))
     earlier = tl.atomic_cas(words(group, 0) + POISON, 0, found, sem="acq_rel", scope="sys")
     agreed = tl.where(earlier == 0, found, earlier)
     rank = 0
     while rank < WORLD:
         tl.atomic_cas(words(group, rank) + POISON, 0, agreed, sem="acq_rel", scope="sys")
         rank += 1
-    claim = words(group, group.rank) + CLAIM
+    claim = own_words(group) + CLAIM
     if tl.atomic_cas(claim, 0, 1, sem="acq_rel", scope="sys") == 0:
         tl.store(group.verdict + EXPECTED, target)
         tl.store(group.verdict + SEEN, seen)
@@ -149,7 +162,7 @@ def wait(group, alive, word, target, peer, WORLD: tl.constexpr):
             now = now_ns()
             if start == 0:
                 start += now
-            if load_acquire(words(group, group.rank) + POISON) != 0:
+            if load_acquire(own_words(group) + POISON) != 0:
                 alive = 0
             elif now - start > group.limit_ns:
                 condemn(group, peer, target, seen, WORLD)
@@ -160,17 +173,24 @@ def wait(group, alive, word, target, peer, WORLD: tl.constexpr):
 
 @triton.jit
 def meet(group, epoch, WORLD: tl.constexpr):
-    """Tell every rank that this channel has reached `epoch`, wait until all have; 0 if broken."""
+    """Tell every rank that this channel has reached `epoch`, wait until all have; 0 if broken.
+
+    The peers are signalled side by side, each by another thread: one after another they would take
+    the time of one crossing each. The waits are one after another. Those of several words at once
+    would be exchanges, not loads, and 16 times the work of the interpreter.
+    """
     row = MEET + tl.program_id(0) * MAX_WORLD
+    mine = own_words(group) + row
+    peers = tl.arange(0, MAX_WORLD)
+    is_peer = peers < WORLD
+    addresses = tl.load(group.signals + peers, mask=is_peer, other=0)
+    theirs = addresses.to(tl.pointer_type(tl.int32)) + row + own_rank(group)
     tl.debug_barrier()  # so that the release covers the stores and loads of the whole block
-    peer = 0
-    while peer < WORLD:
-        store_release(words(group, peer) + row + group.rank, epoch)
-        peer += 1
+    store_release(theirs, epoch, is_peer)
     alive = 1
     peer = 0
     while peer < WORLD:
-        alive = wait(group, alive, words(group, group.rank) + row + peer, epoch, peer, WORLD)
+        alive = wait(group, alive, mine + peer, epoch, peer, WORLD)
         peer += 1
     tl.debug_barrier()  # so that no thread reads ahead of the acquire
     return alive
@@ -179,10 +199,10 @@ def meet(group, epoch, WORLD: tl.constexpr):
 @triton.jit
 def is_sound(group):
     """1, or 0 if the group was poisoned before this kernel began."""
-    return (load_acquire(words(group, group.rank) + POISON) == 0).to(tl.int32)
+    return (load_acquire(own_words(group) + POISON) == 0).to(tl.int32)
 
 
 @triton.jit
 def report(group):
     """Tell the host that the group is broken; it reads when the kernel has ended."""
-    tl.store(group.verdict + VERDICT, load_acquire(words(group, group.rank) + POISON))
+    tl.store(group.verdict + VERDICT, load_acquire(own_words(group) + POISON))

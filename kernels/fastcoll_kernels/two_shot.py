@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .call import Call, Epilogue, Launch, check_collective, launch_collective
 from .reduce import count_tiles, drain, emit, reduce_tile
-from .signal import EPOCH, buffer, is_sound, meet, pointer, words
+from .signal import EPOCH, buffer, is_sound, meet, own_rank, own_words, pointer
 from .workspace import Workspace
 
 
@@ -39,7 +39,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
     inside = lane < COLUMNS
     step = tl.num_programs(0)
     num_tiles = count_tiles(chunk_numel, COLUMNS)  # of each chunk
-    counter = words(group, group.rank) + EPOCH + tl.program_id(0)
+    counter = own_words(group) + EPOCH + tl.program_id(0)
     epoch = tl.load(counter)
     alive = is_sound(group)
     first = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
         last = tl.minimum(first + segment_tiles * step, num_tiles)
         # 1. Stage tile `first`, ... of every chunk, chunk by chunk.
         staged = buffer(group, (epoch >> 1) & 1)
-        own = pointer(group.scratch, group.rank, staged, dtype)
+        own = pointer(group.scratch, own_rank(group), staged, dtype)
         at = 0
         tile = first
         while tile < last:
@@ -63,7 +63,7 @@ def two_shot_kernel(  # noqa: C901 - one kernel for two verbs
         alive = meet(group, epoch + 1, WORLD)
         if alive != 0:
             # 3. Reduce my chunk; for the others in place: of my scratch only I read this chunk.
-            at = group.rank * BLOCK
+            at = own_rank(group) * BLOCK
             tile = first
             while tile < last:
                 word = reduce_tile(

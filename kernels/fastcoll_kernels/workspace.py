@@ -8,7 +8,7 @@ the same kernels in the same order. Their numel, operation, dtypes, epilogue and
 are equal. The caller has to check that; here a difference shows as a peer that does not come.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -63,6 +63,7 @@ class Workspace:
     rank: int
     num_channels: int = 16
     limit_s: float = 30.0
+    _rank_word: torch.Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("signals", "scratch"):
@@ -80,6 +81,8 @@ class Workspace:
             raise ValueError(f"num_channels={self.num_channels}: 1 to {MAX_CHANNELS.value}")
         if self.verdict.dtype != torch.int32 or self.verdict.numel() != VERDICT_WORDS.value:
             raise ValueError(f"verdict: need int32[{VERDICT_WORDS.value}]")
+        word = torch.tensor([self.rank], dtype=torch.int32, device=self.signals.device)
+        object.__setattr__(self, "_rank_word", word)
 
     @property
     def world_size(self) -> int:
@@ -94,7 +97,7 @@ class Workspace:
         """The kernels' view."""
         limit_ns = round(self.limit_s * 1e9)
         return Group(
-            self.signals, self.scratch, self.buffer_bytes, self.verdict, self.rank, limit_ns
+            self.signals, self.scratch, self.buffer_bytes, self.verdict, self._rank_word, limit_ns
         )
 
     def broken(self) -> Verdict | None:

@@ -67,6 +67,7 @@ def stages_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
     found: list[Mapping[str, str]] = []
+    planted: dict[mutants.Bug, str] = {}
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
@@ -79,7 +80,10 @@ def stages_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     ) -> Mapping[str, str]:
         package = "fastcoll_kernels"
         if bug is not None:
-            package = mutants.plant(tmp_path, f"compile_{tmp_path.name}", bug)
+            if bug not in planted:
+                name = f"compile_{tmp_path.name}_{len(planted)}"
+                planted[bug] = mutants.plant(tmp_path, name, bug)
+            package = planted[bug]
         monkeypatch.setattr(triton.runtime.driver, "_active", NoDevice(architecture))
         found.clear()
         launch(Kernels(str(tmp_path), package, rank))
@@ -192,7 +196,7 @@ PLANTED: dict[str, tuple[Launch, mutants.Bug, str]] = {
     ),
     "relaxed arrive": (
         all_reduce("one_shot"),
-        (("signal.py", 'value, sem="release"', 'value, sem="relaxed"'),),
+        (("signal.py", 'mask=mask, sem="release"', 'mask=mask, sem="relaxed"'),),
         "no release",
     ),
     "scope of the device": (
@@ -223,6 +227,40 @@ def test_a_planted_bug_is_found(ptx_of: Callable[..., str], name: str) -> None:
     launch, bug, fault = PLANTED[name]
     assert fault in faults(ptx_of(launch, 90, bug))
     assert fault not in faults(ptx_of(launch, 90))
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+# As a number, the rank is compiled in.
+RANK_AS_NUMBER: mutants.Bug = (
+    ("workspace.py", "self._rank_word, limit_ns", "self.rank, limit_ns"),
+    ("signal.py", "return tl.load(group.rank)", "return group.rank"),
+)
+ONE_BY_ONE: mutants.Bug = (
+    (
+        "signal.py",
+        "    store_release(theirs, epoch, is_peer)\n",
+        "    peer = 0\n"
+        "    while peer < WORLD:\n"
+        "        store_release(words(group, peer) + row + own_rank(group), epoch)\n"
+        "        peer += 1\n",
+    ),
+)
+SIDE_BY_SIDE = re.compile(r"tt\.atomic_rmw exch, release, sys, .*tensor<16x!tt\.ptr<i32>")
+
+
+@pytest.mark.parametrize("bug", [None, RANK_AS_NUMBER], ids=["right", "number"])
+def test_one_binary_serves_all_ranks(ptx_of: Callable[..., str], bug: mutants.Bug | None) -> None:
+    found = {ptx_of(all_reduce("one_shot"), 90, bug, rank=rank) for rank in range(WORLD)}
+    assert (len(found) == 1) == (bug is None)
+
+
+@pytest.mark.parametrize("bug", [None, ONE_BY_ONE], ids=["right", "one by one"])
+def test_peers_are_signalled_side_by_side(
+    stages_of: Callable[..., Mapping[str, str]], bug: mutants.Bug | None
+) -> None:
+    stages = stages_of(all_reduce("one_shot"), 90, bug)
+    assert bool(SIDE_BY_SIDE.search(stages["ttir"])) == (bug is None)
 
 
 # ---- large messages ------------------------------------------------------------------------------

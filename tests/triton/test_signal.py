@@ -22,14 +22,14 @@ pytestmark = pytest.mark.proof("kernels")
 # where the peer may not run ahead, it dawdles for a while.
 _DAWDLE = """
     late = 0
-    while (group.rank == 0) & (late < 200) & (load_acquire(own + {word}) - {reached} < 0):
+    while (own_rank(group) == 0) & (late < 200) & (load_acquire(own + {word}) - {reached} < 0):
         late += 1
 """
 _MEET_WORD = "MEET + tl.program_id(0) * MAX_WORLD + 1"
 _BEFORE_WAITS = "    alive = 1\n"
 _BEHIND_WAITS = "    tl.debug_barrier()  # so that no thread reads ahead of the acquire\n"
 _BEHIND_TURN = "    tl.debug_barrier()  # so that no thread reads or writes ahead of the acquire\n"
-_OWN = "    own = words(group, group.rank)\n"
+_OWN = "    own = own_words(group)\n"
 _AHEAD_IN_MEET = _OWN + _DAWDLE.format(word=_MEET_WORD, reached="(epoch + 1)")
 _AHEAD_IN_RING = _DAWDLE.format(word="LANDED + channel", reached="(put + 1)")
 DAWDLE_BEFORE_WAITS: mutants.Bug = (("signal.py", _BEFORE_WAITS, _AHEAD_IN_MEET + _BEFORE_WAITS),)
@@ -43,7 +43,7 @@ PLAIN_COMPARE: mutants.Bug = (("signal.py", "(seen - target < 0)", "(seen < targ
 SINGLE_BUFFER: mutants.Bug = (("one_shot.py", "(epoch >> 1) & 1)", "0)"),)
 UNCHECKED_TAKEN: mutants.Bug = (("ring.py", "channel, put - 2, right", "channel, put - 99, right"),)
 UNSEEN_POISON: mutants.Bug = (
-    ("signal.py", "if load_acquire(words(group, group.rank) + POISON) != 0:", "if polls != 0:"),
+    ("signal.py", "if load_acquire(own_words(group) + POISON) != 0:", "if polls != 0:"),
 )
 
 
