@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,7 +197,9 @@ def test_a_process_that_is_not_there_is_told_in_words() -> None:
 
 def test_watching_goes_on_until_it_is_interrupted(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(1)
-    command = [sys.executable, "-m", "fastcoll", "inspect", "--watch", "0.1", *of(pool)]
+    # A shell's background job ignores the signal, and so would all that it starts.
+    command = [shutil.which("env") or "env", "--default-signal=INT", sys.executable, "-m"]
+    command += ["fastcoll", "inspect", "--watch", "0.1", *of(pool)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as one:
