@@ -3,12 +3,12 @@
 
     python -m bench.programs [FILE.json] [--rounds 2]
 
-Two ranks with one thread each. The trainings of tests/programs/trainers.py and Ray Train import
-fastcoll and name the backend "gloo". FASTCOLL_AS_GLOO=1 makes that fastcoll's Python backend or
-the compiled one. A step goes from the end of one optimizer step to the next, on the slower rank. A
-step of transformers' tensor parallel is a token. Runs take turns. ray.util.collective and torchft
-make single calls, by turns in the same processes. Needs the packages of tests/programs/nightly.txt
-and fastcoll installed. Half an hour. Nothing else should run meanwhile.
+Two ranks with one thread each. The trainings of tests/programs/trainers.py and Ray Train name the
+backend "gloo". FASTCOLL_AS_GLOO=1 makes that fastcoll's Python backend or the compiled one. A step
+goes from the end of one optimizer step to the next, on the slower rank. A step of transformers'
+tensor parallel is a token. Runs take turns. ray.util.collective and torchft make single calls, by
+turns in the same processes. Needs the packages of tests/programs/nightly.txt and fastcoll
+installed. Half an hour. Nothing else should run meanwhile.
 """
 
 import argparse

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import fastcoll  # noqa: F401  # registers the backend "fastcoll"
-
 STEPS = 3
 
 

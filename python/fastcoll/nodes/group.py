@@ -70,7 +70,8 @@ class HierarchicalCommunicator(BaseGroup):
     - A product is within 2 m u |x_0 x_1 ...| of it.
     - Here u is 2^-11 for float16 and 2^-8 for bfloat16.
 
-    With `numerics="fast"` float32 and float64 have these bounds over n ranks:
+    With `numerics="fast"`, the default on GPUs in groups of torch.distributed, float32 and float64
+    have these bounds over n ranks:
 
     - A sum is within n u (|x_0| + |x_1| + ...) of the exact one.
     - A product is within n u |x_0 x_1 ...| of it.
