@@ -284,3 +284,29 @@ def test_who_did_its_part_is_not_lost_however_long_the_others_take(own_pools: Po
     for (*_, lost), told in own_pools(3).run(lose, "done")[:2]:
         assert lost.kind == "", lost.text
         assert told == []
+
+
+def give_and_leave(rank: Rank, verb: str) -> Attempt:
+    """Rank 0 gives something and leaves before the others ask for it."""
+    with group_on_fake_gpu(rank) as (comm, _):
+        tensor = torch.full((5,), 7.0 if rank.rank == 0 else 0.0)
+        if rank.rank == 0:
+            give = comm.broadcast if verb == "broadcast" else comm.send
+            give(tensor, 0 if verb == "broadcast" else 1)
+            return attempt(comm.close)
+        while not comm.peer_is_gone(0):
+            time.sleep(0.005)
+        take = comm.broadcast if verb == "broadcast" else comm.recv
+        if verb == "recv" and rank.rank == 2:
+            return attempt(take, tensor, 0)
+        take(tensor, 0)
+        assert (tensor == 7.0).all()
+        return attempt(take, tensor, 0)
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "recv"])
+def test_a_rank_that_gave_its_part_may_leave_before_it_is_taken(
+    own_pools: Pools, verb: str
+) -> None:
+    for lost in own_pools(3).run(give_and_leave, verb)[1:]:
+        assert (lost.kind, lost.ranks) == ("PeerLostError", (0,)), lost.text

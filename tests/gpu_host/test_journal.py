@@ -4,7 +4,7 @@
 import os
 from typing import Any
 
-from fastcoll.gpu.journal import Journal
+from fastcoll.gpu.journal import Journal, ToCome
 from fastcoll.native import _C
 from fastcoll.types import Algorithm, DType, Op, Verb
 
@@ -64,8 +64,15 @@ def test_who_made_every_call_and_ended_did_its_part() -> None:
     assert not here.has_done_its_part(1), "it does not take the second message"
     there.core.write_message(False, 4, int(DType.float32), 0, 0)
     assert here.has_done_its_part(1)
+    assert not here.has_done_its_part(1, ToCome(messages=[(True, 1)])), "a third message would wait"
+    assert not here.has_done_its_part(1, ToCome(1)), "a second barrier would wait"
+    there.core.write(BARRIER)
+    assert here.has_done_its_part(1, ToCome(1))
+    there.core.write_message(True, 4, int(DType.float32), 0, 0)
+    assert here.has_done_its_part(1, ToCome(messages=[(False, 1)]))
     here.core.write(BARRIER)
-    assert not here.has_done_its_part(1), "it does not come to the second barrier"
+    here.core.write(BARRIER)
+    assert not here.has_done_its_part(1), "it does not come to the third barrier"
     for journal in (here, there):
         journal.core.close()
 

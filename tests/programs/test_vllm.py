@@ -15,7 +15,7 @@ from tests.support.backends import on_backend
 from tests.support.harness import Rank
 
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/programs/vllm.txt")
-from vllm_engine import Batch, Engine, run  # noqa: E402: it needs vLLM, too
+from vllm_engine import Batch, Engine, run  # it needs vLLM, too
 
 pytestmark = pytest.mark.slow
 

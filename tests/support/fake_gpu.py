@@ -325,4 +325,5 @@ def fake_gpu(
         array._view_tensor = _real_view
         device_work.torch = device_group.torch = kept[0]
         comm._gpus.group = kept[1]
+        side._journal.core.finish()
         side._journal.core.close()

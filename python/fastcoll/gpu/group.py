@@ -30,7 +30,7 @@ from fastcoll.gpu.batches import kernels, pair_channels
 from fastcoll.gpu.copies import CopyEngine
 from fastcoll.gpu.heap import DeviceHeap
 from fastcoll.gpu.host import DeviceHost, GpuLink, claim_blocks, hello_of
-from fastcoll.gpu.journal import Journal
+from fastcoll.gpu.journal import Journal, ToCome
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
 from fastcoll.gpu.streams import BlockStreams
@@ -138,7 +138,7 @@ class DeviceGroup:
 
     def run(self, starts: Sequence[Start], *, async_op: bool) -> Work | None:
         """Start calls in the current stream, or beside it if they are asynchronous."""
-        self._check(range(self._host.world_size), starting=True)
+        self._check(range(self._host.world_size), ToCome(len(starts)))
 
         def body(stream: torch.cuda.Stream) -> None:
             for plan, operands, limit_s in starts:
@@ -203,12 +203,12 @@ class DeviceGroup:
                 "a receive from any rank can't be had on GPUs, whose kernels wait for one peer: "
                 "name src"
             )
-        self._check([one.peer for one in transfers], starting=True)
         host, channels = self._host, self.terms.num_channels
         own = to_itself([one for one in transfers if one.peer == host.rank])
         others = [one for one in transfers if one.peer != host.rank]
         most = pair_channels(channels, _cuda.K_PAIR_CHANNELS)
         pairs = [(one.sends, one.peer) for one in others]
+        self._check([one.peer for one in others], ToCome(messages=pairs))
         batches = kernels(pairs, host.rank, host.world_size, channels, _cuda.K_PAIR_CHANNELS)
 
         def body(stream: torch.cuda.Stream) -> None:
@@ -248,7 +248,7 @@ class DeviceGroup:
 
     def check(self) -> None:
         """Raise the error that broke the group, if one has; does not wait for the device."""
-        self._check(range(self._host.world_size), starting=False)
+        self._check(range(self._host.world_size))
 
     def _check_kernels(self) -> None:
         """Raise the error that a kernel, or the group's CPU side, has found."""
@@ -257,9 +257,9 @@ class DeviceGroup:
             self._fail(Verdict(*words))
         self._check_host()
 
-    def _check(self, peers: Iterable[int], *, starting: bool) -> None:
+    def _check(self, peers: Iterable[int], to_come: ToCome | None = None) -> None:
         self._check_kernels()
-        self._look_for_lost(peers, starting=starting)
+        self._look_for_lost(peers, to_come)
         if self._nccl.is_late():
             self._nccl.stop()
             last = self._journal.core.started()
@@ -284,7 +284,7 @@ class DeviceGroup:
         self._report_late()
         self._check_kernels()
         with torch.cuda.device(self.device):  # or CUDA takes GPU 0 for this thread's
-            self._look_for_lost(range(self._host.world_size), starting=False)
+            self._look_for_lost(range(self._host.world_size))
 
     def _report_late(self) -> None:
         """Log the ranks for which kernels have waited long: once for each rank and call."""
@@ -306,17 +306,17 @@ class DeviceGroup:
         self._core.give_up(next((one for one in culprits if one != me), (me + 1) % world_size))
         self._nccl.stop()
 
-    def _look_for_lost(self, peers: Iterable[int], *, starting: bool) -> None:
+    def _look_for_lost(self, peers: Iterable[int], to_come: ToCome | None = None) -> None:
         """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        host = self._host
+        host, done = self._host, self._journal.has_done_its_part
         gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
-        if not starting:  # a peer that did its part and left is no loss for calls here
-            gone = [peer for peer in gone if not self._journal.has_done_its_part(peer)]
-        if not gone or not (starting or self._keeps_busy(_GRACE_S)):
+        # A root, say, may leave before another rank comes to its broadcast.
+        gone = [peer for peer in gone if not done(peer, to_come or ToCome())]
+        if not gone or not (to_come or self._keeps_busy(_GRACE_S)):
             return
         self._core.give_up(gone[0])
         self._nccl.stop()

@@ -5,8 +5,8 @@ C++ writes and reads the entries (csrc/group/gpu_journal.h). Decides how the ent
 are compared, and the texts. Must not know calls.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from fastcoll.native import _C
 
@@ -15,6 +15,16 @@ _Texts: TypeAlias = dict[int, tuple[str, str]]  # of entries, and their sites, b
 
 def _at_site(text: str, site: str) -> str:
     return f"{text} at {site}" if site else text
+
+
+class ToCome(NamedTuple):
+    """Collectives and messages about to start; of a message: whether it is sent, and the peer."""
+
+    calls: int = 0
+    messages: Sequence[tuple[bool, int]] = ()
+
+
+_NOTHING = ToCome()
 
 
 class Journal:
@@ -29,13 +39,19 @@ class Journal:
         self.core = _C.GpuJournal(rank, exchange(_C.GpuJournal.create(world_size)))
         self._rank = rank
 
-    def has_done_its_part(self, peer: int) -> bool:
-        """Whether a peer made every call that this rank made with it, and its kernels are over."""
+    def has_done_its_part(self, peer: int, to_come: ToCome = _NOTHING) -> bool:
+        """Whether a peer made every call that this rank made with it, and its kernels are over.
+
+        Args:
+            peer: The peer.
+            to_come: Calls that this rank is about to make; the peer must have made them, too.
+        """
         core = self.core
-        pairs = [(core.num_calls(), core.calls(peer))]
+        pairs = [(core.num_calls() + to_come.calls, core.calls(peer))]
         for sends in (False, True):
             its = core.messages(peer, not sends, self._rank)
-            pairs.append((core.num_messages(sends, peer), its))
+            mine = core.num_messages(sends, peer) + to_come.messages.count((sends, peer))
+            pairs.append((mine, its))
         made = all(max(its, default=0) >= number for number, its in pairs)
         return made and core.has_finished(peer)
 
