@@ -95,6 +95,7 @@ struct StdAtomics {
   static constexpr bool kLooksBeforeSleep = true;  // of a transfer, once `sleepers` is set
   static constexpr int kLines = kDepth;            // arrival lines in use
   static constexpr int kSlots = kNumSlots;         // scratch slots in use
+  static constexpr size_t kPairSpanBytes = PairChannel::kMostSpanBytes;  // in use, at most
 
  private:
   template <class T>

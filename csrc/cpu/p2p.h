@@ -22,6 +22,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <bitset>
 #include <chrono>
 #include <exception>
@@ -42,14 +43,14 @@ namespace fastcoll {
 template <class P>
 class PointToPoint {
  public:
-  explicit PointToPoint(Group<P>& group) : group_(group) {
-    for (int peer = 0; peer < group.world_size(); ++peer) {
-      auto* channels =
-          reinterpret_cast<PairChannel*>(group.options().regions[size_t(peer)] + kRegionBytes);
-      mine_[size_t(peer)] = reinterpret_cast<PairChannel*>(
-                                group.options().regions[size_t(group.rank())] + kRegionBytes) +
-                            peer;
-      theirs_[size_t(peer)] = channels + group.rank();
+  explicit PointToPoint(Group<P>& group)
+      : group_(group),
+        span_bytes_(std::min(P::kPairSpanBytes, PairChannel::span_bytes(group.world_size()))) {
+    const auto& regions = group.options().regions;
+    const int rank = group.rank(), world_size = group.world_size();
+    for (int peer = 0; peer < world_size; ++peer) {
+      mine_[size_t(peer)] = &pair_channel(regions[size_t(rank)], peer, world_size);
+      theirs_[size_t(peer)] = &pair_channel(regions[size_t(peer)], rank, world_size);
     }
   }
 
@@ -145,6 +146,8 @@ class PointToPoint {
   static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
+  // Of a bay, that a message takes. Less gains nothing more.
+  static constexpr size_t kLeastTurnBytes = size_t{4} << 10;
   // Below this a call of the kernel costs more than it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
   // Time for a rank that has just sent a message to begin its wait, before the receiver copies
@@ -292,12 +295,25 @@ class PointToPoint {
   }
   void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
   bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue);
-  // Where a message that has its place lies, if all of it comes with the offer.
+  // Where a message that has its place and number lies, if all of it comes with the offer.
   template <class Channel>
-  static auto* room(Channel& channel, const Transfer& transfer, int place) {
+  auto room(Channel& channel, const Transfer& transfer) const
+      -> decltype(&channel.messages[0].payload[0]) {
+    const int place = transfer.place;
     if (transfer.num_bytes <= Message::kPayloadBytes) return channel.messages[place].payload;
-    const bool has_bay = place < PairChannel::kBays && transfer.num_bytes <= PairChannel::kBayBytes;
-    return has_bay ? channel.bays[place] : nullptr;
+    if (place >= PairChannel::kBays || transfer.num_bytes > PairChannel::kBayBytes) return nullptr;
+    const size_t turn = transfer.number / PairChannel::kBays;
+    const size_t turn_bytes = std::bit_ceil(std::max(transfer.num_bytes, kLeastTurnBytes));
+    const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
+    return spans(channel) + size_t(place) * bay_bytes + turn * turn_bytes % bay_bytes;
+  }
+  template <class Channel>
+  auto chunk(Channel& channel, uint64_t number) const -> decltype(&channel.messages[0].payload[0]) {
+    return spans(channel) + span_bytes_ + number * PairChannel::kChunkBytes % span_bytes_;
+  }
+  template <class Channel>
+  static auto spans(Channel& channel) -> decltype(&channel.messages[0].payload[0]) {
+    return reinterpret_cast<decltype(&channel.messages[0].payload[0])>(&channel + 1);
   }
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
   bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back);
@@ -333,6 +349,7 @@ class PointToPoint {
   std::string chain(const Transfer& transfer, uint64_t* ranks) const;
 
   Group<P>& group_;
+  const size_t span_bytes_;  // of a pair's chunks, and of its bays
   std::mutex mutex_;
   StagingCopy<P> staging_copy_;
   std::vector<std::shared_ptr<Transfer>> open_;  // in the order they were started

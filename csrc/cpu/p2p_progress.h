@@ -66,7 +66,7 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
       must_queue[size_t(transfer.peer)] = true;
       return false;
     }
-    if (room(channel, transfer, transfer.place)) finish(transfer);
+    if (room(channel, transfer)) finish(transfer);
     return true;
   }
   const bool is_granted = P::load_relaxed(back.granted.value) == transfer.number;
@@ -91,8 +91,7 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
   for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
        ++sent) {
     const size_t num_bytes = next_chunk(transfer);
-    staging_copy_(channel.chunks[sent % PairChannel::kChunks], transfer.data + transfer.moved_bytes,
-                  num_bytes);
+    staging_copy_(chunk(channel, sent), transfer.data + transfer.moved_bytes, num_bytes);
     transfer.moved_bytes += num_bytes;
     P::arrive(channel.sent.value, sent + 1);
     moved = true;
@@ -109,18 +108,18 @@ bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const Pair
   if (free == 0) return false;
   transfer.place = std::countr_zero(free);
   free &= free - 1;
+  transfer.number = channel.offered.value + 1;
   Message& message = channel.messages[transfer.place];
   message.numel = transfer.numel;
   message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
                           (transfer.is_awaited ? Message::kWaited : 0);
-  if (std::byte* bytes = room(channel, transfer, transfer.place))
+  if (std::byte* bytes = room(channel, transfer))
     staging_copy_(bytes, transfer.data, transfer.num_bytes);
   transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
                        readable_.covers(transfer.data, transfer.num_bytes);
   message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
   if (group_.options().traces) [[unlikely]]
     write_site<P>(channel.sites[transfer.place], transfer.site);
-  transfer.number = channel.offered.value + 1;
   transfer.state = Transfer::State::offered;
   P::arrive(message.number, transfer.number);
   P::arrive(channel.offered.value, transfer.number);
@@ -141,7 +140,7 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
   PairChannel& back = *mine_[size_t(transfer.peer)];
   const PairChannel& channel = *theirs_[size_t(transfer.peer)];
   const Message& message = channel.messages[transfer.place];
-  if (const std::byte* bytes = room(channel, transfer, transfer.place)) {
+  if (const std::byte* bytes = room(channel, transfer)) {
     copy_bytes(transfer.data, bytes, transfer.num_bytes);
     return taken(transfer, back);
   }
@@ -170,8 +169,8 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
     group_.fail_damaged(name(transfer), transfer.peer, "chunks that it was not asked for");
   for (; received != sent; ++received) {
     const size_t num_bytes = next_chunk(transfer);
-    copy_some(transfer.data + transfer.moved_bytes, channel.chunks[received % PairChannel::kChunks],
-              num_bytes, transfer.num_bytes, kFetchedPastCachesBytes);
+    copy_some(transfer.data + transfer.moved_bytes, chunk(channel, received), num_bytes,
+              transfer.num_bytes, kFetchedPastCachesBytes);
     transfer.moved_bytes += num_bytes;
     P::arrive(back.received.value, received + 1);
   }

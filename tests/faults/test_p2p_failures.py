@@ -48,7 +48,7 @@ def in_a_chain(rank: Rank, last: str) -> list[Attempt]:
     elif rank.rank == 2 and last == "call":
         attempts.append(attempt(group.barrier, timeout_s=20))
     elif rank.rank == 2:
-        attempts.append(attempt(group.send, torch.ones(5000), 3, timeout_s=20))
+        attempts.append(attempt(group.send, torch.ones(10_000), 3, timeout_s=20))
     else:
         rank.wait_for(f"{last}: rank 0 failed")
         rank.wait_for(f"{last}: rank 1 failed")
@@ -77,10 +77,10 @@ def alone(rank: Rank, way: str) -> list[Attempt]:
     attempts = []
     if rank.rank == 0:
         calls: dict[str, Callable[[], Any]] = {
-            "send": lambda: group.send(torch.ones(5000), 1),
+            "send": lambda: group.send(torch.ones(10_000), 1),
             "recv": lambda: group.recv(torch.ones(1000), 1, 5),
             "any": lambda: group.recv(torch.ones(1000)),
-            "isend": lambda: group.isend(torch.ones(5000), 1).wait(),
+            "isend": lambda: group.isend(torch.ones(10_000), 1).wait(),
         }
         attempts.append(attempt(calls[way]))
         rank.tell(f"{way} failed")
@@ -99,7 +99,7 @@ def test_a_peer_that_does_not_come(pools: Pools, way: str) -> None:
         assert one.ranks == (1,)
         assert "FASTCOLL_TIMEOUT_S" in one.text
     assert 0.3 < first[0].seconds < LATE_S
-    assert ("send(float32, numel=5000, dst=1" if "send" in way else "recv(") in first[0].text
+    assert ("send(float32, numel=10000, dst=1" if "send" in way else "recv(") in first[0].text
 
 
 def mismatch(rank: Rank, numel: int, dtype: str) -> list[Attempt]:

@@ -48,7 +48,7 @@ def little_memory(left: int) -> Iterator[None]:
     """Some regions' worth of address space more than what is in use."""
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    most_bytes = used_bytes + (1 << 20) + left * (6 << 20)
+    most_bytes = used_bytes + (1 << 20) + left * (18 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, limits[1]))
     try:
         yield

@@ -63,7 +63,7 @@ void reach_word(int first, const uint64_t& word) {
   if (!state.is_on) return;
   const Range* range = range_of(&word);
   if (!range || !range->is_region) return;
-  const Which which = word_at(uintptr_t(&word) - range->begin);
+  const Which which = word_at(uintptr_t(&word) - range->begin, range->end - range->begin);
   if (which != Which::none) reach(first + int(which));
 }
 

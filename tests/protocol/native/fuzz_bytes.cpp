@@ -83,12 +83,12 @@ struct Machine {
     group->arenas() = {Arena{}, arena};  // the first was removed
   }
   PairChannel& channel(int rank, int peer) {
-    return reinterpret_cast<PairChannel*>(regions[rank].get() + kRegionBytes)[peer];
+    return pair_channel(regions[rank].get(), peer, kWorld);
   }
   void clear(int rank) {
     std::memset(regions[rank].get(), 0, kPadBytes);
     for (int peer = 0; peer < kWorld; ++peer)
-      std::memset(&channel(rank, peer), 0, offsetof(PairChannel, bays));
+      std::memset(&channel(rank, peer), 0, offsetof(PairChannel, sites));
   }
   struct Free {
     void operator()(std::byte* ptr) const { std::free(ptr); }
@@ -229,7 +229,7 @@ void talk(Bytes& bytes) {
   try {
     for (const auto& transfer : transfers) engine.post(transfer, host);
     for (int round = 0; round < 4; ++round) {
-      damage(bytes, reinterpret_cast<std::byte*>(&theirs), offsetof(PairChannel, bays));
+      damage(bytes, reinterpret_cast<std::byte*>(&theirs), offsetof(PairChannel, sites));
       for (const auto& transfer : transfers)
         if (!transfer->done) engine.wait(*transfer, host, 1e-6);
     }

@@ -69,6 +69,8 @@ struct RelacyAtomics : StdAtomics {
   static constexpr int kYields = 20, kSpinsPerYield = 1;
   static constexpr int64_t kSliceUs = INT64_MAX;  // time is no order of events: always yield
   static inline bool kLooksBeforeSleep = true;
+  // So that a message uses a place of chunks twice.
+  static constexpr size_t kPairSpanBytes = PairChannel::kLeastSpanBytes;
 };
 struct Drowsy : RelacyAtomics {  // sleeps at once
   static constexpr int kYields = 1;

@@ -178,11 +178,11 @@ std::vector<Damage> all_damages() {
                    {},
                    true,
                    [sends](const Machine& machine, uint64_t& word, uint64_t& value) {
-                     auto* channels =
-                         reinterpret_cast<PairChannel*>(machine.regions[kLiar] + kRegionBytes);
-                     for (int peer = 0; peer < kWorld; ++peer)
-                       if (&word == &(sends ? channels[peer].sent : channels[peer].received).value)
+                     for (int peer = 0; peer < kWorld; ++peer) {
+                       auto& channel = pair_channel(machine.regions[kLiar], peer, kWorld);
+                       if (&word == &(sends ? channel.sent : channel.received).value)
                          publish_and_hold(machine, word, value + 1000);
+                     }
                    }});
   all.push_back({"a poison word", "a poison word is damaged", plans[0], false,
                  [](const Machine& machine, uint64_t&, uint64_t&) {

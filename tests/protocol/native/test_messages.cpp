@@ -3,7 +3,9 @@
 // in one thread (lone_world.h).
 //
 //   test_messages
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +20,11 @@ namespace {
 
 constexpr size_t kLarge = 64 << 10;  // bytes of a message that comes in chunks, or is copied
 constexpr size_t kBay = PairChannel::kBayBytes;
+
+PairChannel& channel_of(Pairs& pairs, int rank, int peer) {
+  const auto& options = pairs.world.group(0).options();
+  return pair_channel(options.regions[size_t(rank)], peer, options.world_size);
+}
 
 void take_of_any_rank() {
   Pairs pairs(3);
@@ -62,8 +69,7 @@ void take_in_order() {
   Pairs pairs(2);
   const Posted first = pairs.receive(0, 1, 8), second = pairs.receive(0, 1, 8);
   Posted sent;
-  const auto* channel =
-      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
+  const auto* channel = &channel_of(pairs, 1, 0);
   P::on_load = [&, num_loads = 0](const uint64_t& word) mutable {
     if (&word == &channel->messages[0].number && ++num_loads == 2) sent = pairs.send(1, 0, 8);
   };
@@ -109,8 +115,7 @@ void refuse_mismatches() {
   for (const uint64_t dtype : {uint64_t(DType::float32), uint64_t(kNumDTypes), uint64_t{0xff}}) {
     Pairs pairs(2);
     const Posted send = pairs.send(1, 0, 8);
-    auto* channel =
-        reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
+    auto* channel = &channel_of(pairs, 1, 0);
     channel->messages[0].tag_and_dtype = 5 | dtype << 32;
     const Posted receive = pairs.receive(0, 1, 8);
     const std::string text = pairs.wait(0, receive).text;
@@ -129,8 +134,7 @@ void take_counted_messages() {
     const Posted older = is_next ? Posted{} : pairs.send(1, 0, 8, 6);
     const Posted receive = pairs.receive(0, kAnyPeer, 8);
     const int place = is_next ? 0 : 1;
-    const auto* channel =
-        reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
+    const auto* channel = &channel_of(pairs, 1, 0);
     int num_looks = 0;
     P::on_arrive = [&](const uint64_t& word) {
       const bool is_number = &word == &channel->messages[place].number;
@@ -149,18 +153,16 @@ void take_counted_messages() {
 
 // A sender may count no more chunks than the message has left.
 void refuse_chunks() {
-  for (const size_t num_chunks : {1, 3})
+  for (const size_t num_chunks : {2, 3})
     for (const size_t rest : {size_t{1}, size_t{4}, PairChannel::kChunkBytes})
       for (const uint64_t more : {0, 1}) {
         const size_t num_bytes = (num_chunks - 1) * PairChannel::kChunkBytes + rest;
-        if (num_bytes <= kBay) continue;
         Pairs pairs(2);
         const Posted send = pairs.send(1, 0, num_bytes);
         const Posted receive = pairs.receive(0, 1, num_bytes);
         pairs.look(0, receive);
         pairs.look(1, send);
-        auto* channel = reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] +
-                                                       kRegionBytes);
+        auto* channel = &channel_of(pairs, 1, 0);
         require_equal(int64_t(channel->sent.value), int64_t(num_chunks), "chunks");
         channel->sent.value += more;
         const std::string text = pairs.wait(0, receive).text;
@@ -173,9 +175,7 @@ void refuse_chunks() {
 void refuse_receipts() {
   Pairs pairs(2);
   const Posted send = pairs.send(1, 0, kLarge), receive = pairs.receive(0, 1, kLarge);
-  auto* channels =
-      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[0] + kRegionBytes);
-  channels[1].received.value = 1;
+  channel_of(pairs, 0, 1).received.value = 1;
   const std::string text = pairs.wait(1, send).text;
   require(text.find("rank 0 published that it has chunks nobody sent") != std::string::npos, text);
 }
@@ -183,10 +183,9 @@ void refuse_receipts() {
 // A sender takes the places in turn; once none with a bay is left, those whose messages were taken.
 void take_places_in_turn() {
   Pairs pairs(2);
-  const auto* channels =
-      reinterpret_cast<PairChannel*>(pairs.world.group(1).options().regions[1] + kRegionBytes);
   const auto require_number = [&](int place, int number) {
-    require_equal(int64_t(channels[0].messages[place].number), number, "the number in a place");
+    const Message& message = channel_of(pairs, 1, 0).messages[place];
+    require_equal(int64_t(message.number), number, "the number in a place");
   };
   for (int i = 0; i < PairChannel::kBays; ++i) {
     pairs.send(1, 0, kBay, uint32_t(i), i);
@@ -196,6 +195,33 @@ void take_places_in_turn() {
   pairs.send(1, 0, 8), pairs.send(1, 0, kBay);
   require_number(0, PairChannel::kBays + 1), require_number(3, PairChannel::kBays + 2);
   require(!pairs.send(1, 0, kBay).transfer->done, "a message without a bay waits");
+}
+
+// Messages use all of a pair's memory by turns, less of it in a large group; then it comes round.
+void take_memory_in_turn() {
+  static_assert(PairChannel::span_bytes(kMaxWorld) == PairChannel::kLeastSpanBytes);
+  for (const auto& [world_size, span_bytes] :
+       {std::pair{4, size_t{2} << 20}, {5, size_t{1} << 20}, {9, size_t{512} << 10}}) {
+    for (const size_t num_bytes : {size_t{300}, size_t{4} << 10, kBay, size_t{256} << 10}) {
+      Pairs pairs(world_size);
+      // The bays lie first, one behind the other.
+      std::byte* spans = reinterpret_cast<std::byte*>(&channel_of(pairs, 1, 0) + 1);
+      const bool in_bays = num_bytes <= kBay;
+      std::byte* memory = in_bays ? spans : spans + span_bytes;
+      const size_t turn_bytes = std::max(num_bytes, size_t{4} << 10);
+      const size_t num_messages = span_bytes / turn_bytes;
+      for (size_t i = 0; i < 2 * num_messages; ++i) {
+        if (i == num_messages) std::memset(memory, 0, span_bytes);
+        const Posted sent = pairs.send(1, 0, num_bytes), got = pairs.receive(0, 1, num_bytes);
+        while (!pairs.look(0, got)) pairs.look(1, sent);
+        require_message(got, 1);
+        if ((i + 1) % num_messages != 0) continue;
+        for (size_t at = 0; at < span_bytes; at += turn_bytes)
+          require(memory[at] == std::byte{1}, "memory is used by turns");
+        require(in_bays || memory[span_bytes - 1] == std::byte{1}, "all of it");
+      }
+    }
+  }
 }
 
 void withdraw() {
@@ -225,6 +251,7 @@ int main() {
   refuse_receipts();
   take_counted_messages();
   take_places_in_turn();
+  take_memory_in_turn();
   withdraw();
   std::printf("ok\n");
   return 0;

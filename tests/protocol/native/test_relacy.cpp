@@ -46,8 +46,7 @@ void clear() {
   for (auto& region : regions) {
     std::memset(region, 0, kPadBytes);
     for (int peer = 0; peer < kMostRanks; ++peer)
-      std::memset(region + kRegionBytes + size_t(peer) * sizeof(PairChannel), 0,
-                  offsetof(PairChannel, bays));
+      std::memset(&pair_channel(region, peer, kMostRanks), 0, offsetof(PairChannel, sites));
   }
 }
 

@@ -27,8 +27,8 @@ constexpr int64_t kPatrolUs = 1000;
 constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
 
 PairChannel& channel(Pairs& pairs, int from, int to) {
-  auto* region = pairs.world.group(0).options().regions[size_t(from)];
-  return reinterpret_cast<PairChannel*>(region + kRegionBytes)[to];
+  const auto& options = pairs.world.group(0).options();
+  return pair_channel(options.regions[size_t(from)], to, options.world_size);
 }
 // ---- sends and receives -------------------------------------------------------------------------
 

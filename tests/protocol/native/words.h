@@ -64,7 +64,7 @@ inline Which word_of_pair(size_t at) {
   }
   if (at < offsetof(PairChannel, received)) return Which::granted;
   if (at < offsetof(PairChannel, taken)) return Which::received;
-  return at < offsetof(PairChannel, bays) ? Which::taken : Which::none;
+  return at < offsetof(PairChannel, sites) ? Which::taken : Which::none;
 }
 
 inline Which word_of_entry(size_t at) {
@@ -75,11 +75,18 @@ inline Which word_of_entry(size_t at) {
   return is_timed ? Which::timed : Which::descriptor;
 }
 
-// Which word lies so far behind the beginning of a region.
-inline Which word_at(size_t at) {
+// The channels' distance in a region; of 1 if it has none.
+inline size_t channel_bytes_in(size_t region_bytes) {
+  int size = fastcoll::kMaxWorld;
+  while (size > 0 && fastcoll::mapped_bytes(size) != region_bytes) --size;
+  return size > 0 ? fastcoll::channel_bytes(size) : 1;
+}
+
+// Which word lies so far behind the beginning of a region of so many bytes.
+inline Which word_at(size_t at, size_t region_bytes) {
   using fastcoll::Pad;
   if (at >= fastcoll::kRegionBytes)
-    return word_of_pair((at - fastcoll::kRegionBytes) % sizeof(fastcoll::PairChannel));
+    return word_of_pair((at - fastcoll::kRegionBytes) % channel_bytes_in(region_bytes));
   if (at >= offsetof(Pad, ring) && at < offsetof(Pad, verdict))
     return word_of_entry((at - offsetof(Pad, ring)) % sizeof(fastcoll::Descriptor));
   struct {
@@ -114,6 +121,7 @@ inline Which word_at(size_t at) {
 }
 
 inline Which word_of(const void* word) {
-  return word_at(size_t(static_cast<const std::byte*>(word) - words::first_region) %
-                 words::region_bytes);
+  return word_at(
+      size_t(static_cast<const std::byte*>(word) - words::first_region) % words::region_bytes,
+      words::region_bytes);
 }
