@@ -118,7 +118,8 @@ class PointToPoint {
   void drive(Host& host) {
     poll_until(
         [&] {
-          const std::lock_guard guard(mutex_);
+          const std::unique_lock guard(mutex_, std::try_to_lock);
+          if (!guard.owns_lock()) return false;  // who has it makes the progress
           is_driven_ = !open_.empty() || (!closed_ && now_us() - last_start_us_ < kLingerUs);
           return !is_driven_;
         },
@@ -157,6 +158,7 @@ class PointToPoint {
   static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
   static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others progress in between
 
+  std::unique_lock<std::mutex> try_lock() { return std::unique_lock(mutex_, std::try_to_lock); }
   // Another thread may hold it through long copies; the program's others are to run meanwhile.
   std::unique_lock<std::mutex> lock(Host& host) {
     std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
@@ -181,7 +183,9 @@ class PointToPoint {
   template <class Over>
   bool poll_until(Over over, Host& host, const Transfer* awaited) {
     bool is_blocked = false;
+    if (awaited) num_looking_.fetch_add(1);
     const bool is_over = poll(over, host, awaited, is_blocked);
+    if (awaited) num_looking_.fetch_add(-1);
     if (is_blocked) say_blocked(0);
     return is_over;
   }
@@ -191,9 +195,13 @@ class PointToPoint {
     int64_t next_patrol_us = 0;
     // A driving thread rests at first: the program may wait itself soon, and is quicker alone.
     for (int round = awaited ? 0 : P::kTransferSpins + P::kYields; !over(); ++round) {
-      bool moved, is_under_way;
-      {
-        const auto guard = lock(host);
+      if (!awaited && num_looking_.load(std::memory_order_relaxed) > 0) {
+        host.blocking();
+        rest(nullptr);  // a thread that waits moves all transfers, and is quicker alone
+        continue;
+      }
+      bool moved = false, is_under_way = false;
+      if (const auto guard = awaited ? lock(host) : try_lock(); guard.owns_lock()) {
         if (awaited && has_large_) say_polling(true);
         moved = pass(awaited != nullptr);
         is_under_way = is_under_way_;
@@ -236,9 +244,9 @@ class PointToPoint {
     uint32_t seen = 0;
     SleepLine* line = nullptr;
     bool is_sure = false;
-    {
+    if (awaited) {
       const std::lock_guard guard(mutex_);
-      if (awaited && !awaited->done && open_.size() == 1 && awaited->peer != kAnyPeer) {
+      if (!awaited->done && open_.size() == 1 && awaited->peer != kAnyPeer) {
         line = &group_.pad(awaited->peer).sleep;
         seen = P::load_wake(*line);
         P::set_sleepers(*line);
@@ -247,8 +255,10 @@ class PointToPoint {
       }
     }
     // The group may be closed by now; then the kernel finds no such memory.
+    if (awaited) num_looking_.fetch_add(-1);
     if (line) futex_wait(&line->wake, seen, is_sure ? kSleepUs : kShortSleepUs);
     else std::this_thread::sleep_for(awaited ? kNap : kLongNap);
+    if (awaited) num_looking_.fetch_add(1);
   }
 
   bool interrupt(const std::string& interruption) {
@@ -357,7 +367,8 @@ class PointToPoint {
   bool has_large_ = false;                       // sends that the receivers may copy
   bool looks_again_ = false;                     // this pass is one of many
   std::atomic<bool> says_polling_{false};
-  bool is_driven_ = false;  // drive() runs, and will see new transfers
+  std::atomic<int> num_looking_{0};  // threads that wait for transfers, and do not sleep
+  bool is_driven_ = false;           // drive() runs, and will see new transfers
   int64_t last_start_us_ = 0;
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   // As sender, by receiver: places that are free, as bits. Others may be free by now, too.

@@ -57,6 +57,12 @@ class Pairs {
   std::vector<std::unique_ptr<PointToPoint<P>>> engines_;
 };
 
+// The channel in a rank's region for a peer.
+inline PairChannel& channel_of(Pairs& pairs, int rank, int peer) {
+  const auto& options = pairs.world.group(0).options();
+  return pair_channel(options.regions[size_t(rank)], peer, options.world_size);
+}
+
 inline void require_message(const Posted& message, int value) {
   require(message.transfer->done && !message.transfer->error, "a message that has come");
   require(std::all_of(message.data.begin(), message.data.end(),

@@ -21,11 +21,6 @@ namespace {
 constexpr size_t kLarge = 64 << 10;  // bytes of a message that comes in chunks, or is copied
 constexpr size_t kBay = PairChannel::kBayBytes;
 
-PairChannel& channel_of(Pairs& pairs, int rank, int peer) {
-  const auto& options = pairs.world.group(0).options();
-  return pair_channel(options.regions[size_t(rank)], peer, options.world_size);
-}
-
 void take_of_any_rank() {
   Pairs pairs(3);
   for (const size_t num_bytes : {size_t{8}, kBay, kLarge}) {

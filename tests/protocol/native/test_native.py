@@ -44,6 +44,7 @@ PROGRAMS = {
     "test_moves": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_waits": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_transfer_waits": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
+    "test_driving": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_ends": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_relacy": (
         "tests/protocol/native/relacy_machine.cpp",
@@ -187,6 +188,8 @@ CASES = [
     Case("test_waits", "address"),
     Case("test_transfer_waits", "plain"),
     Case("test_transfer_waits", "address"),
+    Case("test_driving", "plain"),
+    Case("test_driving", "address"),
     Case("test_ends", "plain"),
     Case("test_ends", "address"),
     Case("test_copies", "plain"),

@@ -320,6 +320,8 @@ void check_words() {
     const uint64_t least = std::max<uint64_t>(streaming, 6) + 10;
     require(StdAtomics::is_slow(least, streaming) && !StdAtomics::is_slow(least - 1, streaming),
             "whether fetching is slow");
+    require(StdAtomics::is_slow(64, streaming) && !StdAtomics::is_slow(65, streaming),
+            "what was not fetching alone");
   }
   SleepLine line{};
   StdAtomics::set_sleepers(line);

@@ -26,10 +26,6 @@ constexpr int64_t kPatrolUs = 1000;
 // A message longer than the ring of its channel.
 constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
 
-PairChannel& channel(Pairs& pairs, int from, int to) {
-  const auto& options = pairs.world.group(0).options();
-  return pair_channel(options.regions[size_t(from)], to, options.world_size);
-}
 // ---- sends and receives -------------------------------------------------------------------------
 
 // A receive in vain for so long.
@@ -40,7 +36,7 @@ void wait_for_message(bool has_barrier, uint32_t wake, int num_open) {
   pairs.world.pad(1).sleep.wake = wake;
   std::vector<Posted> open;
   for (int i = 0; i < num_open; ++i) open.push_back(pairs.receive(0, 1, 8));
-  Counter looks(P::on_load, channel(pairs, 1, 0).offered.value);
+  Counter looks(P::on_load, channel_of(pairs, 1, 0).offered.value);
   int looks_before_yield = 0;
   machine::on_yield = [&] {
     if (looks_before_yield == 0) looks_before_yield = looks.count;
@@ -191,67 +187,6 @@ void show_blocked_waits() {
   require_equal(stores.count, 2, "set once, and taken back");
 }
 
-// The thread that drives is a guest: it naps, except while a message comes.
-void drive() {
-  machine::clear();
-  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
-  auto long_one = std::make_shared<Transfer>();
-  std::vector<std::byte> data(kLong);
-  long_one->peer = 1;
-  long_one->tag = 5;
-  long_one->dtype = DType::int32;
-  long_one->numel = kLong / 4;
-  long_one->num_bytes = kLong;
-  long_one->data = data.data();
-  long_one->timeout_s = 60;
-  pairs.engine(0).start({&long_one, 1}, pairs.world.host(0));
-  const Posted send = pairs.send(1, 0, kLong);
-  std::string before;
-  int num_naps = 0;
-  Counter looks(P::on_load, channel(pairs, 1, 0).offered.value);
-  machine::on_sleep = [&] {
-    if (++num_naps == 1) pairs.look(1, send);  // the ring is full
-    if (num_naps == 2) before = machine::take_steps();
-    if (num_naps == 3) pairs.look(1, send);
-  };
-  pairs.engine(0).drive(pairs.world.host(0));
-  require_message(send, 1);
-  require(long_one->done && data[kLong - 1] == std::byte{1}, "a message that was driven");
-  // It comes to rest again by spins and yields, as a part of the message has come.
-  require_equal(before, "1 x nap of 250, 64 x yield, 1 x nap of 250", "how a thread drives");
-  const std::string rest = machine::take_steps();
-  require(rest.ends_with(" x nap of 250") && rest.find(',') == std::string::npos, rest);
-  require_equal(int64_t(pairs.world.pad(0).blocked.value), 0, "nobody waits");
-}
-
-// Drives on while a transfer is open, and then for 20 ms after the last start.
-void linger() {
-  for (const bool is_open : {false, true}) {
-    machine::clear();
-    Pairs pairs(2);
-    auto one = std::make_shared<Transfer>();
-    one->peer = 1;
-    one->timeout_s = 60;
-    require(pairs.engine(0).start({&one, 1}, pairs.world.host(0)), "somebody has to drive");
-    const int64_t start_us = machine::time_us;
-    const auto withdraw = [&] { require(pairs.engine(0).withdraw(*one), "a receive"); };
-    if (!is_open) withdraw();
-    machine::on_sleep = [&] {
-      if (!one->done && machine::time_us - start_us >= 30000) withdraw();
-    };
-    pairs.engine(0).drive(pairs.world.host(0));
-    require_equal(machine::time_us - start_us, is_open ? 30000 : 20000, "how long it drives");
-  }
-  machine::clear();
-  Pairs closed(2);
-  auto one = std::make_shared<Transfer>();
-  one->peer = 1;
-  closed.engine(0).start({&one, 1}, closed.world.host(0));
-  closed.engine(0).close();
-  closed.engine(0).drive(closed.world.host(0));
-  require_equal(machine::take_steps(), "", "a group that is closed");
-}
-
 // ---- large messages: in chunks, or copied out of the sender's memory ----------------------------
 
 struct Large {
@@ -295,7 +230,7 @@ void choose_copies() {
           machine::time_us += 1;
         }
         require_equal(bool(receive->done), copies, "whether the receiver copies alone");
-        const uint64_t kinds = channel(large.pairs, 1, 0).messages[0].tag_and_dtype;
+        const uint64_t kinds = channel_of(large.pairs, 1, 0).messages[0].tag_and_dtype;
         require_equal((kinds & fastcoll::Message::kWaited) != 0, is_awaited, "a sender that waits");
       }
 }
@@ -389,8 +324,6 @@ int main() {
   rest_for_others();
   tell_of_others();
   show_blocked_waits();
-  drive();
-  linger();
   choose_copies();
   show_polling();
   be_patient();
