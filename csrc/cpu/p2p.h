@@ -119,7 +119,7 @@ class PointToPoint {
     poll_until(
         [&] {
           const std::unique_lock guard(mutex_, std::try_to_lock);
-          if (!guard.owns_lock()) return false;  // who has it makes the progress
+          if (!guard.owns_lock()) return false;  // its holder makes the progress
           is_driven_ = !open_.empty() || (!closed_ && now_us() - last_start_us_ < kLingerUs);
           return !is_driven_;
         },
@@ -147,7 +147,7 @@ class PointToPoint {
   static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
-  // Of a bay, that a message takes. Less gains nothing more.
+  // The least bytes of a bay that a message takes: less gains nothing more.
   static constexpr size_t kLeastTurnBytes = size_t{4} << 10;
   // Below this a call of the kernel costs more than it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;

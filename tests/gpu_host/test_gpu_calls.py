@@ -297,10 +297,11 @@ def give_and_leave(rank: Rank, verb: str) -> Attempt:
         while not comm.peer_is_gone(0):
             time.sleep(0.005)
         take = comm.broadcast if verb == "broadcast" else comm.recv
-        if verb == "recv" and rank.rank == 2:
-            return attempt(take, tensor, 0)
-        take(tensor, 0)
-        assert (tensor == 7.0).all()
+        if verb == "broadcast" or rank.rank == 1:
+            take(tensor, 0)
+            assert (tensor == 7.0).all()
+        rank.tell(f"{verb}: rank {rank.rank} has it")
+        rank.wait_for(f"{verb}: rank {3 - rank.rank} has it")  # before an error breaks the group
         return attempt(take, tensor, 0)
 
 

@@ -30,7 +30,7 @@ from fastcoll.gpu.batches import kernels, pair_channels
 from fastcoll.gpu.copies import CopyEngine
 from fastcoll.gpu.heap import DeviceHeap
 from fastcoll.gpu.host import DeviceHost, GpuLink, claim_blocks, hello_of
-from fastcoll.gpu.journal import Journal, ToCome
+from fastcoll.gpu.journal import NOTHING, Journal, ToCome
 from fastcoll.gpu.nccl import Nccl
 from fastcoll.gpu.regions import Pin, map_regions
 from fastcoll.gpu.streams import BlockStreams
@@ -257,7 +257,7 @@ class DeviceGroup:
             self._fail(Verdict(*words))
         self._check_host()
 
-    def _check(self, peers: Iterable[int], to_come: ToCome | None = None) -> None:
+    def _check(self, peers: Iterable[int], to_come: ToCome = NOTHING) -> None:
         self._check_kernels()
         self._look_for_lost(peers, to_come)
         if self._nccl.is_late():
@@ -306,7 +306,7 @@ class DeviceGroup:
         self._core.give_up(next((one for one in culprits if one != me), (me + 1) % world_size))
         self._nccl.stop()
 
-    def _look_for_lost(self, peers: Iterable[int], to_come: ToCome | None = None) -> None:
+    def _look_for_lost(self, peers: Iterable[int], to_come: ToCome = NOTHING) -> None:
         """Raise PeerLostError if a rank is gone that something waits for, or would wait for."""
         now = time.monotonic()
         if now < self._next_look:
@@ -315,8 +315,8 @@ class DeviceGroup:
         host, done = self._host, self._journal.has_done_its_part
         gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
         # A root, say, may leave before another rank comes to its broadcast.
-        gone = [peer for peer in gone if not done(peer, to_come or ToCome())]
-        if not gone or not (to_come or self._keeps_busy(_GRACE_S)):
+        gone = [peer for peer in gone if not done(peer, to_come)]
+        if not gone or (to_come is NOTHING and not self._keeps_busy(_GRACE_S)):
             return
         self._core.give_up(gone[0])
         self._nccl.stop()

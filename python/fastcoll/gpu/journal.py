@@ -24,7 +24,7 @@ class ToCome(NamedTuple):
     messages: Sequence[tuple[bool, int]] = ()
 
 
-_NOTHING = ToCome()
+NOTHING = ToCome()
 
 
 class Journal:
@@ -39,7 +39,7 @@ class Journal:
         self.core = _C.GpuJournal(rank, exchange(_C.GpuJournal.create(world_size)))
         self._rank = rank
 
-    def has_done_its_part(self, peer: int, to_come: ToCome = _NOTHING) -> bool:
+    def has_done_its_part(self, peer: int, to_come: ToCome = NOTHING) -> bool:
         """Whether a peer made every call that this rank made with it, and its kernels are over.
 
         Args:
