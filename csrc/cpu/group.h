@@ -182,7 +182,7 @@ class Group {
 
   // ---- failure --------------------------------------------------------------------------------
   void check() const;  // throws the verdict of a broken group
-  bool is_broken() const { return P::load_relaxed(me_->poison.value) != 0; }
+  bool is_broken() const { return P::load_acquire(me_->poison.value) != 0; }
   // Make this the group's verdict, unless it has one; returns 1 + the rank whose verdict holds.
   // In any thread, also beside a call that runs in another one.
   uint64_t decide_verdict(ErrorKind kind, const std::string& text, uint64_t ranks);

@@ -88,7 +88,8 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
 
 template <class P>
 void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited) {
-  if (P::load_relaxed(me_->poison.value)) check();
+  // A peer that has left the call may have ended the group since. What it gave is here.
+  if (P::load_acquire(me_->poison.value) && !met(awaited)) check();
   for (int other = 0; other < world_size(); ++other) {
     Peer& seen = peers_[other];
     const uint64_t next = seen.last_call + 1;

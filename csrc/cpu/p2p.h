@@ -355,6 +355,8 @@ class PointToPoint {
   void patrol(int64_t time_us);
   std::string name(const Transfer& transfer) const;
   void look_for_loss(Transfer& transfer);
+  // Advance it by what its peer left here: messages that it sent, marks for those that it took.
+  bool advance_alone(Transfer& transfer);
   [[noreturn]] void fail_timeout(const Transfer& transfer);
   std::string chain(const Transfer& transfer, uint64_t* ranks) const;
 

@@ -23,7 +23,14 @@ void PointToPoint<P>::patrol(int64_t time_us) {
   if (closed_) return;
   looked_.reset();
   try {
-    group_.check();
+    if (group_.is_broken()) {
+      // A peer may have ended the group since it gave its messages: they are here.
+      for (const auto& transfer : open_)
+        while (advance_alone(*transfer) && !transfer->done) {
+        }
+      forget_done();
+      group_.check();
+    }
     for (const auto& transfer : open_) {
       look_for_loss(*transfer);
       if (!transfer->done && transfer->waited.is_over(time_us)) fail_timeout(*transfer);
@@ -43,6 +50,13 @@ std::string PointToPoint<P>::name(const Transfer& transfer) const {
 }
 
 template <class P>
+bool PointToPoint<P>::advance_alone(Transfer& transfer) {
+  std::bitset<kMaxWorld> must_queue;
+  if (!transfer.sends) return advance_receive(transfer);
+  return transfer.state != Transfer::State::fresh && advance_send(transfer, must_queue);
+}
+
+template <class P>
 void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   if (transfer.peer == group_.rank()) return;
   if (transfer.peer == kAnyPeer) {
@@ -52,12 +66,7 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   } else if (!peer_is_gone(group_.options().links[size_t(transfer.peer)])) {
     return;
   }
-  // The messages that it sent are still there, and so are its marks for those that it took.
-  std::bitset<kMaxWorld> must_queue;
-  if (!transfer.sends && advance_receive(transfer)) return;
-  if (transfer.sends && transfer.state != Transfer::State::fresh &&
-      advance_send(transfer, must_queue))
-    return;
+  if (advance_alone(transfer)) return;
   const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
   group_.fail(ErrorKind::peer_lost,
               name(transfer) + " lost rank " + std::to_string(peer) +

@@ -235,6 +235,58 @@ void choose_copies() {
       }
 }
 
+// A peer that does its part, and ends the group while this rank sleeps, has done it. What it has
+// not done fails.
+void end_broken_transfers() {
+  const auto wait_broken = [](Pairs& pairs, const Transfer& one, const std::function<void()>& act) {
+    machine::on_sleep = [&, is_first = true]() mutable {
+      if (!std::exchange(is_first, false)) return;
+      act();
+      machine::time_us += kPatrolUs;
+      pairs.world.group(1).decide_verdict(ErrorKind::driver, "why", 2);
+    };
+    return error_of(
+        [&] { pairs.engine(0).wait(const_cast<Transfer&>(one), pairs.world.host(0), 0); });
+  };
+  for (const size_t num_bytes : {size_t{8}, kLong}) {  // at once, and in chunks
+    machine::clear();
+    Pairs pairs(2);
+    const Posted receive = pairs.receive(0, 1, num_bytes), missing = pairs.receive(0, 1, 8, 6);
+    Posted send;
+    if (num_bytes == kLong) send = pairs.send(1, 0, num_bytes, 5, 3);
+    pairs.look(0, receive);  // asks for its chunks
+    const auto give = [&] {
+      if (num_bytes != kLong) send = pairs.send(1, 0, num_bytes, 5, 3);
+      pairs.look(1, send);
+      pairs.look(0, receive);
+      pairs.look(1, send);
+    };
+    require_equal(wait_broken(pairs, *receive.transfer, give).text, "no error", "it was sent");
+    require_message(receive, 3);
+    require_error(pairs.wait(0, missing), "why", ErrorKind::driver, 2);
+  }
+  for (const bool takes : {true, false}) {
+    Large large(false, true);
+    std::vector<std::byte> data(kLarge), got(kLarge);
+    const auto send = large.start(0, data, true);
+    const Seen seen = wait_broken(large.pairs, *send, [&] {
+      if (!takes) return;
+      const auto receive = large.start(1, got, false);
+      machine::time_us += kPatrolUs;  // its patience
+      large.pairs.engine(1).look(*receive);
+    });
+    require_equal(seen.text, takes ? "no error" : "why", "a message that was copied");
+  }
+  machine::clear();
+  Pairs pairs(2);
+  std::vector<Posted> sends, taken;
+  for (int i = 0; i <= PairChannel::kMessages; ++i) sends.push_back(pairs.send(0, 1, 8));
+  const Seen seen = wait_broken(pairs, *sends.back().transfer, [&] {
+    for (int i = 0; i < PairChannel::kMessages; ++i) taken.push_back(pairs.receive(1, 0, 8));
+  });
+  require_error(seen, "why", ErrorKind::driver, 2);  // it was never offered
+}
+
 // A rank shows that it looks after its large sends while one of its threads waits, and no longer.
 void show_polling() {
   for (const bool waits_for_other : {true, false}) {
@@ -325,6 +377,7 @@ int main() {
   tell_of_others();
   show_blocked_waits();
   choose_copies();
+  end_broken_transfers();
   show_polling();
   be_patient();
   use_bays();

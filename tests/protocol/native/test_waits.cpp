@@ -103,6 +103,25 @@ void end_waits() {
   }
 }
 
+// A peer that gives its part and ends the group, after this rank has looked, has given it. Without
+// its part the verdict counts.
+void take_last_parts() {
+  for (const bool gives : {true, false}) {
+    machine::clear();
+    World world(2);
+    const uint64_t& noted = world.pad(0).ring[1].wait_ended_us;  // written behind the last look
+    P::on_store = [&, is_first = true](const uint64_t& word) mutable {
+      if (&word != &noted || !std::exchange(is_first, false)) return;
+      if (gives) world.pass(1);
+      world.group(1).decide_verdict(ErrorKind::driver, "why", 2);
+    };
+    const Seen seen = wait_in_vain(world);
+    P::on_store = {};
+    if (gives) require_equal(seen.text, "no error", "a rank that gave its part");
+    else require_error(seen, "why", ErrorKind::driver, 2);
+  }
+}
+
 // In long waits of calls, every 50 ms at most, ranks look whether to move to another CPU.
 void spread_ranks() {
   machine::clear();
@@ -135,6 +154,7 @@ int main() {
   wait_in_calls();
   patrol_calls();
   end_waits();
+  take_last_parts();
   spread_ranks();
   std::printf("ok\n");
   return 0;
