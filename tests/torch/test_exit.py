@@ -16,8 +16,11 @@ from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
 # Nothing it holds can be let go of then. Undrained it does not end before the interpreter is gone.
+# A rank makes its half of the other's last call once `slow` waits for it: a call that is over by
+# then would run `slow` in this thread.
 PROGRAM = """
 import atexit, sys, time
+from pathlib import Path
 import torch, torch.distributed as dist
 import fastcoll
 from fastcoll.integrations import c10d_build
@@ -43,8 +46,15 @@ tensors = [torch.ones(100_000) for _ in range(20)]
 dist.all_reduce(tensors[0])
 for tensor in tensors[1:]:
     dist.all_reduce(tensor, async_op=True)
-last = dist.all_reduce(tensors[0], async_op=True)
-last.get_future().then(slow)
+for owner in range(2):
+    ready = Path(f"{file}-{owner}")
+    while rank != owner and not ready.exists():
+        time.sleep(0.01)
+    work = dist.all_reduce(tensors[owner], async_op=True)
+    if rank == owner:
+        last = work
+        last.get_future().then(slow)
+        ready.touch()
 if how == "destroyed":
     dist.destroy_process_group()
 elif how == "undrained":
