@@ -72,7 +72,7 @@ import fastcoll
 rank, file, how, kind, peer = int(sys.argv[1]), *sys.argv[2:6]
 if kind == "native":
     store = dist.FileStore(file, 2)
-    fastcoll.init(store=store, rank=rank, world_size=2, timeout_s=5)
+    fastcoll.init(store=store, rank=rank, world_size=2).set_timeout(5)
     calls = fastcoll
 else:
     os.environ["FASTCOLL_TORCH_BACKEND"] = kind

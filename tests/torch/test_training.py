@@ -145,7 +145,8 @@ def stays_away(rank: Rank) -> list[Attempt]:
     """Rank 1 has no backward; DDP makes a RuntimeError of what our hook raises, with its text."""
     import fastcoll
 
-    comm = fastcoll.init(dist.group.WORLD, timeout_s=1.5)
+    comm = fastcoll.init(dist.group.WORLD)
+    comm.set_timeout(1.5)
     model = nn.parallel.DistributedDataParallel(network())
     model.register_comm_hook(comm, fastcoll.ddp_hook)
     loss = model(batches()[0][0]).sum()
