@@ -88,7 +88,7 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
 
 template <class P>
 void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited) {
-  // A peer that has left the call may have ended the group since. What it gave is here.
+  // A peer may have given its part and ended the group since my last look.
   if (P::load_acquire(me_->poison.value) && !met(awaited)) check();
   for (int other = 0; other < world_size(); ++other) {
     Peer& seen = peers_[other];

@@ -16,8 +16,8 @@ from tests.support.backends import BACKENDS, COMPILE_S
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
 # Nothing it holds can be let go of then. Undrained it does not end before the interpreter is gone.
-# A rank makes its half of the other's last call once `slow` waits for it: a call that is over by
-# then would run `slow` in this thread.
+# A rank makes its half of the other's last call once `slow` waits for it. A call that is over
+# sooner would run `slow` in this thread.
 PROGRAM = """
 import atexit, sys, time
 from pathlib import Path

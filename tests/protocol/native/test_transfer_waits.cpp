@@ -235,8 +235,8 @@ void choose_copies() {
       }
 }
 
-// A peer that does its part, and ends the group while this rank sleeps, has done it. What it has
-// not done fails.
+// A peer that does its part, and ends the group while this rank sleeps, has done it. All other
+// transfers fail.
 void end_broken_transfers() {
   const auto wait_broken = [](Pairs& pairs, const Transfer& one, const std::function<void()>& act) {
     machine::on_sleep = [&, is_first = true]() mutable {
