@@ -34,6 +34,7 @@
 #include "check.h"
 #include "cpu/atomics.h"
 #include "cpu/copy.h"
+#include "cpu/patience.h"
 #include "cpu/process_memory.h"
 #include "cpu/staging_copy.h"
 #include "cpu/wait.h"
@@ -296,6 +297,7 @@ class Group {
     wait_long(peer, awaited);
   }
   void wait_long(int peer, const Awaited& awaited);
+  bool spin_until(int peer, const Awaited& awaited, int64_t start_us);
   bool yield_until(int peer, const Awaited& awaited);
   void spread();
   void sleep(int peer, const Awaited& awaited);
@@ -345,6 +347,7 @@ class Group {
   const Plan* plan_ = nullptr;  // set while a call runs
   Host* host_ = nullptr;
   Company company_{P::kSliceUs};
+  Patience patience_;
   int64_t next_spread_us_ = 0;
   std::atomic<double> limit_s_;
   double timeout_s_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow side of waiting: yield unless others want the CPU (company.h), sleep, and every
-// millisecond look for the reason (patrol). A wait ends by its word, by the group's verdict, by the
-// program or by its limit.
+// The slow side of waiting. A rank spins on if peers come soon (patience.h), yields unless others
+// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason (patrol). A wait
+// ends by its word, by the group's verdict, by the program or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -15,6 +15,21 @@ void Group<P>::wake() {
   P::clear_sleepers(me_->sleep);
   P::advance_wake(me_->sleep);
   futex_wake_all(&me_->sleep.wake);
+}
+
+template <class P>
+bool Group<P>::spin_until(int peer, const Awaited& awaited, int64_t start_us) {
+  if (is_crowded_ || company_.is_there(start_us)) return false;
+  if (!host_->may_spin() || !patience_.is_there()) return false;
+  while (now_us() - start_us < Patience::kSpinUs) {
+    cpu_ = current_cpu();
+    if (peers_[peer].cpu == cpu_) return false;
+    for (int spin = 0; spin < P::kSpinsPerYield; ++spin) {
+      cpu_pause();
+      if (met(awaited)) return true;
+    }
+  }
+  return false;
 }
 
 template <class P>
@@ -55,7 +70,8 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
   int64_t next_patrol_us = start_us + kPatrolUs;
   WaitedTime waited(std::max(timeout_s_, WaitedTime::kAtOnceS), start_us);
   bool is_noted = false;
-  while (!yield_until(peer, awaited)) {
+  bool is_met = spin_until(peer, awaited, start_us);
+  while (!is_met && !yield_until(peer, awaited)) {
     if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
       if (!is_noted) note_wait(start_us);
       is_noted = true;
@@ -64,9 +80,10 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
       next_patrol_us = time_us + kPatrolUs;
     }
     sleep(peer, awaited);
-    if (met(awaited)) break;
+    is_met = met(awaited);
   }
   const int64_t end_us = now_us();
+  patience_.note_wait(end_us - start_us);
   const bool is_short = is_crowded_ || company_.is_there(end_us);
   num_spins_ = is_short ? P::kSpinsIfCrowded : P::kSpins;
   if (is_noted) P::store_relaxed(my_entry().wait_ended_us, uint64_t(end_us));

@@ -29,6 +29,7 @@ class Host {
  public:
   virtual ~Host() = default;
   virtual void blocking() {}                         // a wait gets long: let others run (the GIL)
+  virtual bool may_spin() { return false; }          // it is no thread beside the program's own
   virtual bool interrupted() { return false; }       // the program wants to stop (Ctrl-C)
   virtual std::string interruption() { return {}; }  // the error that was raised then
   virtual bool steps_out() { return false; }  // it leaves a wait that another thread goes on with

@@ -68,9 +68,10 @@ struct LoneHost : Host {
     return site;
   }
   void blocking() override { ++num_waits; }
+  bool may_spin() override { return spins; }
   std::function<void()> hook, on_site;
   int num_waits = 0;
-  bool is_interrupted = false, leaves = false;
+  bool is_interrupted = false, leaves = false, spins = false;
   int num_looks = 0;
   std::string site;
 };

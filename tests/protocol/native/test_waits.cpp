@@ -122,6 +122,69 @@ void take_last_parts() {
   }
 }
 
+// Rank 0 waits for rank 1, which comes from a CPU so many looks after the wait got long. A look
+// takes 1 us. Returns whether rank 0 gave its CPU away.
+bool await_late(World& world, int64_t late_us, uint32_t peer_cpu = 1) {
+  world.enter(0);
+  const LoneHost& host = world.host(0);
+  const uint64_t& word = world.pad(1).arrive[world.group(0).call() % P::kLines].slot;
+  P::on_load = [&, seen = host.num_waits, left_us = late_us](const uint64_t& touched) mutable {
+    if (&touched != &word || host.num_waits == seen) return;
+    ++machine::time_us;
+    if (--left_us != 0) return;
+    machine::cpu = peer_cpu;
+    world.arrive(1);
+    machine::cpu = 0;
+  };
+  world.group(0).wait_arrival(1);
+  P::on_load = {};
+  for (const int rank : {0, 1}) world.leave(rank);
+  const std::string steps = machine::take_steps();
+  return steps.find("yield") != std::string::npos || steps.find("barrier") != std::string::npos;
+}
+
+// A rank spins for a millisecond before it yields. A thread beside the program's own does not, nor
+// does a rank beside other programs. Nor does one with fewer CPUs than ranks, or on its peer's CPU.
+void spin_on() {
+  struct Case {
+    bool spins, is_crowded, is_busy;
+    uint32_t peer_cpu;
+    bool is_patient;
+  };
+  for (const Case& one : {Case{true, false, false, 1, true}, Case{false, false, false, 1, false},
+                          Case{true, true, false, 1, false}, Case{true, false, true, 1, false},
+                          Case{true, false, false, 0, false}}) {
+    machine::clear();
+    World world(2, [&](GroupOptions& options) { options.num_cpus = one.is_crowded ? 1 : 2; });
+    world.host(0).spins = one.spins;
+    await_late(world, 1, one.peer_cpu);  // so rank 0 knows rank 1's CPU
+    // A rank that sleeps looks once.
+    const int64_t most_us = one.is_busy ? 1 : Patience::kSpinUs;
+    if (one.is_busy)
+      world.group(0).company().note_yield(machine::time_us - 100000, machine::time_us);
+    require_equal(await_late(world, most_us, one.peer_cpu), !one.is_patient,
+                  "a peer within a millisecond");
+    if (!one.is_busy) require(await_late(world, most_us + 1, one.peer_cpu), "a later one");
+  }
+}
+
+// Once most of the last waits were longer, a rank yields at once, and once they are not, it spins.
+void lose_patience() {
+  machine::clear();
+  World world(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  world.host(0).spins = true;
+  await_late(world, 1);
+  const auto spins = [&] { return !await_late(world, 500); };
+  constexpr int64_t kLateUs = Patience::kSpinUs + 1;
+  for (int i = 0; i < Patience::kMost / 2; ++i) await_late(world, kLateUs);
+  require(spins(), "as many long waits as short ones");
+  for (int i = 0; i < 2; ++i) await_late(world, kLateUs);
+  require(!spins() && spins(), "one more, and then a short one");
+  for (int i = 0; i < 3 * Patience::kMost; ++i) await_late(world, kLateUs);
+  for (int i = 0; i < Patience::kMost / 2; ++i) require(!spins(), "a peer that was always late");
+  require(spins(), "and has come in time as often");
+}
+
 // In long waits of calls, every 50 ms at most, ranks look whether to move to another CPU.
 void spread_ranks() {
   machine::clear();
@@ -155,6 +218,8 @@ int main() {
   patrol_calls();
   end_waits();
   take_last_parts();
+  spin_on();
+  lose_patience();
   spread_ranks();
   std::printf("ok\n");
   return 0;
